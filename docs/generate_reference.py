@@ -1,4 +1,4 @@
-"""Write ``docs/reference/{mix,train,cli}.md`` from the models and commands themselves.
+"""Write ``docs/reference/{mix,train,steer,cli}.md`` from the models and commands themselves.
 
 ::
 
@@ -28,6 +28,7 @@ from omniload.base.cli import omniload
 from omniload.base.settings.json_schema import meanings_of
 from omniload.base.units import parse_bytes, parse_count, parse_seconds
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.policies import SteeringConfig
 from trainer_integration.config import TrainConfig
 
 __all__ = ["command_page", "main", "model_page", "pages"]
@@ -129,6 +130,23 @@ Rules that span keys:
 - The model must not change when a run is resumed; `parallel` may.
 """
 
+_STEER_INTRO = """# Steering file
+
+A policy that moves the weights of a run while it goes on: `omniload mix steer RUN FILE` ([how](../how-to-steer.md)).
+Unknown keys are refused. Every fault is reported at once as `file:line: key: reason`.
+
+```yaml
+version: 1
+every: 500
+policy: {type: loss, rate: 0.1, reference: {web: 2.4, code: 1.1}}
+```
+
+Rules that span keys:
+
+- `to_step` of a temperature is behind `from_step`.
+- A source whose share is 0 stays without; `max_fraction` of the mix file holds whatever a policy wants.
+"""
+
 _CLI_INTRO = """# Commands
 
 `omniload NOUN VERB`. Results go to standard output, faults to standard error. A verb means the same under every noun:
@@ -186,6 +204,7 @@ def pages() -> dict[Path, str]:
     return {
         FOLDER / "mix.md": model_page(_MIX_INTRO, MixConfig),
         FOLDER / "train.md": model_page(_TRAIN_INTRO, TrainConfig),
+        FOLDER / "steer.md": model_page(_STEER_INTRO, SteeringConfig),
         FOLDER / "cli.md": command_page(omniload),
     }
 

@@ -24,6 +24,7 @@ _PLACES = {
     "simulate": "omniload.commands.simulation.verb:simulate",
     "skip": "omniload.commands.edits.verbs:skip",
     "stats": "omniload.commands.stats:stats",
+    "steer": "omniload.commands.edits.steer:steer",
     "top": "omniload.commands.runs.top:top",
     "undo": "omniload.commands.edits.verbs:undo",
 }

@@ -14,6 +14,7 @@ from pydantic import Field
 from omniload.base.config import StrictModel
 from omniload.base.units import Bytes, Count
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.policies import SteeringConfig
 from tests.docs.snippets import ROOT
 from trainer_integration.config import TrainConfig
 
@@ -76,14 +77,14 @@ def fresh_pages():
     return json.loads(subprocess.run(line, check=True, capture_output=True, cwd=ROOT).stdout)
 
 
-@pytest.mark.parametrize("name", ["mix.md", "train.md", "cli.md"])
+@pytest.mark.parametrize("name", ["mix.md", "train.md", "steer.md", "cli.md"])
 def test_the_page_is_up_to_date(name):
     page = (generator.FOLDER / name).read_text(encoding="utf-8")
 
     assert page == fresh_pages()[name], "the page is stale; run python docs/generate_reference.py"
 
 
-@pytest.mark.parametrize("model", [MixConfig, TrainConfig])
+@pytest.mark.parametrize("model", [MixConfig, TrainConfig, SteeringConfig])
 def test_every_key_of_the_file_has_a_row(model):
     page = generator.model_page("", model)
 

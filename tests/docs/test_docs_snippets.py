@@ -10,6 +10,7 @@ import yaml
 from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.policies import SteeringConfig
 from tests.docs.snippets import (
     FRAMEWORK_PAGES,
     LANGUAGES,
@@ -35,11 +36,19 @@ def _id(path):
     return str(path.relative_to(ROOT))
 
 
+_FILES = {
+    "sources": ("mix.yaml", MixConfig),
+    "policy": ("steer.yaml", SteeringConfig),
+    "version": ("train.yaml", TrainConfig),
+}
+"""A file by a key that it has and those before it here have not."""
+
+
 def _yaml_file(block):
     """Check a whole YAML block; return the name of the file it stands for."""
     keys = yaml.safe_load(block.text)
     assert isinstance(keys, dict), f"{block.where}: is no mapping; mark it `yaml fragment`"
-    name, model = ("mix.yaml", MixConfig) if "sources" in keys else ("train.yaml", TrainConfig)
+    name, model = next(file for key, file in _FILES.items() if key in keys)
     try:
         parse_yaml(block.text, model, name=block.where)
     except ConfigError as error:

@@ -8,7 +8,7 @@ import pytest
 VERBS = {"check", "plan", "show", "preview", "record", "prefetch", "mount", "umount", "export"}
 VERBS |= {"save", "restore", "verify", "run", "set", "audit", "bench", "sample", "schema", "stat"}
 VERBS |= {"startup", "drop", "convert", "prune", "serve", "top", "watch", "crossover"}
-VERBS |= {"doctor", "add", "import", "retire", "undo", "skip", "stats", "diff", "simulate"}
+VERBS |= {"doctor", "add", "import", "retire", "undo", "skip", "stats", "diff", "simulate", "steer"}
 
 
 def nouns():

@@ -42,7 +42,7 @@ from omniload.mix.progress import fingerprint_in, fold
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
 from omniload.source.index import index_folder
 
-__all__ = ["change_mix"]
+__all__ = ["change_mix", "planned_to"]
 
 _ASKING_NAME = ".edit.lock"
 _LOOK_S = 0.05
@@ -64,8 +64,9 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
 
     Raises:
         OmniloadError: It is refused, and nothing has changed.
-        StateError: There is no run, or somebody else is changing it.
-        UnavailableError: The plane did not answer in time, or is up on a host that this one hears nothing of.
+        StateError: There is no run.
+        UnavailableError: The plane did not answer in time, is up on a host that this one hears nothing of, or somebody
+            else is changing the mix.
     """
     require_no_secrets(change)  # before it is asked: the question is a file too
     if not (run / LOCK_NAME).exists():
@@ -85,7 +86,7 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
             finally:
                 held.close()
     except BlockingIOError:
-        raise StateError(
+        raise UnavailableError(
             f"another command changes the mix of {run} at this moment; ask again when it has ended"
         ) from None
 
@@ -142,7 +143,7 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
     _require_at_rest(run)
     life = read_run_record(run).last
     history = read_history(run, life.mix())
-    planned = _planned_to(run, history)
+    planned = planned_to(run, history)
     if isinstance(change, SkipSteps):
         after = _skipping(run, history, change, planned)
         write_history(run, after)
@@ -156,7 +157,7 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
     return EditTaken.of(history, after, planned, planned)
 
 
-def _planned_to(run: Path, history: History) -> int:
+def planned_to(run: Path, history: History) -> int:
     """Return the first step that is not planned, or will be planned again."""
     tail = read_tail(journal_of(run), 0)
     last = tail.records[-1]["revision"] if tail.records else tail.base.get("mix_revision")

@@ -10,10 +10,13 @@ warning. What a kill tore off stays a line of its own.
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -22,11 +25,12 @@ from numpy.typing import NDArray
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
 
-__all__ = ["LossLog", "PieceKey", "PieceLoss", "losses_of_step"]
+__all__ = ["LossLog", "PieceKey", "PieceLoss", "SourceLoss", "losses_by_source", "losses_of_step"]
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
 """Of one file; the one before it is kept: about 1.5 million documents of a rank in both."""
+_STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 _COLUMNS = ("source", "position", "sub", "first")
 
 PieceKey = tuple[str, int, int, int]
@@ -108,6 +112,50 @@ def losses_of_step(run_dir: Path, step: int) -> dict[PieceKey, PieceLoss]:
                 if key not in found or found[key][0] <= at:
                     found[key] = at, loss
     return {key: loss for key, (_, loss) in found.items()}
+
+
+@dataclass(slots=True)
+class SourceLoss:
+    """What was reported of a source."""
+
+    loss: float = 0.0
+    """Sum over its labels."""
+    labels: int = 0
+
+
+@system_refusals("the losses of a run")
+def losses_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceLoss], int]:
+    """Return what was reported of each source in the steps from ``first`` on, and the first step of which nothing was.
+
+    A line that a resumed run reported again counts again: it is a mean of some thousand documents. A loss that is no
+    number is passed over.
+    """
+    found: dict[str, SourceLoss] = {}
+    stop = first
+    for path in sorted((run_dir / "losses").glob("rank-*.jsonl*")):
+        with path.open("rb") as file:
+            for line in file:
+                at = _STEP.match(line)
+                if at is None or int(at[1]) < first or not line.endswith(b"\n"):
+                    continue
+                try:
+                    _add_line(found, orjson.loads(line))
+                except (KeyError, TypeError, ValueError, IndexError) as error:
+                    _LOG.warning("%s: a damaged line is passed over: %r", path, error)
+                    continue
+                stop = max(stop, int(at[1]) + 1)
+    return found, stop
+
+
+def _add_line(found: dict[str, SourceLoss], line: dict[str, Any]) -> None:
+    losses_K, labels_K = (np.asarray(line[name], np.float64) for name in ("loss", "labels"))
+    sources_K = np.asarray(line["source"], np.int64)
+    sound_K = np.isfinite(losses_K)
+    for source in np.unique(sources_K).tolist():
+        mine_K = (sources_K == source) & sound_K
+        each = found.setdefault(str(line["names"][source]), SourceLoss())
+        each.loss += float(losses_K[mine_K].sum())
+        each.labels += int(labels_K[mine_K].sum())
 
 
 def _lines_of(path: Path, step: int) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omniload.mix.journal import losses
-from omniload.mix.journal.losses import LossLog, losses_of_step
+from omniload.mix.journal.losses import LossLog, losses_by_source, losses_of_step
 
 KEYS = np.asarray([[0, 5, 0, 0], [1, 9, 2, 16]])
 
@@ -79,3 +79,24 @@ def test_a_damaged_line_is_named_and_passed_over_whole(tmp_path, caplog, lost):
     assert losses_of_step(tmp_path, 3)["code", 5, 0, 0] == (8.0, 4)
     assert str(path) in caplog.text
     assert "passed over" in caplog.text
+
+
+def test_losses_are_summed_by_source_from_a_step_on(tmp_path, caplog):
+    add(LossLog(tmp_path, 0), 2, [100, 100])
+    add(LossLog(tmp_path, 0), 3, [8, 6])
+    add(LossLog(tmp_path, 1), 3, [2, math.nan])
+    add(LossLog(tmp_path, 1), 5, [1, 7], names=("code", "books"))
+    with (tmp_path / "losses" / "rank-1.jsonl").open("ab") as file:
+        file.write(b'{"step":7,"loss":[1]}\n{"step":9,"at"')
+
+    found, stop = losses_by_source(tmp_path, 3)
+
+    assert {name: (each.loss, each.labels) for name, each in found.items()} == {
+        "code": (11.0, 12),
+        "web": (6.0, 8),
+        "books": (7.0, 8),
+    }
+    assert stop == 6
+    assert "a damaged line is passed over" in caplog.text
+    assert losses_by_source(tmp_path, 6) == ({}, 6)
+    assert losses_by_source(tmp_path / "none", 0) == ({}, 0)

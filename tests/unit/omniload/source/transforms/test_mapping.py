@@ -12,6 +12,7 @@ from omniload.base.config import checked
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.settings import registry
 from omniload.mix.config import MixConfig
+from omniload.source.source import open_source
 from tests.support.plane.mix_commands import json_of, run_mix
 
 FUNCTIONS = """
@@ -161,6 +162,23 @@ def test_samples_without_tokens_are_left_out_of_them(folder):
         found = np.concatenate([batch.tokens.ravel() for batch in loader])
 
     assert found[found > 0].tolist() == [ord("a"), ord("c")] * 4
+
+
+def test_samples_keep_the_positions_of_their_records(folder):
+    texts = ["d" * (i % 7) for i in range(60)]
+    (folder / "web.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    maps = [a_map("long_ones", drops=True, options={"least": n}) for n in (3, 5)]
+    maps.append(a_map("shift", of="tokens"))
+    config = checked(a_mix(*maps, shuffle={"method": "none"}), MixConfig, name="mix")
+    source = open_source(
+        "web", config.sources["web"], seed=1, tokenizer=config.tokenizer, base_dir=folder
+    )
+
+    block = source.read(0, 60)
+
+    left = [i for i, text in enumerate(texts) if len(text) >= 5]
+    assert block.table.positions_N.tolist() == left
+    assert [len(block.tokens[i]) for i in range(len(left))] == [len(texts[i]) + 1 for i in left]
 
 
 def test_the_samples_are_the_same_however_they_are_read(folder):

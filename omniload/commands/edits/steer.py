@@ -1,0 +1,167 @@
+"""``omniload mix steer``: a policy moves the weights of a run while it goes on, by edits like anybody's."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from omniload.actors.status_file import read_status
+from omniload.base.config import load_yaml
+from omniload.base.errors import StateError, UnavailableError
+from omniload.base.settings.registry import registered
+from omniload.base.state import JsonObject
+from omniload.commands.display import emit_json, output, say
+from omniload.commands.edits.asking import change_mix, planned_to
+from omniload.commands.options import json_option, run_argument
+from omniload.mix.edits.edit import MOST_EDITS, SetWeights
+from omniload.mix.edits.history import History
+from omniload.mix.edits.kept import read_history
+from omniload.mix.journal.losses import SourceLoss, losses_by_source
+from omniload.mix.policy.rules import GROUP, decide, seen_at
+from omniload.mix.run_record import read_run_record
+from omniload.mix.schema.policies import LossPolicy, RegisteredPolicy, SteeringConfig
+
+__all__ = ["Steering", "steer"]
+
+_LOOK_S = 1.0
+_GONE_S = 60.0
+"""A status that is older is of a plane that has ended: a restart of its job takes less, or steering is begun again."""
+_ANSWER_S = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Steering:
+    """Decides for one run, again and again."""
+
+    run: Path
+    config: SteeringConfig
+    losses_from: int = field(init=False)
+    """First step whose losses no decision has counted."""
+    decided_at: int = field(init=False)
+    """Step of the last decision: the next is due ``every`` steps later."""
+
+    def __post_init__(self) -> None:
+        history = self._history()
+        last = max((edit.step for edit in history.edits), default=0)
+        self.losses_from, self.decided_at = last, max(last, planned_to(self.run, history))
+
+    def look(self, *, now: bool = False) -> JsonObject | None:
+        """Take a decision that is due, or is wanted ``now``, and have the mix changed where it asks for that.
+
+        Returns:
+            What was decided; ``None`` where nothing is due, or no loss was reported that it could go by.
+
+        Raises:
+            OmniloadError: As for ``change_mix`` and ``decide``.
+        """
+        history = self._history()
+        step = planned_to(self.run, history)
+        if not now and step < self.decided_at + self.config.every:
+            return None
+        reported, stop = losses_by_source(self.run, self.losses_from)
+        if isinstance(self.config.policy, LossPolicy) and not any(
+            found.labels for found in reported.values()
+        ):
+            return None
+        seen = seen_at(history, step, *_means(reported))
+        most = {
+            name: source.max_fraction
+            for name, source in history.latest.sources.items()
+            if source.max_fraction is not None
+        }
+        shares = decide(self.config.policy, seen, most)
+        moved = max(abs(shares[name] - share) for name, share in seen.shares.items())
+        said: JsonObject = {
+            "step": step,
+            "losses": dict(seen.losses),
+            "before": dict(seen.shares),
+            "after": dict(seen.shares),
+            "revision": None,
+        }
+        if moved > 0 and moved >= self.config.least:
+            taken = change_mix(self.run, SetWeights(weights=shares), None, _ANSWER_S)
+            step = taken.edit.step
+            said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
+        self.losses_from, self.decided_at = stop, step
+        return said
+
+    def _history(self) -> History:
+        return read_history(self.run, read_run_record(self.run).last.mix())
+
+
+def _means(reported: dict[str, SourceLoss]) -> tuple[dict[str, float], dict[str, int]]:
+    seen = {name: found for name, found in sorted(reported.items()) if found.labels}
+    return (
+        {name: found.loss / found.labels for name, found in seen.items()},
+        {name: found.labels for name, found in seen.items()},
+    )
+
+
+@click.command("steer")
+@run_argument
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Decide once, now, and end.")
+@json_option
+def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
+    """Move the weights of RUN while it goes on, by the policy of FILE.
+
+    FILE says the policy and the steps between two decisions. What is decided is an edit, as if it had
+    been set by hand: kept with its step, the same on every rank, and made again by a resume. Where
+    this command ends, the weights stay. It ends with the run; Ctrl-C ends it, not the run.
+
+    \b
+    Example:
+      omniload mix steer demo/run steer.yaml
+      omniload mix steer demo/run steer.yaml --once
+    """  # noqa: D301 -- click's own marker
+    config = load_yaml(file, SteeringConfig)
+    if isinstance(config.policy, RegisteredPolicy):
+        registered(GROUP, config.policy.function)
+    steering = Steering(run=run, config=config)
+    if once:
+        said = steering.look(now=True)
+        if said is None:
+            raise StateError(
+                f"{run}: no loss was reported from step {steering.losses_from} on; call loader.observe in the loop"
+            )
+        _tell(said, as_json=as_json)
+        return
+    try:
+        while _age_s(run) < _GONE_S:
+            try:
+                said = steering.look()
+            except UnavailableError as error:  # a plane that is busy, or being started again
+                say(output(), f"not decided now: {error}")
+            else:
+                if said is not None:
+                    _tell(said, as_json=as_json)
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        return
+    if not as_json:
+        say(output(), f"the data plane of {run} has ended; its weights stay as they are")
+
+
+def _age_s(run: Path) -> float:
+    try:
+        return time.time() - read_status(run).written_at
+    except StateError:
+        return math.inf
+
+
+def _tell(said: JsonObject, *, as_json: bool) -> None:
+    if as_json:
+        emit_json(said)
+        return
+    before, after = said["before"], said["after"]
+    assert isinstance(before, dict), "shares by name"
+    assert isinstance(after, dict), "shares by name"
+    if said["revision"] is None:
+        say(output(), f"step {said['step']}: nothing moves")
+        return
+    moves = ", ".join(
+        f"{name} {before[name]:.2%} to {after[name]:.2%}" for name in list(after)[:12]
+    )
+    say(output(), f"edit {said['revision']} of {MOST_EDITS}, from step {said['step']} on: {moves}")

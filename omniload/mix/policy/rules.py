@@ -1,0 +1,191 @@
+"""Policies as functions: from what a run has shown to the shares that its sources are to have. Pure.
+
+None has a state of its own: what it moves on from are the shares of now, which the run's edits hold. So a
+policy that is stopped and started again goes on where it was.
+
+A source whose share is 0 was left out by its file or by somebody, and stays so.
+
+Source:
+    Xie et al., "DoReMi: Optimizing Data Mixtures Speeds Up Language Model Pretraining" (2023), for moving weights by
+    the exponential of excess losses; Arivazhagan et al., "Massively Multilingual Neural Machine Translation
+    in the Wild" (2019), for temperatures.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from omniload.base.errors import ConfigError
+from omniload.base.settings.registry import registered
+from omniload.mix.edits.edit import AddSource
+from omniload.mix.edits.history import History
+from omniload.mix.schema.policies import (
+    ConstantPolicy,
+    LossPolicy,
+    PolicyConfig,
+    RegisteredPolicy,
+    TemperaturePolicy,
+)
+
+__all__ = ["GROUP", "Seen", "capped", "decide", "seen_at"]
+
+GROUP = "omniload.policies"
+"""Group of entry points."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a run has shown since the last decision."""
+
+    step: int
+    """First step that a decision can hold at."""
+    declared: Mapping[str, float]
+    """Share of each source at that step as the mix file says, or the edit that added it."""
+    shares: Mapping[str, float]
+    """As it would be without a decision."""
+    losses: Mapping[str, float]
+    """Mean loss of a label of each source of which any was reported."""
+    labels: Mapping[str, int]
+    """Labels of them."""
+
+
+def seen_at(
+    history: History, step: int, losses: Mapping[str, float], labels: Mapping[str, int]
+) -> Seen:
+    """Return what a decision for a step goes by; a source that an edit added has what that edit gave it."""
+    shares = history.shares_at(step)
+    declared = History(history.base).shares_at(step)
+    for edit in history.edits:
+        if isinstance(edit.change, AddSource):
+            name = edit.change.name
+            given = History(history.base, history.edits[: edit.revision]).shares_at(edit.step)[name]
+            declared = {other: share * (1 - given) for other, share in declared.items()}
+            declared[name] = given
+    return Seen(
+        step=step,
+        declared={name: declared.get(name, 0.0) for name in shares},
+        shares=shares,
+        losses=losses,
+        labels=labels,
+    )
+
+
+def decide(config: PolicyConfig, seen: Seen, most: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of each source; they sum to 1.
+
+    Args:
+        config: The policy.
+        seen: What it decides by.
+        most: Largest share of sources that have one.
+
+    Raises:
+        ConfigError: A function of a user fails, or gives no shares; or largest shares do not sum to 1.
+    """
+    found = _decided(config, seen)
+    drawn = {name: found[name] for name, share in seen.shares.items() if share > 0}
+    whole = capped(drawn, most)
+    return {name: whole.get(name, 0.0) for name in seen.shares}
+
+
+def _decided(config: PolicyConfig, seen: Seen) -> Mapping[str, float]:
+    match config:
+        case ConstantPolicy():
+            return seen.declared
+        case TemperaturePolicy():
+            return _tempered(config, seen)
+        case LossPolicy():
+            return _by_loss(config, seen)
+        case RegisteredPolicy():
+            return _asked(config, seen)
+        case _:
+            assert_never(config)
+
+
+def _tempered(config: TemperaturePolicy, seen: Seen) -> dict[str, float]:
+    done = (seen.step - config.from_step) / (config.to_step - config.from_step)
+    temperature = config.start + (config.end - config.start) * min(max(done, 0.0), 1.0)
+    highest = max((seen.declared[name] for name, share in seen.shares.items() if share), default=0)
+    # Of the highest, lest all come to 0 where the temperature is low.
+    return {
+        name: (share / (highest or 1.0)) ** (1 / temperature) if share <= highest else 1.0
+        for name, share in seen.declared.items()
+    }
+
+
+def _by_loss(config: LossPolicy, seen: Seen) -> dict[str, float]:
+    excess = {
+        name: max(loss - config.reference.get(name, 0.0), 0.0)
+        for name, loss in seen.losses.items()
+        if seen.shares.get(name)
+    }
+    if not excess:
+        return dict(seen.shares)
+    # A source of which nothing was seen moves like the mean; the largest goes out of the exponent.
+    mean = sum(excess.values()) / len(excess)
+    highest = max(excess.values())
+    moved = {
+        name: share * math.exp(config.rate * (excess.get(name, mean) - highest))
+        for name, share in seen.shares.items()
+    }
+    total = sum(moved.values())
+    kept = {name: seen.declared[name] if share > 0 else 0.0 for name, share in seen.shares.items()}
+    all_kept = sum(kept.values()) or 1.0
+    return {
+        name: (1 - config.declared) * moved[name] / total + config.declared * kept[name] / all_kept
+        for name in moved
+    }
+
+
+def _asked(config: RegisteredPolicy, seen: Seen) -> dict[str, float]:
+    """Call a function of a user, and see that what it gives are shares."""
+    called = registered(GROUP, config.function)
+    function: Callable[..., Mapping[str, float]] = called.function
+    who = f"policy {config.function!r} ({called.distribution})"
+    try:
+        found = dict(function(seen, **config.options))
+    except Exception as error:
+        raise ConfigError(
+            f"{who} fails at step {seen.step}: {type(error).__name__}: {error!s:.300}"
+        ) from error
+    if found.keys() != seen.shares.keys():
+        raise ConfigError(
+            f"{who} gives shares of {sorted(found)!r:.200}; the mix has {', '.join(seen.shares)}: give one for each"
+        )
+    for name, share in found.items():
+        if not isinstance(share, int | float) or not 0 <= share < math.inf:
+            raise ConfigError(
+                f"{who} gives {name} the share {share!r:.40}; give a number of at least 0"
+            )
+    return found
+
+
+def capped(shares: Mapping[str, float], most: Mapping[str, float]) -> dict[str, float]:
+    """Return shares in the same proportions that sum to 1, but for those that would be above their largest.
+
+    Raises:
+        ConfigError: They are all 0, or what is allowed at most sums to less than 1.
+    """
+    free = {name: share for name, share in shares.items() if share > 0}
+    if not free:
+        raise ConfigError(
+            f"the policy gives every source of {', '.join(shares) or 'none'} the share 0"
+        )
+    whole = dict.fromkeys(shares, 0.0)
+    left = 1.0
+    while free:
+        total = sum(free.values())
+        over = [name for name, share in free.items() if left * share / total > most.get(name, 1.0)]
+        for name in over or free:
+            whole[name] = most[name] if over else left * free[name] / total
+        if not over:
+            return whole
+        left -= sum(whole[name] for name in over)
+        free = {name: share for name, share in free.items() if name not in over}
+    if left > _ROUNDING:
+        raise ConfigError(
+            f"the sources that the policy draws from may have {1 - left:g} of all together by their max_fraction; "
+            "raise one"
+        )
+    return whole

@@ -1,0 +1,153 @@
+"""A policy moves the weights of a run that goes on: by the losses that its loop reports, and again after a resume."""
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import yaml
+
+import omniload
+from omniload.base.config import checked
+from omniload.commands.edits import steer
+from omniload.commands.edits.steer import Steering
+from omniload.mix.edits.kept import EDITS_NAME
+from omniload.mix.schema.policies import SteeringConfig
+from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+
+HARD = "text"
+
+
+@pytest.fixture
+def mix_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = a_mix_file(tmp_path, rows=6, micro_rows=2)
+    mix = yaml.safe_load(path.read_text())
+    mix["runtime"]["prefetch_steps"] = 2
+    path.write_text(yaml.safe_dump(mix))
+    return path
+
+
+def a_file(tmp_path, *, least=0.002, **policy):
+    path = tmp_path / "steer.yaml"
+    path.write_text(yaml.safe_dump({"version": 1, "every": 6, "least": least, "policy": policy}))
+    return path
+
+
+def losses_of(loader, rows, hard):
+    """Return a loss for labels of the hard source, and 1 for others."""
+    number = loader.source_names.index(HARD)
+    return np.where(rows.source_ids == number, hard, 1.0)
+
+
+def taken(loader, count, found, hard=3.0):
+    for _ in range(count):
+        batch = loader.next_batch()
+        found[batch.step] = [rows.tokens.copy() for rows in batch.microbatches]
+        for rows in batch.microbatches:
+            loader.observe(rows, losses_of(loader, rows, hard))
+
+
+def test_decisions_are_edits_that_a_resume_makes_again(mix_path, tmp_path):
+    run, found, again = tmp_path / "run", {}, {}
+    file = a_file(tmp_path, type="loss", rate=1.0)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 5, found)
+        state = loader.state_dict()
+        first = json_of("steer", run, file, "--once")
+        taken(loader, 10, found, hard=5.0)
+        second = json_of("steer", run, file, "--once")
+        taken(loader, 10, found)
+
+    assert first["losses"][HARD] == pytest.approx(3.0)
+    assert {loss for name, loss in first["losses"].items() if name != HARD} == {1.0}
+    assert second["losses"][HARD] == pytest.approx(5.0)  # since the first decision
+    shares = [first["before"], first["after"], second["after"]]
+    assert shares[0][HARD] < shares[1][HARD] < shares[2][HARD]
+    moved = {n: s * np.exp(2.0 * (n == HARD)) for n, s in shares[0].items()}
+    wanted = 0.9 * moved[HARD] / sum(moved.values()) + 0.1 * shares[0][HARD]
+    assert shares[1][HARD] == pytest.approx(wanted)
+    shown = json_of("show", run)
+    assert [edit["step"] for edit in shown["edits"]] == [first["step"], second["step"]]
+
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", state=state) as loader:
+        taken(loader, 20, again)
+    assert all(
+        np.array_equal(one, other)
+        for step, rows in again.items()
+        for one, other in zip(found[step], rows, strict=True)
+    )
+    assert len(again) == 20
+
+
+def test_a_decision_is_due_every_so_many_steps(mix_path, tmp_path):
+    run = tmp_path / "run"
+    config = checked(
+        {"version": 1, "every": 6, "policy": {"type": "loss"}}, SteeringConfig, name="steer"
+    )
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 1, {})
+        steering = Steering(run=run, config=config)
+        begun, steps = steering.decided_at, []
+        for _ in range(30):
+            taken(loader, 1, {})
+            if (said := steering.look()) is not None:
+                steps.append(said["step"])
+
+    assert len(steps) >= 3
+    assert all(later - earlier >= 6 for earlier, later in pairwise([begun, *steps]))
+
+
+def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(steer, "_LOOK_S", 0.01)
+    monkeypatch.setattr(steer, "_GONE_S", 3.0)
+    run, found = tmp_path / "run", []
+    file = a_file(tmp_path, type="loss", rate=1.0)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 1, {})
+        beside = threading.Thread(target=lambda: found.append(run_mix("steer", run, file)))
+        beside.start()
+        while not (run / EDITS_NAME).exists():
+            taken(loader, 1, {})
+    beside.join(60)
+
+    (result,) = found
+    assert result.exit_code == 0
+    assert "edit 1 of 4096, from step" in result.output
+    assert "has ended; its weights stay" in result.output
+
+
+def test_what_moves_nothing_is_no_edit(mix_path, tmp_path):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 3, {})
+        said = json_of("steer", run, a_file(tmp_path, type="constant", least=0), "--once")
+        little = a_file(tmp_path, type="loss", rate=1.0, least=0.9)
+        assert json_of("steer", run, little, "--once")["revision"] is None
+        json_of("set", run, f"{HARD}=0.9")
+        back = json_of("steer", run, a_file(tmp_path, type="constant"), "--once")
+
+    assert said["revision"] is None
+    assert back["revision"] == 2
+    assert back["after"] == pytest.approx(said["before"])
+
+
+def test_a_policy_of_losses_waits_for_some(mix_path, tmp_path):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        loader.next_batch()
+        result = run_mix("steer", run, a_file(tmp_path, type="loss"), "--once")
+
+    assert "no loss was reported from step 0 on; call loader.observe" in str(result.exception)
+
+
+def test_a_largest_share_is_kept_to(mix_path, tmp_path):
+    mix = yaml.safe_load(mix_path.read_text())
+    mix["sources"][HARD]["max_fraction"] = 0.55
+    mix_path.write_text(yaml.safe_dump(mix))
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 4, {})
+        said = json_of("steer", run, a_file(tmp_path, type="loss", rate=9), "--once")
+
+    assert said["after"][HARD] == pytest.approx(0.55)

@@ -1,0 +1,221 @@
+"""Policies against the formulas of their papers, and what none of them may do."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base.config import checked
+from omniload.base.errors import ConfigError
+from omniload.base.settings import registry
+from omniload.mix.edits.edit import AddSource, SetWeights
+from omniload.mix.edits.history import History
+from omniload.mix.policy.rules import Seen, capped, decide, seen_at
+from omniload.mix.schema.policies import SteeringConfig
+from omniload.mix.sources import ParquetSource
+from tests.support.plane.builders import a_mix
+
+NAMES = ("books", "code", "news", "web")
+
+
+def a_policy(**policy):
+    return checked(
+        {"version": 1, "every": 10, "policy": policy}, SteeringConfig, name="steer"
+    ).policy
+
+
+def seen(shares, *, declared=None, losses=None, step=0):
+    shares = dict(zip(NAMES, shares, strict=False))
+    return Seen(
+        step=step,
+        declared=dict(zip(NAMES, declared, strict=False)) if declared is not None else shares,
+        shares=shares,
+        losses=losses or {},
+        labels=dict.fromkeys(losses or {}, 100),
+    )
+
+
+weights = st.lists(st.sampled_from([0.0, 1e-6, 0.1, 1.0, 7.0]), min_size=4, max_size=4).filter(
+    lambda found: sum(found) > 0
+)
+losses = st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1e3))
+policies = st.sampled_from(
+    [
+        {"type": "constant"},
+        {"type": "loss", "rate": 0.5},
+        {"type": "loss", "rate": 1e6, "declared": 0.01, "reference": {"web": 3.0}},
+        {"type": "temperature", "start": 100, "to_step": 50},
+        {"type": "temperature", "start": 0.01, "end": 0.01, "to_step": 50},
+    ]
+)
+
+
+@given(policies, weights, weights, losses, st.integers(0, 100))
+def test_shares_sum_to_one_and_what_is_left_out_stays_so(policy, now, declared, losses, step):
+    now, declared = ([w / sum(found) for w in found] for found in (now, declared))
+    told = seen(now, declared=declared, losses=losses, step=step)
+    if not any(d for d, n in zip(declared, now, strict=True) if n) and policy["type"] != "loss":
+        return  # nothing that is drawn has a share in the file
+
+    found = decide(a_policy(**policy), told, {})
+
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert all(share >= 0 for share in found.values())
+    assert [name for name, share in found.items() if not told.shares[name] and share] == []
+
+
+def test_losses_move_shares_as_in_doremi():
+    shares, reference = np.array([0.1, 0.2, 0.3, 0.4]), np.array([1.0, 2.0, 0.0, 4.0])
+    losses = np.array([2.5, 2.5, 2.5, 2.5])
+    policy = a_policy(
+        type="loss", rate=0.7, declared=0.25, reference=dict(zip(NAMES, reference, strict=True))
+    )
+
+    found = decide(policy, seen(shares, losses=dict(zip(NAMES, losses, strict=True))), {})
+
+    moved = shares * np.exp(0.7 * np.maximum(losses - reference, 0))
+    wanted = 0.75 * moved / moved.sum() + 0.25 * shares
+    assert list(found.values()) == pytest.approx(wanted.tolist())
+
+
+def test_a_source_without_losses_moves_like_the_mean():
+    found = decide(
+        a_policy(type="loss", rate=1.0), seen([0.25] * 4, losses={"books": 1.0, "code": 3.0}), {}
+    )
+
+    assert found["books"] < found["news"] == found["web"] < found["code"]
+
+
+def test_no_source_falls_below_its_part_of_the_file():
+    policy, shares = a_policy(type="loss", rate=100, declared=0.2), [0.25] * 4
+    for _ in range(20):
+        shares = list(decide(policy, seen(shares, losses={"web": 9.0, "code": 1.0}), {}).values())
+
+    declared = decide(policy, seen(shares, declared=[0.25] * 4, losses={"web": 9.0, "code": 1}), {})
+    assert min(declared.values()) >= 0.2 * 0.25 - 1e-12
+    assert declared["web"] > 0.8
+
+
+@pytest.mark.parametrize(("step", "temperature"), [(0, 5), (100, 5), (150, 3), (200, 1), (999, 1)])
+def test_the_temperature_moves_in_a_line(step, temperature):
+    policy = a_policy(type="temperature", start=5, end=1, from_step=100, to_step=200)
+    declared = np.array([0.05, 0.15, 0.2, 0.6])
+
+    found = decide(policy, seen([0.25] * 4, declared=declared, step=step), {})
+
+    wanted = declared ** (1 / temperature)
+    assert list(found.values()) == pytest.approx((wanted / wanted.sum()).tolist())
+
+
+def test_constant_is_the_file_whatever_was_set():
+    found = decide(a_policy(type="constant"), seen([0.7, 0.3], declared=[0.5, 0.5]), {})
+
+    assert found == {"books": 0.5, "code": 0.5}
+
+
+@given(weights, st.dictionaries(st.sampled_from(NAMES), st.sampled_from([0.1, 0.3, 0.5, 1.0])))
+def test_no_share_is_above_its_largest_and_the_others_keep_their_proportions(found, most):
+    shares = dict(zip(NAMES, found, strict=True))
+    room = sum(most.get(name, 1.0) for name, share in shares.items() if share)
+    if room < 1:
+        with pytest.raises(ConfigError, match="by their max_fraction; raise one"):
+            capped(shares, most)
+        return
+
+    whole = capped(shares, most)
+
+    assert sum(whole.values()) == pytest.approx(1.0)
+    assert all(share <= most.get(name, 1.0) + 1e-12 for name, share in whole.items())
+    free = [name for name in NAMES if shares[name] and whole[name] < most.get(name, 1.0) - 1e-9]
+    factors = [whole[name] / shares[name] for name in free]
+    assert factors == pytest.approx(factors[:1] * len(factors))
+    for name in set(NAMES) - set(free):  # held down, not up
+        assert not factors or whole[name] <= factors[0] * shares[name] * (1 + 1e-9)
+
+
+def test_an_added_source_is_declared_by_the_edit_that_added_it():
+    stages = [{"from_step": 0, "weights": {"web": 3, "code": 1}}]
+    source = ParquetSource(type="parquet", path="books/*.parquet", tokens="tokens")
+    history = History(a_mix(mix={"stages": stages}))
+    history = history.edited(AddSource(name="books", source=source, weight=4), 10)
+    history = history.edited(SetWeights(weights={"books": 1, "web": 1, "code": 0}), 20)
+
+    found = seen_at(history, 30, {}, {})
+
+    assert found.shares == {"code": 0.0, "web": 0.5, "books": 0.5}
+    assert found.declared == {"code": 0.125, "web": 0.375, "books": 0.5}
+    restored = decide(a_policy(type="constant"), found, {})
+    assert restored == pytest.approx({"code": 0.0, "web": 3 / 7, "books": 4 / 7})
+
+
+FUNCTIONS = """
+def favour(seen, *, name):
+    return {other: (10.0 if other == name else 1.0) for other in seen.shares}
+
+def some(seen):
+    return {"web": 1.0}
+
+def less(seen):
+    return dict.fromkeys(seen.shares, -1)
+
+def broken(seen):
+    return seen.losses["nobody"]
+
+def nothing(seen):
+    return dict.fromkeys(seen.shares, 0)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    meta = tmp_path / "lab-2.0.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 2.0\n")
+    names = ("favour", "some", "less", "broken", "nothing")
+    lines = "".join(f"{name} = lab_of_policies:{name}\n" for name in names)
+    (meta / "entry_points.txt").write_text(f"[omniload.policies]\n{lines}")
+    (tmp_path / "lab_of_policies.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.path_importer_cache.clear()
+    registry.registered.cache_clear()
+    yield
+    sys.modules.pop("lab_of_policies", None)
+    registry.registered.cache_clear()
+
+
+def test_a_function_of_the_users_decides(installed):
+    policy = a_policy(type="registered", function="favour", options={"name": "code"})
+
+    found = decide(policy, seen([0.25, 0.5, 0.25, 0.0]), {"code": 0.6})
+
+    assert found == pytest.approx({"books": 0.2, "code": 0.6, "news": 0.2, "web": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("some", r"policy 'some' \(lab 2.0\) gives shares of \['web'\]; the mix has books, code"),
+        ("less", "gives books the share -1; give a number of at least 0"),
+        ("broken", "fails at step 0: KeyError: 'nobody'"),
+        ("nothing", "gives every source of books, code, news, web the share 0"),
+        ("gone", "no installed distributions register 'gone'"),
+    ],
+)
+def test_what_a_function_gives_that_are_no_shares_is_told(installed, function, said):
+    with pytest.raises(ConfigError, match=said):
+        decide(a_policy(type="registered", function=function), seen([0.25] * 4), {})
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"type": "temperature", "start": 5, "from_step": 9, "to_step": 9}, "moves between them"),
+        ({"type": "los"}, "did you mean 'loss'"),
+        ({"type": "registered", "function": "os:system"}, "function"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused(policy, said):
+    with pytest.raises(ConfigError, match=said):
+        a_policy(**policy)
