@@ -180,7 +180,8 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         world_size: Ranks from ``step`` on; those that are there already call ``Loader.resize`` with the same number.
         step: First step of these ranks, which none of those before has committed; ``None`` for the ranks that the
             plane was served for, from its first step on.
-        generation: Number of these ranks, rising with each change; ``None`` for whichever comes next.
+        generation: Number of these ranks, rising with each change; ``None`` for those of now, and in the place of a
+            rank that is gone for those that come next.
         arrays: As for ``open``.
         labels: As for ``open``.
         device: As for ``open``.

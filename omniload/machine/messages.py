@@ -119,7 +119,7 @@ class ResizeAsked:
     step: int
     """First step that they train on; the ranks of before have trained on all steps before it."""
     generation: int | None = None
-    """Of these ranks; ``None`` for whichever comes next."""
+    """Of these ranks; ``None`` for those of now where the numbers are theirs, else for the next."""
 
 
 PlannerEvent = (

@@ -68,6 +68,8 @@ class LocalPlane(DataPlane):
         self.board = MemoryBoard()
         self._lock, self._closing = threading.Lock(), threading.Lock()
         self._ranks: set[RankKey] = set()
+        self._met: set[RankKey] = set()
+        """Ranks that have been held; one that joins in such a place is of the next generation."""
         self._closed = False
         self._readers = DaemonPool(_READER_THREADS, "omniload-reader")
         self._builder = DaemonPool(1, "omniload-builder")
@@ -151,6 +153,12 @@ class LocalPlane(DataPlane):
             return World(tree=self.spec.tree)
         return taken_within(self.planner.resize(asked), what="other ranks")
 
+    def was_held(self, world: World, dp_rank: int, cp_rank: int) -> bool:
+        """Tell whether a rank of a world had a handle once, and has none now."""
+        key = (world.generation, dp_rank, cp_rank)
+        with self._lock:
+            return key in self._met - self._ranks
+
     def claim_rank(self, world: World, dp_rank: int, cp_rank: int) -> RankKey:
         """Take a rank of a world.
 
@@ -163,6 +171,7 @@ class LocalPlane(DataPlane):
                 name = rank_name(dp_rank, cp_rank, world.tree.size_of("cp"))
                 raise StateError(f"{name} of this data plane has a handle already; close it first")
             self._ranks.add(key)
+            self._met.add(key)
         return key
 
     def let_go(self, key: RankKey) -> None:

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from typing_extensions import override
@@ -24,7 +23,7 @@ from omniload.actors.ray.answers import (
     there,
 )
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.hosts.boards import boards_of, claim_rank
+from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.planner_link import PlannerLink
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
@@ -81,12 +80,14 @@ class RayHandle(RankHandle):
             self._planner = PlannerLink(dp_rank, self._cp_rank, self._check_alive)
             self.first_step = self._planner.first_step
             if asked is not None:
-                world = self._planner.resize(asked)
-                self._lock = self._claim(world.generation, dp_rank)
+                world = self._joined(asked, dp_rank)
                 self._planner.be(dp_rank, world.generation)
                 self._be(world, dp_rank)
                 self.first_step = asked.step
             self._of, self._constructor = _found(self._role)
+            # Last of what can fail: once it was claimed, whoever takes this place comes after this rank.
+            if self._lock is None:
+                self._lock = self._claim(self._generation, dp_rank)
         except BaseException:
             self._give_up()
             raise
@@ -97,8 +98,21 @@ class RayHandle(RankHandle):
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""
+        return claim_rank(self._folder, self._number(generation, dp_rank))
+
+    def _number(self, generation: int, dp_rank: int) -> str:
         name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)
-        return claim_rank(self._folder, f"{name} of {generation}" if generation else name)
+        return f"{name} of {generation}" if generation else name
+
+    def _joined(self, asked: ResizeAsked, dp_rank: int) -> World:
+        """Have the ranks that this one counts itself to; in the place of a lost one, those that come next."""
+        world = self._planner.resize(asked)
+        if asked.generation is None and was_claimed(
+            self._folder, self._number(world.generation, dp_rank)
+        ):
+            self._claim(world.generation, dp_rank).close()  # refused where that one lives
+            world = self._planner.resize(of_next(asked, world.generation))
+        return world
 
     def _be(self, world: World, dp_rank: int) -> None:
         """Be a rank of a world that there is."""
@@ -129,13 +143,11 @@ class RayHandle(RankHandle):
         asked = of_next(asked, self._generation)
         check_rank(self._address.sizes_with(asked), dp_rank, self._cp_rank)
         before = self._name
-        with self._gate.inside(), ExitStack() as undo:
+        with self._gate.inside():
             # Whatever can be refused comes before anything changes here.
             world = self._planner.resize(asked)
-            lock = self._claim(world.generation, dp_rank)
-            undo.callback(lock.close)
             found = _found(self._role_in(world, dp_rank))
-            undo.pop_all()
+            lock = self._claim(world.generation, dp_rank)
             self._let_go()
             self._lock, self._asked = lock, None
             self._held.clear()

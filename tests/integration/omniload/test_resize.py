@@ -88,6 +88,26 @@ def test_a_step_that_came_to_nothing_is_taken_again_by_those_who_are_left(tmp_pa
     assert steps == whole
 
 
+@pytest.mark.parametrize("comes", ["first", "last"])
+def test_a_rank_that_takes_the_place_of_a_lost_one_needs_no_number_of_the_change(tmp_path, comes):
+    mix = a_corpus(tmp_path, rows=8, micro_rows=1)
+    whole = unbroken(tmp_path, mix, 8)
+
+    with LocalPlane(a_spec(tmp_path, mix, dp=4)) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(4)]
+        clients[0].next_batch()
+        clients.pop().close()  # the fourth one dies in the first step of these ranks
+        again = ResizeAsked(dp=4, step=0)
+        new = [Client(plane.handle(3, 0, again))] if comes == "first" else []
+        for rank, client in enumerate(clients):
+            client.resize(rank, 4, step=0)
+        clients += new or [Client(plane.handle(3, 0, again))]
+        steps = [next_step_of(clients) for _ in range(8)]
+        assert plane.planner.world().generation == 1
+
+    assert steps == whole
+
+
 def test_a_batch_that_was_looked_at_for_ranks_of_before_is_not_handed_out(tmp_path):
     mix = a_corpus(tmp_path, rows=8, micro_rows=1)
     whole = unbroken(tmp_path, mix, 6)

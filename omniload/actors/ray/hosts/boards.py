@@ -16,7 +16,7 @@ from omniload.base.linux.network import host_id
 from omniload.base.log import get_logger
 from omniload.machine.progress import Progress
 
-__all__ = ["HostsBoard", "boards_of", "claim_rank"]
+__all__ = ["HostsBoard", "boards_of", "claim_rank", "was_claimed"]
 
 _ANSWER_S = 1.0
 _LOG = get_logger(__name__)
@@ -83,7 +83,7 @@ def claim_rank(board: Path, name: str) -> FileLock:
         UnavailableError: The folder of the host's heartbeats cannot be used.
     """
     try:
-        return FileLock(board / f"{name.replace(' ', '-')}.lock")
+        return FileLock(_lock_of(board, name))
     except BlockingIOError as error:
         raise StateError(
             f"{name} of this data plane has a handle already, in {error.strerror}; close it first, "
@@ -94,3 +94,12 @@ def claim_rank(board: Path, name: str) -> FileLock:
             f"the data plane's folder {board} cannot be used: {error.strerror}; the plane has ended, "
             "or runs on another machine"
         ) from error
+
+
+def was_claimed(board: Path, name: str) -> bool:
+    """Tell whether a rank of a plane was taken on this host, by one that lives or is lost."""
+    return _lock_of(board, name).exists()
+
+
+def _lock_of(board: Path, name: str) -> Path:
+    return board / f"{name.replace(' ', '-')}.lock"

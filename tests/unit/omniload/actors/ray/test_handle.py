@@ -43,7 +43,9 @@ class FakeLink:
         FakeLink.told = step, *self.rank
 
     def resize(self, asked, *_):
-        self.world = self.world.followed_by(dp=asked.dp, step=asked.step)
+        self.world = self.world.followed_by(
+            dp=asked.dp, step=asked.step, generation=asked.generation
+        )
         return self.world
 
     def be(self, dp_rank, generation):
@@ -60,7 +62,7 @@ def actors():
 
 
 @pytest.fixture
-def handle(tmp_path, monkeypatch, actors):
+def address(tmp_path, monkeypatch, actors):
     def actor_named(name):
         if name not in actors:
             raise UnavailableError(f"the data plane has no {name} any more")
@@ -69,7 +71,7 @@ def handle(tmp_path, monkeypatch, actors):
     monkeypatch.setattr(module, "PlannerLink", FakeLink)
     monkeypatch.setattr(module, "newest_of", lambda role: role)
     monkeypatch.setattr(module, "actor_named", actor_named)
-    address = PlaneAddress(
+    return PlaneAddress(
         cluster="127.0.0.2:1",
         namespace="n",
         dp_ranks_of={"constructor-0": (0,), "constructor-1": (1,)},
@@ -77,6 +79,10 @@ def handle(tmp_path, monkeypatch, actors):
         batch_timeout_s=60.0,
         host=host_id(),
     )
+
+
+@pytest.fixture
+def handle(address):
     handle = RayHandle(address, 1, 0, lambda: None)
     yield handle
     handle.leave(1.0)
@@ -115,3 +121,50 @@ def test_a_rank_whose_new_constructor_is_lost_is_what_it_was_and_may_ask_again(h
     handle.resize(ResizeAsked(dp=1, step=5), 0)
     assert said_by(handle, 5) == (("constructor-0", 5, 0, 1), (5, 0, 0, 1))
     assert handle.first_step == 5
+
+
+NOW = ResizeAsked(dp=2, step=0)
+"""The numbers of the ranks that there are."""
+
+
+def test_a_rank_that_joins_in_the_place_of_a_lost_one_is_of_the_ranks_that_come_next(address):
+    RayHandle(address, 1, 0, lambda: None).leave(1.0)  # it dies in its first step
+
+    joined = RayHandle(address, 1, 0, lambda: None, NOW)
+
+    assert said_by(joined, 0) == (("constructor-1", 0, 1, 1), (0, 1, 0, 1))
+    joined.leave(1.0)
+
+
+def test_a_rank_that_joins_where_nobody_was_is_of_the_ranks_of_now(address):
+    joined = RayHandle(address, 1, 0, lambda: None, NOW)
+
+    assert said_by(joined, 0) == (("constructor-1", 0, 1, 0), (0, 1, 0, 0))
+    joined.leave(1.0)
+
+
+def test_a_rank_that_joins_in_the_place_of_one_that_lives_is_refused_and_changes_nothing(
+    address, handle, monkeypatch
+):
+    asked = []
+    resize = FakeLink.resize
+    monkeypatch.setattr(
+        FakeLink, "resize", lambda link, what: asked.append(what) or resize(link, what)
+    )
+
+    with pytest.raises(StateError, match="has a handle already"):
+        RayHandle(address, 1, 0, lambda: None, NOW)
+
+    assert asked == [NOW]  # the planner was asked for no other ranks
+
+
+def test_a_rank_that_could_not_join_may_try_again(address, actors):
+    actors.remove("constructor-1")
+    with pytest.raises(UnavailableError, match="no constructor-1"):
+        RayHandle(address, 1, 0, lambda: None, NOW)
+
+    actors.add("constructor-1")
+    joined = RayHandle(address, 1, 0, lambda: None, NOW)
+
+    assert said_by(joined, 0)[0] == ("constructor-1", 0, 1, 0)
+    joined.leave(1.0)
