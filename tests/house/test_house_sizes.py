@@ -11,19 +11,19 @@ LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
     "omniload/actors/heartbeats.py": (180, "what a role says, in memory, in a file and in its log"),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
-    "omniload/actors/local/plane.py": (190, "opens and closes every role, and has its ranks"),
+    "omniload/actors/local/plane.py": (200, "opens and closes every role, and has its ranks"),
     "omniload/actors/ray/keeper.py": (
-        230,
+        240,
         "carries out every command of the roster, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (285, "three roles, and how each begins"),
     "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        230,
+        235,
         "every actor of a plane, who holds what, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
-        260,
+        270,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (180, "the ways to both roles, and which way a source takes"),

@@ -34,11 +34,13 @@ class LocalHandle(RankHandle):
         """Take a rank of the plane, which has checked that there is one; of the ranks that ``asked`` says."""
         self._plane, self._cp_rank = plane, cp_rank
         world = plane.resized(asked)
-        joins = asked is not None and asked.generation is None
-        if asked is not None and asked.generation is None:
+        if (
+            asked is not None
+            and asked.generation is None
+            and plane.was_held(world, dp_rank, cp_rank)
+        ):
             # In the place of one that is gone: of the ranks that come next.
-            if plane.was_held(world, dp_rank, cp_rank):
-                world = plane.resized(of_next(asked, world.generation))
+            world = plane.resized(of_next(asked, world.generation))
         first_step = plane.first_step if asked is None else asked.step
         self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
 

@@ -164,9 +164,9 @@ class ConstructorActor(_Member, ConstructorShell):
         """Ask another loader for its sources from now on."""
         self._holders.replace(serving)
 
-    def asks(self, sources: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of the loaders that it asks for sources."""
-        return self._holders.asks(sources)
+    def turns(self, sources: Sequence[int]) -> tuple[int, ...]:
+        """Return the last hand-over of each source that it knows of."""
+        return self._holders.turns(sources)
 
 
 class PlannerActor(_Member):

@@ -76,6 +76,10 @@ class Crew:
         self.holders: dict[str, Member] = {}
         self.serving: dict[int, Member] = {}
         """The loader of each source that constructors may ask: the planner has handed over what is outstanding."""
+        self.moved_at: dict[int, int] = {}
+        """Turn in which each source was moved last."""
+        self.noted_at: dict[int, int] = {}
+        """Turn in which it was noted last who serves a source: whoever knows of a later one asks no loader before."""
         self.known_to_planner: dict[str, Member] = {}
         """Holders of roles when the planner of now began."""
         self.facts: dict[int, SourceFacts] = {}
@@ -101,6 +105,7 @@ class Crew:
 
     def move(self, sources: Sequence[int], role: str) -> None:
         """Have another loader serve sources from now on; who is asked for them is told by whoever hands them over."""
+        self.moved_at |= dict.fromkeys(sources, next(self._turns))
         self.sources_of = {
             name: tuple(s for s in each if s not in sources) + tuple(sources) * (name == role)
             for name, each in self.sources_of.items()
@@ -110,6 +115,7 @@ class Crew:
         """Have constructors that are started from now on ask a loader for sources."""
         with self.changed:
             self.serving = {**self.serving, **dict.fromkeys(sources, member)}
+            self.noted_at |= dict.fromkeys(sources, next(self._turns))
             self.changed.notify_all()
 
     def opened_by(self, role: str) -> tuple[int, ...]:

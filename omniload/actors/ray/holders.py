@@ -63,10 +63,10 @@ class LoaderHolders:
         with self._changed:
             return tuple(sorted({self._names[actor] for actor in self._actors.values()}))
 
-    def asks(self, sources: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of the loaders that are asked for sources from now on."""
+    def turns(self, sources: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of the last hand-over known of each source: whoever served it before is not asked."""
         with self._changed:
-            return tuple(self._names[self._actors[source]] for source in sources)
+            return tuple(self._turns.get(source, -1) for source in sources)
 
     def replace(self, serving: Serving) -> None:
         """Ask another loader for its sources, also for what was asked of the one before it."""

@@ -70,9 +70,15 @@ class Keeper:
         """Have a loader that the crew was given held by a first member, and by as many others as every loader."""
         self._events.put(RoleAdded(role, self._crew.spec.mix.runtime.shadows))
 
-    def move(self, sources: Sequence[int], role: str) -> None:
-        """Have the holder of a role serve sources that it has open; those who ask for them hear of it afterwards."""
-        self._events.put(partial(self._move, tuple(sources), role))
+    def move(self, sources: Sequence[int], role: str) -> "Future[None]":
+        """Have the holder of a role serve sources that it has open; those who ask for them hear of it afterwards.
+
+        Returns:
+            A future that is done once they are that role's; where it can be cancelled, nothing changes.
+        """
+        taken: Future[None] = Future()
+        self._events.put(partial(self._move, tuple(sources), role, taken))
+        return taken
 
     def retire(self, role: str) -> None:
         """End a loader to which no source is left."""
@@ -154,8 +160,11 @@ class Keeper:
         elif member.role == PLANNER:
             self._hear_begun(member)
 
-    def _move(self, sources: Sequence[int], role: str) -> None:
+    def _move(self, sources: Sequence[int], role: str, taken: "Future[None]") -> None:
+        if not taken.set_running_or_notify_cancel():
+            return  # whoever asked has given up
         self._crew.move(sources, role)
+        taken.set_result(None)
         # Whoever takes the role while nobody holds it is handed all its sources.
         if (holder := self._roster.holder_of(role)) is not None:
             self._handing_over.sources(holder, sources)

@@ -5,6 +5,7 @@ The model is ``reference_digests``, which knows of no rank at all.
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,8 @@ def worlds(draw):
         "constructor_kills": draw(st.sampled_from([0, 1, 3])),
         "planner_kills": draw(st.sampled_from([0, 1, 3])),
         "shadows": draw(st.integers(0, 1)),
+        "moves": draw(st.sampled_from([0, 1, 4, 20])),
+        "impatient": draw(st.booleans()),
     }
 
 
@@ -54,7 +57,8 @@ resizes = st.lists(st.tuples(sizes, st.booleans()), max_size=4)
 
 
 def simulated(mix, lengths, world, **more):
-    simulation = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, **world, **more)
+    steps = {"num_steps": STEPS}
+    simulation = Simulation(mix=mix, epochs=lengths, **{**steps, **world, **more})
     return simulation, simulation.run()
 
 
@@ -142,3 +146,29 @@ def test_the_histories_stop_ranks_in_mid_step_and_kill_planners_between_changes(
     assert sum(run.redone for run in runs) > 5
     assert sum(run.planners_killed for run in runs) > 10
     assert {world.dp for run in runs for world in run.worlds} == {2, 3, 4}
+
+
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_sources_move_while_ranks_change_and_moves_time_out(seed):
+    lengths = [[[9], [20, 3], [5]] * 30, [[4]] * 500]
+    mix = a_mix(rows=8, length=16, runtime={"prefetch_steps": 2, "elastic": True})
+    world = {"dp": 4, "seed": seed, "num_loaders": 3, "num_constructors": 2}
+    world |= {"moves": 40, "impatient": True, "kills": 2, "planner_kills": 2, "repeat_share": 0.2}
+    others = [(3, True), (4, True), (2, False), (4, True)]
+
+    simulation, digests = simulated(mix, lengths, world, resizes=others, num_steps=30)
+
+    assert digests == reference_digests(mix, lengths, num_steps=30)
+    assert simulation.moved > 0
+    assert not simulation.resizes
+
+
+def test_the_histories_move_sources_on_before_all_have_heard_of_a_move_and_give_others_up():
+    lengths = [[[9], [20, 3], [5]] * 30, [[4]] * 500]
+    mix = a_mix(rows=8, length=16, runtime={"prefetch_steps": 2, "elastic": True})
+    world = {"dp": 2, "num_loaders": 3, "moves": 40, "impatient": True}
+
+    runs = [simulated(mix, lengths, world | {"seed": seed})[0] for seed in range(6)]
+
+    assert sum(run.moved_on for run in runs) > 10
+    assert sum(run.given_up for run in runs) > 10

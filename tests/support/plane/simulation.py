@@ -77,6 +77,8 @@ _MOST_MESSAGES = 200_000
 """Messages of one run at most: a hundred times what the longest here take."""
 _WAITS = 0.8
 """Share of these looks that move nothing."""
+_GIVEN_UP = 0.3
+"""Share of moves that time out before they are taken up, where any do."""
 
 
 class _Way(NamedTuple):
@@ -122,6 +124,9 @@ class Simulation:
     """Loaders that stand by for each."""
     moves: int = 0
     """Times that a source is moved to another loader in mid-run."""
+    impatient: bool = False
+    """Whether moves time out: some before they were taken up, which changes nothing, and others of which not all have
+    heard when the source is moved on."""
     state: MixState | None = None
     edits: tuple[Edit, ...] = ()
     """Edits of the run so far."""
@@ -162,6 +167,8 @@ class Simulation:
     """The way to each source that constructors take: at its end is known what is outstanding."""
     _turn: int = field(default=0, init=False)
     """Number of the last hand-over."""
+    _moved_at: list[int] = field(init=False)
+    """Number of the first hand-over after the last move of each source."""
     _roster: Roster = field(init=False)
     _constructors: list[DataConstructor] = field(init=False)
     _told: list[DataConstructor] = field(init=False)
@@ -187,6 +194,10 @@ class Simulation:
     """Loaders that were killed while they held a role."""
     moved: int = field(default=0, init=False)
     """Sources that were moved."""
+    given_up: int = field(default=0, init=False)
+    """Moves that timed out before they were taken up."""
+    moved_on: int = field(default=0, init=False)
+    """Moves of a source that began before all had heard of the one before."""
     _looks: int = field(default=0, init=False)
     """Times that a source was looked for to be moved."""
 
@@ -207,6 +218,7 @@ class Simulation:
         self._states = [self.planner.state]
         self._lives = [[SourceLoader(names=names)] for _ in range(self.num_loaders)]
         self._role = [source % self.num_loaders for source in range(len(names))]
+        self._moved_at = [0] * len(names)
         self._linked = [_Way(0, number, 0) for number in self._role]
         self._serving = list(self._linked)
         roles = {f"loader-{i}": self.shadows for i in range(self.num_loaders)}
@@ -440,6 +452,7 @@ class Simulation:
         self._planner_is_there = True
         self._told = list(self._constructors)
         self._carry(self.planner.handle(Started()))
+        self._turn += 1
         for source, number in enumerate(self._role):
             way = _Way(self._turn, number, len(self._lives[number]) - 1)
             if self._serving[source][1:] != way[1:]:
@@ -501,23 +514,35 @@ class Simulation:
             return
         source = self._random.randrange(len(self.planner.names))
         number, before = self._random.randrange(self.num_loaders), self._role[source]
-        if number == before or self.moved >= self.moves or self._serving[source].number != before:
-            return  # one move of a source at a time
-        self.moved += 1
-        for life, loader in enumerate(self._lives[before]):
+        is_through = self._serving[source].number == before
+        if number == before or self.moved >= self.moves or not (is_through or self.impatient):
+            return
+        for loader in self._lives[before]:
             if loader is not None:
                 loader.handle(HandedOver(sources=(source,)))
-                self._send(self._drop, source, _Way(0, before, life))
-        self._role[source] = number
+        if self.impatient and self._random.random() < _GIVEN_UP:
+            self.given_up += 1
+            self._leave(source, number)
+            return
+        self.moved += 1
+        self.moved_on += not is_through
+        self._role[source], self._moved_at[source] = number, self._turn + 1
+        self._leave(source, before)
         if self._roster.holder_of(f"loader-{number}") is not None:
             self._hand_over(number, [source])
 
+    def _leave(self, source: int, number: int) -> None:
+        """Have a loader drop a source that is another's, at some moment."""
+        for life, loader in enumerate(self._lives[number]):
+            if loader is not None:
+                self._send(self._drop, source, _Way(0, number, life))
+
     def _drop(self, source: int, way: _Way) -> None:
-        """Drop a source once no constructor asks for it, and it has not come back."""
+        """Drop a source once constructors have heard of its last move, unless it has come back."""
         loader = self._lives[way.number][way.life]
         if self._role[source] == way.number or loader is None:
             return
-        if self._serving[source].number == way.number:
+        if self._serving[source].turn < self._moved_at[source]:
             self._put_off(self._drop, source, way)
         else:
             loader.forget(source)

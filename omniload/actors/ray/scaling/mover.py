@@ -5,28 +5,32 @@ A move is the hand-over of a lost loader (design page 0009) with the old one ali
     new one opens ──▶ old one answers for what the new one reads ──▶ planner: TakeOver, ReadAhead to the new one
                   ──▶ constructors ask the new one ──▶ old one drops the sources
 
-Before the planner hears of it, a move that fails has changed nothing. From then on the sources
-are the new one's: whoever is lost, the roster hands over what is its role's.
+Before the keeper takes it up, a move that fails has changed nothing. From then on the sources
+are the new one's: whoever is lost, the roster hands over what is its role's. A move that takes too
+long after that is not undone: it goes on, and the old one drops the sources once it is through.
 """
 
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import answer_to, has_ended
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.keeper import Keeper
+from omniload.actors.ray.scaling.leaving import Leaving
 from omniload.base.errors import StateError, UnavailableError
-from omniload.base.log import get_logger
 from omniload.machine.messages import HandedOver
-from omniload.machine.roster import Member
 
-__all__ = ["Mover"]
+__all__ = ["MoveUnderWayError", "Mover"]
 
 _OPENING_S = 600.0
 """Longest wait for a loader to start and open sources; the plane goes on meanwhile."""
 _TURN_S = 0.2
-_LOG = get_logger(__name__)
+
+
+class MoveUnderWayError(UnavailableError):
+    """Sources are another loader's from now on, and not all who ask for them have heard of it yet."""
 
 
 class Mover:
@@ -34,11 +38,13 @@ class Mover:
 
     def __init__(self, crew: Crew, keeper: Keeper, gate: Gate) -> None:
         self._crew, self._keeper, self._gate = crew, keeper, gate
+        self._leaving = Leaving(crew, gate)
 
     def split(self, sources: Sequence[int], threads: int) -> str:
         """Move sources to a loader that is added for them; return its role.
 
         Raises:
+            MoveUnderWayError: They are its sources from now on, though somebody has not heard of it.
             OmniloadError: It could not be started or could not open them; nothing has changed.
         """
         with self._gate.inside(), self._crew.changing:
@@ -60,6 +66,7 @@ class Mover:
         """Move sources to another loader that is there.
 
         Raises:
+            MoveUnderWayError: They are its sources from now on, though somebody has not heard of it.
             OmniloadError: It could not open them as they were found first; nothing has changed.
         """
         with self._gate.inside(), self._crew.changing:
@@ -69,7 +76,9 @@ class Mover:
                 self._hand_over(sources, role)
             except BaseException:
                 if not set(sources) & set(self._crew.sources_of[role]):
-                    self._drop(sources, [role])
+                    # It may be one that was left with an earlier move, and is asked yet.
+                    self._leaving.leave(sources, [role])
+                    self._leaving.drop()
                 raise
             finally:
                 self._crew.coming = {}
@@ -78,17 +87,30 @@ class Mover:
         """End a loader that has no source any more.
 
         Raises:
-            StateError: It has some.
+            StateError: It has some, or somebody may still ask it for one.
         """
+        self.clean_up()
         with self._gate.inside(), self._crew.changing:
             if left := self._crew.sources_of[role]:
                 raise StateError(f"{role} serves {len(left)} sources; move them first")
+            if self._leaving.answers(role):
+                raise StateError(
+                    f"{role} still answers for sources that were moved; end it once all constructors ask others"
+                )
             self._keeper.retire(role)
+
+    def clean_up(self) -> None:
+        """Have loaders drop what was moved from them, as soon as nobody asks them for it any more; wait for nobody."""
+        if self._leaving.is_due():
+            with self._gate.inside(), self._crew.changing:
+                self._leaving.drop()
 
     def _wait_for_first(self, role: str) -> None:
         """Wait for a role that was added to be held."""
         crew = self._crew
-        self._wait(lambda: role in crew.holders or role not in crew.sources_of, f"{role} to open")
+        self._wait(
+            lambda: role in crew.holders or role not in crew.sources_of, f"the opening of {role}"
+        )
         if role not in crew.sources_of:
             raise UnavailableError(f"{role} could not be started; the lines of the keeper say why")
 
@@ -117,61 +139,42 @@ class Mover:
         crew, before = self._crew, self._roles_of(sources)
         command = HandedOver(sources=tuple(sources))
         for old in before:
-            self._ask(crew.holders[old], lambda actor: actor.hand_over.remote(command))
-        self._keeper.move(sources, role)
-        self._wait(
-            lambda: all(s in crew.serving and crew.serving[s].role == role for s in sources),
-            f"{role} to take over {len(sources)} sources",
-        )
-        self._wait_for_constructors(sources, role)
-        self._drop(sources, before)
-        _LOG.info(
-            "%s has dropped %d sources, which %s serves", ", ".join(before), len(sources), role
-        )
+            self._leaving.tell(crew.holders[old], lambda actor: actor.hand_over.remote(command))
+        self._take_up(self._keeper.move(sources, role), role)
+        self._leaving.leave(sources, before)
+        try:
+            self._wait_until_heard(sources)
+        except UnavailableError as error:
+            self._gate.check()
+            raise MoveUnderWayError(
+                f"{len(sources)} sources are those of {role} from now on, and {error}; {', '.join(before)} answers "
+                "for them until all have heard of it"
+            ) from None
+        self._leaving.drop()
+
+    def _take_up(self, taken: "Future[None]", role: str) -> None:
+        """Wait for the keeper to take a move up; one that it has not taken up in time it never will."""
+        try:
+            self._wait(taken.done, f"the beginning of a move to {role}")
+        except BaseException:
+            if taken.cancel():
+                raise
+        taken.result(_OPENING_S)
 
     def _roles_of(self, sources: Sequence[int]) -> list[str]:
         wanted = set(sources)
         return [role for role, each in self._crew.sources_of.items() if wanted.intersection(each)]
 
-    def _wait_for_constructors(self, sources: Sequence[int], role: str) -> None:
-        """Wait until no constructor asks another loader for the sources; one that is lost is followed to the next."""
-        waiting = set(self._crew.dp_ranks_of)
-        for _ in range(int(_OPENING_S / _TURN_S)):
-            for name in sorted(waiting):
-                actor = self._crew.holding(name)
-                try:
-                    asked = answer_to(
-                        actor.asks.remote(tuple(sources)), name, check=self._gate.check
-                    )
-                except UnavailableError as error:
-                    self._gate.check()
-                    _LOG.debug("%s does not say whom it asks: %s", name, error)
-                    continue
-                if all(loader.partition("+")[0] == role for loader in asked):
-                    waiting.remove(name)
-            if not waiting:
-                return
+    def _wait_until_heard(self, sources: Sequence[int]) -> None:
+        """Wait until everyone has heard of the last move of sources."""
+        until_s = time.monotonic() + _OPENING_S
+        while waiting := self._leaving.unaware(sources):
+            if time.monotonic() > until_s:
+                raise UnavailableError(
+                    f"{', '.join(waiting)} did not hear of it within {_OPENING_S:.0f} s"
+                )
             with self._crew.changed:
                 self._crew.changed.wait(_TURN_S)
-        raise UnavailableError(
-            f"{', '.join(sorted(waiting))} did not hear of {role} within {_OPENING_S:.0f} s"
-        )
-
-    def _drop(self, sources: Sequence[int], roles: Sequence[str]) -> None:
-        for member in list(self._crew.actors):
-            if member.role in roles:
-                self._ask(member, lambda actor: actor.drop.remote(tuple(sources)))
-
-    def _ask(self, member: Member, call: Callable[[Any], Any]) -> None:
-        """Call a method of a member and wait for its end; the successor of one that is lost begins anew."""
-        actor = self._crew.actors.get(member)
-        if actor is None:
-            return
-        try:
-            answer_to(call(actor), member.name, check=self._gate.check)
-        except UnavailableError as error:
-            self._gate.check()
-            _LOG.debug("%s was lost while sources were moved: %s", member.name, error)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         """Wait until something holds that the keeper brings about."""
@@ -180,4 +183,4 @@ class Mover:
             with self._crew.changed:
                 if self._crew.changed.wait_for(done, _TURN_S):
                     return
-        raise UnavailableError(f"waited {_OPENING_S:.0f} s for {what}; it goes on as it was")
+        raise UnavailableError(f"{what} took more than {_OPENING_S:.0f} s")

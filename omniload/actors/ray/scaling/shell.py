@@ -10,7 +10,7 @@ from omniload.actors.heartbeats import Activity
 from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.keeper import Keeper
-from omniload.actors.ray.scaling.mover import Mover
+from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.progress import Progress, Task
@@ -72,6 +72,7 @@ class Scaling:
         with self.activity.speaking():
             try:
                 while not self._ended.wait(_LOOK_S):
+                    self._mover.clean_up()
                     for command in self._scaler.handle(self._look()):
                         self._carry(command)
             except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on as it is
@@ -134,6 +135,8 @@ class Scaling:
         """Carry a change out; one that cannot be has changed nothing, and may be due again."""
         try:
             said = self._changed(command)
+        except MoveUnderWayError as error:
+            said = str(error)
         except OmniloadError as error:
             self._gate.check()
             _LOG.warning("source loaders stay as they are: %s", error)

@@ -91,11 +91,11 @@ def test_a_source_that_is_added_takes_the_way_of_another():
     assert links.of(2) is links.of(1)
 
 
-def test_a_constructor_says_whom_it_asks_and_hears_no_older_news():
+def test_a_constructor_says_which_hand_over_it_knows_of_and_hears_no_older_news():
     holders = LoaderHolders(LOADERS)
 
     holders.replace(serving(SECOND, "loader-1", 7, 1))
     holders.replace(serving(THIRD, "loader-0+3", 6, 0, 1))
 
-    assert holders.asks((0, 1)) == ("loader-0+3", "loader-1")
+    assert holders.turns((0, 1)) == (6, 7)
     assert holders.names() == ("loader-0+3", "loader-1")

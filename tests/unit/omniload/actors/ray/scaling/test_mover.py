@@ -1,6 +1,9 @@
-"""Whom a move of sources waits for: every member that may take the loader's place."""
+"""Whom a move of sources waits for, and what becomes of one that takes too long."""
 
 import threading
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -8,52 +11,185 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.scaling import mover
-from omniload.actors.ray.scaling.mover import Mover
-from omniload.base.errors import UnavailableError
-from omniload.machine.roster import Member
+from omniload.actors.ray.keeper import Keeper
+from omniload.actors.ray.scaling import leaving, mover
+from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
+from omniload.base.errors import StateError, UnavailableError
+from omniload.machine.roster import Member, Roster
 
-HOLDER, SHADOW = Member("loader-1"), Member("loader-1", 1)
+
+class Method:
+    """A method of an actor; its answer is made when it is waited for."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def remote(self, *arguments):
+        return partial(self.call, *arguments)
 
 
-class FakeLoader:
-    def __init__(self, found):
-        self.open_more = SimpleNamespace(remote=lambda *_: found)
-        self.drop = SimpleNamespace(remote=lambda *_: None)
+class FakeCrew:
+    """Two loaders and a constructor, which asks whom it was told of."""
+
+    def __init__(self):
+        self.spec = SimpleNamespace(history=SimpleNamespace(latest=None))
+        self.sources_of = {"loader-0": (0, 1), "loader-1": ()}
+        self.holders = {role: Member(role) for role in self.sources_of}
+        self.dp_ranks_of = {"constructor-0": (0,)}
+        self.facts, self.coming = {0: "found", 1: "found"}, {}
+        self.changing, self.changed = threading.Lock(), threading.Condition()
+        self.moved_at, self.noted_at, self.known = {}, {}, {0: 0, 1: 0}
+        self.turns = count(1)
+        self.dropped = []
+        self.actors = {member: self.loader(member.role) for member in self.holders.values()}
+
+    def loader(self, role):
+        return SimpleNamespace(
+            open_more=Method(lambda sources, _: {s: self.facts[s] for s in sources}),
+            hand_over=Method(lambda _: None),
+            drop=Method(lambda sources: self.dropped.append((role, *sources))),
+        )
+
+    def holding(self, _):
+        return SimpleNamespace(turns=Method(lambda sources: [self.known[s] for s in sources]))
+
+    def move(self, sources, role):
+        self.moved_at |= dict.fromkeys(sources, next(self.turns))
+        self.sources_of = {
+            name: tuple(s for s in each if s not in sources) + tuple(sources) * (name == role)
+            for name, each in self.sources_of.items()
+        }
+
+
+class FakeKeeper:
+    """A keeper that is as quick as it is told to be."""
+
+    def __init__(self, crew):
+        self.crew, self.late, self.retired = crew, [], []
+        self.is_stuck = self.tells_nobody = False
+
+    def move(self, sources, role):
+        taken = Future()
+        if self.is_stuck:
+            self.late.append(taken)
+            return taken
+        taken.set_result(None)
+        self.crew.move(sources, role)
+        self.crew.noted_at |= dict.fromkeys(sources, next(self.crew.turns))
+        if not self.tells_nobody:
+            self.tell()
+        return taken
+
+    def tell(self):
+        self.crew.known |= dict.fromkeys((0, 1), next(self.crew.turns))
+
+    def retire(self, role):
+        self.retired.append(role)
+
+
+@pytest.fixture
+def plane(monkeypatch):
+    for module in (mover, leaving):
+        monkeypatch.setattr(module, "answer_to", lambda answer, name, **_: answer())
+    monkeypatch.setattr(mover, "_OPENING_S", 0.3)
+    monkeypatch.setattr(mover, "_TURN_S", 0.05)
+    crew = FakeCrew()
+    keeper = FakeKeeper(crew)
+    return crew, keeper, Mover(crew, keeper, Gate())
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_shadow_is_passed_over_only_once_it_has_ended(monkeypatch, ended):
-    silent = UnavailableError("loader-1+1 gave no answer")
+def test_a_shadow_is_passed_over_only_once_it_has_ended(plane, monkeypatch, ended):
+    crew, _, moves = plane
 
-    def answer_to(answer, name, **_):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def silent(*_):
+        raise UnavailableError("loader-1+1 gave no answer")
 
-    monkeypatch.setattr(mover, "answer_to", answer_to)
-    monkeypatch.setattr(mover, "has_ended", lambda answer: ended and answer is silent)
-    kept = []
-    loaders = {HOLDER: FakeLoader({0: "found"}), SHADOW: FakeLoader(silent)}
-    crew = SimpleNamespace(
-        spec=SimpleNamespace(history=SimpleNamespace(latest=None)),
-        facts={0: "found"},
-        holders={"loader-1": HOLDER},
-        sources_of={"loader-1": ()},
-        serving={0: HOLDER},
-        dp_ranks_of={},
-        actors=loaders,
-        changing=threading.Lock(),
-        changed=threading.Condition(),
-    )
-    keeper = SimpleNamespace(move=lambda sources, role: kept.append((sources, role)))
-    move = Mover(crew, keeper, Gate())
+    shadow = SimpleNamespace(open_more=Method(silent), drop=Method(lambda _: None))
+    crew.actors[Member("loader-1", 1)] = shadow
+    monkeypatch.setattr(mover, "has_ended", lambda _: ended)
 
     if ended:
-        move.move([0], "loader-1")
+        moves.move([0], "loader-1")
     else:
         with pytest.raises(UnavailableError, match="gave no answer"):
-            move.move([0], "loader-1")
+            moves.move([0], "loader-1")
 
-    assert kept == ([([0], "loader-1")] if ended else [])
+    assert crew.sources_of["loader-1"] == ((0,) if ended else ())
     assert crew.coming == {}
+
+
+def test_a_move_that_the_keeper_never_took_up_has_changed_nothing_and_never_will(plane):
+    crew, keeper, moves = plane
+    keeper.is_stuck = True
+
+    with pytest.raises(UnavailableError, match="the beginning of a move to loader-1") as raised:
+        moves.move([0], "loader-1")
+
+    assert not isinstance(raised.value, MoveUnderWayError)
+    assert keeper.late[0].cancelled()
+    assert crew.sources_of["loader-0"] == (0, 1)
+    assert crew.dropped == [("loader-1", 0)]  # what it has opened for nothing
+
+
+def test_a_move_of_which_a_constructor_has_not_heard_goes_on_and_is_cleaned_up_later(plane):
+    crew, keeper, moves = plane
+    keeper.tells_nobody = True
+
+    with pytest.raises(MoveUnderWayError, match=r"those of loader-1 from now on.*constructor-0"):
+        moves.move([0, 1], "loader-1")
+    moves.clean_up()
+    with pytest.raises(StateError, match="still answers for sources"):
+        moves.retire("loader-0")
+
+    assert crew.sources_of == {"loader-0": (), "loader-1": (0, 1)}
+    assert crew.dropped == []
+    keeper.tell()
+    moves.retire("loader-0")
+    assert crew.dropped == [("loader-0", 0, 1)]
+    assert keeper.retired == ["loader-0"]
+
+
+def test_a_source_that_comes_back_is_kept_by_both_while_what_was_said_before_may_still_be_heard(
+    plane,
+):
+    crew, keeper, moves = plane
+    keeper.tells_nobody = True
+    for role in ("loader-1", "loader-0"):  # constructors ask loader-0, but may hear of loader-1 yet
+        with pytest.raises(MoveUnderWayError):
+            moves.move([0], role)
+
+    moves.clean_up()
+    assert crew.dropped == []
+    keeper.tell()
+    moves.clean_up()
+    assert crew.dropped == [("loader-1", 0)]
+
+
+def test_a_source_that_came_back_while_it_was_awaited_is_not_dropped(plane):
+    crew, keeper, moves = plane
+    keeper.tells_nobody = True
+    with pytest.raises(MoveUnderWayError):
+        moves.move([0, 1], "loader-1")
+
+    keeper.tells_nobody = False
+    moves.move([1], "loader-0")
+
+    assert crew.sources_of == {"loader-0": (1,), "loader-1": (0,)}
+    assert sorted(crew.dropped) == [("loader-0", 0), ("loader-1", 1)]
+
+
+def test_a_keeper_moves_nothing_that_was_given_up_before_it_came_to_it():
+    moved = []
+    crew = SimpleNamespace(move=lambda *move: moved.append(move))
+    keeper = Keeper(crew, Roster(roles={}), Gate(), None)
+    given_up, wanted = keeper.move([0], "loader-1"), keeper.move([1], "loader-1")
+
+    assert given_up.cancel()
+    keeper.retire("loader-9")
+    crew.forget_loader = moved.append
+    keeper.begin()
+    keeper.close()
+
+    assert moved == [((1,), "loader-1"), "loader-9"]
+    assert wanted.done()

@@ -11,6 +11,7 @@ pytest.importorskip("ray")
 from omniload.actors.gate import Gate
 from omniload.actors.ray.crew import PLANNER
 from omniload.actors.ray.scaling import shell
+from omniload.actors.ray.scaling.mover import MoveUnderWayError
 from omniload.actors.ray.scaling.shell import Scaling
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.progress import Progress, Task
@@ -34,7 +35,7 @@ class Method:
 
 class FakeMover:
     def __init__(self):
-        self.done, self.error = [], None
+        self.done, self.error, self.cleaned = [], None, 0
 
     def split(self, sources, threads):
         if self.error is not None:
@@ -44,6 +45,9 @@ class FakeMover:
 
     def move(self, sources, role):
         self.done.append(("move", sources, role))
+
+    def clean_up(self):
+        self.cleaned += 1
 
     def retire(self, role):
         self.done.append(("retire", role))
@@ -134,6 +138,16 @@ def test_a_change_that_cannot_be_is_told_and_the_plane_goes_on(run, caplog):
     assert len(scaler.seen) >= 3
     assert scaling.activity.figures.read()["loader_changes_total"] == 0
     assert "source loaders stay as they are: other data than before" in caplog.messages
+
+
+def test_a_move_that_goes_on_after_its_limit_is_told_as_one_that_has_happened(run, caplog):
+    split = SplitLoader(role="loader-0", sources=(1,), why=WHY)
+    under_way = "1 sources are those of loader-7 from now on, and constructor-0 did not hear of it"
+    scaling, mover, scaler = run(split, error=MoveUnderWayError(under_way))
+
+    assert scaling.activity.figures.read()["loader_changes_total"] == 1
+    assert f"{under_way}: {WHY}" in caplog.messages
+    assert mover.cleaned >= len(scaler.seen)  # what is left behind is looked after at each look
 
 
 def test_a_look_has_what_loaders_do_what_the_mix_will_be_and_whom_the_planner_waits_for(run):
