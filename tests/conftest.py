@@ -1,5 +1,6 @@
 """Rules for every test: what unit tests may touch, how properties are searched, what must not be left behind."""
 
+import gc
 import os
 import socket
 import sys
@@ -93,6 +94,17 @@ def leaves_nothing_behind():
     _, alive = psutil.wait_procs(left, timeout=10)
     assert stray == []
     assert [process.name() for process in alive] == []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage among what stays: ten thousand tests and all modules, by each worker and ever again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # Before xdist's own, which reads the groups of the tests.
