@@ -15,7 +15,7 @@ from omniload.commands.options import json_option
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, mix_text
-from omniload.importing.tools import TOOLS
+from omniload.importing.tools import TOOLS, read_as
 from omniload.mix.sources import SOURCE_TYPES
 
 __all__ = ["import_mix"]
@@ -117,7 +117,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         end_of_document=end_of_document,
         source_type=source_type,
     )
-    found = TOOLS[tool](parsed(read_text(file), str(file)), asked)
+    found = read_as(tool, parsed(read_text(file), str(file)), asked)
     report.raise_faults(str(file))
     beside = Path.cwd() if output is None else output.resolve().parent
     written = mix_text(

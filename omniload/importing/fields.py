@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import without_secrets
+from omniload.importing.documents import Lined, Place
 
 __all__ = ["Fields", "Report"]
 
@@ -25,7 +26,8 @@ class Report:
     left_out: frozenset[str] = frozenset()
     """Keys that the user has given up."""
     notes: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    faults: list[tuple[str, bool]] = field(default_factory=list)
+    """What is said of each, and whether that names the file."""
 
     def note(self, where: str, said: str) -> None:
         """Say what has no equivalent and changes no sample, or what was assumed; once, however often it stands."""
@@ -33,11 +35,20 @@ class Report:
         if line not in self.notes:
             self.notes.append(line)
 
-    def refuse(self, where: str, said: str) -> None:
-        """Refuse the import, once everything has been read; a fault that comes again is one."""
+    def refuse(self, where: str, said: str, place: Place | None = None) -> None:
+        """Refuse the import, once everything has been read; a fault that comes again is one.
+
+        Args:
+            where: The key.
+            said: What is wrong with it.
+            place: Where it stands, as far as that is known.
+        """
         line = f"{where}: {said}" if where else said
-        if line not in self.faults:
-            self.faults.append(line)
+        if place is not None:
+            file, number = place
+            line = f"{file}:{number}: {line.removeprefix(f'{file}.')}"
+        if (line, place is not None) not in self.faults:
+            self.faults.append((line, place is not None))
 
     def raise_faults(self, name: str) -> None:
         """Refuse the file called ``name`` if there was a fault.
@@ -46,18 +57,33 @@ class Report:
             ConfigError: Listing all of them.
         """
         if self.faults:
-            shown = self.faults[:_MOST_FAULTS]
-            if len(self.faults) > len(shown):
-                shown.append(f"and {len(self.faults) - len(shown)} more")
-            raise ConfigError("\n".join(f"{name}: {fault}" for fault in shown))
+            shown = [said if placed else f"{name}: {said}" for said, placed in self.faults]
+            if (more := len(shown) - _MOST_FAULTS) > 0:
+                shown[_MOST_FAULTS:] = [f"{name}: and {more} more"]
+            raise ConfigError("\n".join(shown))
 
 
 class Fields:
     """One mapping of the file, and which of its keys were dealt with."""
 
-    def __init__(self, content: Mapping[str, object], where: str, report: Report) -> None:
-        """Read ``content``, which stands at the key ``where``; the empty text is the whole file."""
+    def __init__(
+        self,
+        content: Mapping[str, object],
+        where: str,
+        report: Report,
+        above: Place | None = None,
+    ) -> None:
+        """Read ``content``, which stands at the key ``where``; the empty text is the whole file.
+
+        Args:
+            content: The mapping; a ``Lined`` one knows where it stands.
+            where: Its key.
+            report: What the import comes upon.
+            above: Where the mapping stands that this one is missing in.
+        """
         self._content, self._where, self._report = dict(content), where, report
+        self._place = content.place if isinstance(content, Lined) else above
+        self._places = content.places if isinstance(content, Lined) else {}
         for key in [key for key in self._content if key in report.left_out]:
             del self._content[key]
             report.note(self.at(key), "was left out, as asked")
@@ -135,14 +161,14 @@ class Fields:
     def inner(self, key: str) -> "Fields":
         """Return the mapping at a key; an empty one where it is missing."""
         content: Mapping[str, object] = self.take(key, dict, {})
-        return Fields(content, self.at(key), self._report)
+        return Fields(content, self.at(key), self._report, self._place_of(key))
 
     def items(self, key: str) -> Iterator["Fields"]:
         """Yield the mappings of the list at a key."""
         listed: Sequence[object] = self.take(key, list, [])
         for i, content in enumerate(listed):
             if isinstance(content, dict):
-                yield Fields(content, f"{self.at(key)}[{i}]", self._report)
+                yield Fields(content, f"{self.at(key)}[{i}]", self._report, self._place_of(key))
             else:
                 self.refuse(key, f"[{i}] is {_shown(content)}, no mapping")
 
@@ -155,7 +181,11 @@ class Fields:
 
     def refuse(self, key: str, said: str) -> None:
         """Refuse what stands at a key."""
-        self._report.refuse(self.at(key), said)
+        self._report.refuse(self.at(key), said, self._place_of(key))
+
+    def _place_of(self, key: str) -> Place | None:
+        """Return where a key stands, or would stand."""
+        return self._places.get(key, self._place)
 
     def refuse_if_set(self, meanings: Mapping[str, str]) -> None:
         """Refuse keys, where they are set, that would change samples and have no equivalent, each with the reason."""

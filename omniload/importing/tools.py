@@ -1,7 +1,9 @@
 """The tools whose files are known: a closed list."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from omniload.base.errors import ConfigError
 from omniload.importing import (
     axolotl,
     energon,
@@ -13,15 +15,67 @@ from omniload.importing import (
 )
 from omniload.importing.imported import Asked, Imported
 
-__all__ = ["TOOLS"]
+__all__ = ["TOOLS", "read_as"]
 
-TOOLS: Mapping[str, Callable[[object, Asked], Imported]] = {
-    "axolotl": axolotl.read,
-    "energon": energon.read,
-    "llm-foundry": llm_foundry.read,
-    "megatron": megatron.read,
-    "nanotron": nanotron.read,
-    "olmo-core": olmo_core.read,
-    "veomni": veomni.read,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool, by its files."""
+
+    read: Callable[[object, Asked], Imported]
+    """Reads what a file holds."""
+    sign: str
+    """What every file of it has, for messages."""
+    holds: Callable[[object], bool]
+    """Whether a document has that, as far as a look tells."""
+
+
+def _with(*keys: str) -> Callable[[object], bool]:
+    return lambda document: isinstance(document, dict) and any(key in document for key in keys)
+
+
+def _with_sources(kind: type) -> Callable[[object], bool]:
+    def holds(document: object) -> bool:
+        sources = document.get("sources") if isinstance(document, dict) else None
+        return isinstance(sources, list) and any(isinstance(source, kind) for source in sources)
+
+    return holds
+
+
+TOOLS: Mapping[str, Tool] = {
+    "axolotl": Tool(
+        read=axolotl.read,
+        sign="a list of datasets",
+        holds=_with("datasets", "pretraining_dataset"),
+    ),
+    "energon": Tool(read=energon.read, sign="splits", holds=_with("splits")),
+    "llm-foundry": Tool(read=llm_foundry.read, sign="a train_loader", holds=_with("train_loader")),
+    "megatron": Tool(
+        read=megatron.read,
+        sign="words of --data-path, or JSON with train",
+        holds=lambda document: isinstance(document, str | list) or _with("train")(document),
+    ),
+    "nanotron": Tool(read=nanotron.read, sign="data_stages", holds=_with("data_stages")),
+    "olmo-core": Tool(
+        read=olmo_core.read, sign="sources, a list of mappings", holds=_with_sources(dict)
+    ),
+    "veomni": Tool(read=veomni.read, sign="sources, a list of paths", holds=_with_sources(str)),
 }
-"""Name of a tool, as the command line says it, to what reads its file."""
+"""A tool by its name, as the command line says it."""
+
+
+def read_as(name: str, document: object, asked: Asked) -> Imported:
+    """Read a document as a file of the tool called ``name``.
+
+    Raises:
+        ConfigError: It is no such file; what is wrong with one that is stands in ``asked.report``.
+    """
+    if not TOOLS[name].holds(document):
+        others = [other for other, tool in TOOLS.items() if tool.holds(document)]
+        remedy = (
+            f"give --from {' or '.join(others)}" if others else "is it the file that was meant?"
+        )
+        raise ConfigError(
+            f"{asked.file}: is no file of {name}, which has {TOOLS[name].sign}; {remedy}"
+        )
+    return TOOLS[name].read(document, asked)

@@ -79,8 +79,8 @@ def test_all_faults_are_said_at_once_and_nothing_is_written(file, tmp_path):
 
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception).splitlines() == [
-        f"{file}: level: is 'byte'; known are token and sample",
-        f"{file}: surprise: this key is not known; --leave-out surprise goes on without it",
+        f"{file}:2: level: is 'byte'; known are token and sample",
+        f"{file}:14: surprise: this key is not known; --leave-out surprise goes on without it",
     ]
     assert not (tmp_path / "mix.yaml").exists()
 

@@ -9,7 +9,7 @@ from omniload.base.errors import ConfigError
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, mix_text
-from omniload.importing.tools import TOOLS
+from omniload.importing.tools import TOOLS, read_as
 from omniload.mix.config import MixConfig
 
 SIZES = {"row_tokens": 64, "step_tokens": 640, "micro_tokens": None, "seed": None}
@@ -28,9 +28,7 @@ def imported(folder, tool, content, *, name="file.yaml", leave_out=(), sizes=(),
     file = folder / name
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     report = Report(left_out=frozenset(leave_out))
-    found = TOOLS[tool](
-        parsed(file.read_text(), str(file)), Asked(file=file, report=report, **asked)
-    )
+    found = read_as(tool, parsed(file.read_text(), name), Asked(file=file, report=report, **asked))
     report.raise_faults(name)
     text = mix_text(
         found,
@@ -579,3 +577,69 @@ def test_an_index_of_something_else_is_no_index(folder):
     mix, _ = imported(folder, "llm-foundry", foundry({"x": {"local": "x", "proportion": 1}}))
 
     assert mix.sources["x"].text == "text"
+
+
+def faults(folder, tool, content, **asked):
+    with pytest.raises(ConfigError) as raised:
+        imported(folder, tool, content, **asked)
+    return str(raised.value).splitlines()
+
+
+def test_each_fault_has_the_line_of_its_key_or_of_what_it_is_missing_in(folder):
+    content = """\
+sources:
+  - source_name: web
+    target_ratio: -1
+    paths: [a.npy]
+    surprise: 1
+  - target_ratio: 0.5
+    paths: [b.npy]
+processes: 4
+color: red
+"""
+    assert faults(folder, "olmo-core", content, end_of_document=0) == [
+        "file.yaml:3: sources[0].target_ratio: is -1.0; it is a number from 0 on",
+        "file.yaml:5: sources[0].surprise: this key is not known; --leave-out surprise goes on without it",
+        "file.yaml:6: sources[1].source_name: is missing",
+        "file.yaml:9: color: this key is not known; --leave-out color goes on without it",
+    ]
+
+
+def test_json_has_lines_too(folder):
+    content = json.dumps({"train": ["1", "a"], "valid": None, "surprise": 1}, indent=1)
+
+    (fault,) = faults(folder, "megatron", content, name="blend.json")
+
+    assert fault.startswith("blend.json:7: surprise: this key is not known")
+
+
+def test_a_fault_of_a_file_that_another_names_has_that_file_and_its_line(folder):
+    (folder / "more.yaml").write_text(yaml.safe_dump(metadataset({"path": "x"}) | {"odd": 1}))
+
+    said = faults(folder, "energon", metadataset({"path": "more.yaml"}))
+
+    assert any(fault.startswith(f"{folder}/more.yaml:3: odd: this key") for fault in said), said
+
+
+@pytest.mark.parametrize(
+    ("tool", "content", "remedy"),
+    [
+        ("veomni", NANOTRON, "give --from nanotron"),
+        ("axolotl", VEOMNI, "give --from veomni"),
+        ("energon", AXOLOTL, "give --from axolotl"),
+        ("nanotron", "0.7 a 0.3 b", "give --from megatron"),
+        ("llm-foundry", {"version": 1, "seed": 2}, "is it the file that was meant?"),
+    ],
+)
+def test_a_file_of_another_tool_is_told_as_such_in_one_line(folder, tool, content, remedy):
+    (said,) = faults(folder, tool, content)
+
+    assert f"is no file of {tool}, which has {TOOLS[tool].sign}; {remedy}" in said
+
+
+@pytest.mark.parametrize(
+    ("tool", "content"),
+    [("axolotl", AXOLOTL), ("nanotron", NANOTRON), ("veomni", VEOMNI), ("megatron", "1 a")],
+)
+def test_a_file_is_of_one_tool(tool, content):
+    assert [name for name, other in TOOLS.items() if other.holds(content)] == [tool]
