@@ -208,10 +208,16 @@ class TrainConfig(StrictModel):
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
-        if self.optimizer.total_tokens is None and self.optimizer.warmup_steps > self.steps:
+        optimizer, steps = self.optimizer, self.steps
+        if optimizer.total_tokens is None and optimizer.warmup_steps > steps:
+            if "warmup_steps" not in optimizer.model_fields_set:
+                raise fault_at(
+                    f"steps is {steps}, less than the {optimizer.warmup_steps} that the learning rate warms up over "
+                    f"where optimizer.warmup_steps is not given; give it, at most {steps}",
+                    "steps",
+                )
             raise fault_at(
-                f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, more than steps "
-                f"{self.steps}; lower it",
+                f"optimizer.warmup_steps is {optimizer.warmup_steps}, more than steps {steps}; lower it",
                 *("optimizer", "warmup_steps"),
             )
         return self

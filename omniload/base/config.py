@@ -26,6 +26,7 @@ __all__ = [
     "line_of",
     "load_yaml",
     "parse_yaml",
+    "raise_faults",
     "read_text",
     "validated",
 ]
@@ -116,6 +117,27 @@ def fault_at(message: str, *at: str | int) -> PydanticCustomError:
     return PydanticCustomError("fault_at", "{said}", {"said": message, "at": at})
 
 
+def raise_faults(*checks: Iterable[PydanticCustomError]) -> None:
+    """Raise what several checks of a validator find, all of it at once.
+
+    Args:
+        checks: Each yields the faults that it finds, or raises one; see ``fault_at``.
+
+    Raises:
+        ValidationError: There is one.
+    """
+    found: list[PydanticCustomError] = []
+    for check in checks:
+        try:
+            for fault in check:
+                found.append(fault)  # noqa: PERF402 -- what came before one that is raised counts
+        except PydanticCustomError as raised:
+            found.append(raised)
+    if found:
+        details = [InitErrorDetails(type=fault, input=None) for fault in found]
+        raise ValidationError.from_exception_data("faults", details)
+
+
 def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> Model:
     """Build ``model`` from what a program gives; ``name`` stands for it in messages.
 
@@ -163,7 +185,8 @@ def _truths_as_numbers(
 def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Location, bool, str]]:
     """Return of each fault its place, whether a key is missing there, and what to say."""
     found: list[tuple[Location, bool, str]] = []
-    for fault in error.errors(include_url=False):
+    faults = error.errors(include_url=False)
+    for fault in faults:
         loc = tuple(fault["loc"]) + tuple(fault.get("ctx", {}).get("at", ()))
         # Looking for a near key takes a while: beyond what is shown, nobody reads it.
         unknown = fault["type"] == "extra_forbidden" and len(found) < _MOST_FAULTS
@@ -171,9 +194,13 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Locatio
         said = _said_of(fault)
         said += f"; did you mean {near!r}?" if near else "; remove it" if unknown else ""
         found.append((loc, fault["type"] == "missing", said))
-    # A list whose items fail is also reported itself; the items say it better.
+    # A list whose items fail is also reported itself; the items say it better. What a rule says is no such report.
     above = {loc[:i] for loc, *_ in found for i in range(1, len(loc))}
-    return [fault for fault in found if fault[0] not in above]
+    return [
+        fault
+        for fault, kind in zip(found, (each["type"] for each in faults), strict=True)
+        if fault[0] not in above or kind == "fault_at"
+    ]
 
 
 _LIMITS = {
@@ -300,16 +327,31 @@ def _place(
     """Find the file and the line of ``location``, and the part of it that exists there.
 
     Pydantic puts the tag of a union into its locations; a part that the file does
-    not hold is left out, unless it is the key that is missing.
+    not hold is left out, unless it is the key that is missing. The last part may stand deeper than the
+    location says, in what a model flattens.
     """
     node, shown = root, []
     file, line = (name, 1) if root is None else (root.file, root.line)
     for i, part in enumerate(location):
-        step = None if node is None else node.child(part)
-        if step is not None:
+        is_last = i == len(location) - 1
+        below: Location = () if node is None else (part,) if node.child(part) else ()
+        if node is not None and is_last and not below and not is_missing:
+            below = next(_deeper(node, part), ())
+        for key in below:
+            assert node is not None, "its keys were found"
+            step = node.child(key)
+            assert step is not None, "it was found"
             line, node = step
             file = node.file
-            shown.append(part)
-        elif is_missing and i == len(location) - 1:
+            shown.append(key)
+        if is_missing and is_last and not below:
             shown.append(part)
     return file, line, tuple(shown)
+
+
+def _deeper(node: Node, part: str | int) -> Iterator[Location]:
+    """Yield where a key stands in the mappings below a value."""
+    for key, (_, inner) in node.content.items() if isinstance(node.content, dict) else ():
+        if isinstance(inner.content, dict) and part in inner.content:
+            yield (key, part)
+        yield from ((key, *rest) for rest in _deeper(inner, part))

@@ -4,21 +4,22 @@ The file says what the user wrote. What only a run knows (ranks, mesh) is handed
 beside it, so one file serves any number of ranks.
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from omniload.base.config import StrictModel, fault_at, validated
+from omniload.base.config import StrictModel, fault_at, raise_faults, validated
 from omniload.base.settings.include import read_settings
 from omniload.base.units import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
-from omniload.mix.schema.caps import require_fractions
-from omniload.mix.schema.images import require_images_whole
-from omniload.mix.schema.pairs import require_pairs_whole
+from omniload.mix.schema.caps import beyond_fractions
+from omniload.mix.schema.images import images_cut
+from omniload.mix.schema.pairs import pairs_cut
 from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.stages import (
     LARGEST_STEP,
@@ -143,7 +144,9 @@ class MixConfig(StrictModel):
     """A declared mix of sources."""
 
     version: Literal[1, 2]
-    """Version of this format: 2 has groups of weights; a file of version 1 means what it meant."""
+    """Version of this format. 2 has groups of weights, stages by tokens, forms of ramps, ``include`` and variables; a
+    file of version 1 means what it meant. Keys that came later, such as ``where``, belong to both: a release that does
+    not know one refuses it by name."""
     seed: int = Field(ge=0, lt=1 << 63)
     """Decides every order; the same seed gives the same samples in every step."""
     sources: dict[Name, SourceConfig] = Field(min_length=1, max_length=32_767)
@@ -177,12 +180,14 @@ class MixConfig(StrictModel):
             raise fault_at("include came with version 2; write version: 2", "include")
         mix = content.get("mix")
         stages = mix.get("stages") if isinstance(mix, Mapping) else None
-        for i, stage in enumerate(stages if isinstance(stages, list | tuple) else ()):
-            for key, holds in came_with_version_2(stage):
-                raise fault_at(
-                    f"{holds}, and the file is of version 1; write version: 2",
-                    *("mix", "stages", i, key),
-                )
+        raise_faults(
+            fault_at(
+                f"{holds}, and the file is of version 1; write version: 2",
+                *("mix", "stages", i, key),
+            )
+            for i, stage in enumerate(stages if isinstance(stages, list | tuple) else ())
+            for key, holds in came_with_version_2(stage)
+        )
         return content
 
     @model_validator(mode="before")
@@ -226,20 +231,6 @@ class MixConfig(StrictModel):
         """Number the sources by name alone: numbers break ties of the mix and order its sums."""
         return dict(sorted(sources.items()))
 
-    @model_validator(mode="after")
-    def _sources_have_splits(self) -> Self:
-        """Hand down the splits: whoever is given a source is told what of it is drawn."""
-        for name, source in self.sources.items():
-            try:
-                self.sources[name] = self.inherited(source)
-            except PydanticCustomError as fault:
-                below = (fault.context or {}).get("at", ())
-                raise fault_at(
-                    f"sources.{name}.{fault.message()}",
-                    *(("sources", name, *below) if below else ("split",)),
-                ) from fault
-        return self
-
     @field_validator("batch")
     @classmethod
     def _micro_fits(cls, batch: BatchConfig) -> BatchConfig:
@@ -251,13 +242,42 @@ class MixConfig(StrictModel):
         return batch
 
     @model_validator(mode="after")
-    def _weights_name_declared_sources(self) -> Self:
+    def _holds_together(self) -> Self:
+        """Say at once whatever one key asks of another; each by itself is sound here."""
+        raise_faults(
+            self._faults_of_splits(),
+            self._faults_of_names(),
+            self._faults_of_caps(),
+            self._faults_of_rows(),
+            self._faults_of_text(),
+            images_cut(self.sources, self.pack.method, self.pack.overlong),
+            pairs_cut(self.sources, self.pack.method, self.pack.overlong),
+        )
+        return self
+
+    def _faults_of_splits(self) -> Iterator[PydanticCustomError]:
+        """Hand down the splits: whoever is given a source is told what of it is drawn."""
+        for name, source in self.sources.items():
+            try:
+                self.sources[name] = self.inherited(source)
+            except PydanticCustomError as fault:
+                below = (fault.context or {}).get("at", ())
+                yield fault_at(
+                    f"sources.{name}.{fault.message()}",
+                    *(("sources", name, *below) if below else ("split",)),
+                )
+
+    def _faults_of_names(self) -> Iterator[PydanticCustomError]:
         for i, stage in enumerate(self.mix.stages):
-            if unknown := sorted(stage.weights.keys() - self.sources.keys()):
-                raise fault_at(
-                    f"mix.stages[{i}].weights names {unknown[:_SHOWN]}, not among sources "
-                    f"{sorted(self.sources)[:_SHOWN]}; declare the source or remove the weight",
-                    *("mix", "stages", i, "weights", unknown[0]),
+            unknown = sorted(stage.weights.keys() - self.sources.keys())
+            for n, name in enumerate(unknown):
+                # Looking for a near name takes a while: nobody reads a thousand.
+                near = difflib.get_close_matches(name, self.sources, n=1) if n < _SHOWN else ()
+                meant = f"did you mean {near[0]!r}? " if near else ""
+                yield fault_at(
+                    f"{name!r} is not among sources {sorted(self.sources)[:_SHOWN]}; {meant}declare the source or "
+                    "remove the weight",
+                    *("mix", "stages", i, "weights", name),
                 )
         named = {
             name
@@ -265,71 +285,53 @@ class MixConfig(StrictModel):
             for name, weight in stage.weights.items()
             if weight > 0
         }
-        if unused := sorted(self.sources.keys() - named):
-            raise fault_at(
-                f"sources {unused[:_SHOWN]} have no weight in any stage; give them one or remove them",
-                *("sources", unused[0]),
+        for name in sorted(self.sources.keys() - named):
+            yield fault_at(
+                f"{name!r} has no weight in any stage; give it one or remove it", "sources", name
             )
-        return self
 
-    @model_validator(mode="after")
-    def _no_source_has_more_than_it_may(self) -> Self:
+    def _faults_of_caps(self) -> Iterator[PydanticCustomError]:
         capped = [name for name, source in self.sources.items() if source.max_fraction is not None]
         if capped and self.mix.stop == "each_once":
-            raise fault_at(
+            yield fault_at(
                 f"stop is each_once, where sources that are left take over the shares of those that ended, and "
                 f"{capped[0]} has a max_fraction; choose another stop, or leave max_fraction out",
                 *("sources", capped[0], "max_fraction"),
             )
-        require_fractions(self.sources, self.mix.stages)
-        return self
+        else:
+            yield from beyond_fractions(self.sources, self.mix.stages)
 
-    @model_validator(mode="after")
-    def _rows_fill_the_batch(self) -> Self:
+    def _faults_of_rows(self) -> Iterator[PydanticCustomError]:
         for key in ("tokens", "micro_tokens"):
             value = getattr(self.batch, key)
             if value % self.pack.length:
-                raise fault_at(
+                yield fault_at(
                     f"batch.{key} is {value}, not a multiple of pack.length {self.pack.length}; "
                     f"use {max(1, round(value / self.pack.length)) * self.pack.length}",
                     *("batch", key),
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _rows_can_be_held(self) -> Self:
         if self.rows_per_step > MOST_ROWS:
-            raise fault_at(
+            yield fault_at(
                 f"batch.tokens {self.batch.tokens} is {self.rows_per_step} rows of pack.length {self.pack.length}, "
                 f"more than {MOST_ROWS}; lower it, or use longer rows",
                 *("batch", "tokens"),
             )
         waiting = self.pack.lookahead_rows * self.pack.length
         if waiting > LARGEST_BATCH:
-            raise fault_at(
+            yield fault_at(
                 f"pack.lookahead_rows {self.pack.lookahead_rows} of pack.length {self.pack.length} is {waiting} tokens "
                 f"that wait for a row, more than {LARGEST_BATCH}; lower it to "
                 f"{LARGEST_BATCH // self.pack.length} or less",
                 *("pack", "lookahead_rows"),
             )
-        return self
 
-    @model_validator(mode="after")
-    def _text_has_a_tokenizer(self) -> Self:
-        if self.tokenizer is None:
-            for name, source in self.sources.items():
-                if source.holds_text:
-                    raise fault_at(
-                        f"sources.{name} holds text and there is no tokenizer; add a tokenizer",
-                        *("sources", name),
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _images_and_pairs_stay_whole(self) -> Self:
-        require_images_whole(self.sources, self.pack.method, self.pack.overlong)
-        require_pairs_whole(self.sources, self.pack.method, self.pack.overlong)
-        return self
+    def _faults_of_text(self) -> Iterator[PydanticCustomError]:
+        texts = [name for name, source in self.sources.items() if source.holds_text]
+        if texts and self.tokenizer is None:
+            yield fault_at(
+                f"sources.{texts[0]} holds text and there is no tokenizer; add a tokenizer",
+                *("sources", texts[0]),
+            )
 
     def inherited(self, source: SourceConfig) -> SourceConfig:
         """Return a source with what it leaves to the mix.

@@ -13,6 +13,7 @@ __all__ = ["LoaderState", "Stage", "sealed_order"]
 
 T = TypeVar("T")
 Stage = Literal["fresh", "running", "finished"]
+_SHOWN_KEYS = 8
 _VERSION = 1
 _MOST = 1 << 62
 _REMEDY = "resume from an earlier checkpoint"
@@ -66,6 +67,11 @@ class LoaderState:
         Raises:
             StateError: It is none, of another version, damaged, or out of range.
         """
+        if "version" not in state:
+            held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS]))
+            raise StateError(
+                f"this is no state of a loader: it has no version, and holds {held}; pass what state_dict() gave"
+            )
         require_version(state, _VERSION, of="loader")
         try:
             return cls._read(state)

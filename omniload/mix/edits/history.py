@@ -23,9 +23,9 @@ from omniload.mix.edits.edit import (
     require_no_secrets,
 )
 from omniload.mix.schedule import boundaries, stages_from, weights_at
-from omniload.mix.schema.caps import require_fractions
-from omniload.mix.schema.images import require_images_whole
-from omniload.mix.schema.pairs import require_pairs_whole
+from omniload.mix.schema.caps import beyond_fractions
+from omniload.mix.schema.images import images_cut
+from omniload.mix.schema.pairs import pairs_cut
 from omniload.mix.state import MixState
 
 __all__ = ["History", "require_open"]
@@ -205,10 +205,8 @@ class History:
         )
         after = History(self.base, (*self.edits, edit))
         after._mixes.update(self._mixes)  # else each edit would fold all that came before it
-        try:
-            require_fractions(after.latest.sources, stages)
-        except PydanticCustomError as fault:
-            raise ConfigError(fault.message()) from fault
+        for fault in beyond_fractions(after.latest.sources, stages):
+            raise ConfigError(fault.message())
         return after
 
     def _kept_behind(self, change: Change, behind: MixState | None) -> dict[str, Any] | None:
@@ -307,12 +305,14 @@ class History:
                 f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
                 "on words; put the source into the mix file and start a run that encodes images"
             )
+        every, packing = (
+            {**latest.sources, name: source},
+            (latest.pack.method, latest.pack.overlong),
+        )
         try:
             self.base.inherited(source)
-            pack = latest.pack
-            every = {**latest.sources, name: source}
-            require_images_whole(every, pack.method, pack.overlong)
-            require_pairs_whole(every, pack.method, pack.overlong)
+            for fault in (*images_cut(every, *packing), *pairs_cut(every, *packing)):
+                raise fault
         except PydanticCustomError as fault:
             raise ConfigError(f"source {name!r}: {fault.message()}") from fault
 

@@ -1,24 +1,27 @@
 """Caps on the shares of sources: what a mix must not do, whatever its weights come to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.stages import Stage
 from omniload.mix.sources import SourceBase
 
-__all__ = ["require_fractions", "require_repetitions"]
+__all__ = ["beyond_fractions", "require_repetitions"]
 
 _ROUNDING = 1e-9
 _SURE = 1.01
 """What a run draws is known to a hundredth where samples are measured; a cap itself holds to the record."""
 
 
-def require_fractions(sources: Mapping[str, SourceBase], stages: Sequence[Stage]) -> None:
-    """Refuse stages that give a source more than it may have; in a ramp it has no more than before or behind.
+def beyond_fractions(
+    sources: Mapping[str, SourceBase], stages: Sequence[Stage]
+) -> Iterator[PydanticCustomError]:
+    """Yield the stages that give a source more than it may have; in a ramp it has no more than before or behind.
 
-    Raises:
-        PydanticCustomError: Says which source, from which step on, and the weight that it may have there.
+    Each says which source, from which step on, and the weight that it may have there.
     """
     caps = {
         name: source.max_fraction
@@ -34,7 +37,7 @@ def require_fractions(sources: Mapping[str, SourceBase], stages: Sequence[Stage]
                     if weight == total
                     else (f"give it at most {cap * (total - weight) / (1 - cap):.6g} there")
                 )
-                raise fault_at(
+                yield fault_at(
                     f"{name} has {weight / total:.2%} of the mix from step {stage.from_step} on, more than its "
                     f"max_fraction {cap:.2%}: {least}, or raise the cap",
                     *("sources", name, "max_fraction"),

@@ -61,9 +61,22 @@ def test_a_fault_of_the_model_names_its_key(tmp_path):
         load_train(a_file(tmp_path, text))
 
 
-def test_a_warm_up_longer_than_the_run_is_refused():
-    with pytest.raises(ValidationError, match="warmup_steps is 10, more than steps 5"):
-        TrainConfig(version=1, mix="mix.yaml", steps=5)
+def test_a_warm_up_longer_than_the_run_is_refused(tmp_path):
+    text = SMALLEST.replace("100", "5") + "optimizer: {warmup_steps: 10}\n"
+
+    with pytest.raises(
+        ConfigError, match=r"yaml:4: .*warmup_steps is 10, more than steps 5; lower it"
+    ):
+        load_train(a_file(tmp_path, text))
+
+
+def test_a_warm_up_that_nobody_wrote_is_not_blamed_as_if_it_were_in_the_file(tmp_path):
+    text = SMALLEST.replace("100", "5") + "optimizer: {total_tokens: null}\n"
+
+    with pytest.raises(
+        ConfigError, match=r"yaml:3: steps: steps is 5, less than the 10 that .* give it, at most 5"
+    ):
+        load_train(a_file(tmp_path, text))
 
 
 def test_a_beta_of_one_is_refused_because_it_forgets_nothing():

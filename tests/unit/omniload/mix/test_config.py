@@ -80,8 +80,8 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"mix.stages.0.weights.web": -1}, "mix.stages.0.weights.web: "),
         ({"mix.stages.0.weights.web": float("inf")}, "mix.stages.0.weights.web: "),
         ({"mix.stages.0.weights": {"web": 0, "code": 0}}, "weights are all 0"),
-        ({"mix.stages.0.weights.books": 1}, r"names \['books'\], not among sources"),
-        ({"mix.stages.0.weights.web": 0}, r"sources \['web'\] have no weight in any stage"),
+        ({"mix.stages.0.weights.books": 1}, r"weights\.books: 'books' is not among sources"),
+        ({"mix.stages.0.weights.web": 0}, "sources.web: 'web' has no weight in any stage"),
         ({"mix.stages.0.from_step": 5}, "the first stage starts at step 0"),
         ({"mix.stages.0.ramp_steps": 5}, "nothing comes before the first stage"),
         ({"batch.tokens": 65_000}, "not a multiple of pack.length 4000; use 64000"),
@@ -228,3 +228,50 @@ def test_small_steps_are_made_further_ahead_and_several_at_once(tokens, asked, a
     mix = a_mix(rows=tokens // 1024, length=1024, micro_rows=1, runtime={"prefetch_steps": asked})
 
     assert (mix.steps_ahead, mix.steps_at_once) == (ahead, at_once)
+
+
+def test_what_keys_ask_of_each_other_is_reported_together_each_with_its_line():
+    text = """\
+version: 2
+seed: 1
+sources:
+  web: {type: jsonl, path: "web/*.jsonl", split: held}
+  code: {type: parquet, path: a.parquet, text: content}
+  idle: {type: parquet, path: b.parquet, tokens: ids}
+mix:
+  stages:
+  - weights:
+      web: 3
+      books: 1
+      programs:
+        weight: 2
+        of:
+          cod: 1
+          more: {weight: 1, of: {rust: 1, code: 1}}
+pack: {length: 4k}
+batch:
+  tokens: 64001
+  micro_tokens: 8001
+"""
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, MixConfig, name="mix.yaml")
+
+    assert [fault.split(" ", 2)[:2] for fault in str(caught.value).splitlines()] == [
+        ["mix.yaml:4:", "sources.web.split:"],
+        ["mix.yaml:5:", "sources.code:"],  # no tokenizer
+        ["mix.yaml:6:", "sources.idle:"],  # no weight
+        ["mix.yaml:11:", "mix.stages.0.weights.books:"],
+        ["mix.yaml:15:", "mix.stages.0.weights.programs.of.cod:"],
+        ["mix.yaml:16:", "mix.stages.0.weights.programs.of.more.of.rust:"],
+        ["mix.yaml:19:", "batch.tokens:"],
+        ["mix.yaml:20:", "batch.micro_tokens:"],
+    ]
+
+
+def test_a_thousand_names_that_are_not_sources_are_told_in_little_time_and_few_lines():
+    weights = {f"s{i}": 1 for i in range(1000)}
+
+    found = fault_of({"version": 2, "mix.stages.0.weights": weights}).splitlines()
+
+    assert len(found) == 51
+    assert found[-1] == "and 952 more faults"

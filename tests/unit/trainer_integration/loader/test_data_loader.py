@@ -277,6 +277,13 @@ def test_a_damaged_state_is_refused_when_it_is_loaded(harm, message):
         loader.load_state_dict(state)
 
 
+def test_what_is_no_state_of_a_loader_is_told_as_such_and_not_as_of_another_release():
+    with pytest.raises(
+        StateError, match="no state of a loader: it has no version, and holds 'a', 'b'"
+    ):
+        DataLoader(Numbers(4)).load_state_dict({"a": 1, "b": 2})
+
+
 def test_what_is_no_state_is_refused():
     with pytest.raises(StateError, match="of type list"):
         DataLoader(Numbers(3)).load_state_dict([1])
