@@ -19,7 +19,7 @@ __all__ = ["TOOLS", "read_as"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class _Tool:
     """A tool, by its files."""
 
     read: Callable[[object, Asked], Imported]
@@ -42,24 +42,24 @@ def _with_sources(kind: type) -> Callable[[object], bool]:
     return holds
 
 
-TOOLS: Mapping[str, Tool] = {
-    "axolotl": Tool(
+TOOLS: Mapping[str, _Tool] = {
+    "axolotl": _Tool(
         read=axolotl.read,
         sign="a list of datasets",
         holds=_with("datasets", "pretraining_dataset"),
     ),
-    "energon": Tool(read=energon.read, sign="splits", holds=_with("splits")),
-    "llm-foundry": Tool(read=llm_foundry.read, sign="a train_loader", holds=_with("train_loader")),
-    "megatron": Tool(
+    "energon": _Tool(read=energon.read, sign="splits", holds=_with("splits")),
+    "llm-foundry": _Tool(read=llm_foundry.read, sign="a train_loader", holds=_with("train_loader")),
+    "megatron": _Tool(
         read=megatron.read,
         sign="words of --data-path, or JSON with train",
         holds=lambda document: isinstance(document, str | list) or _with("train")(document),
     ),
-    "nanotron": Tool(read=nanotron.read, sign="data_stages", holds=_with("data_stages")),
-    "olmo-core": Tool(
+    "nanotron": _Tool(read=nanotron.read, sign="data_stages", holds=_with("data_stages")),
+    "olmo-core": _Tool(
         read=olmo_core.read, sign="sources, a list of mappings", holds=_with_sources(dict)
     ),
-    "veomni": Tool(read=veomni.read, sign="sources, a list of paths", holds=_with_sources(str)),
+    "veomni": _Tool(read=veomni.read, sign="sources, a list of paths", holds=_with_sources(str)),
 }
 """A tool by its name, as the command line says it."""
 
