@@ -66,8 +66,13 @@ def _shard(where: str, value: object) -> MdsShard:
     columns = _texts(where, value, "column_names")
     encodings = _texts(where, value, "column_encodings")
     sizes = value.get("column_sizes")
-    if not isinstance(sizes, list) or not len(columns) == len(encodings) == len(sizes):
+    if not isinstance(sizes, list):
         raise _fault(where, "column_sizes", sizes)
+    for key, listed in (("column_encodings", encodings), ("column_sizes", sizes)):
+        if len(listed) != len(columns):
+            raise IntegrityError(
+                f"{where}: {key} has {len(listed)} entries for {len(columns)} columns; the index is corrupt, replace it"
+            )
     return MdsShard(
         name=_file(where, raw),
         zipped="" if zipped is None else _file(where, zipped),

@@ -35,8 +35,11 @@ def a_launch(rank, restarts, world_size=3):
 
 
 def started(connect, counted):
-    """Start ranks whose agents counted so many restarts; the last rank comes first."""
-    found = {}
+    """Start ranks whose agents counted so many restarts; the last rank comes first.
+
+    An agent ends its ranks before it starts them again, so rank 0 answers no more when this returns.
+    """
+    found, before = {}, set(threading.enumerate())
 
     def start(rank):
         found[rank] = agreed_start(connect(), a_launch(rank, counted[rank]), LIMIT_S)
@@ -45,6 +48,8 @@ def started(connect, counted):
     for thread in threads:
         thread.start()
     for thread in threads:
+        thread.join(LIMIT_S)
+    for thread in set(threading.enumerate()) - before:
         thread.join(LIMIT_S)
     return [found.get(rank) for rank in range(3)]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError
 from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, mix_text
-from omniload.importing.tools import TOOLS
+from omniload.importing.tools import TOOLS, read_as
 from omniload.mix.config import MixConfig
 
 KEYS = st.sampled_from([
@@ -44,7 +44,7 @@ def test_any_document_is_a_mix_or_a_fault(tmp_path_factory, tool, document):
     sizes = {"row_tokens": 8, "step_tokens": 64, "micro_tokens": None, "seed": None}
     # Any other error is a fault of ours, and fails the test.
     with suppress(ConfigError):
-        found = TOOLS[tool](document, asked)
+        found = read_as(tool, document, asked)
         report.raise_faults("file.yaml")
         text = mix_text(
             found,
