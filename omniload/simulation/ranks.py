@@ -141,8 +141,8 @@ class LocalRank(Rank):
             self.wire.carry(self.process, self.process, self._hand_out)
 
     def _hand_out(self) -> None:
-        if self._waiting is None:
-            return  # woken twice
+        if self._waiting is None or not self.constructor.machine.has(self._waiting[0]):
+            return  # woken twice: by now it may wait for a step that is not built
         step, have = self._waiting
         self._waiting = None
         is_known = step < self._told_next and self.constructor.machine.has(step + 1)

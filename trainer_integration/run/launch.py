@@ -123,6 +123,10 @@ class Launcher:
         self._damaged: dict[int, str] = {}
         self._data_end: int | None = None
         self._patience: threading.Timer | None = None
+        self._ended = threading.Event()
+        self._watch = threading.Thread(
+            target=self._watch_memory, name="omniload-memory", daemon=True
+        )
 
     @property
     def train(self) -> TrainConfig:
@@ -196,22 +200,18 @@ class Launcher:
 
     def _logged(self) -> int:
         """Run while the log is open, and leave no thread that would write to it later."""
-        ended = threading.Event()
-        watch = threading.Thread(
-            target=self._watch_memory, args=(ended,), name="omniload-memory", daemon=True
-        )
-        watch.start()
+        self._watch.start()
         try:
             return self._supervise()
         except SystemExit:  # what Ray makes of a SIGTERM while it is starting
-            self._tell("end", "interrupted")
+            self._end("interrupted")
             return INTERRUPTED_EXIT
         finally:
             self._stop_ranks()
-            ended.set()
+            self._ended.set()
             if self._patience is not None:
                 self._patience.cancel()
-            watch.join()
+            self._watch.join()
 
     def _supervise(self) -> int:
         event: Event = Start()
@@ -232,10 +232,10 @@ class Launcher:
                 self._ask_ranks()
             case Succeed():
                 end = self._data_end
-                self._tell("end", "done" if end is None else f"done: the data ended at step {end}")
+                self._end("done" if end is None else f"done: the data ended at step {end}")
                 return 0
             case GiveUp(reason=reason, exit_code=code):
-                self._tell("end", reason)
+                self._end(reason)
                 return code
             case _:
                 assert_never(command)
@@ -375,8 +375,14 @@ class Launcher:
         )
         self._events.put(Stop())
 
-    def _watch_memory(self, ended: threading.Event) -> None:
-        while not ended.wait(_MEMORY_EVERY_S):
+    def _end(self, detail: str) -> None:
+        """Tell how the run ended; that is the last line of its log, so memory is sampled no more."""
+        self._ended.set()
+        self._watch.join()
+        self._tell("end", detail)
+
+    def _watch_memory(self) -> None:
+        while not self._ended.wait(_MEMORY_EVERY_S):
             attempt = self._attempt
             if attempt is not None and attempt.ranks:
                 self._log.memory(pss_by_role(self.pids), attempt=attempt.number)

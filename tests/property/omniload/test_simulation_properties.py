@@ -59,6 +59,34 @@ def jobs(draw):
     )
 
 
+@settings(max_examples=30)
+@given(
+    messages=st.lists(st.floats(1e-9, 0.1), min_size=1, max_size=4),
+    builds=st.tuples(st.floats(1e-9, 0.1), st.floats(1e-9, 0.1)),
+    read_s=st.floats(1e-9, 0.1),
+    ahead=st.sampled_from([1, 4, 8]),
+)
+def test_a_rank_in_the_process_of_its_plane_takes_no_step_before_it_is_built(
+    messages, builds, read_s, ahead
+):
+    """A rank is woken by every window that is built, and may have gone on when it wakes."""
+    profile = a_profile()
+    slices_s, rows_s = builds
+    job = a_job(a_mix(rows=16, runtime={"kind": "local", "prefetch_steps": ahead}), ranks=1)
+    costs = {
+        "messages": {"latencies_s": tuple(messages)},
+        "builds": {"slices_request_s": slices_s, "rows_s": rows_s},
+    }
+    changed = {
+        kind: {"local": getattr(profile, kind)["local"].model_copy(update=update)}
+        for kind, update in costs.items()
+    }
+    sources = {name: some_costs(3, read_s=read_s, block_s=1e-4) for name in ("web", "code")}
+    profile = planned(profile.model_copy(update={**changed, "sources": sources}), job)
+
+    assert simulate(job, profile).seconds > 0
+
+
 def slower(costs, times):
     """Return costs of which every second is so many times as long."""
     found = {
