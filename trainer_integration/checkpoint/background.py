@@ -97,27 +97,24 @@ class BackgroundSaver:
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy into the buffers of the last save, which are made where they do not fit."""
         for name, tensor in tensors.items():
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            held = self._copy.get(name)
-            buffer = held.to_local() if isinstance(held, DTensor) else held
-            if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
-                pinned = local.device.type == "cuda"
-                buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=pinned)
-            buffer.copy_(local.detach(), non_blocking=True)
-            self._copy[name] = (
-                DTensor.from_local(
-                    buffer,
-                    tensor.device_mesh,
-                    tensor.placements,
-                    run_check=False,
-                    # The last part of a sharded tensor may be shorter than the others.
-                    shape=tensor.shape,
-                    stride=tensor.stride(),
-                )
-                if isinstance(tensor, DTensor)
-                else buffer
-            )
+            buffer = self._copy.get(name)
+            if buffer is None or _form_of(buffer) != _form_of(tensor):
+                pinned = tensor.device.type == "cuda"
+                # Of a shard too: what it is a shard of stays, wherever its numbers lie.
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+            _held(buffer).copy_(_held(tensor), non_blocking=True)
+            self._copy[name] = buffer
         for gone in self._copy.keys() - tensors.keys():
             del self._copy[gone]
         if any(tensor.device.type == "cuda" for tensor in tensors.values()):
             torch.cuda.synchronize()
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, without its gradient."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _form_of(tensor: Tensor) -> tuple[object, ...]:
+    shards = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else ()
+    return (tensor.shape, tensor.dtype, *shards)

@@ -24,7 +24,8 @@ _ALIGNED_BYTES = 16
 def grouped_gemm(x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
     """Multiply each expert's rows by its matrix: ``x[rows of e] @ weight[e].T``, ``[S, O]``.
 
-    The ends stay on the device. Rows beyond the last end are not computed, forward or backward:
+    The ends stay on the device: by torch's own code, a GPU is waited for where its kernel is not the fast one, which
+    takes BF16 on Hopper and later. Rows beyond the last end are not computed, forward or backward:
     what stands there is no number to rely on.
 
     Args:

@@ -23,7 +23,7 @@ from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.collectives import Peers
 from trainer_integration.moe.parallel.ep_transport import chosen_transport
-from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.moe.parallel.process_groups import BACKENDS, ProcessGroups
 from trainer_integration.moe.parallel.sharding import shard_over
 from trainer_integration.moe.parallel.sp_attention import replicas_of, volume_ratio
 from trainer_integration.run.rank_spec import RankSpec
@@ -53,7 +53,7 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
         return
     with stage("process_group", restarted(spec.attempt)):
         dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
+            BACKENDS[device],
             store=_store(spec),
             rank=spec.rank,
             world_size=parallel.num_ranks,

@@ -185,6 +185,23 @@ def test_an_evaluation_is_the_same_on_every_mesh_also_where_shares_are_unequal(r
             assert found.loss == pytest.approx(expected.loss, abs=1e-5)
 
 
+def test_ranks_of_gpus_send_what_lies_on_the_host_too(tmp_path):
+    """Figures of a step, sums of an evaluation, seals of a checkpoint: NCCL, alone, takes none of them."""
+    mix = a_corpus(tmp_path, records=30, shards=1, longest=30, mix={"stop": "each_once"})
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())
+    expected = moe_cases.evaluated(ALONE, spec=spec)
+    saved, kept = moe_cases.trained(ALONE, steps=1, folder=str(tmp_path / "alone"), save=1)
+
+    with Ranks(2, device="cuda") as ranks:
+        evaluations = ranks.run(moe_cases.evaluated, dp=1, sp=2, spec=spec)
+        found = ranks.run(moe_cases.trained, dp=2, steps=1, folder=str(tmp_path / "two"), save=1)
+
+    assert all(e.labels == expected.labels for e in evaluations)
+    for losses, tensors in found:
+        assert losses == pytest.approx(saved, abs=1e-5)
+        assert tensors.keys() == kept.keys()
+
+
 def test_the_measured_bytes_of_the_transports_cross_where_a_token_has_as_many_experts_as_ranks(
     ranks,
 ):

@@ -12,14 +12,16 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from tests.support.trainer.fake_gpus import without_gpus
+from trainer_integration.moe.parallel.process_groups import BACKENDS, ProcessGroups
 
 ANSWER_S = 60
 
 
 class Ranks:
-    def __init__(self, num_ranks):
-        self._num_ranks = num_ranks
+    def __init__(self, num_ranks, device="cpu"):
+        """Start ranks; for ``cuda`` what they send between GPUs goes nowhere, and what lies on the host arrives."""
+        self._num_ranks, self._device = num_ranks, device
         self._pipes, self._processes = [], []
 
     def run(self, case, *, dp=1, sp=1, **arguments):
@@ -46,7 +48,7 @@ class Ranks:
             pipes[0].send(("host",))
             port = self._answer(pipes[0])
             for pipe in pipes:
-                pipe.send(("join", port, *shape))
+                pipe.send(("join", port, *shape, self._device))
             for pipe in pipes:
                 self._answer(pipe)
         for pipe in pipes:
@@ -108,12 +110,16 @@ def _host(here):
     return here["store"].port
 
 
-def _join(here, port, dp, sp):
+def _join(here, port, dp, sp, device):
     store = here.pop("store", None) or dist.TCPStore("127.0.0.1", port)
     dist.init_process_group(
-        "gloo", store=store, rank=here["rank"], world_size=dp * sp, timeout=timedelta(seconds=30)
+        without_gpus(BACKENDS[device]),
+        store=store,
+        rank=here["rank"],
+        world_size=dp * sp,
+        timeout=timedelta(seconds=30),
     )
-    here["groups"] = ProcessGroups.of(dp, sp)
+    here["groups"] = ProcessGroups.of(dp, sp, device)
 
 
 def _run(here, case, arguments):

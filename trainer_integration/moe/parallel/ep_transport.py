@@ -10,7 +10,7 @@ ag_rs     all tokens go to all ranks, which pick theirs; sums    ``(n - 1)`` tim
           over local experts are scattered back and added up
 ========= ====================================================== ==========================================
 
-``a2a`` needs the number of rows on the host, for which a GPU has to be waited for once a layer;
+``a2a`` needs the number of rows on the host, for which a GPU has to be waited for once a layer, forward;
 ``ag_rs`` and ``local`` leave everything on the device.
 
 Shape suffixes:
@@ -94,13 +94,13 @@ class AllToAll(Transport):
         peers = self._peers
         row_map = RowMap.of(experts_NK, self._num_experts, drops=self._drops)
         counts_PPE = self._counts(row_map)
-        self._send = counts_PPE[peers.rank].sum(-1).tolist()
-        self._receive = counts_PPE[:, peers.rank].sum(-1).tolist()
+        rows_PP = _on_host(counts_PPE.sum(-1))
+        self._send, self._receive = rows_PP[peers.rank], [sent[peers.rank] for sent in rows_PP]
         self._row_map = row_map = row_map.first(sum(self._send))
         rows = peers.exchange(dispatch(x_ND, row_map), self._send, self._receive, "dispatch")
         gates = peers.exchange(row_map.gates(gates_NK), self._send, self._receive, "gates")
-        counts_PE = counts_PPE[:, peers.rank].to(x_ND.device)
-        self._order_S, self._inverse_S = _by_expert_then_source(counts_PE)
+        counts_PE = counts_PPE[:, peers.rank]
+        self._order_S, self._inverse_S = _by_expert_then_source(counts_PE, sum(self._receive))
         return Slots(
             rows_SD=permute(rows, self._order_S, self._inverse_S),
             gates_S=permute(gates, self._order_S, self._inverse_S),
@@ -114,12 +114,12 @@ class AllToAll(Transport):
         return combine(returned, self._row_map)
 
     def _counts(self, row_map: RowMap) -> Tensor:
-        """Return how many rows each rank has for each expert of each rank, on the host."""
+        """Return how many rows each rank has for each expert of each rank."""
         peers = self._peers
         own_E = torch.diff(row_map.ends_E, prepend=row_map.ends_E.new_zeros(1))
         with torch.no_grad():
             counts = peers.gather(own_E, "routing")
-        return counts.view(peers.size, peers.size, -1).cpu()
+        return counts.view(peers.size, peers.size, -1)
 
 
 class AllGatherReduceScatter(Transport):
@@ -171,11 +171,19 @@ def chosen_transport(
     return "ag_rs" if top_k > (peers if crossover is None else crossover) else "a2a"
 
 
-def _by_expert_then_source(counts_PE: Tensor) -> tuple[Tensor, Tensor]:
+def _on_host(rows_PP: Tensor) -> list[list[int]]:
+    """Return how many rows go from rank to rank: the one number of a layer for which a GPU is waited for."""
+    found: list[list[int]] = rows_PP.tolist()
+    return found
+
+
+def _by_expert_then_source(counts_PE: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """Return the order that sorts rows that arrived by (source, expert) by (expert, source), and its inverse."""
     num_peers, num_experts = counts_PE.shape
     experts = torch.arange(num_experts, device=counts_PE.device).repeat(num_peers)
-    order_S = torch.argsort(experts.repeat_interleave(counts_PE.flatten()), stable=True)
+    # Not told how many they are, it would ask the device.
+    arrived_S = experts.repeat_interleave(counts_PE.flatten(), output_size=num_rows)
+    order_S = torch.argsort(arrived_S, stable=True)
     inverse_S = torch.empty_like(order_S)
     inverse_S[order_S] = torch.arange(len(order_S), device=order_S.device)
     return order_S, inverse_S

@@ -19,7 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
 
-__all__ = ["ProcessGroups"]
+__all__ = ["BACKENDS", "ProcessGroups"]
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""What carries messages, by the device of the model. Figures of a step, sums of an evaluation and seals of a checkpoint
+lie on the host, also where the model does not, and NCCL takes tensors of GPUs alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,10 @@ import threading
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor, Shard
 
 from omniload.base.errors import StateError
+from tests.support.trainer.fake_gpus import a_rank_of_many, fake_tensors
 from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
@@ -87,3 +89,27 @@ def test_a_save_that_fails_is_told_when_it_is_waited_for_and_the_next_may_follow
 
     saver.start(2, tensors, LOADER, {})
     assert saver.finish().step == 2
+
+
+def test_the_copy_of_what_lies_on_a_gpu_lies_on_the_host_also_of_a_shard(monkeypatch):
+    """Of shards, torch would put the copy back to where the shards lie: a second model on each GPU."""
+    taken = []
+
+    class Noted:
+        def write(self, _step, tensors, *_rest):
+            taken.append(tensors)
+
+    with a_rank_of_many(2, 1, device="cuda") as groups, fake_tensors(monkeypatch):
+        whole = torch.empty(6, 4, device="cuda")
+        part = torch.empty(3, 4, device="cuda")
+        shard = DTensor.from_local(part, groups.mesh["dp"], (Shard(0),), run_check=False)
+        saver = BackgroundSaver(Noted())
+        for step in (1, 2):
+            saver.start(step, {"whole": whole, "shard": shard}, LOADER, {})
+            saver.finish()
+
+    first, second = taken
+    assert first["whole"].device.type == first["shard"].to_local().device.type == "cpu"
+    assert first["shard"].placements == shard.placements
+    assert (first["shard"].shape, first["shard"].to_local().shape) == ((6, 4), (3, 4))
+    assert all(first[name] is second[name] for name in first)

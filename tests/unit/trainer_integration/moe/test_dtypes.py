@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from omniload.batch.slices import slice_for_cp
+from tests.support.trainer.fake_gpus import a_rank_of_many
 from tests.support.trainer.moe_builders import (
     a_config,
     a_microbatch,
@@ -12,6 +14,7 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
+from trainer_integration.moe.parallel import ep_transport
 from trainer_integration.moe.row_map import RowMap, combine, dispatch
 
 INPUTS = ModelInputs.of(a_microbatch(rows_of(0)))
@@ -54,6 +57,35 @@ def test_a_step_asks_the_device_for_no_number(varlen, given):
     output = model(inputs)
     (output.token_loss + output.balance_loss + output.z_loss).backward()
 
+    assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("given", [{}, {"capacity_factor": 1.0, "bias_rate": 0.01}])
+@pytest.mark.parametrize(("transport", "waits"), [("ag_rs", 0), ("a2a", 1)])
+def test_a_layer_that_peers_share_waits_for_the_device_where_all_to_all_must_know_how_many_rows_go(
+    monkeypatch, transport, waits, given, varlen
+):
+    """Once a layer with ``a2a``, with ``ag_rs`` never; backward never."""
+    asked, peers = [], 4
+
+    def on_host(rows_PP):
+        asked.append(tuple(rows_PP.shape))
+        return [[6] * peers] * peers
+
+    monkeypatch.setattr(ep_transport, "_on_host", on_host)
+    config = a_config(hidden=32, num_kv_heads=4, **given)
+    part = slice_for_cp(a_microbatch(rows_of(0)), 0, peers)
+
+    with a_rank_of_many(1, peers) as groups:
+        with torch.device("meta"):
+            model = MoETransformer(
+                config, peers=groups.sp, transport=transport, dtype=torch.bfloat16
+            )
+        output = model(ModelInputs.of(part, groups.sp, "meta", varlen=varlen))
+        (output.token_loss + output.balance_loss + output.z_loss).backward()
+
+    assert asked == [(peers, peers)] * waits * config.num_layers
     assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
 
 
