@@ -17,10 +17,11 @@ from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.units import decimal_of, format_bytes
 from omniload.commands.runs.top import once_option, roles_view, status_json, watch_until_interrupted
 from omniload.front.launch import Launch, launch_of
+from omniload.mix.config import MixConfig
 from trainer_integration.checkpoint.file_digests import write_synced
 from trainer_integration.config import load_train
 from trainer_integration.report.display import JobConsole, RunDisplay, print_proof, print_summary
-from trainer_integration.report.keeping import kept_report
+from trainer_integration.report.keeping import ReportProcess, kept_report
 from trainer_integration.report.proof import Proof, prove
 from trainer_integration.report.report import read_finished, write_report
 from trainer_integration.report.watching import run_line, run_now
@@ -132,10 +133,24 @@ def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, 
 
     if launch.rank:
         return run_rank(config, launch, resume)
-    with RunDisplay(JobConsole()) as display:
+    with ReportProcess() as report, _ReportedDisplay(JobConsole(), report) as display:
         code = run_rank(config, launch, resume, display=display, profile=profile)
     _report(_folder_of(config))
     return code
+
+
+class _ReportedDisplay(RunDisplay):
+    """Shows a job, and has its report kept from when its run is known."""
+
+    def __init__(self, console: Console, report: ReportProcess) -> None:
+        super().__init__(console)
+        self._report = report
+
+    @override
+    def expect(self, steps: int, mix: MixConfig, run_dir: Path | None = None) -> None:
+        super().expect(steps, mix, run_dir)
+        if run_dir is not None:
+            self._report.start(run_dir)
 
 
 @command.command("verify")
@@ -250,17 +265,15 @@ def _plane_of(folder: Path) -> PlaneStatus | None:
 @click.argument("folder", type=_FOLDER)
 @click.option("--step", type=click.IntRange(min=0), help="Checkpoint; the newest by default.")
 def export(run: Path, folder: Path, step: int | None) -> None:
-    """Write the model of RUN to FOLDER as Hugging Face's Mixtral.
+    """Write the model of RUN to FOLDER as Hugging Face's Mixtral, with the tokenizer that its mix names.
 
     \b
     Example:
       omniload train export demo/run model
     """  # noqa: D301 -- click's own marker
-    from trainer_integration.export.files import write_mixtral  # noqa: PLC0415 -- torch takes seconds
-    from trainer_integration.export.from_run import model_of_run  # noqa: PLC0415
+    from trainer_integration.export.from_run import export_run  # noqa: PLC0415 -- torch takes seconds
 
-    found = model_of_run(_folder_of(run), _checkpoints_of(run), step)
-    write_mixtral(found.model, folder, longest=found.mix.pack.length)
+    found = export_run(_folder_of(run), _checkpoints_of(run), folder, step)
     click.echo(f"step {found.step}: {folder.resolve()}")
 
 

@@ -1,11 +1,17 @@
 """The included model and Hugging Face's Mixtral: the same logits from the same files, both ways."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from tests.support.trainer.moe_builders import a_microbatch, a_model, documents_of
 from trainer_integration.export.files import read_mixtral, write_mixtral
+from trainer_integration.export.from_run import model_of_run
+from trainer_integration.export.sampling import continued
 from trainer_integration.moe.inputs import ModelInputs
 
 DOCUMENT = documents_of([24], seed=4)[0]
@@ -53,3 +59,39 @@ def test_a_model_of_transformers_has_the_same_logits_here(tmp_path, shard):
     ours = read_mixtral(tmp_path)
 
     assert (our_logits(ours) - their_logits(theirs)).abs().max() <= 1e-5
+
+
+def omniload(*words):
+    command = [sys.executable, "-m", "omniload", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_run_goes_from_its_file_to_text_by_transformers(mix):
+    """Trained on a mix with a tokenizer of its own, sampled from, exported, and both read back by their own classes."""
+    folder = mix.parent
+    shape = {"dim": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden": 32}
+    content = {"version": 1, "mix": mix.name, "steps": 3, "run_dir": "trained"}
+    content |= {"model": shape | {"num_experts": 4}, "optimizer": {"warmup_steps": 1, "lr": 0.01}}
+    config = folder / "train.yaml"
+    config.write_text(json.dumps(content))
+
+    omniload("train", "run", config)
+    sampled = omniload("train", "sample", config, "--prompt", "def main(", "--tokens", 5)
+    omniload("train", "export", config, folder / "model")
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    ids = tokenizer("def main(", return_tensors="pt").input_ids
+    trained = model_of_run(folder / "trained", str(folder / "trained" / "checkpoints"))
+    end = tokenizer.convert_tokens_to_ids("<eos>")
+    assert sampled.startswith("def main(")
+    assert tokenizer.eos_token == "<eos>"
+    assert (model.config.bos_token_id, model.generation_config.eos_token_id) == (None, end)
+    written = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0]
+    expected = continued(trained.model, ids[0].tolist(), 8, temperature=0)
+    assert end not in expected
+    assert written[ids.shape[1] :].tolist() == expected
+    modes = {path.stat().st_mode for path in (folder / "model").iterdir()}
+    assert len(modes) == 1, "some files are kept from who may read the others"

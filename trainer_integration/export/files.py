@@ -11,6 +11,8 @@ from torch import Tensor
 from omniload.base.errors import ConfigError, IntegrityError, StateError, system_refusals
 from omniload.base.reading import read_kept_file
 from omniload.base.state import JsonObject
+from omniload.mix.config import BpeTokenizer, TokenizerConfig
+from omniload.source.tokenize import read_tokenizer
 from trainer_integration.export.mixtral import (
     from_mixtral,
     mixtral_config,
@@ -20,7 +22,7 @@ from trainer_integration.export.mixtral import (
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.vision.model import VisionLanguageModel
 
-__all__ = ["read_mixtral", "write_mixtral"]
+__all__ = ["read_mixtral", "write_mixtral", "write_tokenizer"]
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -28,13 +30,16 @@ _MOST_BYTES = 16 << 20
 
 
 @system_refusals("the exported model")
-def write_mixtral(model: MoETransformer, folder: Path, *, longest: int) -> None:
+def write_mixtral(
+    model: MoETransformer, folder: Path, *, longest: int, end_of_document: int | None = None
+) -> None:
     """Write a whole model so that ``MixtralForCausalLM.from_pretrained(folder)`` reads it.
 
     Args:
         model: One that no ranks share.
         folder: A new one, or an empty one.
         longest: Tokens of the longest context it was trained on.
+        end_of_document: Token that ends a document, at which ``generate`` stops; ``None`` where none does.
 
     Raises:
         ConfigError: Mixtral cannot compute what it does.
@@ -46,13 +51,33 @@ def write_mixtral(model: MoETransformer, folder: Path, *, longest: int) -> None:
             "the run was trained on images, and Mixtral has no encoder for them; load its checkpoint into a "
             "trainer_integration.vision model"
         )
-    config = mixtral_config(model.config, longest=longest)
+    config = mixtral_config(model.config, longest=longest, end_of_document=end_of_document)
     folder.mkdir(parents=True, exist_ok=True)
     if held := sorted(path.name for path in folder.iterdir()):
         raise StateError(f"{folder} holds {held[:3]}; give a new folder")
     tensors = to_mixtral(model.state_dict(), model.config)
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    (folder / _CONFIG).touch()
+    # The library keeps the file to its owner; who may read the folder is decided as for every other file.
+    (folder / _WEIGHTS).chmod((folder / _CONFIG).stat().st_mode)
     (folder / _CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+@system_refusals("the exported model")
+def write_tokenizer(config: TokenizerConfig, base_dir: Path, folder: Path) -> None:
+    """Put the tokenizer beside the model, so that ``AutoTokenizer.from_pretrained(folder)`` reads it.
+
+    Nothing is written of a tokenizer that has no file: bytes are their own token ids.
+
+    Raises:
+        ConfigError: Its file is no longer there.
+    """
+    if not isinstance(config, BpeTokenizer):
+        return
+    content = read_tokenizer(base_dir / config.path)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": config.end_of_document}
+    (folder / "tokenizer.json").write_bytes(content)
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
 
 
 def read_mixtral(folder: Path) -> MoETransformer:

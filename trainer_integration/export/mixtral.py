@@ -33,12 +33,15 @@ _TOP = {
 }
 
 
-def mixtral_config(config: MoEConfig, *, longest: int) -> JsonObject:
+def mixtral_config(
+    config: MoEConfig, *, longest: int, end_of_document: int | None = None
+) -> JsonObject:
     """Return what ``config.json`` of the exported model holds.
 
     Args:
         config: The model.
         longest: Tokens of the longest context it was trained on, for those who ask.
+        end_of_document: Token at which generation ends; unsaid, transformers would end at token 2, whatever it is.
 
     Raises:
         ConfigError: Mixtral cannot compute what the model does.
@@ -63,6 +66,8 @@ def mixtral_config(config: MoEConfig, *, longest: int) -> JsonObject:
         "sliding_window": None,
         "hidden_act": "silu",
         "torch_dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": end_of_document,
     }
 
 

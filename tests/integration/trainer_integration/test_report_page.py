@@ -5,14 +5,17 @@ import queue
 import shutil
 import subprocess
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_memory, a_run_folder, a_step, an_event
-from trainer_integration.report.report import write_report
+from trainer_integration.report.keeping import ReportProcess
+from trainer_integration.report.report import REPORT_NAME, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 LIMIT_S = 120
@@ -138,3 +141,21 @@ def test_the_page_draws_fits_and_answers_the_pointer(tmp_path, width):
     assert found["axis"] == "#x=tokens"
     assert found["csv"][0].startswith('run,"step","tokens_so_far","seconds_so_far",')
     assert found["csv"][1].startswith(f'"{run.parent.name}/run",0,1000,1,')
+
+
+def test_a_report_beside_a_rank_is_written_by_another_process_that_ends_with_the_rank(tmp_path):
+    run = a_run_folder(tmp_path, a_mix(), [an_event("start"), a_step(0, loss=7.0)])
+    page = run / REPORT_NAME
+
+    with ReportProcess(least_s=0.1) as report:
+        report.start(run)
+        child = psutil.Process().children()[-1]
+        ends_s = time.monotonic() + LIMIT_S
+        while not page.exists():
+            assert time.monotonic() < ends_s, "no report was written"
+            assert child.is_running(), "what writes reports has ended"
+            threading.Event().wait(0.05)
+        assert "Running; this page reads itself again" in page.read_text()
+        assert child.nice() >= 10
+
+    assert not child.is_running()

@@ -46,25 +46,34 @@ def measured(
     for top_k in top_ks:
         experts_NK = odds_NE.topk(top_k).indices
         gates_NK = torch.full((tokens, top_k), 1 / top_k)
-        seconds: dict[TransportName, float] = {}
+        took_s: dict[TransportName, list[float]] = {name: [] for name in _NAMES}
         sent: dict[TransportName, int] = {}
-        for name in _NAMES:
+        # In turn: what else the host does then slows both.
+        for name in _NAMES * (repetitions + 1):  # the first of each warms up
+            transport = _transport(name, shape.num_experts, peers, tokens)
+            leaf_ND, leaf_NK = x_ND.requires_grad_(), gates_NK.requires_grad_()
             peers.traffic.clear()
-            took_s = []
-            for _ in range(repetitions + 1):  # the first warms up
-                transport = _transport(name, shape.num_experts, peers, tokens)
-                leaf_ND, leaf_NK = x_ND.requires_grad_(), gates_NK.requires_grad_()
-                dist.barrier(group=peers.group)
-                began_s = time.perf_counter()
-                experts(leaf_ND, leaf_NK, experts_NK, transport).sum().backward()
-                took_s.append(time.perf_counter() - began_s)
-            slowest_s = torch.tensor(median(took_s[1:]), dtype=torch.float64)
-            dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX, group=peers.group)
-            own = torch.tensor(sum(peers.traffic.values()), dtype=torch.float64)
-            seconds[name] = float(slowest_s)
-            sent[name] = round(float(peers.summed(own)) / peers.size / (repetitions + 1))
+            dist.barrier(group=peers.group)
+            began_s = time.perf_counter()
+            experts(leaf_ND, leaf_NK, experts_NK, transport).sum().backward()
+            took_s[name].append(time.perf_counter() - began_s)
+            sent[name] = sum(peers.traffic.values())
+        seconds = {name: _slowest(median(took_s[name][1:]), peers) for name in _NAMES}
+        sent = {name: _mean(sent[name], peers) for name in _NAMES}
         rows.append(Measured(top_k=top_k, seconds=seconds, sent_bytes=sent))
     return tuple(rows)
+
+
+def _slowest(seconds: float, peers: Peers) -> float:
+    """Return the most of what any rank took."""
+    most = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=peers.group)
+    return float(most)
+
+
+def _mean(sent_bytes: int, peers: Peers) -> int:
+    total = peers.summed(torch.tensor(sent_bytes, dtype=torch.float64))
+    return round(float(total) / peers.size)
 
 
 def _transport(name: TransportName, num_experts: int, peers: Peers, tokens: int) -> Transport:
