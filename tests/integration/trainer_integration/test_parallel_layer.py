@@ -14,7 +14,7 @@ from trainer_integration.moe.parallel.crossover_table import last_below
 
 pytestmark = pytest.mark.slow
 
-MESHES = [(2, 1), (1, 2), (2, 2), (1, 4)]
+MESHES = [(2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4)]
 SP_MESHES = [(1, 2), (2, 2), (1, 4)]
 
 
@@ -45,6 +45,19 @@ def test_gradients_of_a_step_are_those_of_one_rank(ranks, dp, sp, transport):
         assert sums.z_loss == pytest.approx(totals.z_loss, rel=1e-12)
         assert sums.entropy == pytest.approx(totals.entropy, rel=1e-12)
         assert torch.equal(sums.slots_LE, totals.slots_LE)
+
+
+@pytest.mark.parametrize("transport", ["a2a", "ag_rs"])
+def test_gradients_of_three_peers_are_those_of_one_rank(ranks, transport):
+    """Of heads, experts and rows that three ranks can share out."""
+    shape = {"dim": 24, "num_heads": 6, "num_kv_heads": 3, "num_experts": 6, "expert_groups": 3}
+    expected, _, norm = moe_cases.gradients(ALONE, length=36, **shape)
+
+    answers = ranks.run(moe_cases.gradients, sp=3, length=36, transport=transport, **shape)
+
+    for found, _, found_norm in answers:
+        assert farthest(found, expected) <= 1e-10
+        assert found_norm == pytest.approx(norm, rel=1e-12)
 
 
 @pytest.mark.parametrize(("dp", "sp"), MESHES)

@@ -76,13 +76,13 @@ def whole(groups, tensors):
     return found
 
 
-def gradients(groups, *, rows=None, **changes):
+def gradients(groups, *, rows=None, length=32, **changes):
     """Return the gradients of a step's objective, and what the step added up to."""
     model = model_of(groups, **changes)
     optimizer = an_optimizer(model)
     optimizer.clear()
     rows = rows_of(0) if rows is None else rows
-    batch = batch_of(groups, 0, rows)
+    batch = batch_of(groups, 0, rows, length)
     sums = accumulate(model, batch, batch.loss_tokens)
     optimizer.sum_over(groups)
     totals = sums.over(groups)
