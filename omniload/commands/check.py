@@ -17,10 +17,12 @@ from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from omniload.source.kept_findings import FoundSource
+from omniload.source.token_cache.fullness import Fullness, fullness_of_mix
 
 __all__ = ["check", "shares_table"]
 
 _BAR_WIDTH = 8
+_NAMED = 3
 _MOST_ROWS = 64
 """Sources that a table lists; laying out a thousand takes longer than finding them, and nobody reads them."""
 
@@ -45,6 +47,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     found = find_sources(spec, file)
     mix = spec.mix
     warnings = warnings_of_a_step(mix, _sizes(found))
+    tokens = fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     if as_json:
         emit_json(
             {
@@ -53,6 +56,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
                 "rows_per_step": mix.rows_per_step,
                 "sources": [asdict(source) for source in found],
                 "warnings": warnings,
+                "token_cache": None if tokens is None else [asdict(each) for each in tokens],
                 "shares": [
                     {"step": step, "shares": _shares(mix, step)} for step in boundaries(mix)
                 ],
@@ -64,9 +68,20 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     console.print(shares_table(mix))
     ranks = f"{dp} data-parallel rank{'s' if dp > 1 else ''}"
     rows = f"{mix.rows_per_step} rows of {mix.pack.length:,} tokens"
+    if tokens is not None:
+        say(console, _said_of_tokens(tokens))
     say(console, f"{file}: valid; a step is {rows} over {ranks}")
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
+
+
+def _said_of_tokens(tokens: Sequence[Fullness]) -> str:
+    """Say how much of the sources a token cache holds, and of which it holds nothing, ever."""
+    units, kept = sum(each.units for each in tokens), sum(each.kept for each in tokens)
+    never = [f"{each.source} ({each.why})" for each in tokens if each.why]
+    left = f"; never of {', '.join(never[:_NAMED])}" if never else ""
+    more = f" and {len(never) - _NAMED} more" if len(never) > _NAMED else ""
+    return f"token cache: tokens of {kept:,} of {units:,} units are kept{left}{more}"
 
 
 def _sizes(found: Sequence[FoundSource]) -> SourceSizes:

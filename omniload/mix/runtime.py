@@ -4,10 +4,39 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from omniload.base.config import StrictModel
+from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Seconds, parse_ports
 
-__all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig"]
+__all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig", "TokenCacheConfig"]
+
+
+class TokenCacheConfig(StrictModel):
+    """Where tokens of text are kept once they were made, for restarts, other runs and other people."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """A folder, which hosts may share, or ``s3://BUCKET/FOLDER``, ``hdfs://...`` or another URL of a store. A relative
+    path starts at the mix file."""
+    limit: Annotated[Bytes, Field(ge=1 << 20)] | None = None
+    """Most bytes of a folder, for all mixes that use it; what nobody has used for a day makes room, then nothing more
+    is kept. Not of a store, which has rules of its own."""
+    key_file: str = ""
+    """File that those who share a folder or a store have, and nobody else: entries that its holders wrote are used,
+    others are not. Without one, a folder serves its owner alone, and a store everyone who may write to it."""
+
+    @property
+    def is_url(self) -> bool:
+        """Whether a store holds it, and not a folder."""
+        return "://" in self.path and not self.path.startswith("file://")
+
+    @model_validator(mode="after")
+    def _limits_are_of_folders(self) -> Self:
+        if self.is_url and self.limit is not None:
+            raise fault_at(
+                f"limit is {self.limit} bytes and path is a store, {self.path}; set a rule of that store by which old "
+                "objects go, and leave limit out",
+                "limit",
+            )
+        return self
 
 
 class LoaderConfig(StrictModel):
@@ -18,6 +47,8 @@ class LoaderConfig(StrictModel):
     from. Blocks over it lie on the node's disk."""
     spill: str = ""
     """Folder of that disk; by default ``TMPDIR``, else ``/var/tmp``. On a tmpfs it would be memory again."""
+    token_cache: TokenCacheConfig | None = None
+    """Where tokens of text are kept once they were made; nowhere by default."""
 
 
 class ScalingConfig(StrictModel):

@@ -27,7 +27,7 @@ from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import as_binary, drained, take
 
-__all__ = ["BlockMemory", "BlockWriter", "HeldBlock"]
+__all__ = ["BlockMemory", "BlockWriter", "HeldBlock", "HeldColumn", "SpilledColumn"]
 
 
 _DECODING = 3
@@ -42,7 +42,7 @@ _WAIT_S = 30.0
 class HeldBlock:
     """Columns of the records of a block, in memory or in files. One thread may read while another moves them."""
 
-    def __init__(self, columns: "Mapping[str, _Column]") -> None:
+    def __init__(self, columns: "Mapping[str, HeldColumn]") -> None:
         self._columns = columns
 
     @property
@@ -73,7 +73,9 @@ class HeldBlock:
 
 
 @dataclass(slots=True)
-class _Column:
+class HeldColumn:
+    """One column of a block, in memory or in a file."""
+
     binary_R: pa.LargeBinaryArray
     dtype: np.dtype[Any]
     mapped: mmap.mmap | None = None
@@ -87,9 +89,11 @@ class _Column:
 
     @property
     def size_bytes(self) -> int:
+        """What it takes of memory."""
         return int(self.binary_R.buffers()[1].size) + self.values_bytes
 
     def take(self, rows_N: NDArray[np.int64]) -> Ragged:
+        """Return records, copied end to end in the order asked for."""
         mapped, found = self.mapped, take(self.binary_R, rows_N, self.dtype)
         if mapped is not None:
             # What was looked at would count as memory of this process until the block ends.
@@ -97,6 +101,7 @@ class _Column:
         return found
 
     def move_to(self, folder: Path) -> None:
+        """Write its values to a file, and read them from there from now on."""
         _, offsets, values = self.binary_R.buffers()
         if self.values_bytes:
             with _spill_file(folder) as file:
@@ -107,8 +112,8 @@ class _Column:
             self.mapped = mapped
 
 
-class _Spilled:
-    """A column while it is written to a file."""
+class SpilledColumn:
+    """A column while it is written to a file without a name. For one thread."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
         self._folder, self._dtype = folder, dtype
@@ -116,14 +121,20 @@ class _Spilled:
         self._lengths: list[NDArray[np.int64]] = []
 
     def append(self, part: Ragged) -> None:
+        """Add sequences behind those that are there.
+
+        Raises:
+            UnavailableError: The disk takes no more.
+        """
         self._lengths.append(part.lengths_N)
         _write(self._file, np.ascontiguousarray(part.values_V).data.cast("B"), self._folder)
 
-    def finish(self) -> _Column:
+    def finish(self) -> HeldColumn:
+        """Return what was added, at least once; the column takes no more."""
         lengths_R = np.concatenate(self._lengths)
         ends = np.concatenate(([0], np.cumsum(lengths_R * self._dtype.itemsize)))
         mapped = _map(self._file) if ends[-1] else None
-        return _Column(_binary(pa.py_buffer(ends), mapped, len(lengths_R)), self._dtype, mapped)
+        return HeldColumn(_binary(pa.py_buffer(ends), mapped, len(lengths_R)), self._dtype, mapped)
 
     def close(self) -> None:
         """Close the file; what is mapped stays."""
@@ -136,7 +147,7 @@ class BlockWriter:
     def __init__(self, memory: "BlockMemory") -> None:
         self._memory = memory
         self._parts: dict[str, list[Ragged]] = {}
-        self._spilled: dict[str, _Spilled] = {}
+        self._spilled: dict[str, SpilledColumn] = {}
         self._held_bytes = 0
         self.unit_bytes = 0
         """The largest unit."""
@@ -158,7 +169,7 @@ class BlockWriter:
         types = {name: parts[0].values_V.dtype for name, parts in self._parts.items()}
         return HeldBlock(
             {
-                name: _Column(as_binary(drained(parts, types[name])), types[name])
+                name: HeldColumn(as_binary(drained(parts, types[name])), types[name])
                 for name, parts in self._parts.items()
             }
         )
@@ -172,7 +183,7 @@ class BlockWriter:
         for name, parts in self._parts.items():
             for part in parts:
                 if name not in self._spilled:
-                    self._spilled[name] = _Spilled(self._memory.folder, part.values_V.dtype)
+                    self._spilled[name] = SpilledColumn(self._memory.folder, part.values_V.dtype)
                 self._spilled[name].append(part)
             parts.clear()
         self._held_bytes = 0

@@ -5,9 +5,9 @@ Shape suffixes:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +21,20 @@ from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
 from omniload.mix.schema.splits import TRAIN, content_keys, in_split
-from omniload.source.block_memory import BlockMemory, HeldBlock
-from omniload.source.columns import drained, text_array
+from omniload.source.block import Block, UnitReader, decoded_block
+from omniload.source.block_memory import BlockMemory
+from omniload.source.columns import drained
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
-from omniload.source.formats.opening import open_format
+from omniload.source.formats.opening import OpenFormat, open_format
 from omniload.source.index import IndexCache
+from omniload.source.token_cache.cache import SourceTokens, TokenCache
+from omniload.source.token_cache.filling import Filling
 from omniload.source.transforms.opening import Pipeline, open_pipeline
 from omniload.source.transforms.samples import Samples
 
 __all__ = ["RecordRules", "RecordSource", "SampleBlock", "ShardDigests", "Source", "open_source"]
-
-
-_TOKENS = "tokens"
-"""Column of a block that holds token ids, or the text that they are made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,19 +98,6 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """Decoded units, their records end to end."""
-
-    units: tuple[int, ...]
-    held: HeldBlock
-    usable_R: NDArray[np.bool_]
-    """Decoded, not empty, and of the split that is drawn."""
-    bad_R: NDArray[np.bool_]
-    begins_U: NDArray[np.int64]
-    """First record of each unit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDigests:
     """Digests of the shards that hold records, in their order, and the paths of all."""
 
@@ -172,11 +158,28 @@ class RecordSource(Source):
         self.transforms_digest = pipeline.digest
         self._order, self._format, self._pipeline = order, record_format, pipeline
         self._rules = rules
+        self._reader = UnitReader(
+            read=record_format.read_unit,
+            note=self._judge,
+            drawn=rules.drawn_of,
+            takes_bad=rules.on_error.policy == "skip",
+            wants_keys=bool(rules.splits),
+        )
         self._bad_samples: set[tuple[int, int]] = set()
         self._bad_of_unit: dict[int, int] = {}
         self._memory = BlockMemory()
-        self._block: _Block | None = None
+        self._block: Block | None = None
         self._rows: tuple[int, int, NDArray[np.int64]] | None = None
+
+    def keeping(self, tokens: SourceTokens | None) -> Self:
+        """Take samples from the entries of a token cache, and keep there what is made."""
+        self._reader = replace(self._reader, tokens=tokens)
+        return self
+
+    @property
+    def tokens_kept(self) -> SourceTokens | None:
+        """The entries that it takes samples from, and keeps what it makes in."""
+        return self._reader.tokens
 
     @override
     def share(self, memory: BlockMemory) -> None:
@@ -202,20 +205,20 @@ class RecordSource(Source):
 
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""
+        if self._block is not None and self._block.filling is not None:
+            self._block.filling.keep_whole_units()
         self._block = self._rows = None
 
     def _read_span(self, span: Span) -> SampleBlock:
         block = self._decoded(tuple(self._order.units_of(span.epoch, span.block).tolist()))
         rows = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
         usable = np.flatnonzero(block.usable_R[rows])
-        others = block.held.take(rows[usable])
-        taken = others.pop(_TOKENS)
         positions = span.start + usable
         skipped = int(np.count_nonzero(block.bad_R[rows]))
-        if self._pipeline.takes_text:
-            samples = self._pipeline.of_texts(text_array(taken), others, positions)
-        else:
-            samples = self._pipeline.of(Samples(tokens=taken, others=others), positions)
+        encoded = block.encoded(rows[usable], self._pipeline)
+        if block.filling is not None and block.filling.is_whole:
+            self._keep(block.filling)
+        samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
             self._judge_samples(block, rows[usable], samples)
             skipped += int(np.count_nonzero(samples.bad_N))
@@ -242,7 +245,7 @@ class RecordSource(Source):
             others=others,
         )
 
-    def _judge_samples(self, block: _Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
+    def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
         """Apply ``on_error`` to records that could not be made samples."""
         assert samples.bad_N is not None
         rows = rows_N[samples.bad_N]
@@ -264,35 +267,19 @@ class RecordSource(Source):
             self._rows = span.epoch, span.block, rows
         return self._rows[2]
 
-    def _decoded(self, units: tuple[int, ...]) -> _Block:
+    def _decoded(self, units: tuple[int, ...]) -> Block:
         """Return the records of ``units``: those at hand, or newly decoded ones in their place."""
         # A source of one block decodes once for all epochs: the units are the same, only the
         # order of the rows is another.
         if self._block is None or self._block.units != units:
-            self._block = None
-            self._block = self._decode(units)
+            self.release()
+            self._block = decoded_block(units, self._reader, self._memory)
         return self._block
 
-    def _decode(self, units: tuple[int, ...]) -> _Block:
-        bad: list[NDArray[np.bool_]] = []
-        drawn: list[NDArray[np.bool_]] = []
-        with self._memory.writing() as writer:
-            for unit in units:
-                records = self._format.read_unit(unit)
-                self._judge(unit, records)
-                bad.append(records.bad_B)
-                drawn.append(self._rules.drawn_of(unit, records))
-                writer.append({_TOKENS: records.column, **records.others})
-                del records  # the next unit is decoded without this one
-            held = self._memory.hold(writer.finish())
-        bad_R = np.concatenate(bad)
-        return _Block(
-            units=units,
-            held=held,
-            usable_R=~bad_R & (held.lengths_R(_TOKENS) > 0) & np.concatenate(drawn),
-            bad_R=bad_R,
-            begins_U=np.cumsum([0, *map(len, bad[:-1])]),
-        )
+    def _keep(self, filling: Filling) -> None:
+        """Keep the tokens of a block that was read to its end, and take them from there in its next epoch."""
+        if filling.keep_whole_units():
+            self._block = None
 
     def _judge(self, unit: int, records: Records) -> None:
         """Apply ``on_error`` to the bad records of a unit.
@@ -345,6 +332,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
     base_dir: Path,
     cache_dir: Path | None = None,
     row_length: int | None = None,
+    token_cache: TokenCache | None = None,
 ) -> Source:
     """Open a source of a mix file.
 
@@ -356,6 +344,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         base_dir: Folder that relative paths start at.
         cache_dir: Folder that keeps the index; ``None`` builds it each time.
         row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
+        token_cache: Where tokens of text are kept; ``None`` makes them each time.
 
     Raises:
         ConfigError: Files or columns are missing, the source holds no record, or text has
@@ -373,7 +362,13 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         )
     pipeline = open_pipeline(name, config, tokenizer, base_dir, row_length, seed)
     order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
-    used = [i for i, content in enumerate(units.contents_F) if content]
+    tokens = SourceTokens.of(
+        token_cache,
+        config,
+        tokenizer=tokenizer,
+        pipeline_digest=pipeline.digest,
+        opened=opened,
+    )
     return RecordSource(
         name,
         order,
@@ -385,9 +380,15 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
             split=config.split or TRAIN,
             distinct=distinct_records(name, config, record_format, opened.files, cache),
         ),
-        digests=ShardDigests(
-            names=digest_of([opened.files[i] for i in used]),
-            contents=digest_of_texts(units.contents_F[i] for i in used),
-            paths=tuple(file.path for file in opened.files),
-        ),
+        digests=_digests_of(opened),
+    ).keeping(tokens)
+
+
+def _digests_of(opened: OpenFormat) -> ShardDigests:
+    contents_F = opened.format.units().contents_F
+    used = [i for i, content in enumerate(contents_F) if content]
+    return ShardDigests(
+        names=digest_of([opened.files[i] for i in used]),
+        contents=digest_of_texts(contents_F[i] for i in used),
+        paths=tuple(file.path for file in opened.files),
     )

@@ -27,6 +27,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.source.block_memory import BlockMemory
 from omniload.source.source import SampleBlock, Source, open_source
+from omniload.source.token_cache.cache import open_token_cache
 
 __all__ = ["LoaderShell"]
 
@@ -60,6 +61,7 @@ class LoaderShell:
         spill = base_dir / mix.loader.spill if mix.loader.spill else None
         # Sources are many and their blocks large: what one does not need at once another may.
         self._memory = BlockMemory(mix.loader.memory, spill)
+        self._token_cache = open_token_cache(mix.loader.token_cache, mix.tokenizer, base_dir)
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
@@ -80,6 +82,7 @@ class LoaderShell:
                 base_dir=self._base_dir,
                 cache_dir=self._cache_dir,
                 row_length=mix.pack.length,
+                token_cache=self._token_cache,
             )
             source.share(self._memory)
             return source

@@ -308,4 +308,5 @@ FORMAT = FormatSpec(
     what="a file of comma-separated values",
     names=FileNames(suffixes=frozenset({".csv", ".tsv"}), compressed=True),
     open=_opened,
+    digests_all=True,
 )

@@ -275,4 +275,5 @@ FORMAT = FormatSpec(
         suffixes=frozenset({".jsonl", ".json", ".ndjson", ".jsonlines"}), compressed=True
     ),
     open=_opened,
+    digests_all=True,
 )

@@ -30,6 +30,8 @@ class OpenFormat:
 
     format: Format
     files: tuple[ShardFile, ...]
+    digests_all: bool
+    """Whether the digest of a shard covers every byte of it."""
 
 
 def spec_of(kind: str) -> FormatSpec:
@@ -83,7 +85,8 @@ def open_shards(
                 f"sources.{name}: {file.path} is {spec_of(other).what}; set type: {other}, "
                 f"or name files of type {config.type}"
             )
-    return OpenFormat(format=spec.open(config, files, cache), files=files)
+    opened = spec.open(config, files, cache)
+    return OpenFormat(format=opened, files=files, digests_all=spec.digests_all)
 
 
 def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:

@@ -31,6 +31,8 @@ class FormatSpec:
     """Opens the shards of a source of this type: what the mix file says, the shards, where their index is kept."""
     magic: tuple[Magic, ...] = ()
     """Bytes that a file of it holds, one of these; none where it may begin with anything."""
+    digests_all: bool = False
+    """Whether the digest of a shard covers every byte of it, and not a sample."""
     shards: Callable[[Sequence[ShardFile]], tuple[ShardFile, ...]] = _as_found
     """From the files that the patterns name to the shards, where a file lists others or needs one beside it."""
 

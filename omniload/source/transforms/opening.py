@@ -86,6 +86,10 @@ class Pipeline:
         positions_N: NDArray[np.int64] | None = None,
     ) -> Samples:
         """Return the samples of records of text, which have further columns ``others``; see ``of``."""
+        return self.of(self.encoded(texts, others), positions_N)
+
+    def encoded(self, texts: pa.Array, others: Mapping[str, Ragged] = NO_COLUMNS) -> Samples:
+        """Return the samples of records of text before any transform of tokens: they depend on the text alone."""
         count, rows_K = len(texts), None
         for config, function in zip(self._transforms, self._functions, strict=True):
             if function is not None and is_of_text(config):
@@ -93,9 +97,9 @@ class Pipeline:
                 if left is not None:
                     rows_K = left if rows_K is None else rows_K[left]
         if rows_K is None:
-            return self.of(self._encoded(texts, others), positions_N)
+            return self._encoded(texts, others)
         others = {name: column.take(rows_K) for name, column in others.items()}
-        return self.of(spread(self._encoded(texts, others), rows_K, count), positions_N)
+        return spread(self._encoded(texts, others), rows_K, count)
 
     def _encoded(self, texts: pa.Array, others: Mapping[str, Ragged]) -> Samples:
         assert self._encoder is not None, "records of this source are token ids"

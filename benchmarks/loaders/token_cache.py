@@ -1,0 +1,126 @@
+"""CPU seconds per million tokens of text: without a token cache, filling it, from it, and pre-tokenised Parquet.
+
+python -m benchmarks.loaders.token_cache --help
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.report import Table, print_table, write_report
+from omniload.mix.runtime import TokenCacheConfig
+from omniload.mix.sources import ParquetSource, SourceConfig
+from omniload.source.sample_corpus import SampleCorpus, build_sample_corpus
+from omniload.source.source import Source, open_source
+from omniload.source.token_cache.cache import open_token_cache
+
+__all__ = ["main"]
+
+_READ = 256
+"""Records of a read."""
+_GROUP = 512
+"""Records of a row group of the pre-tokenised file."""
+READING = (
+    "One thread reads an epoch of each, shuffled within blocks, in turns; medians of processor seconds, files in the "
+    "page cache, on a machine with other work on it. *filling* tokenises and writes the cache, *from the cache* finds "
+    "every unit in it, with a checksum and with a key. *parquet* holds the same tokens as lists of int32, zstd, in row "
+    "groups of 512 documents."
+)
+
+
+def _opened(corpus: SampleCorpus, config: SourceConfig, cache: TokenCacheConfig | None) -> Source:
+    tokens = open_token_cache(cache, corpus.tokenizer, corpus.folder)
+    return open_source(
+        "web",
+        config,
+        seed=1,
+        tokenizer=corpus.tokenizer,
+        base_dir=corpus.folder,
+        cache_dir=corpus.folder / "index",
+        token_cache=tokens,
+    )
+
+
+def _spent(source: Source) -> tuple[float, int]:
+    """Return processor seconds of reading an epoch, and its tokens."""
+    tokens, began_s = 0, time.process_time()
+    for start in range(0, source.positions_per_epoch, _READ):
+        block = source.read(start, min(start + _READ, source.positions_per_epoch))
+        tokens += len(block.tokens.values_V)
+    return time.process_time() - began_s, tokens
+
+
+def _write_tokens(source: Source, path: Path) -> None:
+    block = source.read(0, source.positions_per_epoch)
+    lists = pa.LargeListArray.from_arrays(
+        pa.array(block.tokens.offsets), pa.array(np.ascontiguousarray(block.tokens.values_V))
+    )
+    pq.write_table(pa.table({"tokens": lists}), path, row_group_size=_GROUP, compression="zstd")
+
+
+@click.command
+@click.option(
+    "--mib",
+    type=click.IntRange(1, 1024),
+    default=24,
+    show_default=True,
+    help="Size of the corpus, of which the modules are read.",
+)
+@click.option("--rounds", type=click.IntRange(1, 50), default=5, show_default=True)
+@click.option("--report", is_flag=True, help="Write a report.")
+def main(mib: int, rounds: int, report: bool) -> None:
+    """Measure what a token cache costs and saves."""
+    with tempfile.TemporaryDirectory() as held:
+        folder = Path(held)
+        corpus = build_sample_corpus(folder / "corpus", size=mib << 20)
+        text = ParquetSource(type="parquet", path="modules/*.parquet", text="text")
+        (folder / "key").write_text("k" * 64)
+        (folder / "key").chmod(0o600)
+        plain = TokenCacheConfig(path=str(folder / "plain"))
+        keyed = TokenCacheConfig(path=str(folder / "keyed"), key_file=str(folder / "key"))
+        _write_tokens(_opened(corpus, text, None), folder / "tokens.parquet")
+        _spent(_opened(corpus, text, plain))
+        _spent(_opened(corpus, text, keyed))
+        made = ParquetSource(type="parquet", path=str(folder / "tokens.parquet"), tokens="tokens")
+        ways: dict[str, Callable[[int], Source]] = {
+            "text, without a cache": lambda _: _opened(corpus, text, None),
+            "text, filling": lambda turn: _opened(
+                corpus, text, TokenCacheConfig(path=str(folder / f"new-{turn}"))
+            ),
+            "from the cache": lambda _: _opened(corpus, text, plain),
+            "from the cache, with a key": lambda _: _opened(corpus, text, keyed),
+            "parquet of tokens": lambda _: _opened(corpus, made, None),
+        }
+        found: dict[str, list[float]] = {way: [] for way in ways}
+        tokens = 0
+        for turn in range(rounds):
+            for way, opened in ways.items():
+                spent_s, tokens = _spent(opened(turn))
+                found[way].append(spent_s / tokens * 1e6)
+        base = statistics.median(found["parquet of tokens"])
+        rows = [
+            (way, f"{statistics.median(times):.4f}", f"{statistics.median(times) / base:.2f}")
+            for way, times in found.items()
+        ]
+        size = sum(path.stat().st_size for path in (folder / "plain").rglob("*") if path.is_file())
+    table = Table(
+        caption=f"{tokens / 1e6:.1f} M tokens of source code; the cache holds {size / tokens:.2f} bytes a token",
+        columns=("read", "CPU s per M tokens", "beside parquet"),
+        rows=tuple(rows),
+    )
+    print_table(table)
+    if report:
+        command = f"python -m benchmarks.loaders.token_cache --mib {mib} --rounds {rounds}"
+        path = write_report("token_cache", "Text through a token cache", command, [table], READING)
+        click.echo(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The decoded units of a block: records as the format gives them, or samples that a token cache held.
+
+Shape suffixes:
+    U  units of the block      R  records of the block      B  records of one unit      N  records asked for
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged
+from omniload.mix.schema.splits import content_keys
+from omniload.source.block_memory import BlockMemory, HeldBlock
+from omniload.source.columns import drained, text_array
+from omniload.source.formats.format import Records
+from omniload.source.token_cache.cache import SourceTokens
+from omniload.source.token_cache.entry import EncodedUnit
+from omniload.source.token_cache.filling import Filling, UnitToFill
+from omniload.source.transforms.opening import Pipeline
+from omniload.source.transforms.samples import Samples
+
+__all__ = ["Block", "UnitReader", "decoded_block"]
+
+_TOKENS = "tokens"
+"""Column of a block that holds token ids, or the text that they are made from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitReader:
+    """How the units of a source are read, and what is drawn of them."""
+
+    read: Callable[[int], Records]
+    """Decodes a unit; raises what is wrong with it."""
+    note: Callable[[int, Records], None]
+    """Told of every unit, for its bad records; raises where there must be none."""
+    drawn: Callable[[int, Records], NDArray[np.bool_]]
+    """Which records are drawn, ``[B]``."""
+    takes_bad: bool
+    """Whether records that cannot be used are passed over."""
+    wants_keys: bool
+    """Whether ``drawn`` looks at what records are known by."""
+    tokens: SourceTokens | None = None
+    """The entries of the source in a token cache, where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Decoded units, their records end to end."""
+
+    units: tuple[int, ...]
+    begins_U: NDArray[np.int64]
+    """First record of each unit."""
+    usable_R: NDArray[np.bool_]
+    """Decoded, not empty, and drawn."""
+    bad_R: NDArray[np.bool_]
+    records: HeldBlock | None
+    """Records of the units that were decoded; ``None`` where all are samples."""
+    samples: HeldBlock | None
+    """Samples of the others."""
+    is_sample_R: NDArray[np.bool_]
+    places_R: NDArray[np.int64]
+    """Where each record lies, in ``records`` or in ``samples``."""
+    spoilt_R: NDArray[np.bool_]
+    """Of samples: it could not be made, and why is in ``spoilt``."""
+    spoilt: str
+    filling: Filling | None = None
+
+    def encoded(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:
+        """Return the samples of records before any transform of tokens."""
+        if self.samples is None:
+            return self._made(rows_N, pipeline)
+        is_sample_N = self.is_sample_R[rows_N]
+        if is_sample_N.all():
+            return self._kept(rows_N)
+        if not is_sample_N.any():
+            return self._made(rows_N, pipeline)
+        parts = [self._kept(rows_N[is_sample_N]), self._made(rows_N[~is_sample_N], pipeline)]
+        order = np.concatenate((np.flatnonzero(is_sample_N), np.flatnonzero(~is_sample_N)))
+        return _merged(parts, np.argsort(order))
+
+    def _made(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:
+        assert self.records is not None, "some unit was decoded"
+        others = self.records.take(self.places_R[rows_N])
+        taken = others.pop(_TOKENS)
+        if not pipeline.takes_text:
+            return Samples(tokens=taken, others=others)
+        samples = pipeline.encoded(text_array(taken), others)
+        if self.filling is not None:
+            self.filling.add(rows_N, samples)
+        return samples
+
+    def _kept(self, rows_N: NDArray[np.int64]) -> Samples:
+        assert self.samples is not None, "some unit was kept"
+        others = self.samples.take(self.places_R[rows_N])
+        bad_N = self.spoilt_R[rows_N]
+        any_bad = bool(bad_N.any())
+        return Samples(
+            tokens=others.pop(_TOKENS),
+            others=others,
+            bad_N=bad_N if any_bad else None,
+            reason=self.spoilt if any_bad else "",
+        )
+
+
+def _merged(parts: Sequence[Samples], order_N: NDArray[np.int64]) -> Samples:
+    """Return samples of several parts as one, in another order."""
+    names = parts[0].others
+    bad = [
+        np.zeros(len(part.tokens), np.bool_) if part.bad_N is None else part.bad_N for part in parts
+    ]
+    bad_N = np.concatenate(bad)[order_N]
+    return Samples(
+        tokens=_taken([part.tokens for part in parts], order_N),
+        others={name: _taken([part.others[name] for part in parts], order_N) for name in names},
+        bad_N=bad_N if bad_N.any() else None,
+        reason=next((part.reason for part in parts if part.reason), ""),
+    )
+
+
+def _taken(columns: list[Ragged], order_N: NDArray[np.int64]) -> Ragged:
+    return drained(list(columns), columns[0].values_V.dtype).take(order_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """What a block keeps of a unit beside its columns."""
+
+    bad_B: NDArray[np.bool_]
+    usable_B: NDArray[np.bool_]
+    spoilt_B: NDArray[np.bool_] | None = None
+    """``None`` where records were decoded."""
+    spoilt: str = ""
+    to_fill: UnitToFill | None = None
+    """``None`` where samples were kept."""
+
+
+def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemory) -> Block:
+    """Return the records of units: samples of those that a token cache holds, the others decoded."""
+    found: dict[int, _Unit] = {}
+    samples = None
+    if reader.tokens is not None:
+        samples = _kept_units(units, reader, memory, found)
+    left = [unit for unit in units if unit not in found]
+    records = _decoded_units(left, reader, memory, found) if left else None
+    each = [found[unit] for unit in units]
+    counts_U = [len(unit.bad_B) for unit in each]
+    begins_U = np.cumsum([0, *counts_U[:-1]])
+    is_sample_R = np.repeat([unit.spoilt_B is not None for unit in each], counts_U)
+    places_R = np.where(is_sample_R, np.cumsum(is_sample_R), np.cumsum(~is_sample_R)) - 1
+    return Block(
+        units=units,
+        begins_U=begins_U,
+        usable_R=np.concatenate([unit.usable_B for unit in each]),
+        bad_R=np.concatenate([unit.bad_B for unit in each]),
+        records=records,
+        samples=samples,
+        is_sample_R=is_sample_R,
+        places_R=places_R,
+        spoilt_R=np.concatenate(
+            [np.zeros(len(u.bad_B), np.bool_) if u.spoilt_B is None else u.spoilt_B for u in each]
+        ),
+        spoilt=next((unit.spoilt for unit in each if unit.spoilt), ""),
+        filling=None
+        if reader.tokens is None or records is None
+        else Filling(
+            reader.tokens,
+            {
+                begin: unit.to_fill
+                for begin, unit in zip(begins_U.tolist(), each, strict=True)
+                if unit.to_fill is not None
+            },
+            sum(counts_U),
+            memory.folder,
+        ),
+    )
+
+
+def _kept_units(
+    units: Sequence[int], reader: UnitReader, memory: BlockMemory, found: dict[int, _Unit]
+) -> HeldBlock | None:
+    """Hold the samples of units that are kept, and enter those in ``found``."""
+    assert reader.tokens is not None, "there is a cache"
+    with memory.writing() as writer:
+        for unit in units:
+            kept = reader.tokens.get(unit)
+            if kept is None:
+                continue
+            usable_B = ~kept.bad_B & kept.given_B & reader.drawn(unit, kept.records)
+            if not _suffices(kept, usable_B, reader):
+                continue
+            reader.note(unit, kept.records)
+            found[unit] = _Unit(
+                bad_B=kept.bad_B, usable_B=usable_B, spoilt_B=kept.spoilt_B, spoilt=kept.spoilt
+            )
+            writer.append({_TOKENS: kept.tokens, **kept.others})
+        return memory.hold(writer.finish()) if found else None
+
+
+def _suffices(kept: EncodedUnit, usable_B: NDArray[np.bool_], reader: UnitReader) -> bool:
+    """Whether an entry has all that is drawn of a unit, and nothing to complain of better where it was found."""
+    if reader.wants_keys and kept.keys_B is None:
+        return False
+    if (usable_B & ~kept.made_B).any():
+        return False
+    return reader.takes_bad or not (kept.bad_B.any() or kept.spoilt_B.any())
+
+
+def _decoded_units(
+    units: Sequence[int], reader: UnitReader, memory: BlockMemory, found: dict[int, _Unit]
+) -> HeldBlock:
+    """Hold the records of units, and enter those in ``found``."""
+    with memory.writing() as writer:
+        for unit in units:
+            records = reader.read(unit)
+            reader.note(unit, records)
+            if reader.wants_keys and records.keys_B is None and reader.tokens is not None:
+                records = replace(records, keys_B=content_keys(records.column))
+            given_B = records.column.lengths_N > 0
+            usable_B = ~records.bad_B & given_B & reader.drawn(unit, records)
+            to_fill = UnitToFill(
+                unit=unit,
+                bad_B=records.bad_B,
+                kept_B=np.ones_like(given_B) if records.kept_B is None else records.kept_B,
+                given_B=given_B,
+                wanted_B=usable_B,
+                keys_B=records.keys_B,
+                reason=records.reason,
+            )
+            found[unit] = _Unit(bad_B=records.bad_B, usable_B=usable_B, to_fill=to_fill)
+            writer.append({_TOKENS: records.column, **records.others})
+            del records  # the next unit is decoded without this one
+        return memory.hold(writer.finish())

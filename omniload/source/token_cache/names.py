@@ -1,0 +1,115 @@
+"""What an entry of a token cache is called: a digest of all that decides the tokens of a unit.
+
+A folder is of one way to make tokens of text; a name in it is of one unit of one file. Neither knows the
+name of the source, where its files lie, the order of its records or the transforms of token ids, which are
+done each time: runs that differ in those share entries.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import orjson
+
+from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.mix.schema.transforms import (
+    ChatTransform,
+    ImagesTransform,
+    MapTransform,
+    PreferenceTransform,
+    encoding_of,
+    is_of_text,
+)
+from omniload.source.files import ShardFile
+from omniload.source.formats.format import UnitTable
+from omniload.source.token_cache.entry import ENTRY_VERSION
+from omniload.source.tokenize import library_of
+
+__all__ = ["MAKING_VERSION", "folder_of_source", "names_of_units", "why_not_kept"]
+
+MAKING_VERSION = 1
+"""Raised whenever the same text, tokenizer and transforms come to other tokens."""
+
+_NOT_OF_TOKENS = {
+    *("path", "tags", "shuffle", "on_error", "transforms", "max_repetition", "max_fraction"),
+    *("splits", "split", "dedupe"),
+}
+
+
+def why_not_kept(config: SourceConfig) -> str:
+    """Return why the tokens of a source are not kept; empty where they are."""
+    if not config.holds_text:
+        return "it holds token ids"
+    if isinstance(encoding_of(config.transforms), ImagesTransform):
+        return "it holds images"
+    if any(isinstance(each, MapTransform) and is_of_text(each) for each in config.transforms):
+        return "a map of its text is code, which may change while its name stays"
+    return ""
+
+
+def folder_of_source(
+    config: SourceConfig,
+    *,
+    tokenizer: TokenizerConfig | None,
+    tokenizer_digest: str,
+    pipeline_digest: str,
+    seal: str,
+) -> str:
+    """Return the folder of the entries of a source.
+
+    Args:
+        config: What the mix file says of it, with the columns that are read.
+        tokenizer: Tokenizer of the mix.
+        tokenizer_digest: Of the tokenizer's file.
+        pipeline_digest: Of the files that transforms read.
+        seal: Name of the seal of its entries.
+    """
+    encoding = encoding_of(config.transforms)
+    made = encoding if isinstance(encoding, ChatTransform | PreferenceTransform) else None
+    said = {
+        "versions": [ENTRY_VERSION, MAKING_VERSION],
+        "source": config.model_dump(mode="json", exclude=_NOT_OF_TOKENS),
+        "key": config.key_column,
+        # A split holds its own records alone: each is made once, by whoever draws it.
+        "splits": list((config.splits or {}).items()),
+        "split": config.split if config.splits else None,
+        "dedupe": config.dedupe,
+        "encoding": None if made is None else made.model_dump(mode="json", exclude={"template"}),
+        "end": getattr(tokenizer, "end_of_document", None),
+        "tokenizer": [tokenizer_digest, library_of(tokenizer)],
+        "pipeline": pipeline_digest,
+    }
+    text = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.{seal}"
+
+
+def names_of_units(
+    units: UnitTable, files: Sequence[ShardFile], *, digests_all: bool
+) -> tuple[str, ...]:
+    """Return the name of each unit, ``[U]``.
+
+    Args:
+        units: The units.
+        files: The shards.
+        digests_all: Whether the digest of a shard covers every byte. Of one that covers a sample the time of writing
+            counts too: an edit in between changes that, if nothing else.
+    """
+    content_F = [
+        "\0".join(
+            [
+                content,
+                *(
+                    f"{each.size_bytes} {'' if digests_all else each.stamp}"
+                    for each in (file, *file.beside)
+                ),
+            ]
+        )
+        for content, file in zip(units.contents_F, files, strict=True)
+    ]
+    columns = (units.shards_U, units.starts_U, units.stops_U, units.rows_U)
+    return tuple(
+        hashlib.blake2b(
+            f"{content_F[shard]}\0{start}\0{stop}\0{rows}".encode(errors="surrogateescape"),
+            digest_size=16,
+        ).hexdigest()
+        for shard, start, stop, rows in zip(*(c.tolist() for c in columns), strict=True)
+    )

@@ -1,0 +1,61 @@
+"""A token cache on real servers: S3 (moto's, where it is installed) and HDFS."""
+
+import importlib.util
+import os
+import uuid
+
+import pytest
+
+from omniload.source.token_cache.places import StorePlace
+from tests.faults.omniload.test_source_token_cache_faults import a_source, read_whole
+from tests.support.fusefs.s3 import s3_server
+from tests.support.hdfs.cluster import hdfs_cluster, why_not
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("S3 NOT TESTED: moto is not installed")
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        server.client.create_dir("tokens")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with hdfs_cluster(datanodes=1) as running:
+        os.environ.update(running.client_environment())
+        yield running
+
+
+def require_filled_and_used(folder, url):
+    (folder / "a.jsonl").write_text("".join(f'{{"text": "record {i}"}}\n' for i in range(2000)))
+    expected = read_whole(a_source(folder, None))
+
+    assert read_whole(a_source(folder, url)) == expected
+
+    later = a_source(folder, url)
+    tokens = later.tokens_kept
+    assert tokens.kept() == len(tokens.names_U) > 5
+    torn = f"{tokens.folder}/{tokens.names_U[0]}"
+    place = StorePlace(url)
+    place.write(torn, place.read(torn)[:-20])
+    assert tokens.get(0) is None
+    assert tokens.get(1) is not None
+    assert read_whole(later) == expected
+    assert a_source(folder, url).tokens_kept.get(0) is not None  # made anew
+
+
+def test_a_cache_on_s3_is_filled_used_and_not_believed_where_it_is_torn(s3, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    where = f"endpoint_override=http://{s3.address}&region=us-east-1"
+
+    require_filled_and_used(tmp_path, f"s3://tokens/{uuid.uuid4().hex}?{where}")
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"REAL HDFS NOT TESTED: {why_not()}")
+def test_a_cache_on_hdfs_is_filled_used_and_not_believed_where_it_is_torn(cluster, tmp_path):
+    require_filled_and_used(tmp_path, f"{cluster.url}/tokens/{uuid.uuid4().hex}")

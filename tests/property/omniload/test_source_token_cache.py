@@ -1,0 +1,230 @@
+"""A token cache changes no sample: full, empty, half filled, damaged, or shared by runs that differ."""
+
+import json
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from omniload.mix.runtime import TokenCacheConfig
+from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer
+from omniload.mix.sources import SourceConfig
+from omniload.source.source import open_source
+from omniload.source.token_cache.cache import open_token_cache
+from omniload.source.transforms.opening import Pipeline
+from tests.support.chats import CHATML, conversations, write_model
+
+RECORDS = 60
+BYTES = ByteTokenizer(type="bytes")
+SKIP = {"policy": "skip", "limit": 1000}
+SOURCES = {
+    "jsonl": {"type": "jsonl", "path": "*.jsonl", "unit": 300},
+    "bad lines": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 300,
+        "text": "some",
+        "on_error": SKIP,
+    },
+    "where": {"type": "jsonl", "path": "*.jsonl", "unit": 300, "where": {"lang": "en"}},
+    "split": {"type": "jsonl", "path": "*.jsonl", "unit": 300, "splits": {"held": 0.3}},
+    "held out": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 300,
+        "splits": {"held": 0.3},
+        "split": "held",
+    },
+    "distinct": {"type": "jsonl", "path": "*.jsonl", "unit": 300, "dedupe": "content"},
+    "clamped": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 300,
+        "transforms": [
+            {"type": "fim", "prefix": 200, "suffix": 201, "middle": 202},
+            {"type": "clamp", "tokens": 20},
+        ],
+    },
+    "parquet": {
+        "type": "parquet",
+        "path": "*.parquet",
+        "text": "text",
+        "columns": {"scores": "score"},
+    },
+    "chat": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 900,
+        "text": "messages",
+        "transforms": [{"type": "chat"}],
+        "on_error": SKIP,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two files of each format, records of which some are empty, bad or there twice, and a model."""
+    folder = tmp_path_factory.mktemp("data")
+    write_model(folder / "model", CHATML)
+    chats = conversations(RECORDS)
+    for shard in range(2):
+        lines, texts = [], []
+        for i in range(RECORDS):
+            text = f"{'' if i % 13 == 0 else f'record {shard} {i % 40} é ' * (i % 4)}"
+            texts.append(text)
+            line = {"text": text, "lang": "en" if i % 3 else "de"}
+            line |= {"some": text} if i % 7 else {}
+            line |= {"messages": chats[i] if i % 11 else [{"role": "strange"}]}
+            lines.append(json.dumps(line))
+        (folder / f"{shard}.jsonl").write_text("\n".join(lines))
+        scores = pa.array(np.arange(RECORDS, dtype=np.float32))
+        pq.write_table(
+            pa.table({"text": texts, "score": scores}),
+            folder / f"{shard}.parquet",
+            row_group_size=9,
+        )
+    return folder
+
+
+def opened(folder, kind, cache, *, seed=3, method="block", key_file=""):
+    config = TypeAdapter(SourceConfig).validate_python(
+        SOURCES[kind] | {"shuffle": {"method": method, "block_units": 3}}
+    )
+    tokenizer = BpeTokenizer(type="bpe", path="model") if kind == "chat" else BYTES
+    said = TokenCacheConfig(path=str(cache), key_file=key_file) if cache else None
+    return open_source(
+        "web",
+        config,
+        seed=seed,
+        tokenizer=tokenizer,
+        base_dir=folder,
+        token_cache=open_token_cache(said, tokenizer, folder),
+    )
+
+
+def everything(source, stops):
+    """Return all that is read of a source, a value a sample."""
+    found, skipped = [], 0
+    for start, stop in pairwise(stops):
+        block = source.read(start, stop)
+        skipped += block.skipped
+        columns = {"tokens": block.tokens, **block.others}
+        found += [
+            (position, *((name, column[i].tolist()) for name, column in sorted(columns.items())))
+            for i, position in enumerate(block.table.positions_N.tolist())
+        ]
+    return found, skipped
+
+
+def entries(cache):
+    return sorted(path for path in Path(cache).rglob("*") if path.is_file())
+
+
+cuts = st.lists(st.integers(0, 2 * RECORDS), max_size=8).map(lambda x: sorted({0, *x, 300}))
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(sorted(SOURCES)),
+    st.sampled_from(["none", "shards", "block"]),
+    cuts,
+    st.integers(0, 299),
+    st.sampled_from(["kept", "half gone", "cut short", "turned"]),
+    st.randoms(use_true_random=False),
+)
+def test_samples_are_the_same_with_a_cache_without_and_half_filled(
+    folder, kind, method, stops, first_stop, fate, chance
+):
+    expected = everything(opened(folder, kind, None, method=method), stops)
+    with tempfile.TemporaryDirectory() as cache:
+        filling = opened(folder, kind, cache, method=method, seed=chance.randint(0, 9))
+        filling.read(0, first_stop)
+        filling.release()
+        for path in entries(cache):
+            if fate != "kept" and chance.random() < 0.5:
+                data = bytearray(path.read_bytes())
+                at = chance.randrange(len(data))
+                if fate == "half gone":
+                    path.unlink()
+                elif fate == "cut short":
+                    path.write_bytes(data[:at])
+                else:
+                    data[at] ^= 0xFF
+                    path.write_bytes(data)
+
+        assert everything(opened(folder, kind, cache, method=method), stops) == expected
+        assert everything(opened(folder, kind, cache, method=method), stops) == expected
+
+
+@pytest.mark.parametrize("kind", sorted(SOURCES))
+def test_after_an_epoch_no_text_is_tokenised(folder, kind, tmp_path, monkeypatch):
+    stops = [0, 50, 120]
+    expected = everything(opened(folder, kind, None), stops)
+    filling = opened(folder, kind, tmp_path)
+    filling.read(0, filling.positions_per_epoch)
+    later = opened(folder, kind, tmp_path, seed=3)
+    monkeypatch.setattr(Pipeline, "encoded", None)
+
+    assert everything(later, stops) == expected
+
+
+def test_runs_of_another_seed_name_and_folder_share_entries(folder, tmp_path):
+    source = opened(folder, "jsonl", tmp_path / "cache")
+    source.read(0, source.positions_per_epoch)
+    before = entries(tmp_path / "cache")
+    (tmp_path / "copy").mkdir()
+    for path in folder.glob("*.jsonl"):
+        (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
+
+    copied = opened(tmp_path / "copy", "jsonl", tmp_path / "cache", seed=8)
+    copied.read(0, copied.positions_per_epoch)
+
+    assert len(before) > 10
+    assert entries(tmp_path / "cache") == before
+
+
+@pytest.mark.parametrize("fate", ["text", "time"])
+def test_a_parquet_file_that_was_written_anew_is_tokenised_anew(folder, tmp_path, fate):
+    (tmp_path / "data").mkdir()
+    for shard in range(2):
+        name = f"{shard}.parquet"
+        (tmp_path / "data" / name).write_bytes((folder / name).read_bytes())
+    source = opened(tmp_path / "data", "parquet", tmp_path / "cache")
+    source.read(0, source.positions_per_epoch)
+    changed = tmp_path / "data/0.parquet"
+    if fate == "text":
+        table = pq.read_table(changed).to_pydict()
+        table["text"] = [text.replace("record", "RECORD") for text in table["text"]]
+        pq.write_table(pa.table(table), changed, row_group_size=9)
+    else:
+        changed.write_bytes(changed.read_bytes())
+    before = len(entries(tmp_path / "cache"))
+
+    now = everything(opened(tmp_path / "data", "parquet", tmp_path / "cache"), [0, 120])
+
+    assert now == everything(opened(tmp_path / "data", "parquet", None), [0, 120])
+    assert len(entries(tmp_path / "cache")) == before + 7
+
+
+def test_another_tokenizer_uses_no_entry(folder, tmp_path):
+    source = opened(folder, "chat", tmp_path / "cache")
+    source.read(0, source.positions_per_epoch)
+    (tmp_path / "model").mkdir()
+    for path in (folder / "model").iterdir():
+        (tmp_path / "model" / path.name).write_text(path.read_text() + "\n")
+    for path in folder.glob("*.jsonl"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = len(entries(tmp_path / "cache"))
+
+    other = opened(tmp_path, "chat", tmp_path / "cache")
+    other.read(0, other.positions_per_epoch)
+
+    assert len(entries(tmp_path / "cache")) == 2 * before

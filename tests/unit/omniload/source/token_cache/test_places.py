@@ -1,0 +1,127 @@
+"""Who may read entries of a folder, whose entries are read, and how much it may hold."""
+
+import os
+import stat
+import time
+
+import pytest
+from pydantic import ValidationError
+
+from omniload.base.errors import IntegrityError
+from omniload.mix.runtime import TokenCacheConfig
+from omniload.source.token_cache.places import LocalPlace, StorePlace
+
+MIB = 1 << 20
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def umask():
+    """Let others read what a user makes, and the group write it."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_entries_without_a_key_are_for_their_owner_alone(tmp_path):
+    LocalPlace(tmp_path / "cache").write("folder/unit", b"tokens")
+
+    assert mode_of(tmp_path / "cache/folder/unit") == 0o600
+    assert mode_of(tmp_path / "cache/folder") == 0o700
+
+
+@pytest.mark.usefixtures("umask")
+def test_entries_with_a_key_are_shared_as_the_umask_says_and_written_by_nobody_else(tmp_path):
+    LocalPlace(tmp_path, shared=True).write("folder/unit", b"tokens")
+
+    assert mode_of(tmp_path / "folder/unit") == 0o644
+
+
+def test_an_entry_that_others_may_write_is_not_believed(tmp_path):
+    place = LocalPlace(tmp_path)
+    place.write("folder/unit", b"tokens")
+    (tmp_path / "folder/unit").chmod(0o620)
+
+    with pytest.raises(IntegrityError, match="another user could"):
+        place.read("folder/unit")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_an_entry_of_another_user_is_believed_with_a_key_alone(tmp_path):
+    place = LocalPlace(tmp_path)
+    place.write("folder/unit", b"tokens")
+    os.chown(tmp_path / "folder/unit", 12345, -1)
+
+    with pytest.raises(IntegrityError, match="belongs to user 12345"):
+        place.read("folder/unit")
+    assert LocalPlace(tmp_path, shared=True).read("folder/unit") == b"tokens"
+
+
+def test_a_link_in_place_of_an_entry_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"tokens")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/unit").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(OSError, match="symbolic link"):
+        LocalPlace(tmp_path).read("folder/unit")
+
+
+def test_a_pipe_in_place_of_an_entry_is_not_waited_for(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder/unit")
+
+    with pytest.raises(IntegrityError, match="no file"):
+        LocalPlace(tmp_path).read("folder/unit")
+
+
+def test_a_full_folder_takes_no_more_and_gives_what_it_has(tmp_path):
+    place = LocalPlace(tmp_path, limit_bytes=MIB)
+
+    taken = [place.write(f"folder/{i}", bytes(MIB // 4)) for i in range(8)]
+
+    assert taken == [True] * 4 + [False] * 4
+    assert place.read("folder/0") == bytes(MIB // 4)
+
+
+def test_a_folder_that_nobody_used_for_a_day_makes_room(tmp_path):
+    LocalPlace(tmp_path).write("old/unit", bytes(MIB))
+    LocalPlace(tmp_path).write("today/unit", bytes(MIB))
+    days_ago = time.time() - 3 * 86_400
+    os.utime(tmp_path / "old", (days_ago, days_ago))
+
+    assert LocalPlace(tmp_path, limit_bytes=2 * MIB).write("new/unit", bytes(MIB))
+
+    assert not (tmp_path / "old").exists()
+    assert (tmp_path / "today/unit").exists()
+
+
+def test_what_a_killed_writer_left_goes_after_an_hour(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name, age_s in ((".unit.old", 7200), (".unit.new", 60)):
+        (tmp_path / "folder" / name).write_bytes(b"half")
+        os.utime(tmp_path / "folder" / name, (time.time() - age_s,) * 2)
+
+    LocalPlace(tmp_path, limit_bytes=MIB).write("folder/unit", b"tokens")
+
+    assert sorted(p.name for p in (tmp_path / "folder").iterdir()) == [".unit.new", "unit"]
+    assert LocalPlace(tmp_path).names("folder") == {"unit"}
+
+
+def test_a_store_holds_entries_as_a_folder_does(tmp_path):
+    place = StorePlace(f"fsspec+memory://{tmp_path.name}")
+
+    assert place.read("folder/unit") is None
+    assert place.names("folder") == set()
+    place.write("folder/unit", b"tokens")
+
+    assert place.read("folder/unit") == b"tokens"
+    assert place.names("folder") == {"unit"}
+
+
+def test_a_limit_of_a_store_is_refused_as_nothing_would_keep_it():
+    with pytest.raises(ValidationError, match="leave limit out"):
+        TokenCacheConfig(path="s3://bucket/tokens", limit="1GiB")
