@@ -94,7 +94,12 @@ def _sizes(found: Sequence[FoundSource]) -> SourceSizes:
 
 
 def shares_table(mix: MixConfig) -> Table:
-    """Lay out the normalised weight of each source at every step where weights start or stop to change."""
+    """Lay out the normalised weight of each source at every step where weights start or stop to change, or amounts."""
+    if (amounts := mix.mix.amounts) is not None:
+        wanted: list[list[Cell]] = [
+            [Text(name, colour_of(s)), str(amounts[name])] for s, name in enumerate(mix.names)
+        ]
+        return table("amounts", [("source", False), ("of the run", True)], _bounded(wanted))
     steps = boundaries(mix)
     shares = [_shares(mix, step) for step in steps]
     rows: list[list[Cell]] = [

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from omniload.actors.plane import PlaneSpec
+from omniload.base.config import line_of
 from omniload.base.errors import ConfigError
 from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.opening import find_sources, open_spec
@@ -20,7 +21,7 @@ from omniload.commands.resources import kept_by_name, print_resources, resources
 from omniload.machine.loader_groups import costs_of, partition
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
-from omniload.mix.schema.caps import require_repetitions
+from omniload.mix.schema.caps import require_amounts, require_repetitions
 from omniload.plan.forecast import (
     Forecast,
     SourceSizes,
@@ -97,6 +98,11 @@ def plan(  # noqa: PLR0913 -- one for each option
     )
     wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
     require_repetitions(spec.mix.sources, wanted, expected.total.stop)
+    if spec.mix.mix.amounts is not None:
+        assert expected.wanted_S is not None, "it has amounts"
+        part = float(expected.total.tokens_S.sum() / expected.wanted_S.sum())
+        where = f"{file}:{line_of(file, 'mix', 'amounts') or 1}"
+        require_amounts(where, spec.mix.mix.amounts, part, steps)
     warnings = warnings_of(spec.mix.names, expected, rehearsed.steps)
     if as_json:
         emit_json(_json(spec.mix, profiles, expected, rehearsed) | {"warnings": warnings})
@@ -165,6 +171,19 @@ def _sizes(profiles: Sequence[SourceProfile], rehearsed: Rehearsed) -> SourceSiz
     )
 
 
+def _wanted(mix: MixConfig, expected: Forecast) -> dict[str, object]:
+    """Return the amounts of a mix that has any, and the tokens that they come to."""
+    if mix.mix.amounts is None or expected.wanted_S is None:
+        return {}
+    tokens = dict(zip(mix.names, expected.wanted_S.tolist(), strict=True))
+    return {
+        "amounts": {
+            name: amount.model_dump() | {"expected_tokens": tokens[name]}
+            for name, amount in sorted(mix.mix.amounts.items())
+        }
+    }
+
+
 def _json(
     mix: MixConfig, profiles: Sequence[SourceProfile], expected: Forecast, rehearsed: Rehearsed
 ) -> dict[str, object]:
@@ -191,5 +210,6 @@ def _json(
             for span in expected.stages
         ],
         "total": by_name(expected.total),
+        **_wanted(mix, expected),
         "rehearsed": {"waste": rehearsed.waste, "steps": [asdict(s) for s in rehearsed.steps]},
     }

@@ -50,17 +50,23 @@ def print_plan(
     """Print what a run will draw, and what its first steps would be."""
     console.print(shares_table(mix))
     columns = [("source", False), ("records", True), ("tokens", True)]
+    if mix.mix.amounts is not None:
+        columns.append(("wanted", True))
     columns += [(f"steps {s.start:,} to {s.stop - 1:,}", True) for s in expected.stages]
     columns += [(heading, True) for heading in ("drawn", "share", "samples", "epochs")]
-    rows = [list(_source_cells(s, profiles[s], expected)) for s in range(len(profiles))]
+    rows = [list(_source_cells(mix, s, profiles[s], expected)) for s in range(len(profiles))]
     console.print(table(f"expected after {expected.total.stop:,} steps", columns, rows))
     console.print(_figures_table(rehearsed))
 
 
-def _source_cells(s: int, source: SourceProfile, expected: Forecast) -> Iterator[Cell]:
+def _source_cells(
+    mix: MixConfig, s: int, source: SourceProfile, expected: Forecast
+) -> Iterator[Cell]:
     yield Text(source.name, colour_of(s))
     yield f"{source.records:,}"
     yield f"{'' if source.exact else '~'}{format_count(source.tokens)}"
+    if mix.mix.amounts is not None:
+        yield str(mix.mix.amounts[source.name])
     for stage in expected.stages:
         yield f"{format_count(stage.tokens_S[s])}, {stage.epochs_S[s]:.2f} epochs"
     total = expected.total

@@ -219,7 +219,13 @@ def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState
 
 def end_of(history: History, name: str, epoch: int) -> float:
     """Return the position from which on nothing of a source of ``epoch`` records is ever drawn."""
-    cap = _cap_of(history, name)
+    cap, amounts = _cap_of(history, name), history.base.mix.amounts
+    if amounts is not None:
+        counts_epochs = name in amounts and amounts[name].kind == "epochs"
+        return min(
+            amounts[name].units(epoch) if counts_epochs else math.inf,
+            math.inf if cap is None else int(cap * epoch),
+        )
     repeats = history.base.mix.stop in ("never", "all_exhausted")
     return min(math.inf if repeats else epoch, math.inf if cap is None else int(cap * epoch))
 
@@ -253,7 +259,9 @@ def require_usable(mix: MixConfig, name: str, queue: SampleQueue, epoch: int) ->
     Raises:
         ConfigError: None of its records gives one.
     """
-    if mix.mix.stop == "each_once" and mix.sources[name].share_drawn < 1:
+    amounts = mix.mix.amounts
+    ends = mix.mix.stop == "each_once" or (amounts and amounts[name].kind == "epochs")
+    if ends and mix.sources[name].share_drawn < 1:
         return  # it ends, as a split of few documents may without any
     # Of all that was ever seen: a queue that was just drawn empty says nothing.
     dropping = mix.pack.overlong == "drop"

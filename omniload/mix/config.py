@@ -17,6 +17,7 @@ from omniload.base.settings.include import read_settings
 from omniload.base.units import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
+from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import beyond_fractions
 from omniload.mix.schema.images import images_cut
 from omniload.mix.schema.pairs import pairs_cut
@@ -179,6 +180,8 @@ class MixConfig(StrictModel):
         if "include" in content:
             raise fault_at("include came with version 2; write version: 2", "include")
         mix = content.get("mix")
+        if isinstance(mix, Mapping) and "amounts" in mix:
+            raise fault_at("amounts came with version 2; write version: 2", "mix", "amounts")
         stages = mix.get("stages") if isinstance(mix, Mapping) else None
         raise_faults(
             fault_at(
@@ -216,7 +219,8 @@ class MixConfig(StrictModel):
     def declared(self) -> dict[str, Any]:
         """Return what was declared, tokens of stages in place of the steps that they came to."""
         content = self.model_dump()
-        for given, stage in zip(content["mix"]["stages"], self.mix.stages, strict=True):
+        written = content["mix"].get("stages", ())  # none where there are amounts
+        for given, stage in zip(written, self.mix.stages, strict=False):
             if stage.from_tokens is not None:
                 del given["from_step"]
                 given["from_tokens"] = stage.from_tokens
@@ -268,6 +272,9 @@ class MixConfig(StrictModel):
                 )
 
     def _faults_of_names(self) -> Iterator[PydanticCustomError]:
+        if self.mix.amounts is not None:
+            yield from faults_of_amounts(self.mix.amounts, self.sources)
+            return
         for i, stage in enumerate(self.mix.stages):
             unknown = sorted(stage.weights.keys() - self.sources.keys())
             for n, name in enumerate(unknown):
@@ -298,7 +305,7 @@ class MixConfig(StrictModel):
                 f"{capped[0]} has a max_fraction; choose another stop, or leave max_fraction out",
                 *("sources", capped[0], "max_fraction"),
             )
-        else:
+        elif self.mix.amounts is None:
             yield from beyond_fractions(self.sources, self.mix.stages)
 
     def _faults_of_rows(self) -> Iterator[PydanticCustomError]:
@@ -374,10 +381,7 @@ class MixConfig(StrictModel):
 
 
 def load_mix(path: str | Path) -> tuple[MixConfig, Path]:
-    """Read a mix file.
-
-    Returns:
-        The mix, and the folder that its relative paths start at.
+    """Read a mix file; return the mix, and the folder that its relative paths start at.
 
     Raises:
         ConfigError: The file is missing or faulty; every fault with its line.

@@ -117,7 +117,9 @@ def _faults_of_cursors(
         drawn, records = state.drawn_S[s], positions_per_epoch_S[s]
         # An epoch without a sample is refused when it is read, so each one gone through gave something; a split
         # that ends may have none.
-        ends = mix.mix.stop == "each_once" and state.cursors_S[s] == (records, 0, 0)
+        amounts = mix.mix.amounts
+        end = records if amounts is None else amounts[name].units(records)
+        ends = mix.mix.stop in ("each_once", "amounts") and state.cursors_S[s] == (end, 0, 0)
         ends = ends and mix.sources[name].share_drawn < 1
         if position // records > drawn and not ends:
             yield (
@@ -145,7 +147,8 @@ def _faults_of_credits(state: MixState, mix: MixConfig, skipped_steps: int) -> I
         # A credit is what the weights asked for less what was drawn; weights are from 0 to WEIGHT_ONE.
         low, high = least, least + WEIGHT_ONE * drawn
         # Steps that were skipped may have been of weights that no stage up to this step has.
-        if len(stages) <= 1 and not skipped_steps and mix.mix.stop != "each_once":
+        repeats = mix.mix.stop not in ("each_once", "amounts")
+        if len(stages) <= 1 and not skipped_steps and repeats:
             low = high = least + weights_S[s] * drawn
         if not low <= credit <= high:
             yield (
@@ -162,7 +165,7 @@ def _faults_of_amounts(state: MixState, mix: MixConfig, steps: int) -> Iterator[
         yield f"{carried} tokens are carried, a step leaves {most} at most"
     if mix.mix.level == "token" and drawn < carried:
         yield f"{carried} tokens are carried of {drawn} drawn"
-    if drawn - carried > steps * mix.batch.tokens:
+    if mix.mix.amounts is None and drawn - carried > steps * mix.batch.tokens:
         yield f"{drawn} were drawn and {carried} of them carried on, more than {steps} steps hold"
     if mix.mix.level == "token" and state.step > drawn - carried:
         yield f"{drawn} were drawn and {carried} of them carried on, fewer than a token for each step"

@@ -15,7 +15,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import edits_in
 from omniload.mix.journal.reading import Tail, state_before, states_in
 from omniload.mix.journal.records import StepRecord
-from omniload.mix.schedule import weights_at
+from omniload.mix.schedule import amounts_S, draw_weights_at, weights_at
 from omniload.mix.state import MixState
 
 __all__ = [
@@ -36,13 +36,13 @@ class SourceProgress:
 
     name: str
     drawn: int
-    """Tokens or samples, as the mix counts."""
+    """Tokens or samples, as the mix counts; of amounts of epochs, records."""
     due: float
     """What its weights ask for, of what was drawn in all."""
     share: float
-    """Its share of what was drawn."""
+    """Its share of what was drawn; of amounts, how much of its own is drawn."""
     target: float
-    """The share that its weights ask for."""
+    """The share that its weights ask for; of amounts, how much of all is drawn."""
     position: int
     """Raw position of its next sample."""
     epochs: float
@@ -58,15 +58,25 @@ class RunProgress:
     next_step: int
     """Step that comes next: planned ones count, whether or not the trainer was done with them."""
     level: str
-    """What ``drawn`` counts: ``token`` or ``sample``."""
+    """What ``drawn`` counts: ``token``, ``sample``, or ``amount``: of each source what its amount counts."""
     carried_tokens: int
     """Tokens drawn that wait for a row."""
     sources: tuple[SourceProgress, ...]
 
 
-def weights_by_step(history: History) -> Callable[[int], tuple[int, ...]]:
-    """Return the integer weights at a step as a function; equal shares are scaled once."""
+def weights_by_step(
+    history: History, fingerprint: Mapping[str, str] | None = None
+) -> Callable[[int], tuple[int, ...]]:
+    """Return the integer weights at a step as a function; equal shares are scaled once.
+
+    Args:
+        history: The mix and its edits.
+        fingerprint: What was found of the sources; needed where the mix gives amounts.
+    """
     known: dict[tuple[float, ...], tuple[int, ...]] = {}
+    if history.base.mix.amounts is not None:
+        found = draw_weights_at(history.base, 0, _records_in(fingerprint or {}, history.base.names))
+        return lambda _: found
 
     def weights(step: int) -> tuple[int, ...]:
         mix = history.at(step)
@@ -103,7 +113,8 @@ def fold(
     names = history.latest.names
     parsed = [StepRecord.from_json(record, names) for record in records]
     until = state.step + len(parsed) if step is None else step
-    return state_before(until, state, parsed, weights_by_step(history), history.entering)
+    weights = weights_by_step(history, fingerprint)
+    return state_before(until, state, parsed, weights, history.entering)
 
 
 def states_of(history: History, tail: Tail) -> list[MixState]:
@@ -115,7 +126,8 @@ def states_of(history: History, tail: Tail) -> list[MixState]:
     begun = len(edits_in(tail.base))
     held = history.found_by(begun, fingerprint_in(tail.base))
     base = MixState.from_json(tail.base, history.of_revision(begun).names, held)
-    return states_in(tail, base, history.latest.names, weights_by_step(history), history.entering)
+    weights = weights_by_step(history, held)
+    return states_in(tail, base, history.latest.names, weights, history.entering)
 
 
 def state_json_at(
@@ -148,18 +160,22 @@ def progress_of(
     known = history.found_by(state.mix_revision, known)
     assert isinstance(first, int), "it was folded"
     total = max(sum(state.drawn_S), 1)
+    wanted_S = None if mix.mix.amounts is None else amounts_S(mix, _records_in(known, mix.names))
     sources = []
     for s, name in enumerate(mix.names):
         drawn, position = state.drawn_S[s], state.cursors_S[s][0]
         # A credit is what the weights ask for less what was drawn.
         due = drawn + state.credits_S[s] / WEIGHT_ONE
+        whole = float(total)
+        if wanted_S is not None:  # each counts in its own unit, and all are to be as far
+            whole, due = float(wanted_S[s]), wanted_S[s] * total / sum(wanted_S)
         sources.append(
             SourceProgress(
                 name=name,
                 drawn=drawn,
                 due=due,
-                share=drawn / total,
-                target=due / total,
+                share=drawn / whole,
+                target=due / whole,
                 position=position,
                 epochs=position / _records_of(known, name),
             )
@@ -167,7 +183,7 @@ def progress_of(
     return RunProgress(
         first_step=first,
         next_step=state.step,
-        level=mix.mix.level,
+        level=mix.mix.level if mix.mix.amounts is None else "amount",
         carried_tokens=int(state.carried.lengths_P.sum()),
         sources=tuple(sources),
     )
@@ -185,6 +201,10 @@ def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
             f"the journal's base has the fingerprint {shown(fingerprint)}, which is none; resume from a checkpoint"
         )
     return {part: str(digest) for part, digest in fingerprint.items()}
+
+
+def _records_in(fingerprint: Mapping[str, str], names: Sequence[str]) -> list[int]:
+    return [_records_of(fingerprint, name) for name in names]
 
 
 def _records_of(fingerprint: Mapping[str, str], name: str) -> int:

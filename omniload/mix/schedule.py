@@ -3,9 +3,24 @@
 import math
 from collections.abc import Sequence
 
-from omniload.mix.config import MixConfig, Stage
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["boundaries", "part_done", "stage_at", "stages_from", "steps_alike", "weights_at"]
+from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig, Stage
+from omniload.mix.deficit import integer_weights
+
+__all__ = [
+    "amount_tokens_S",
+    "amounts_S",
+    "boundaries",
+    "draw_weights_at",
+    "part_done",
+    "stage_at",
+    "stages_from",
+    "steps_alike",
+    "weights_at",
+]
 
 _FOR_EVER = 1 << 62
 
@@ -25,6 +40,50 @@ def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tupl
     before = _shares(stages[current - 1], names)
     part = part_done(stage, done)
     return tuple(b + (t - b) * part for b, t in zip(before, target, strict=True))
+
+
+def draw_weights_at(mix: MixConfig, step: int, records_S: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the integer weights that the samples of ``step`` are drawn by, ``[S]``.
+
+    Args:
+        mix: The declared mix.
+        step: Number of the step.
+        records_S: Raw records of each source; needed where the mix gives amounts.
+    """
+    if mix.mix.amounts is None:
+        return integer_weights(weights_at(mix.mix.stages, mix.names, step))
+    assert records_S is not None, "amounts are of sources that were opened"
+    return integer_weights(amounts_S(mix, records_S))
+
+
+def amounts_S(mix: MixConfig, records_S: Sequence[int]) -> list[int]:
+    """Return how much of each source a mix with amounts draws, each in its unit: records, samples or tokens.
+
+    Raises:
+        ConfigError: An amount comes to nothing.
+    """
+    assert mix.mix.amounts is not None, "the mix has weights"
+    found = []
+    for name, records in zip(mix.names, records_S, strict=True):
+        amount = mix.mix.amounts[name]
+        found.append(amount.units(records))
+        if not found[-1]:
+            raise ConfigError(
+                f"mix.amounts.{name}: {amount} of {records:,} records are less than one record; raise it, or remove "
+                "the source"
+            )
+    return found
+
+
+def amount_tokens_S(
+    mix: MixConfig, records_S: NDArray[np.float64], tokens_per_record_S: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """Return the tokens that the amount of each source comes to, by the mean tokens of a record."""
+    if mix.mix.amounts is None:
+        return None
+    units_S = np.asarray(amounts_S(mix, [round(n) for n in records_S.tolist()]), np.float64)
+    counts_tokens_S = [mix.mix.amounts[name].kind == "tokens" for name in mix.names]
+    return np.where(counts_tokens_S, units_S, units_S * tokens_per_record_S)
 
 
 def steps_alike(stages: Sequence[Stage], step: int) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from omniload.base.units import format_bytes
 from omniload.mix.config import LARGEST_STEP, MixConfig
-from omniload.mix.schedule import boundaries, part_done, stage_at, weights_at
+from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance import balance
 from omniload.plan.cost import row_costs
 from omniload.plan.records import StepPlan
@@ -87,6 +87,8 @@ class Forecast:
     """The whole run."""
     ends_early: bool
     """Whether ``mix.stop`` ends the run before the steps asked for."""
+    wanted_S: NDArray[np.float64] | None = None
+    """Tokens that amounts come to; ``None`` where the mix has weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ def tokens_by_step(
         Tokens; exact for weights by tokens, and for weights by samples within the
         quadrature of a ramp longer than a thousand steps.
     """
+    if (wanted_S := amount_tokens_S(mix, sizes.samples_S, sizes.tokens_per_sample_S)) is not None:
+        return wanted_S * min(1.0, step * tokens_per_step / float(wanted_S.sum()))
     total = np.zeros(len(mix.names))
     edges = sorted({0, step, *(edge for edge in boundaries(mix) if edge < step)})
     for start, stop in pairwise(edges):
@@ -162,7 +166,11 @@ def forecast(
     def by_step(step: int) -> NDArray[np.float64]:
         return tokens_by_step(mix, sizes, step, tokens_per_step=per_step)
 
-    drawn_by, end = _drawn_by(mix, _epoch_tokens(sizes), num_steps, per_step, by_step)
+    wanted_S = amount_tokens_S(mix, sizes.samples_S, sizes.tokens_per_sample_S)
+    if wanted_S is None:
+        drawn_by, end = _drawn_by(mix, _epoch_tokens(sizes), num_steps, per_step, by_step)
+    else:
+        drawn_by, end = by_step, min(num_steps, math.ceil(float(wanted_S.sum()) / per_step))
     starts = [stage.from_step for stage in mix.mix.stages if stage.from_step < end] or [0]
     edges = [*starts, end]
 
@@ -180,6 +188,7 @@ def forecast(
         stages=tuple(span(a, b) for a, b in pairwise(edges)),
         total=span(0, end),
         ends_early=end < num_steps,
+        wanted_S=wanted_S,
     )
 
 
@@ -191,6 +200,10 @@ def steps_per_epoch(
     An epoch of a source is every record of it once.
     """
     epoch_S = _epoch_tokens(sizes)
+    if (wanted_S := amount_tokens_S(mix, sizes.samples_S, sizes.tokens_per_sample_S)) is not None:
+        parts = (epoch_S / wanted_S * (1 - _ROUNDING)).tolist()
+        num_steps = float(wanted_S.sum()) / tokens_per_step
+        return [math.ceil(part * num_steps) if part <= 1 else None for part in parts]
 
     def drawn_by(step: int) -> NDArray[np.float64]:
         return tokens_by_step(mix, sizes, step, tokens_per_step=tokens_per_step)
@@ -246,7 +259,7 @@ def warnings_of(
         for name, epochs in zip(names, expected.total.epochs_S.tolist(), strict=True)
         if epochs > _MOST_EPOCHS
     ]
-    if expected.ends_early:
+    if expected.ends_early and expected.wanted_S is None:
         warnings.append(
             f"mix.stop ends the run before step {expected.total.stop:,}; raise weights evenly with the "
             "sources' sizes, or set mix.stop to never"

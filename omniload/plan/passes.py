@@ -20,7 +20,10 @@ from omniload.mix.deficit import Drawn, draw
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 
-__all__ = ["Known", "Starved", "StepDraw", "draw_step"]
+__all__ = ["GOES_ON", "Known", "Starved", "StepDraw", "draw_step"]
+
+GOES_ON = ("each_once", "amounts")
+"""Values of ``mix.stop`` under which a run goes on without a source that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,16 @@ class Known:
 
     lengths_U: NDArray[Any]
     """Tokens of each."""
-    firsts_U: NDArray[np.bool_]
-    """Whether each is the first of its sample: what weights by samples count."""
+    counted_U: NDArray[np.int64]
+    """Each in the unit of the weights."""
     samples_U: NDArray[np.integer[Any]]
     """Sample of each, by its place in the next column."""
     positions_N: NDArray[np.int64]
     """Raw position of each sample."""
     end: int
-    """Raw position that the first epoch ends before."""
+    """Raw position that the first epoch, or an amount of epochs, ends before."""
     is_whole: bool
-    """Whether all that is left of the first epoch is known."""
+    """Whether all that is left up to there, or of an amount, is known."""
 
     @property
     def left(self) -> int:
@@ -84,13 +87,13 @@ def draw_step(
         can tell yet whether its last unit was drawn.
     """
     lengths = [known.lengths_U for known in known_S]
-    by_sample = mix.mix.level == "sample"
-    counted = [known.firsts_U.astype(np.int64) for known in known_S] if by_sample else lengths
+    counted = [known.counted_U for known in known_S]
     sizes = lengths if mix.pack.method != "none" else [np.ones(len(c), np.int64) for c in lengths]
-    skipped = [s for s, k in enumerate(known_S) if k.is_whole and mix.mix.stop == "each_once"]
+    is_by_token, goes_on = mix.mix.level == "token", mix.mix.stop in GOES_ON
+    skipped = [s for s, k in enumerate(known_S) if k.is_whole and goes_on]
 
     def drawing(size: int) -> Drawn:
-        other = None if sizes is counted else sizes
+        other = None if is_by_token and sizes is lengths else sizes
         return draw(counted, weights_S, state.credits_S, budget=size, sizes=other, ended=skipped)
 
     drawn = drawing(budget)
@@ -101,7 +104,7 @@ def draw_step(
     for s in ending_S:
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
             return Starved(s)
-    if mix.mix.stop == "each_once":
+    if goes_on:
         return _unless_starved(drawn, is_last=_size_of(sizes, counts) < budget)
     if mix.mix.stop == "all_exhausted" and drawn.starved is not None:
         return Starved(drawn.starved)

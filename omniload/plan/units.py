@@ -6,8 +6,8 @@ Shape suffixes:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.deficit import Drawn
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
+from omniload.mix.schema.amounts import Amount
 from omniload.mix.state import Cursor
 from omniload.plan.passes import Known
 
@@ -40,16 +41,54 @@ class Units:
     first_U: NDArray[np.bool_]
     """Whether the unit is the first of its sample."""
 
-    def known(self, end: int) -> Known:
+    def known(self, end: int, level: Literal["token", "sample"]) -> Known:
         """Return what is known of the source, whose first epoch ends before position ``end``."""
+        lengths_U = self.stops_U - self.starts_U
         return Known(
-            lengths_U=self.stops_U - self.starts_U,
-            firsts_U=self.first_U,
+            lengths_U=lengths_U,
+            counted_U=lengths_U if level == "token" else self.first_U.astype(np.int64),
             samples_U=self.samples_U,
             positions_N=self.table.positions_N,
             end=end,
             is_whole=self.table.stop >= end,
         )
+
+    def known_of(self, amount: Amount, cursor: Cursor, drawn: int, end: int) -> Known:
+        """Return what is known of a source up to the end of its amount, counted in the unit of it.
+
+        Args:
+            amount: What the run draws of it.
+            cursor: Its next token; the table begins there.
+            drawn: What was drawn of it, in that unit.
+            end: Position that its epochs end before, where they are its amount.
+        """
+        known = self.known(end, "token" if amount.kind == "tokens" else "sample")
+        if amount.kind == "epochs":
+            return replace(known, counted_U=self._records_U(cursor))
+        left = amount.units(0) - drawn
+        reached_U = np.cumsum(known.counted_U)
+        if amount.kind == "tokens":
+            # The unit that reaches the amount is its last.
+            count = int(np.searchsorted(reached_U, left)) + 1 if left > 0 else 0
+        else:
+            count = int(np.searchsorted(reached_U, left, side="right"))
+        have = int(reached_U[-1]) if len(reached_U) else 0
+        # The rest of a sample that was begun may be all that is left, and not be known yet.
+        is_begun = amount.kind == "samples" and cursor[2] > 0 and not len(reached_U)
+        return replace(
+            known,
+            lengths_U=known.lengths_U[:count],
+            counted_U=known.counted_U[:count],
+            samples_U=known.samples_U[:count],
+            is_whole=have >= left and not is_begun,
+        )
+
+    def _records_U(self, cursor: Cursor) -> NDArray[np.int64]:
+        """Return how many records each unit goes forward: those without a sample count with the next one."""
+        positions_U = self.table.positions_N[self.samples_U]
+        position, sub, token = cursor
+        before = position - 1 + (sub > 0 or token > 0)
+        return np.diff(positions_U, prepend=np.int64(before))
 
     def lost_N(self, first: int, stop: int) -> NDArray[np.int64]:
         """Return the tokens of each of the samples ``first`` to ``stop`` that the policy does not keep."""

@@ -55,6 +55,8 @@ def show(run: Path, as_json: bool) -> None:
         for s, source in enumerate(progress.sources)
     ]
     headings = (f"{unit} drawn", "share", "target", f"{unit} off", "next record", "epochs")
+    if progress.level == "amount":  # each source counts in its own unit
+        headings = ("drawn", "of its amount", "of all", "off", "next record", "epochs")
     columns = [("source", False), *((heading, True) for heading in headings)]
     console = output()
     console.print(table(f"planned up to step {progress.next_step:,}", columns, rows))

@@ -178,6 +178,11 @@ class History:
                 nothing to undo, or a source comes with a secret.
         """
         require_no_secrets(change)
+        if self.base.mix.amounts is not None and not isinstance(change, SkipSteps | Undo):
+            raise ConfigError(
+                f"the run draws amounts, and {change.kind} changes weights; end it, give other amounts in its mix "
+                "file and start a new run"
+            )
         if len(self.edits) >= MOST_EDITS:
             raise ConfigError(
                 f"the run has {len(self.edits)} edits, {MOST_EDITS} at most; end it, put what holds now into its mix "

@@ -1,17 +1,21 @@
 """Caps on the shares of sources: what a mix must not do, whatever its weights come to."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic_core import PydanticCustomError
 
 from omniload.base.config import fault_at
 from omniload.base.errors import ConfigError
+from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.stages import Stage
 from omniload.mix.sources import SourceBase
 
-__all__ = ["beyond_fractions", "require_repetitions"]
+__all__ = ["beyond_fractions", "require_amounts", "require_repetitions"]
 
 _ROUNDING = 1e-9
+_SHOWN = 12
+"""Amounts that a message lists."""
 _SURE = 1.01
 """What a run draws is known to a hundredth where samples are measured; a cap itself holds to the record."""
 
@@ -64,3 +68,27 @@ def require_repetitions(
                 f"sources.{name}: {steps:,} steps want its records {wanted:.2f} times, and max_repetition is {cap:g}; "
                 "give it less weight, add data, train for fewer steps, or raise max_repetition"
             )
+
+
+def require_amounts(where: str, amounts: Mapping[str, Amount], part: float, steps: int) -> None:
+    """Refuse a run that ends before its amounts are drawn.
+
+    Args:
+        where: File and line that they stand in.
+        amounts: The amounts by name.
+        part: The part of each that so many steps are expected to draw.
+        steps: Steps of the run.
+
+    Raises:
+        ConfigError: With what is wanted of each source, and what it gets.
+    """
+    if part * _SURE >= 1:
+        return
+    got = ", ".join(
+        f"{name} {amount} and gets {getattr(amount, amount.kind) * part:,.4g}"
+        for name, amount in list(amounts.items())[:_SHOWN]
+    )
+    raise ConfigError(
+        f"{where}: mix.amounts: {steps:,} steps draw {part:.1%} of each amount: wanted is {got}; train for "
+        f"{math.ceil(steps / part):,} steps, or ask for less"
+    )

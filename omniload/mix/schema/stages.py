@@ -1,12 +1,13 @@
 """What a mix file says of weights over time."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Count
+from omniload.mix.schema.amounts import Amounts, is_amount
 from omniload.mix.schema.token_steps import names_tokens
 from omniload.mix.schema.weights import Weights, is_nested
 
@@ -27,6 +28,23 @@ def came_with_version_2(stage: object) -> Iterator[tuple[str, str]]:
         yield key, "the stage is dated by tokens"
     if "ramp" in stage:
         yield "ramp", "the ramp has a form"
+
+
+_IN_PLACE_OF = {
+    "stages": "amounts are of the whole run, from its first step to its end",
+    "level": "each source counts what its amount says",
+    "stop": "the run ends when all amounts are drawn",
+}
+"""Why keys of a mix do not go with amounts."""
+
+
+def _names_in(amounts: object) -> list[str]:
+    """Return the sources that amounts of a file name, within groups too."""
+    names: list[str] = []
+    for name, entry in amounts.items() if isinstance(amounts, Mapping) else ():
+        inner = entry.get("of") if isinstance(entry, Mapping) else None
+        names += [str(name)] if inner is None else _names_in(inner)
+    return names
 
 
 def _is_linear(ramp: object) -> bool:
@@ -59,6 +77,19 @@ class Stage(StrictModel):
     """Steps of a cosine ramp that come before this stage: an edit in the middle of one says so; of no use in a
     file."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_are_no_amounts(cls, content: object) -> object:
+        weights = content.get("weights") if isinstance(content, Mapping) else None
+        for name, entry in weights.items() if isinstance(weights, Mapping) else ():
+            if is_amount(entry):
+                raise fault_at(
+                    f"{entry!r:.40} is an amount among weights; give every source one, under mix.amounts in place of "
+                    "mix.stages",
+                    *("weights", name),
+                )
+        return content
+
     @model_validator(mode="after")
     def _a_curve_needs_steps(self) -> Self:
         # What is not said is left out of the digest of a mix, so that two ways to say one thing are one mix.
@@ -89,13 +120,52 @@ class WeightsConfig(StrictModel):
 
     level: Literal["token", "sample"] = "token"
     """What a weight counts."""
-    stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
+    stop: Literal["never", "first_exhausted", "all_exhausted", "each_once", "amounts"] = "never"
     """``never`` repeats sources for ever. ``first_exhausted`` ends with the last document of the source that comes to
     its end first: no document twice. ``all_exhausted`` repeats sources until each was gone through: no document left
     out. ``each_once`` goes on without a source that has ended: every document exactly once.
+    ``amounts``, of a mix with ``amounts`` and of no other, ends when all of them are drawn.
     The last step may be short."""
     stages: tuple[Stage, ...] = Field(min_length=1)
     """Weights over time; the first stage starts at step 0."""
+    amounts: Amounts | None = None
+    """Version 2, in place of ``stages``: how much of each source the run draws, in ``epochs``, ``samples`` or
+    ``tokens``: ``{web: {epochs: 1}, code: {tokens: 5G}}``; of a group, ``{tokens: 5G, of: {python: 9, rust: 1}}``. All
+    go forward together, and the run ends with the last."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _amounts_in_place_of_weights(cls, content: object) -> object:
+        if not isinstance(content, Mapping):
+            return content
+        if content.get("level") == "sequence":
+            raise fault_at(
+                "level is 'sequence', and a packed row holds documents of several sources, so that no weight can "
+                "count it; use token, which fills rows as weighted, or sample",
+                "level",
+            )
+        amounts = content.get("amounts")
+        if amounts is None:
+            if content.get("stop") == "amounts":
+                raise fault_at("stop is amounts, and there are none; give amounts", "stop")
+            return content
+        for key in ("stages", "level", "stop"):
+            if key in content and (key, content[key]) != ("stop", "amounts"):
+                raise fault_at(
+                    f"amounts and {key} are given; leave {key} out: {_IN_PLACE_OF[key]}", key
+                )
+        names = _names_in(amounts)
+        # Everything that asks only which sources are drawn from finds them here.
+        stage = {"from_step": 0, "weights": dict.fromkeys(names, 1.0) or {"": 1.0}}
+        return {**content, "level": "sample", "stop": "amounts", "stages": [stage]}
+
+    @model_serializer(mode="wrap")
+    def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write amounts or stages: without amounts as releases know it that had none."""
+        content: dict[str, Any] = handler(self)
+        for key in ("amounts",) if self.amounts is None else ("stages", "level", "stop"):
+            content.pop(key, None)
+        return content
 
     @model_validator(mode="after")
     def _stages_follow_each_other(self) -> Self:

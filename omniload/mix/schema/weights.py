@@ -21,15 +21,25 @@ from pydantic import BeforeValidator, Field
 from omniload.base.config import StrictModel, fault_at
 from omniload.mix.schema.splits import Name
 
-__all__ = ["LARGEST_NUMBER", "WeightGroup", "Weights", "is_nested"]
+__all__ = [
+    "HOTTEST",
+    "LARGEST_NUMBER",
+    "Weight",
+    "WeightGroup",
+    "Weights",
+    "is_nested",
+    "shares_of",
+]
 
 LARGEST_NUMBER = 1e12
 """Largest weight or cost; sums of those of all sources and rows are exact enough in a double."""
 _DEEPEST = 8
 """Groups within groups at most."""
-_HOTTEST = 1000.0
+HOTTEST = 1000.0
+"""Highest temperature of a group."""
 
 Weight = Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
+"""A relative weight."""
 
 
 class WeightGroup(StrictModel):
@@ -39,7 +49,7 @@ class WeightGroup(StrictModel):
     """Weight of the group, beside those of the sources and groups around it."""
     of: Annotated[dict[Name, "Weight | WeightGroup"], Field(min_length=1)]
     """Its sources and groups, with their weights within it."""
-    temperature: float = Field(default=1.0, gt=0, le=_HOTTEST, allow_inf_nan=False)
+    temperature: float = Field(default=1.0, gt=0, le=HOTTEST, allow_inf_nan=False)
     """Weights within the group are raised to 1 / temperature: above 1 evens them out, below 1 sharpens them."""
 
 
@@ -58,6 +68,28 @@ def _flat(weights: object) -> object:
             raise fault_at(f"{name!r} has a weight in two groups; give it one", *path)
         # Powers may differ in their last digit from machine to machine; what is drawn must not.
         found[name] = float(f"{weight:.12g}") if len(path) > 1 else weight
+    return found
+
+
+def shares_of(members: object, temperature: object, path: tuple[str, ...]) -> dict[str, float]:
+    """Return the share of each source below a group, which may hold groups; they sum to 1.
+
+    Args:
+        members: What ``of`` says.
+        temperature: Its temperature.
+        path: Where the group stands; a fault names what lies below.
+
+    Raises:
+        PydanticCustomError: A weight is none, or a source is named twice.
+    """
+    group = {"weight": 1.0, "of": members, "temperature": temperature}
+    found: dict[str, float] = {}
+    for name, share, at in _members({path[-1]: group}, 1.0, path[:-1]):
+        if name in found:
+            raise fault_at(f"{name!r} has a weight in two groups; give it one", *at)
+        assert isinstance(share, float), "it was worked out"
+        if share > 0:
+            found[name] = share
     return found
 
 
@@ -131,7 +163,7 @@ def _shares(
 
 def _number(value: object, path: tuple[str, ...], least: float | None) -> float:
     """Return a number of a group: a weight of at least ``least``, or a temperature where that is ``None``."""
-    most = _HOTTEST if least is None else LARGEST_NUMBER
+    most = HOTTEST if least is None else LARGEST_NUMBER
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and (value > 0 if least is None else value >= least) and value <= most:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]

@@ -262,6 +262,39 @@ def test_a_plan_of_a_single_pass_forecasts_what_its_run_trains_on(tmp_path):
         assert source["epochs"] == pytest.approx(1, rel=1e-6)
 
 
+def test_a_plan_of_amounts_shows_wanted_against_drawn_and_a_run_draws_just_that(tmp_path):
+    amounts = {"ids": {"tokens": 3000}, "text": {"epochs": 1.5}}
+    path = a_mix_file(tmp_path, version=2, mix={"amounts": amounts})
+
+    expected = json_of("plan", path, "--steps", 500, "--dp", 2, "--cache-dir", tmp_path / "cache")
+    taken = a_run(tmp_path / "run", path, dp=2, steps=500)
+    shown = json_of("show", tmp_path / "run")
+    steps = [batches for batches in taken.values() if batches[0] is not None]
+
+    assert expected["steps"] == pytest.approx(
+        len(steps), rel=0.05
+    )  # half an epoch is of other lengths
+    assert expected["amounts"]["ids"] == {"tokens": 3000, "expected_tokens": 3000.0}
+    drawn = sum(batches[0].tokens_by_source["ids"] for batches in steps)
+    assert 3000 <= drawn < 3000 + 64
+    assert {source["name"]: source["epochs"] for source in shown["sources"]}["text"] == 1.5
+    assert [source["share"] for source in shown["sources"]] == pytest.approx([1, 1], abs=0.03)
+    assert not any("mix.stop" in warning for warning in expected["warnings"])
+
+
+def test_a_plan_of_too_few_steps_for_its_amounts_is_refused_with_the_line(tmp_path):
+    amounts = {"ids": {"tokens": 3000}, "text": {"epochs": 1.5}}
+    path = a_mix_file(tmp_path, version=2, mix={"amounts": amounts})
+
+    result = run_mix("plan", path, "--steps", 2, "--cache-dir", tmp_path / "cache")
+
+    lines = path.read_text(encoding="utf-8").splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "amounts:" in text)
+    assert isinstance(result.exception, ConfigError)
+    assert f"{path}:{line}: mix.amounts: 2 steps draw" in str(result.exception)
+    assert "ids 3,000 tokens and gets" in str(result.exception)
+
+
 def test_the_schema_names_every_key():
     schema = orjson.loads(run_mix("schema").stdout)
 

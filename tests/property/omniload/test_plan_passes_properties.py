@@ -22,6 +22,7 @@ from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.plane.builders import a_mix, tokens_of
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.simulation import Simulation
+from tests.support.plane.trained import steps_of, trained
 
 MANY = 1 << 30
 STOPS = ("first_exhausted", "all_exhausted", "each_once")
@@ -84,21 +85,6 @@ def simulated(world, first_read, **changes):
     with patch.object(queue, "_FIRST_READ", first_read):
         digests = simulation.run()
     return simulation, digests
-
-
-def steps_of(simulation):
-    """Return what all ranks took, step by step."""
-    steps = sorted({step for step, _ in simulation.batches})
-    return [[simulation.batches[step, r] for r in range(simulation.dp)] for step in steps]
-
-
-def trained(simulation):
-    """Count every token that is in a row."""
-    found = Counter()
-    for batches in steps_of(simulation):
-        for microbatch in (m for batch in batches for m in batch.microbatches):
-            found.update(microbatch.tokens_RT[microbatch.source_ids_RT >= 0].tolist())
-    return found
 
 
 def held(world, source, *, position=0):

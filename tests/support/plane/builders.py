@@ -56,7 +56,7 @@ def a_mix(
             "version": 1,
             "seed": 7,
             "sources": dict(sources),
-            "mix": {"stages": stages} | dict(mix or {}),
+            "mix": ({} if "amounts" in (mix or {}) else {"stages": stages}) | dict(mix or {}),
             "pack": {"length": length} | dict(pack or {}),
             "batch": {"tokens": rows * length, "micro_tokens": micro_rows * length},
             "runtime": {"prefetch_steps": 4},

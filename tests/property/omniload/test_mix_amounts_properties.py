@@ -1,0 +1,212 @@
+"""Amounts: of every source exactly what was asked for, whatever ranks, packing, kills and resumes.
+
+The oracle is the data: what the amount comes to is counted off the records, by no code of the package.
+"""
+
+import json
+from collections import Counter
+from fractions import Fraction
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.machine import queue
+from omniload.mix.edits.history import History
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.progress import weights_by_step
+from omniload.mix.state import MixState
+from omniload.plan.membership import Exhausted, Starved, membership_of
+from tests.support.plane.builders import a_mix, tokens_of
+from tests.support.plane.reference import known_ahead
+from tests.support.plane.simulation import Simulation
+from tests.support.plane.trained import trained
+
+MANY = 1 << 30
+LENGTH = 16
+
+records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
+sources = st.lists(records, max_size=12).map(lambda rows: [*rows, [9]])
+quarters = st.integers(1, 12).map(lambda n: n / 4)
+
+
+@st.composite
+def amounts(draw, num_records):
+    """One amount, of a record at least."""
+    kind = draw(st.sampled_from(["epochs", "samples", "tokens"]))
+    if kind == "epochs":
+        return {kind: draw(quarters.filter(lambda n: n * num_records >= 1))}
+    return {kind: draw(st.integers(1, 60 if kind == "samples" else 400))}
+
+
+@st.composite
+def worlds(draw, whole_epochs=False):
+    names = ("books", "code", "web")[: draw(st.integers(1, 3))]
+    epochs = [draw(sources) for _ in names]
+    wanted = {
+        name: {"epochs": 1} if whole_epochs else draw(amounts(len(rows)))
+        for name, rows in zip(names, epochs, strict=True)
+    }
+    mix = a_mix(
+        version=2,
+        sources=names,
+        rows=8,
+        length=LENGTH,
+        micro_rows=draw(st.sampled_from([1, 2, 8])),
+        pack={
+            "method": draw(st.sampled_from(["best_fit", "concat_and_split", "none"])),
+            "lookahead_rows": draw(st.integers(0, 2)),
+            "overlong": draw(st.sampled_from(["split", "truncate"])),
+        },
+        mix={"amounts": wanted},
+        runtime={"prefetch_steps": draw(st.sampled_from([1, 2, 4, 13]))},
+    )
+    return {"mix": mix, "epochs": epochs, **draw(places())}
+
+
+@st.composite
+def places(draw):
+    """Everything that must not matter."""
+    return {
+        "dp": draw(st.sampled_from([1, 2, 3, 8])),
+        "num_loaders": draw(st.integers(1, 3)),
+        "num_constructors": draw(st.integers(1, 4)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
+        "kills": draw(st.sampled_from([0, 2])),
+        "planner_kills": draw(st.sampled_from([0, 2])),
+    }
+
+
+def simulated(world, first_read, **changes):
+    simulation = Simulation(**(world | {"num_steps": MANY} | changes))
+    with patch.object(queue, "_FIRST_READ", first_read):
+        digests = simulation.run()
+    return simulation, digests
+
+
+def wanted_of(world, source):
+    """Count the tokens of an amount off the records of its source, one after another."""
+    mix = world["mix"]
+    amount, rows = mix.mix.amounts[mix.names[source]], world["epochs"][source]
+    truncates = mix.pack.overlong == "truncate"
+    found: Counter[int] = Counter()
+    position = samples = tokens = 0
+    while True:
+        if amount.epochs and position >= Fraction(amount.epochs) * len(rows) // 1:
+            return found
+        for sub, length in enumerate(rows[position % len(rows)]):
+            kept = tokens_of(source, position, sub, length)[: LENGTH if truncates else MANY]
+            samples += 1
+            for begin in range(0, len(kept), LENGTH):  # what is drawn at once
+                found.update(kept[begin : begin + LENGTH].tolist())
+                tokens += len(kept[begin : begin + LENGTH])
+                if amount.tokens and tokens >= amount.tokens:
+                    return found
+            if amount.samples and samples == amount.samples:
+                return found
+        position += 1
+
+
+@given(worlds(), st.integers(1, 20))
+def test_of_every_source_exactly_its_amount_is_trained_on(world, first_read):
+    simulation, _ = simulated(world, first_read)
+
+    wanted = sum((wanted_of(world, s) for s in range(len(world["epochs"]))), Counter())
+    assert trained(simulation) == wanted
+
+
+@settings(max_examples=40)
+@given(worlds(whole_epochs=True), st.integers(1, 20))
+def test_one_epoch_of_every_source_is_every_document_exactly_once(world, first_read):
+    simulation, _ = simulated(world, first_read)
+
+    found = trained(simulation)
+    assert set(found.values()) == {1}
+    assert found == sum((wanted_of(world, s) for s in range(len(world["epochs"]))), Counter())
+
+
+@settings(max_examples=60)
+@given(worlds(), st.integers(1, 20), places(), st.data())
+def test_a_run_that_is_resumed_anywhere_elsewhere_ends_with_the_same_steps(
+    world, first_read, elsewhere, data
+):
+    first, digests = simulated(world, first_read)
+    at = data.draw(st.sampled_from(sorted(first.states)))
+    saved = json.loads(json.dumps(first.states[at]))
+    state = MixState.from_json(saved, world["mix"].names, first.planner.fingerprint)
+
+    _, rest = simulated(world | elsewhere, data.draw(st.integers(1, 20)), state=state)
+
+    assert rest == digests[at:]
+
+
+@settings(max_examples=40)
+@given(worlds(), st.integers(1, 20))
+def test_the_journal_folds_to_the_planners_states(world, first_read):
+    simulation, _ = simulated(world, first_read)
+    mix, start = world["mix"], MixState.start(len(world["epochs"]))
+    records = [
+        StepRecord.from_json(json.loads(json.dumps(r)), mix.names) for r in simulation.journal
+    ]
+    weights = weights_by_step(History(mix), simulation.planner.fingerprint)
+
+    for step, state in simulation.states.items():
+        folded = state_before(step, start, records, weights)
+        assert folded.to_json(mix.names, simulation.planner.fingerprint) == state
+
+
+def memberships(world, known):
+    """Plan a run to its end by membership alone, with ``known`` records known ahead, more where that is too few."""
+    mix, state, steps = world["mix"], MixState.start(len(world["epochs"])), []
+    ends_S = [len(epoch) for epoch in world["epochs"]]
+    while True:
+        count = known
+        while isinstance(
+            found := membership_of(mix, state, known_ahead(state, world["epochs"], count), ends_S),
+            Starved,
+        ):
+            count += 1
+        if isinstance(found, Exhausted):
+            return steps
+        state = found.after
+        steps.append((found.pieces.rows(), found.row_offsets.tolist(), state.digest()))
+
+
+@given(worlds(), st.integers(0, 20))
+def test_the_steps_are_the_same_however_much_is_known_ahead(world, known):
+    assert memberships(world, known) == memberships(world, 400)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 16), min_size=20, max_size=60),
+    st.lists(st.integers(1, 16), min_size=20, max_size=60),
+    st.integers(60, 300),
+)
+def test_all_sources_are_as_far_as_each_other_in_every_step(one, other, tokens):
+    mix = a_mix(
+        version=2,
+        rows=2,
+        length=LENGTH,
+        micro_rows=1,
+        pack={"lookahead_rows": 0, "method": "concat_and_split"},
+        mix={"amounts": {"code": {"epochs": 2}, "web": {"tokens": tokens}}},
+    )
+    world = {"mix": mix, "epochs": [[[n] for n in one], [[n] for n in other]]}
+    wanted = (2 * len(one), tokens)
+    state = MixState.start(2)
+
+    while True:
+        ahead = known_ahead(state, world["epochs"], 400)
+        found = membership_of(mix, state, ahead, [len(one), len(other)])
+        if isinstance(found, Exhausted):
+            break
+        assert not isinstance(found, Starved)
+        state = found.after
+        parts = [drawn / whole for drawn, whole in zip(state.drawn_S, wanted, strict=True)]
+        # One draw of either: a record, and sixteen tokens.
+        assert abs(parts[0] - parts[1]) <= 1 / wanted[0] + 2 * LENGTH / wanted[1] + 1e-6
+    assert state.drawn_S[0] == wanted[0]
+    assert tokens <= state.drawn_S[1] < tokens + LENGTH

@@ -1,0 +1,166 @@
+"""Amounts in mix files: what they mean, and what is refused with which line."""
+
+import pytest
+from pydantic import ValidationError
+
+from omniload.base.config import parse_yaml
+from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import SetWeights
+from omniload.mix.edits.history import History
+from omniload.mix.schedule import amounts_S, draw_weights_at
+from omniload.mix.schema.amounts import Amount
+from omniload.mix.schema.caps import require_amounts
+from tests.support.plane.builders import a_mix
+
+NAMES = ("code", "web")
+FILE = """\
+version: 2
+seed: 1
+sources:
+  code: {{type: parquet, path: code, tokens: t}}
+  web: {{type: parquet, path: web, tokens: t}}
+mix:
+{mix}
+pack: {{length: 32}}
+batch: {{tokens: 128, micro_tokens: 64}}
+"""
+
+
+def with_amounts(amounts, **changes):
+    return a_mix(sources=NAMES, mix={"amounts": amounts}, **{"version": 2, **changes})
+
+
+def refused(mix):
+    with pytest.raises(ConfigError) as raised:
+        parse_yaml(FILE.format(mix=mix), MixConfig, name="mix.yaml")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "records", "units"),
+    [(1, 7, 7), (0.5, 7, 3), (2.5, 4, 10), (0.29, 100, 29), (0.1, 30, 3), (1e-3, 999, 0)],
+)
+def test_epochs_are_records_rounded_down_exactly_as_they_are_written(epochs, records, units):
+    assert Amount(epochs=epochs).units(records) == units
+
+
+def test_units_of_a_mix_are_its_weights():
+    mix = with_amounts({"web": {"epochs": 3}, "code": {"tokens": "6k"}})
+
+    assert amounts_S(mix, [10, 1000]) == [6000, 3000]
+    code, web = draw_weights_at(mix, 5, [10, 1000])
+    assert abs(code - 2 * web) <= 2
+
+
+def test_a_group_is_split_by_weight_and_temperature_with_nothing_lost():
+    mix = with_amounts({"both": {"tokens": 1001, "of": {"code": 9, "web": 1}, "temperature": 2}})
+
+    assert mix.mix.amounts == {"code": Amount(tokens=751), "web": Amount(tokens=250)}
+
+
+def test_what_is_dumped_is_what_was_written_and_a_mix_of_weights_dumps_as_ever():
+    mix = with_amounts({"web": {"epochs": 1}, "code": {"samples": 5}})
+
+    dumped = mix.model_dump()
+    assert dumped["mix"] == {"amounts": {"web": {"epochs": 1}, "code": {"samples": 5}}}
+    assert MixConfig.model_validate(dumped) == mix == MixConfig.model_validate(mix.declared())
+    assert set(a_mix().model_dump()["mix"]) == {"level", "stop", "stages"}
+
+
+@pytest.mark.parametrize(
+    ("mix", "said"),
+    [
+        (
+            "  amounts: {web: {epochs: 1}}",
+            "mix.yaml:4: sources.code: 'code' has no amount; give it one",
+        ),
+        (
+            "  amounts:\n    code: {epochs: 1}\n    web: {epochs: 1, tokens: 5}",
+            "mix.yaml:9: mix.amounts.web.tokens: the amount has epochs 1 and tokens 5; give one",
+        ),
+        (
+            "  amounts:\n    code: {epochs: 1}\n    web: {weight: 3}",
+            "mix.yaml:9: mix.amounts.web.weight: weight is 3 among amounts",
+        ),
+        (
+            "  amounts:\n    code: {epochs: 1}\n    wep: {epochs: 1}",
+            "mix.yaml:9: mix.amounts.wep: 'wep' is not among the sources; did you mean 'web'?",
+        ),
+        (
+            "  amounts:\n    all: {epochs: 2, of: {code: 1, web: 1}}",
+            "mix.yaml:8: mix.amounts.all.epochs: epochs is 2 of a group",
+        ),
+        (
+            "  amounts:\n    all: {samples: 2, of: {code: 9, web: 1}}",
+            "mix.yaml:8: mix.amounts.all.of.web: 'web' gets none of 2 samples",
+        ),
+        (
+            "  level: sample\n  amounts: {code: {epochs: 1}, web: {epochs: 1}}",
+            "mix.yaml:7: mix.level: amounts and level are given; leave level out",
+        ),
+        (
+            "  stages: [{weights: {code: 1, web: {epochs: 1}}}]",
+            "mix.yaml:7: mix.stages.0.weights.web: {'epochs': 1} is an amount among weights",
+        ),
+        (
+            "  level: sequence\n  stages: [{weights: {code: 1, web: 1}}]",
+            "mix.yaml:7: mix.level: level is 'sequence', and a packed row holds documents of several",
+        ),
+        (
+            "  stop: amounts\n  stages: [{weights: {code: 1, web: 1}}]",
+            "mix.yaml:7: mix.stop: stop is amounts, and there are none",
+        ),
+    ],
+)
+def test_what_is_no_amount_is_refused_with_its_line(mix, said):
+    assert said in refused(mix)
+
+
+def test_a_file_of_version_1_has_no_amounts():
+    with pytest.raises(ValidationError, match="amounts came with version 2"):
+        with_amounts({"web": {"epochs": 1}, "code": {"epochs": 1}}, version=1)
+
+
+@pytest.mark.parametrize(
+    ("cap", "said"),
+    [
+        ({"max_repetition": 2}, "web wants 3 epochs, and its max_repetition is 2"),
+        ({"max_fraction": 0.5}, "web has max_fraction 0.5, a cap on shares"),
+    ],
+)
+def test_an_amount_beyond_a_cap_is_refused(cap, said):
+    table = {"type": "parquet", "tokens": "t", "path": "p"}
+
+    with pytest.raises(ValidationError, match=said):
+        a_mix(
+            version=2,
+            sources={"web": {**table, **cap}},
+            mix={"amounts": {"web": {"epochs": 3}}},
+        )
+
+
+def test_less_than_a_record_is_refused_when_records_are_counted():
+    mix = with_amounts({"web": {"epochs": 0.01}, "code": {"epochs": 1}})
+
+    with pytest.raises(ConfigError, match=r"mix.amounts.web: 0.01 epochs of 99 records are less"):
+        amounts_S(mix, [5, 99])
+
+
+def test_too_few_steps_are_refused_with_wanted_and_got():
+    amounts = {"web": Amount(epochs=2), "code": Amount(tokens=1000)}
+
+    require_amounts("mix.yaml:7", amounts, 0.995, 60)
+    with pytest.raises(ConfigError) as raised:
+        require_amounts("mix.yaml:7", amounts, 0.25, 60)
+    assert str(raised.value) == (
+        "mix.yaml:7: mix.amounts: 60 steps draw 25.0% of each amount: wanted is web 2 epochs and gets 0.5, "
+        "code 1,000 tokens and gets 250; train for 240 steps, or ask for less"
+    )
+
+
+def test_weights_are_not_set_where_amounts_are_drawn():
+    history = History(with_amounts({"web": {"epochs": 1}, "code": {"epochs": 1}}))
+
+    with pytest.raises(ConfigError, match="the run draws amounts, and set changes weights"):
+        history.edited(SetWeights(weights={"web": 2}), 4)
