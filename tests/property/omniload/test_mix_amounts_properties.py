@@ -210,3 +210,20 @@ def test_all_sources_are_as_far_as_each_other_in_every_step(one, other, tokens):
         assert abs(parts[0] - parts[1]) <= 1 / wanted[0] + 2 * LENGTH / wanted[1] + 1e-6
     assert state.drawn_S[0] == wanted[0]
     assert tokens <= state.drawn_S[1] < tokens + LENGTH
+
+
+def test_the_rest_of_a_last_sample_is_waited_for_where_it_is_not_known_yet():
+    mix = a_mix(
+        version=2,
+        sources=("web",),
+        rows=2,
+        length=LENGTH,
+        micro_rows=1,
+        pack={"lookahead_rows": 0},
+        mix={"amounts": {"web": {"samples": 1}}},
+    )
+    world = {"mix": mix, "epochs": [[[5 * LENGTH]]]}
+
+    steps = memberships(world, 0)
+
+    assert [len(pieces) for pieces, _, _ in steps] == [2, 2, 1]
