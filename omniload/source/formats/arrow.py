@@ -25,6 +25,7 @@ from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
     Holds,
     as_objects,
+    index_kind,
     records_of,
     require_column,
     require_key,
@@ -68,10 +69,16 @@ class ArrowFormat(Format):
         """The column of images, where it has one."""
         self._beside, self._where = beside, where
         """Columns that are read with the one of the text, as one object."""
-        keys = () if key is None else ("key", key)
-        joined = ("with", *beside) if beside else ()
-        asked = ("where", *where) if where else ()
-        kind = "/".join(("arrow", holds, column, *others.values(), *images, *keys, *joined, *asked))
+        kind = index_kind(
+            "arrow",
+            holds=holds,
+            column=column,
+            others=others,
+            images=images,
+            key=key,
+            beside=beside,
+            where=where,
+        )
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""

@@ -4,7 +4,7 @@ Shape suffixes:
     B  rows of a unit        V  values of all sequences together
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -20,11 +20,12 @@ from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.source.columns import drained, text_bytes
 from omniload.source.formats.format import Records
-from omniload.source.parsing.conditions import kept_columns
+from omniload.source.parsing.conditions import kept_columns, wanted_kind
 
 __all__ = [
     "Holds",
     "as_objects",
+    "index_kind",
     "records_of",
     "require_column",
     "require_key",
@@ -40,6 +41,27 @@ _INT32_MAX = np.iinfo(np.int32).max
 
 Holds: TypeAlias = Literal["text", "tokens", "nested"]
 """What the column of records holds; ``nested`` is text, or lists and objects that become JSON."""
+
+
+def index_kind(  # noqa: PLR0913 -- what the mix file says of the source
+    type_: str,
+    *,
+    holds: Holds,
+    column: str,
+    others: Mapping[TableColumn, str],
+    images: Sequence[str],
+    key: str | None,
+    beside: Sequence[str],
+    where: Mapping[str, Condition],
+) -> str:
+    """Return what an index of a table is kept under: whatever was looked at in its shards' schemas, and as what.
+
+    A source that asks for a column as another kind of value, or in another place, finds no index, so its
+    shards are looked at again.
+    """
+    asked = {name: wanted_kind(condition) for name, condition in where.items()}
+    read = [type_, holds, column, dict(others), list(images), key, list(beside), asked]
+    return orjson.dumps(read).decode()
 
 
 def require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> None:

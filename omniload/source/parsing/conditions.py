@@ -17,7 +17,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.schema.conditions import Between, Condition, Value, kind_of
 from omniload.source.parsing.lines import BadLineError, value_in
 
-__all__ = ["keeps", "kept_columns", "require_where"]
+__all__ = ["keeps", "kept_columns", "require_where", "wanted_kind"]
 
 _IS_KIND: Mapping[str, Callable[[pa.DataType], bool]] = {
     "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
@@ -34,7 +34,7 @@ def keeps(where: Mapping[str, Condition], line: Mapping[str, object]) -> bool:
     """
     found = {key: value_in(line, key) for key in where}
     for key, value in found.items():
-        wanted = _kind(where[key])
+        wanted = wanted_kind(where[key])
         if value is not None and kind_of(value) != wanted:
             raise BadLineError(f"{key!r} is {value!r:.40}, not a {wanted}, as where.{key} asks for")
     return all(value is not None and _holds(where[key], value) for key, value in found.items())
@@ -61,7 +61,8 @@ def _values(condition: Condition) -> tuple[Value, ...]:
     return condition if isinstance(condition, tuple) else (condition,)
 
 
-def _kind(condition: Condition) -> str:
+def wanted_kind(condition: Condition) -> str:
+    """Return the kind of value that a condition asks for, as ``kind_of`` names it."""
     kind = "number" if isinstance(condition, Between) else kind_of(_values(condition)[0])
     assert kind is not None, "the model has seen to it"
     return kind
@@ -80,9 +81,9 @@ def require_where(schema: pa.Schema, where: Mapping[str, Condition], path: str) 
             )
         found = schema.field(column).type
         values = found.value_type if pa.types.is_dictionary(found) else found
-        if not _IS_KIND[_kind(condition)](values):
+        if not _IS_KIND[wanted_kind(condition)](values):
             raise ConfigError(
-                f"{path}: column {column!r} is {found}, not a {_kind(condition)}, as where.{column} asks for"
+                f"{path}: column {column!r} is {found}, not a {wanted_kind(condition)}, as where.{column} asks for"
             )
 
 

@@ -9,6 +9,8 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import LOSS_SPANS
 from omniload.mix.config import BatchConfig, ByteTokenizer, OnError
 from omniload.mix.sources import ArrowSource, ParquetSource
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
 from omniload.source.source import open_source
 
 TOKENS = [[7, 8, 9], [1], [], [4, 5], [6, 6, 6, 6]]
@@ -106,6 +108,19 @@ def test_a_missing_column_is_refused_with_what_there_is(tmp_path):
         match=r"no single column 'absent' for columns\.scores; it has ids, mask, reward",
     ):
         opened(tmp_path, config)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_kept_index_hides_no_column_that_is_asked_for_as_another(tmp_path, kind):
+    config = written(tmp_path, kind)
+    cache = IndexCache(folder=tmp_path / "cache", source="web")
+    before, after = (
+        config.model_copy(update={"columns": {name: "reward"}}) for name in ("scores", "loss_mask")
+    )
+    open_format("web", before, base_dir=tmp_path, cache=cache)
+
+    with pytest.raises(ConfigError, match="column 'reward' is double, not a list of 0 and 1"):
+        open_format("web", after, base_dir=tmp_path, cache=cache)
 
 
 def test_a_column_that_no_batch_uses_is_not_read(tmp_path):

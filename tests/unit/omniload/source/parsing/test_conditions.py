@@ -17,7 +17,9 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.schema.conditions import Between
-from omniload.mix.sources import JsonlSource
+from omniload.mix.sources import ArrowSource, JsonlSource, ParquetSource
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
 from omniload.source.parsing.conditions import keeps, kept_columns
 
 LANGS, SCORES = ["en", "de", "fr", ""], [0.0, 0.25, 0.5, 1.0, -3.5, 1e300]
@@ -185,6 +187,21 @@ def test_a_source_without_columns_has_no_conditions():
 def test_conditions_that_the_data_does_not_fit_are_told(folder, kind, where, said):
     with pytest.raises((ConfigError, IntegrityError), match=said):
         drawn(a_mix(kind, where))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("asked", ["high", True])
+def test_a_kept_index_hides_no_condition_of_another_kind(folder, kind, asked):
+    cache = IndexCache(folder=folder / "cache", source="web")
+    asks = {"parquet": ParquetSource, "arrow": ArrowSource}[kind]
+    before, after = (
+        asks(type=kind, path=f"web.{kind}", text="text", where={"quality": condition})
+        for condition in ({"at_least": 0.5}, asked)
+    )
+    open_format("web", before, base_dir=folder, cache=cache)
+
+    with pytest.raises(ConfigError, match="column 'quality' is double, not a"):
+        open_format("web", after, base_dir=folder, cache=cache)
 
 
 def test_conditions_that_leave_out_everything_are_told(folder):
