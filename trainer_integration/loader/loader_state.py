@@ -1,8 +1,15 @@
-"""The state of a loader as plain JSON: versioned, its large part sealed, its small part checked."""
+"""The state of a loader as plain JSON: versioned, with digests of its parts, and ranges that are checked.
 
+The order of an epoch is large and stays the same, so it has a digest of its own, made once. The rest has one under
+``blake2b``. What a dataset or a sampler gave for its own state need not be JSON; where it is, it has one too.
+"""
+
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
+
+import orjson
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
@@ -14,7 +21,22 @@ __all__ = ["LoaderState", "Stage", "sealed_order"]
 T = TypeVar("T")
 Stage = Literal["fresh", "running", "finished"]
 _SHOWN_KEYS = 8
-_VERSION = 1
+_VERSION = 2
+_UNSEALED_VERSION = 1
+"""Had a digest of the order alone."""
+_SEAL = "blake2b"
+_OURS = (
+    *("version", "kind", "stage", "seed", "shape", "generators", "batches", "late", "digest"),
+    *("workers", "next_worker", "given"),
+)
+_AS_JSON = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+_AS_GIVEN = (
+    orjson.OPT_SORT_KEYS
+    | orjson.OPT_NON_STR_KEYS
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
 _MOST = 1 << 62
 _REMEDY = "resume from an earlier checkpoint"
 
@@ -55,10 +77,13 @@ class LoaderState:
         if self.place.kept is not None:
             made["sampler"] = self.place.kept
         if self.kind == "map":
-            late, digest = list(self.place.late), self.place.digest
-            return made | {"batches": self.place.batches, "late": late, "digest": digest}
-        starts = [vars(start).copy() for start in self.starts]
-        return made | {"workers": self.workers, "next_worker": self.next_worker, "starts": starts}
+            made["batches"], made["late"] = self.place.batches, list(self.place.late)
+            made["digest"] = self.place.digest
+        else:
+            made["workers"], made["next_worker"] = self.workers, self.next_worker
+            made["starts"] = [vars(start).copy() for start in self.starts]
+        made["given"] = _given_digest(made)
+        return made | {_SEAL: _digest(made)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "LoaderState":
@@ -72,8 +97,12 @@ class LoaderState:
             raise StateError(
                 f"this is no state of a loader: it has no version, and holds {held}; pass what state_dict() gave"
             )
-        require_version(state, _VERSION, of="loader")
+        # One that has a digest is not of the version that had none, whatever it says.
+        if state["version"] != _UNSEALED_VERSION or _SEAL in state:
+            require_version(state, _VERSION, of="loader")
         try:
+            if state["version"] != _UNSEALED_VERSION:
+                _require_whole(state)
             return cls._read(state)
         except KeyError as error:
             raise StateError(f"the loader's state has no {error}; {_REMEDY}") from error
@@ -142,6 +171,44 @@ class LoaderState:
                 f"the loader's state holds the places of {len(self.starts)} workers, not of "
                 f"{max(1, workers)}; {_REMEDY}"
             )
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """Return a digest of what is ours in a state; of the order, of the digest that it carries."""
+    starts = [
+        {key: value for key, value in start.items() if key != "state"}
+        for start in state.get("starts", ())
+    ]
+    ours = {key: state[key] for key in _OURS if key in state}
+    ours |= {"order": state["order"][_SEAL], "starts": starts}
+    return hashlib.blake2b(orjson.dumps(ours, option=_AS_JSON), digest_size=16).hexdigest()
+
+
+def _given_digest(state: Mapping[str, Any]) -> str | None:
+    """Return a digest of what datasets and samplers gave for their states; ``None`` where that is no plain JSON."""
+    given = [state.get("sampler"), [start["state"] for start in state.get("starts", ())]]
+    try:
+        data = orjson.dumps(given, option=_AS_GIVEN)
+    except TypeError:
+        return None
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _require_whole(state: Mapping[str, Any]) -> None:
+    """Refuse a state whose digests do not fit; KeyError, TypeError and the like say what is missing or no JSON.
+
+    Raises:
+        StateError: With which part it is.
+    """
+    if state[_SEAL] != _digest(state):
+        part = "it"
+    elif state["given"] is not None and state["given"] != _given_digest(state):
+        part = "what the dataset or the sampler gave for its own state"
+    else:
+        return
+    raise StateError(
+        f"the loader's state is damaged: {part} has another digest than the state carries; {_REMEDY}"
+    )
 
 
 def _typed(state: Mapping[str, Any], key: str, kind: Callable[..., T]) -> T:
