@@ -9,7 +9,7 @@ like a secret in any URL, and every secret that was noted when it was given, how
 import re
 import threading
 from collections.abc import Mapping
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
 __all__ = ["HIDDEN", "names_secret", "note_secret", "note_secrets_of", "without_secrets"]
 
@@ -79,7 +79,9 @@ def note_secrets_of(url: str, options: Mapping[str, object] | None = None) -> No
         note_secret(password)
         if head in {"s3", "s3a"}:
             note_secret(name)
-    for name, value in parse_qsl(urlsplit(url).query if mark else "", keep_blank_values=True):
+    # Not ``urlsplit``: it refuses a URL whose host is none, and its secrets are as secret.
+    query = rest.partition("?")[2].partition("#")[0]
+    for name, value in parse_qsl(query, keep_blank_values=True):
         if _IS_SECRET.match(name):
             note_secret(value)
     for name, given in (options or {}).items():

@@ -17,6 +17,7 @@ from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError, system_refusal
 from omniload.base.log import get_logger
+from omniload.base.secrets import note_secrets_of
 from omniload.source.braces import expanded
 from omniload.source.files import (
     ShardFile,
@@ -96,6 +97,9 @@ def find_files(
             know, or a store that cannot be opened.
         UnavailableError: A store did not answer.
     """
+    for pattern in patterns:
+        # Messages, and those of clients, quote parts of a URL that look like no secret by themselves.
+        note_secrets_of(pattern)
     every = [each for pattern in patterns for each in _braces(pattern, base_dir, source)]
 
     def listed() -> list[list[ShardFile]]:

@@ -209,3 +209,18 @@ def test_a_broken_file_is_not_told_to_be_of_another_format(tmp_path):
 def test_a_host_in_brackets_is_refused_for_what_it_would_be_read_as():
     with pytest.raises(ConfigError, match=r"names its host as '\[::1'.*give the host by name"):
         find_files(["http://[::1"], Path(), source="web")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://u:pass-of-a-host@[::1/x.jsonl",
+        "https://u:pass-of-a-host@[::2/x.jsonl?token=sign-of-a-query",
+    ],
+)
+def test_parts_of_a_url_that_messages_quote_hold_no_secret(tmp_path, url):
+    with pytest.raises(ConfigError, match="names its host as") as refused:
+        found(tmp_path, url)
+
+    assert "pass-of-a-host" not in str(refused.value)
+    assert "sign-of-a-query" not in str(refused.value)
