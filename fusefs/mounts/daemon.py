@@ -16,7 +16,7 @@ from fusefs.stores.deadlines import hanging_calls
 from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import check_root, open_store
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base import metrics
 from omniload.base.errors import ConfigError, IntegrityError, StateError

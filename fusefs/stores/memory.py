@@ -15,6 +15,7 @@ from fusefs.stores.protocol import (
     Usage,
     check_rename,
     check_whole,
+    is_at_or_below,
     name_of,
     not_empty,
     parent_of,
@@ -96,7 +97,7 @@ class MemoryStore(Store):
             if target.startswith(f"{source}/"):
                 raise OSError(errno.EINVAL, "a directory cannot go into itself", target)
             self._make_parents(target)
-            for path in [p for p in self._nodes if p == source or p.startswith(f"{source}/")]:
+            for path in [p for p in self._nodes if is_at_or_below(p, source)]:
                 moved = target + path[len(source) :]
                 self._nodes[moved] = self._nodes.pop(path)
                 self.mtimes_ns[moved] = self.mtimes_ns.pop(path)

@@ -31,6 +31,7 @@ __all__ = [
     "check_rename",
     "check_whole",
     "checked_path",
+    "is_at_or_below",
     "name_of",
     "not_empty",
     "parent_of",
@@ -332,6 +333,11 @@ def _fault_of(path: str) -> str | None:
 def parent_of(path: str) -> str:
     """Return the directory of ``path``; the root's is the root."""
     return path.rpartition("/")[0]
+
+
+def is_at_or_below(path: str, top: str) -> bool:
+    """Return whether a path is ``top`` or lies in the directory ``top``."""
+    return path == top or path.startswith(f"{top}/")
 
 
 def name_of(path: str) -> str:

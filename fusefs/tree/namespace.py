@@ -24,7 +24,7 @@ from fusefs.metrics.prometheus import retire, watch
 from fusefs.read.file_reader import FileReader
 from fusefs.read.speculation import SpeculationBudget
 from fusefs.read.unit_fetcher import ReadEngine
-from fusefs.stores.protocol import RESERVED, Store, Usage, checked_path, parent_of
+from fusefs.stores.protocol import RESERVED, Store, Usage, checked_path, is_at_or_below, parent_of
 from fusefs.stores.retry import RetryingStore
 from fusefs.tree.catalog import Catalog, FileInfo
 from fusefs.tree.directory_attributes import DirectoryAttributes, is_attributes
@@ -355,7 +355,7 @@ class StripedFiles:
     def _visible(self, path: str) -> str:
         self._readers.check_process()
         path = checked_path(path)
-        if path == RESERVED or path.startswith(f"{RESERVED}/"):
+        if is_at_or_below(path, RESERVED):
             raise PermissionError(errno.EPERM, f"{RESERVED} belongs to the store", path)
         if is_attributes(path):
             raise PermissionError(errno.EPERM, "it holds a directory's attributes", path)

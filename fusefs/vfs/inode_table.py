@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusefs.vfs.open_file import OpenFile
+from fusefs.vfs.file.open_file import OpenFile
 
 __all__ = ["ROOT", "InodeTable", "Node", "as_text", "from_text"]
 
@@ -107,7 +107,7 @@ class Node:
     @property
     def is_pending(self) -> bool:
         """Whether it is a file that the store does not show yet."""
-        return self.body is not None and not self.body.published and self.is_attached
+        return self.body is not None and not self.body.pending.published and self.is_attached
 
 
 class InodeTable:

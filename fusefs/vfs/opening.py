@@ -1,11 +1,11 @@
-"""Opening and closing: which version an open shows, and when the kernel may read it by itself.
+"""Opening: which version an open shows, and when the kernel may read it by itself.
 
 *The page cache.* What the kernel holds of a file stays over an open exactly when the
 version opened is the one it holds; a version has a name that is never used again (the
 segments of a striped file; a plain file by its settled time stamp), so close-to-open holds.
 
 *Versions.* An inode that somebody reads shows one version, and what this mount makes of it
-(``leading``). An open of it when its path shows another one gets ESTALE: the name leads to
+(``name_table``). An open of it when its path shows another one gets ESTALE: the name leads to
 another inode by then, and the kernel looks it up again by itself (it does so once for every
 path, before any program hears of it). Readers keep the version they opened, as they keep
 one that was renamed over.
@@ -18,8 +18,7 @@ to write gets a new inode, too.
 import errno
 import os
 import time
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Hashable
 from functools import partial
 from typing import NoReturn
 
@@ -27,26 +26,48 @@ from fusefs.bridge.api.protocol import Opened
 from fusefs.tree.manifest_cache import is_settled
 from fusefs.tree.namespace import OpenVersion
 from fusefs.tree.version_identity import content_name
+from fusefs.vfs.closing import Closing
+from fusefs.vfs.entries import body_of
+from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.inode_table import Node
 from fusefs.vfs.lookup import Lookup, stale
-from fusefs.vfs.open_file import OpenFile
-from fusefs.vfs.session import Handle
-from omniload.base.errors import UnavailableError
+from fusefs.vfs.session import Session
 
 __all__ = ["Opening"]
 
 
-class Opening(Lookup):
-    """How files are opened, flushed and closed."""
+class Opening:
+    """How files are opened."""
 
-    async def _open(self, node: Node, flags: int) -> Opened:
+    def __init__(self, session: Session, names: Lookup, closing: Closing) -> None:
+        self._session = session
+        self._names = names
+        self._closing = closing
+
+    async def open(self, node: Node, flags: int) -> Opened:
+        """Open a file as it is now in the store, or as it is being written here.
+
+        Raises:
+            OSError: ``ESTALE``: its name leads elsewhere by now; the kernel looks it up again.
+        """
         looks = True
         while node.body is None:
             looks = False
             brings = not flags & os.O_TRUNC
-            await self._asked.call(node, partial(self._open_or_look, node, brings=brings))
+            await self._session.rounds.call(node, partial(self._open_or_look, node, brings=brings))
         # Or it was closed by its last handle while this one waited: then all began anew.
         return await self._opened(node, flags, looks=looks)
+
+    def path_of_named(self, node: Node) -> str:
+        """Return the path of a node that is to be opened by its name.
+
+        Raises:
+            OSError: ``ESTALE``: it lost its name meanwhile; the kernel looks it up again.
+        """
+        try:
+            return self._session.inodes.path(node)
+        except FileNotFoundError as error:
+            raise stale() from error
 
     async def _open_or_look(self, node: Node, *, brings: bool) -> None:
         """Find out what a file is now, and hold that version open until somebody has a handle.
@@ -56,38 +77,40 @@ class Opening(Lookup):
         """
         if node.body is None:
             opened = await self._open_at_name(node, brings=brings)
-            if self._body_of(node) is None:
+            if body_of(node) is None:
                 node.body = await self._fresh_body(node, opened)
                 return
             opened.close()  # created meanwhile
-        await self._look(node)
+        await self._names.look(node)
 
     async def _open_at_name(self, node: Node, *, brings: bool) -> OpenVersion:
-        path = self._path_of_named(node)
-        expected = self._known_info(path)
+        path = self.path_of_named(node)
+        expected = self._session.attributes.known(path)
         try:
-            return await self._wait(self._files.open, path, expected=expected, brings=brings)
+            return await self._session.wait(
+                self._session.files.open, path, expected=expected, brings=brings
+            )
         except FileNotFoundError as error:
             # Removed elsewhere: O_CREAT must learn that from the lookup.
-            self._forget_info(path)
+            self._session.attributes.forget(path)
             raise stale() from error
 
     async def _opened(self, node: Node, flags: int, *, looks: bool) -> Opened:
         reads_only = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
-        answer = self._handle(node, flags)  # it keeps the body while this one asks
-        body = self._handles[answer.handle].body
+        answer = self._session.handles.open(node, flags)  # it keeps the body while this one asks
+        body = self._session.handles.files[answer.handle].body
         try:
             if looks:
-                await self._asked.call(node, partial(self._look, node))
-            if self._passes_through(node) and not reads_only:
+                await self._session.rounds.call(node, partial(self._names.look, node))
+            if self._session.passes_through(node) and not reads_only:
                 self._leave_to_readers(node)
             if flags & os.O_TRUNC:
-                await self._wait(body.truncate, 0)
+                await self._session.wait(body.truncate, 0)
                 node.kernel_size = 0
         except Exception:
-            await self._release(answer.handle)
+            await self._closing.release(answer.handle)
             raise
-        if self._passes_through(node):
+        if self._session.passes_through(node):
             return answer
         self._tell_size(node, body)
         version = body.reader_if_clean() if reads_only else None
@@ -96,26 +119,15 @@ class Opening(Lookup):
         node.cached_version = token
         return answer._replace(keep_cache=keep, local_fd=self._local_copy(node, version))
 
-    def _path_of_named(self, node: Node) -> str:
-        """Return the path of a node that is to be opened by its name.
-
-        Raises:
-            OSError: ``ESTALE``: it lost its name meanwhile; the kernel looks it up again.
-        """
-        try:
-            return self._tree.path(node)
-        except FileNotFoundError as error:
-            raise stale() from error
-
     async def _fresh_body(self, node: Node, opened: OpenVersion) -> OpenFile:
         """Return a body of a version that was just opened, at the path its node has by now."""
         try:
-            while (path := self._path_of_named(node)) != opened.path:
-                await self._wait(opened.moved, path)
+            while (path := self.path_of_named(node)) != opened.path:
+                await self._session.wait(opened.moved, path)
         except OSError:
             opened.close()
             raise
-        return OpenFile(self._files, self._place, path, opened)
+        return OpenFile(self._session.files, self._session.place, path, opened)
 
     def _tell_size(self, node: Node, body: OpenFile) -> None:
         """Have the kernel ask for attributes again that this open has found outdated.
@@ -123,21 +135,20 @@ class Opening(Lookup):
         The kernel keeps a size for a second, and reads no further: of a file that another mount
         has replaced by a longer one it would read the beginning.
         """
-        if body.path is not None and (known := self._infos.peek(body.path)) is not None:
-            version = body.reader_if_clean()
-            if version is None or version.info.entry != known[1].entry:
-                self._infos.pop(body.path)
-        if node.advertised_size not in {None, body.size_bytes} and self._kernel is not None:
-            self._kernel.outdated(node.number)
+        version, kernel = body.reader_if_clean(), self._session.kernel
+        if body.path is not None:
+            info = version.info if version is not None else None
+            self._session.attributes.drop_unlike(body.path, info)
+        if node.advertised_size not in {None, body.size_bytes} and kernel is not None:
+            kernel.outdated(node.number)
             node.advertised_size = None
 
     def _local_copy(self, node: Node, version: OpenVersion | None) -> int | None:
         """Return a descriptor of a local copy, if the kernel can use one for this open."""
-        kernel = self._kernel
+        kernel = self._session.kernel
         if version is None or kernel is None or not kernel.can_pass_through or node.opens > 1:
             return None
-        local_copy: Callable[[], int | None] | None = getattr(version, "local_copy", None)
-        return local_copy() if local_copy is not None else None
+        return version.local_copy()
 
     def _leave_to_readers(self, node: Node) -> NoReturn:
         """Leave a version to the kernel, which reads it by itself; its name leads to a new inode from now on.
@@ -145,75 +156,10 @@ class Opening(Lookup):
         Raises:
             OSError: ``ESTALE``; ``ETXTBSY`` where it has no name any more, so that this inode is all there is of it.
         """
-        if node.parent is None and (node.body is None or not node.body.replaced):
+        if node.parent is None and (node.body is None or not node.body.pending.replaced):
             raise OSError(errno.ETXTBSY, "unlinked, and read from its local copy")
-        self._part(node, node.body)
+        self._names.part(node, node.body)
         raise stale()
-
-    async def _flush(self, handle: Handle, *, last: bool) -> None:
-        body = handle.body
-        if body.dirty and (body.path is not None or body.replaced):
-            try:
-                # While nobody looks what its path shows: that would be taken for another mount's.
-                publish = partial(self._publish, body, last=last)
-                await self._asked.exclusive(handle.node, publish)
-            finally:
-                if body.replaced and handle.node.body is body:
-                    self._part(handle.node, body)
-            if body.path is not None:
-                self._file_changed(handle.node, body.path)
-
-    async def _publish(self, body: OpenFile, *, last: bool) -> None:
-        if not self._published_now(body, last=last):
-            await self._wait(body.flush, last=last)
-
-    def _published_now(self, body: OpenFile, *, last: bool) -> bool:
-        """Publish a small new file where the store takes it at once; return whether it was done."""
-        if not self._inline.may_run or not body.lock.acquire(blocking=False):
-            return False
-        try:
-            if body.flushes_briefly:
-                with suppress(UnavailableError):
-                    self._inline.run(partial(body.flush, last=last))
-                    return True
-        finally:
-            body.lock.release()
-        return False
-
-    async def _release(self, number: int) -> None:
-        handle = self._handles.pop(number)
-        if (version := handle.body.reader_if_clean()) is not None:
-            version.reader.left(number)
-        try:
-            if handle.node.opens == 1:
-                await self._flush(handle, last=True)
-        except GeneratorExit:
-            self._handles[number] = handle  # the mount ends: what is left open is published then
-            raise
-        except BaseException:
-            # Whatever the flush said: the kernel never asks for this handle again.
-            await self._closed(handle)
-            raise
-        await self._closed(handle)
-
-    async def _closed(self, handle: Handle) -> None:
-        self._tree.closed(handle.node, reads=handle.reads)
-        if handle.node.body is not handle.body and not _closed_now(handle.body):
-            await self._wait(handle.body.close)
-
-
-def _closed_now(body: OpenFile) -> bool:
-    """Close a body that asks nothing of the store for it; return whether it was done."""
-    if not body.lock.acquire(blocking=False):
-        return False
-    try:
-        version = body.reader_if_clean()
-        if version is not None and version.closes_now:
-            body.close()
-            return True
-        return False
-    finally:
-        body.lock.release()
 
 
 def _token(version: OpenVersion) -> Hashable:

@@ -6,7 +6,7 @@ from fusefs.bridge.api.blocking import Threaded
 from fusefs.config import FilesConfig, Striping
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from tests.support.fusefs import bridge_example as example
 from tests.support.fusefs.bridge_contract import FileSystemContract

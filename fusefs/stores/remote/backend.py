@@ -21,6 +21,7 @@ from fusefs.stores.protocol import (
     Usage,
     check_rename,
     check_whole,
+    is_at_or_below,
     name_of,
     not_empty,
     parent_of,
@@ -66,7 +67,7 @@ class BackendStore(Store):
         if found is None:
             above = parent_of(path)
             # The store's own directories are never files: a look below them asks once.
-            if above and not _is_own(path) and self._is_file(above):
+            if above and not is_at_or_below(path, RESERVED) and self._is_file(above):
                 raise NotADirectoryError(20, "a parent is a file", path)
             raise FileNotFoundError(2, "nothing there", path)
         return found
@@ -84,7 +85,7 @@ class BackendStore(Store):
         try:
             found = self._backend.listing(path)
         except FileNotFoundError:
-            if _is_own(path):
+            if is_at_or_below(path, RESERVED):
                 raise
             self._check_directory(path)
             return self._backend.listing(path)  # made, or put in its place, since
@@ -199,10 +200,6 @@ class BackendStore(Store):
         except BaseException:
             writer.abort()
             raise
-
-
-def _is_own(path: str) -> bool:
-    return path == RESERVED or path.startswith(f"{RESERVED}/")
 
 
 def _may_be_itself(found: list[Entry], path: str) -> bool:

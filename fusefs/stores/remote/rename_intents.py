@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import orjson
 import xxhash
 
-from fusefs.stores.protocol import RESERVED, TEMPORARY, parent_of, stored_path
+from fusefs.stores.protocol import RESERVED, TEMPORARY, is_at_or_below, parent_of, stored_path
 from omniload.base.errors import IntegrityError
 
 __all__ = ["INTENTS", "MAX_INTENT_BYTES", "Intent", "decode_intent", "encode_intent", "intent_path"]
@@ -69,11 +69,11 @@ def decode_intent(data: bytes, *, path: str) -> Intent:
         given = [_from_text(value, name) for value in given]
     source = stored_path(given[0], where=f"source of {name}")
     target = stored_path(given[1], where=f"target of {name}")
-    if intent_path(target) != path or _is_of_the_store(target):
+    if intent_path(target) != path or is_at_or_below(target, RESERVED):
         raise IntegrityError(
             f"{name} is for {target!r}, which belongs elsewhere; repair removes it"
         )
-    if _is_of_the_store(source) and parent_of(source) != TEMPORARY:
+    if is_at_or_below(source, RESERVED) and parent_of(source) != TEMPORARY:
         raise IntegrityError(
             f"{name} names the source {source!r}, which belongs to the store; repair removes it"
         )
@@ -93,7 +93,3 @@ def _from_text(value: object, name: str) -> object:
         raise IntegrityError(
             f"{name} holds {error.object[error.start]!r}, no byte; repair removes it"
         ) from error
-
-
-def _is_of_the_store(path: str) -> bool:
-    return path == RESERVED or path.startswith(f"{RESERVED}/")

@@ -8,7 +8,7 @@ import sys
 
 from fusefs.stores.local import durability
 from fusefs.stores.local.store import LocalStore
-from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs.builders import tiny_files
 
 BIG = bytes(range(256)) * 64

@@ -9,7 +9,7 @@ from fusefs.bridge.api.waiting import run_blocking
 from fusefs.config import FilesConfig, Striping
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 
 DATA = bytes(range(256)) * 64

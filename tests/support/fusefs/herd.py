@@ -15,7 +15,7 @@ from fusefs.bridge.process.launch import run_daemon
 from fusefs.config import FilesConfig, Striping
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 
 NAME = "f"

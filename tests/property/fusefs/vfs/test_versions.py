@@ -159,7 +159,7 @@ class KernelModel:
                 self.pages[file.inode][page] = data
         except OSError as error:
             is_there = any(file.wanted is data for data in self.now.values())
-            is_its_own = is_there and self.shown._tree.node(file.inode).is_attached
+            is_its_own = is_there and self.shown.session.inodes.node(file.inode).is_attached
             if error.errno != errno.ESTALE or is_its_own:
                 raise
             return
@@ -195,7 +195,7 @@ class KernelModel:
         run_blocking(self.shown.releasedir(listing.handle))
 
     def believe_nothing(self):
-        self.shown._infos.clear()
+        self.shown.session.attributes.forget_all()
         self.names.clear()
 
     def press(self):

@@ -9,7 +9,7 @@ from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.open_versions import MOST_VERSIONS
-from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.builders import contents, some_files
 

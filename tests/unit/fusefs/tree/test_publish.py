@@ -10,7 +10,8 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tools.fsck import verify
 from fusefs.tree.open_versions import MOST_VERSIONS
-from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file import file_content
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.builders import contents, object_paths, tiny_files
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
@@ -182,7 +183,7 @@ def test_a_file_that_another_mount_replaces_while_an_append_becomes_durable_is_l
         body.close()
 
 
-def test_what_another_mount_has_published_since_keeps_the_objects_it_shares():
+def test_what_another_mount_has_published_since_keeps_the_objects_it_shares(monkeypatch):
     store = MemoryStore()
     with tiny_files(store) as files, tiny_files(store) as elsewhere:
         files.write_file("f", DATA[:96])
@@ -195,7 +196,9 @@ def test_what_another_mount_has_published_since_keeps_the_objects_it_shares():
             if path == "f" and before is not None:
                 store.publish = publish
                 elsewhere._publisher._catalog._store = store
-                body._is_there = lambda _: True  # it looked just before
+                monkeypatch.setattr(
+                    file_content, "is_there", lambda *_: True
+                )  # it looked just before
                 body.flush()
 
         store.publish = then_the_other

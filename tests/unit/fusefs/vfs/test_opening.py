@@ -8,7 +8,7 @@ import pytest
 from fusefs.bridge.api.protocol import ROOT_INODE, Change
 from fusefs.bridge.api.waiting import run_blocking
 from fusefs.tree.open_versions import OpenVersion
-from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.session import STATS_INODE
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import StateError

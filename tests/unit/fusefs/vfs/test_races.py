@@ -10,6 +10,7 @@ from fusefs.bridge.api.waiting import run_blocking
 from fusefs.read.file_reader import FileReader
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
+from fusefs.vfs.requests import attributes
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.bridge_mount import DATA, Mount, held
 
@@ -71,7 +72,7 @@ def test_readers_that_waited_for_a_reader_share_its_local_copy(mount, local):
     mount.kernel.inodes.add(inode)
 
     assert [run_blocking(other).local_fd for other in others] == [None, None]
-    assert len(mount.shown._handles) == 3
+    assert len(mount.shown.session.handles.files) == 3
 
 
 def test_an_open_outlives_the_last_close_of_a_local_copy(mount, local):
@@ -235,7 +236,7 @@ def test_a_size_that_an_open_finds_outdated_is_asked_for_again(mount):
 
 def test_attributes_asked_for_before_a_write_are_not_remembered_after_it(mount):
     inode = mount.lookup()
-    mount.shown._infos.clear()
+    mount.shown.session.attributes.forget_all()
     asking = mount.shown.getattr(inode)
     with held(mount.files, "stat", asking):
         writer = mount.open(inode, os.O_RDWR | os.O_TRUNC)
@@ -274,7 +275,7 @@ def test_an_open_cut_off_by_the_end_of_the_mount_is_no_defect(mount):
     with held(mount.files, "writer", opening):
         opening.close()  # a RuntimeError if it waited once more
 
-    assert len(mount.shown._handles) == 1
+    assert len(mount.shown.session.handles.files) == 1
 
 
 def test_a_file_made_during_an_outage_leaves_nothing_behind(mount, monkeypatch):
@@ -285,7 +286,7 @@ def test_a_file_made_during_an_outage_leaves_nothing_behind(mount, monkeypatch):
     with pytest.raises(UnavailableError):
         run_blocking(mount.shown.mknod(ROOT_INODE, b"made", 0o100644, 0))
 
-    assert mount.shown._handles == {}
+    assert mount.shown.session.handles.files == {}
     listing = run_blocking(mount.shown.opendir(ROOT_INODE))
     assert [line.name for line in mount.shown.readdir(listing.handle, 0)] == [b"f"]
 
@@ -324,10 +325,10 @@ def test_what_is_appended_while_another_handle_closes_goes_behind_what_was_there
         assert bytes(file.reader.read(0, 1 << 20)) == DATA + b"1" * 5000 + b"2" * 3000
 
 
-def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount):
+def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount, monkeypatch):
     inode = mount.lookup()
     opened = mount.open(inode)
-    body = mount.shown._handles[opened.handle].body
+    body = mount.shown.session.handles.files[opened.handle].body
     note = body.set_attributes
 
     def after_the_release(changes):
@@ -335,7 +336,7 @@ def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount)
         note(changes)
 
     body.set_attributes = after_the_release
-    mount.shown._set_now = lambda *_: False  # its content is in use
+    monkeypatch.setattr(attributes, "_set_now", lambda *_: False)  # its content is in use
     change = Change(mode=0o600, mtime_ns=10**9)
 
     entry = run_blocking(mount.shown.setattr(inode, change, None))
@@ -343,7 +344,7 @@ def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount)
     assert (entry.mode & 0o777, entry.mtime_ns) == (0o600, 10**9)
     info = mount.files.stat("f")
     assert (info.mode, info.mtime_ns) == (0o600, 10**9)
-    assert not mount.shown._handles
+    assert not mount.shown.session.handles.files
 
 
 def set_to_be_private(mount, inode):
@@ -376,7 +377,7 @@ def test_an_open_waits_for_attributes_that_are_being_set(mount):
     setting, opening = set_to_be_private(mount, inode), mount.shown.open(inode, os.O_RDWR)
     with held(mount.files, "set_attributes", setting):
         assert not opening.send(None).done()
-        assert not mount.shown._handles
+        assert not mount.shown.session.handles.files
     run_blocking(setting)
 
     assert_written_and_private(mount, run_blocking(opening))
@@ -453,7 +454,7 @@ def test_what_changes_while_a_listing_is_asked_for_is_not_believed_from_it(mount
         mount.release(writer)
 
     assert listed_for_s(mount, run_blocking(listing)) == {b"f": 0}
-    assert mount.shown._listed_at == {}
+    assert mount.shown.session.handles.listings == {}
 
 
 def created(mount, name, flags=os.O_EXCL):
@@ -512,7 +513,7 @@ def test_a_small_file_is_made_by_one_look_and_one_publication():
         mount.lookup(b"new")
     opened = created(mount, b"new")
     run_blocking(mount.shown.write(opened.handle, 0, b"small"))
-    inode = next(iter(mount.shown._handles.values())).node.number
+    inode = next(iter(mount.shown.session.handles.files.values())).node.number
     run_blocking(mount.shown.setattr(inode, Change(mtime_ns=10**9), opened.handle))
     run_blocking(mount.shown.flush(opened.handle))
     mount.release(opened)

@@ -13,8 +13,9 @@ from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs import inode_table
-from fusefs.vfs.open_file import SpoolPlace
-from fusefs.vfs.session import STATS_DIRECTORY_INODE, TTL_S
+from fusefs.vfs.attribute_cache import TTL_S
+from fusefs.vfs.file.open_file import SpoolPlace
+from fusefs.vfs.session import STATS_DIRECTORY_INODE
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import StateError
 from tests.support.fusefs.bridge_mount import CONFIG, DATA, Mount, held
@@ -55,7 +56,7 @@ def elsewhere(store):
 
 def looked_up_anew(mount, name=b"f"):
     """Look a name up when nothing is believed any more."""
-    mount.shown._infos.clear()
+    mount.shown.session.attributes.forget_all()
     return mount.lookup(name)
 
 
@@ -284,7 +285,7 @@ def test_attributes_set_here_go_to_the_version_that_is_open_and_at_once(mount, e
 def test_a_look_that_began_before_a_rename_takes_no_name_away(mount):
     inode = mount.lookup()
     reader = mount.open(inode)
-    mount.shown._infos.clear()
+    mount.shown.session.attributes.forget_all()
     looking = mount.shown.lookup(ROOT_INODE, b"f")
     with held(mount.files, "stat", looking):
         run_blocking(mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0))
@@ -445,7 +446,7 @@ def test_a_version_replaced_between_two_processes_is_not_taken_over_as_another(m
 
     other = StoreFileSystem(mount.files, SpoolPlace())
     run_blocking(other.taken_over(state))
-    node = other._tree.node(inode)
+    node = other.session.inodes.node(inode)
     assert (node.opens, node.readers) == (2, 1)
     other.close()
 

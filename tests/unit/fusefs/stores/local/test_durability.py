@@ -11,7 +11,7 @@ from fusefs.stores.local import durability
 from fusefs.stores.local import store as local_store
 from fusefs.stores.local.durability import Settling
 from fusefs.stores.local.store import LocalStore
-from fusefs.vfs.open_file import SpoolPlace
+from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import IntegrityError
 from tests.support.fusefs.builders import tiny_files

@@ -7,7 +7,7 @@ import pytest
 
 from fusefs.format.attributes import Attributes
 from fusefs.stores.local.store import LocalStore
-from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs.builders import contents, tiny_files
 
 BIG = bytes(range(256)) * 64

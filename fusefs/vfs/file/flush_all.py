@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from fusefs.vfs.open_file import OpenFile
+from fusefs.vfs.file.open_file import OpenFile
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 
@@ -29,7 +29,7 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
         Paths of the files whose last bytes are lost; each is logged with its reason.
     """
     left = list(
-        {id(body): body for body in bodies if body.dirty and body.path is not None}.values()
+        {id(body): body for body in bodies if body.pending.dirty and body.path is not None}.values()
     )
     end = time.monotonic() + within_s
     waiting = iter(left)

@@ -8,8 +8,8 @@ import pytest
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.tools.fsck import verify
-from fusefs.vfs.open_file import OpenFile, SpoolPlace
-from fusefs.vfs.rename_open import remove_open, rename_open
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file.rename_open import remove_open, rename_open
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.builders import contents, object_paths, some_files
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
@@ -36,7 +36,7 @@ def test_appended_bytes_go_to_objects_and_are_published_by_the_flush(files):
     for at in range(0, len(DATA), 3000):
         body.write(at, DATA[at : at + 3000])
     assert body.size_bytes == len(DATA)
-    assert not body.published
+    assert not body.pending.published
 
     body.flush()
 
@@ -265,7 +265,7 @@ def test_a_flush_that_fails_keeps_the_bytes_for_the_next(files):
         body.write(0, b"small")
         with pytest.raises(UnavailableError):
             body.flush()
-        assert body.dirty
+        assert body.pending.dirty
 
         body.flush()
 

@@ -4,14 +4,34 @@ A flush holds its body's lock while it publishes. So a call that takes a path aw
 lock of every body concerned from before the store's call until the body knows.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
-from fusefs.stores.protocol import parent_of
+from fusefs.stores.protocol import is_at_or_below, parent_of
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.open_file import OpenFile
+from fusefs.vfs.file.open_file import OpenFile
 
-__all__ = ["remove_open", "rename_open"]
+__all__ = ["LeavingPaths", "remove_open", "rename_open"]
+
+
+class LeavingPaths:
+    """Paths that are being renamed, removed or replaced from here just now. Used on one thread."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+
+    def __contains__(self, path: str) -> bool:
+        return any(is_at_or_below(path, left) for left in self._paths)
+
+    @contextmanager
+    def changing(self, *paths: str) -> Iterator[None]:
+        """While paths change hands here, use no look that finds another mount's file at them."""
+        self._paths += paths
+        try:
+            yield
+        finally:
+            for path in paths:
+                self._paths.remove(path)
 
 
 def remove_open(files: StripedFiles, path: str, body: OpenFile | None) -> None:
@@ -21,7 +41,7 @@ def remove_open(files: StripedFiles, path: str, body: OpenFile | None) -> None:
         if body is not None:
             locks.enter_context(body.lock)
             body.keep_content()
-            pending = not body.published
+            pending = not body.pending.published
         try:
             files.remove(path)
         except FileNotFoundError:
@@ -29,7 +49,7 @@ def remove_open(files: StripedFiles, path: str, body: OpenFile | None) -> None:
                 raise
             files.directories.names_changed(parent_of(path))
         if body is not None:
-            body.path = None
+            body.pending.unlinked()
 
 
 def rename_open(
@@ -52,7 +72,7 @@ def rename_open(
             return
         if replaced is not None:
             replaced.keep_content()
-        pending = any(body.path == source and not body.published for body in moving)
+        pending = any(body.path == source and not body.pending.published for body in moving)
         if pending:
             # It may have been renamed over a file before, which its path must not bring back.
             with suppress(FileNotFoundError):
@@ -64,7 +84,7 @@ def rename_open(
                 body.check_place()
             files.rename(source, target)
         if replaced is not None:
-            replaced.path = None
+            replaced.pending.unlinked()
         for body in moving:
             if body.path is not None:
                 body.moved(target + body.path[len(source) :])

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusefs.tools.fsck import verify
-from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs.builders import contents, object_paths, some_files
 
 PATTERN = bytes(range(1, 256)) * 400

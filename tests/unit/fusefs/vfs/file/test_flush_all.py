@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from fusefs.tools.fsck import verify
-from fusefs.vfs.flush_all import flush_all
-from fusefs.vfs.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file.flush_all import flush_all
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs.builders import contents, some_files
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
@@ -40,7 +40,7 @@ def test_what_was_written_is_published_whether_appended_or_spooled(files):
 
 def test_removed_and_unchanged_files_are_left_alone(files):
     removed = a_file_under_way(files, "gone")
-    removed.path = None
+    removed.pending.unlinked()
     files.write_file("f", DATA)
     clean = OpenFile(files, SpoolPlace(), "f", files.open("f"))
     before = files.stat("f").entry

@@ -8,41 +8,43 @@ version, lives in the old process alone: the hand-over is refused, and says whic
 import os
 from typing import Any
 
-from typing_extensions import override
-
 from fusefs.bridge.api.protocol import Entry
 from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.namespace import OpenVersion
+from fusefs.vfs.file.open_file import OpenFile
+from fusefs.vfs.handle_table import Handle, Listing
 from fusefs.vfs.inode_table import InodeTable, Node, as_text, from_text
-from fusefs.vfs.open_file import OpenFile
-from fusefs.vfs.opening import Opening
-from fusefs.vfs.session import Handle
+from fusefs.vfs.session import Session
 from omniload.base.errors import OmniloadError, StateError
 
-__all__ = ["Resuming"]
+__all__ = ["StateTransfer"]
 
 _VERSION = 1
 
 
-class Resuming(Opening):
+class StateTransfer:
     """Both sides of a hand-over."""
 
-    @override
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
     async def handed_over(self) -> dict[str, Any]:
-        for node in {handle.node.number: handle.node for handle in self._handles.values()}.values():
-            await self._wait(_publish, node)
-            await self._wait(self._check_reopens, node)
+        """Return the state, as ``FileSystem.handed_over``."""
+        session, handles = self._session, self._session.handles.files
+        for node in {handle.node.number: handle.node for handle in handles.values()}.values():
+            await session.wait(_publish, node)
+            await session.wait(self._check_reopens, node)
         return {
             "version": _VERSION,
-            "store": as_text(self._files.store.location),
-            "owner": list(self._owner),
-            "nodes": self._tree.state(),
-            "next_handle": self._next_handle,
-            "handles": [[n, h.node.number, h.appends] for n, h in self._handles.items()],
-            "write_only": [n for n, h in self._handles.items() if not h.reads],
+            "store": as_text(session.files.store.location),
+            "owner": list(session.owner),
+            "nodes": session.inodes.state(),
+            "next_handle": session.handles.newest,
+            "handles": [[n, h.node.number, h.appends] for n, h in handles.items()],
+            "write_only": [n for n, h in handles.items() if not h.reads],
             "versions": [
                 [node.number, node.body.version.identity()]
-                for node in {h.node.number: h.node for h in self._handles.values()}.values()
+                for node in {h.node.number: h.node for h in handles.values()}.values()
                 if node.body is not None and node.body.version is not None
             ],
             "listings": [
@@ -50,37 +52,38 @@ class Resuming(Opening):
                     number,
                     [
                         [as_text(name), list(entry), node.number if node else 0]
-                        for name, entry, node in listed
+                        for name, entry, node in listing.lines
                     ],
                 ]
-                for number, listed in self._listings.items()
+                for number, listing in session.handles.listings.items()
             ],
-            "views": [[n, view.decode()] for n, view in self.statistics.open_views.items()],
+            "views": [[n, view.decode()] for n, view in session.statistics.open_views.items()],
         }
 
-    @override
     async def taken_over(self, state: dict[str, Any]) -> None:
+        """Continue from a state, as ``FileSystem.taken_over``."""
         if state.get("version") != _VERSION:
             raise StateError(
                 f"the mount comes with a state of version {state.get('version')}, this release reads "
                 f"{_VERSION}; unmount and mount it anew"
             )
-        mine = self._files.store.location
+        session = self._session
+        mine = session.files.store.location
         location = from_text(state.get("store", as_text(mine)))  # older releases did not say
         if location != mine:
             raise StateError(f"the mount shows {location!r}, not {mine!r}; give the same store")
-        self._owner = (state["owner"][0], state["owner"][1])
-        self._tree = InodeTable.resumed(state["nodes"])
-        self._next_handle = state["next_handle"]
+        session.owner = (state["owner"][0], state["owner"][1])
+        session.inodes = InodeTable.resumed(state["nodes"])
+        session.handles.newest = state["next_handle"]
         # Older releases sent neither; they showed all opens of a path one version.
         write_only, versions = set(state.get("write_only", ())), dict(state.get("versions", ()))
         for number, inode, appends in state["handles"]:
-            node = self._tree.node(inode)
+            node = session.inodes.node(inode)
             if node.body is None:
-                path = self._tree.path(node)
+                path = session.inodes.path(node)
                 try:
                     # Its bytes come when they are read: the whole mount waits for this.
-                    opened = await self._wait(self._opened_again, path)
+                    opened = await session.wait(self._opened_again, path)
                 except OSError as error:
                     raise StateError(
                         f"{path!r} is open and cannot be opened again: {error}"
@@ -90,24 +93,30 @@ class Resuming(Opening):
                     raise StateError(
                         f"{path!r} is open and was replaced meanwhile; have it closed, then take over"
                     )
-                node.body = OpenFile(self._files, self._place, path, opened)
+                node.body = OpenFile(session.files, session.place, path, opened)
             reads = number not in write_only
             node.opens += 1
             node.readers += reads
             # How it was opened is not sent: what is read through it stays in memory as well.
-            self._handles[number] = Handle(node, node.body, appends, reads, kept=False)
+            session.handles.files[number] = Handle(node, node.body, appends, reads, kept=False)
         for number, lines in state["listings"]:
-            self._listings[number] = [
-                (from_text(name), Entry(*entry), self._tree.node(inode) if inode else None)
-                for name, entry, inode in lines
-            ]
-        self.statistics.open_views = {number: view.encode() for number, view in state["views"]}
+            session.handles.listings[number] = Listing(
+                [
+                    (from_text(name), Entry(*entry), session.inodes.node(inode) if inode else None)
+                    for name, entry, inode in lines
+                ]
+            )
+        session.statistics.open_views = {number: view.encode() for number, view in state["views"]}
 
     def _opened_again(self, path: str) -> OpenVersion:
-        opened = self._files.open(path, brings=False)
-        if opened.reads_path and not opened.is_known and self._files.comes_whole(opened.info):
+        opened = self._session.files.open(path, brings=False)
+        if (
+            opened.reads_path
+            and not opened.is_known
+            and self._session.files.comes_whole(opened.info)
+        ):
             opened.close()  # a version so young is distinct from another by its bytes alone
-            opened = self._files.open(path)
+            opened = self._session.files.open(path)
         return opened
 
     def _check_reopens(self, node: Node) -> None:
@@ -123,7 +132,10 @@ class Resuming(Opening):
                 f"{node.name!r} is open and was removed or replaced; have it closed, then take over"
             )
         version = body.version
-        if version is not None and shown_at(self._files, body.path, version) is not Shown.SAME:
+        if (
+            version is not None
+            and shown_at(self._session.files, body.path, version) is not Shown.SAME
+        ):
             raise StateError(
                 f"{os.fspath(body.path)!r} is open and was replaced since; have it closed, then take over"
             )

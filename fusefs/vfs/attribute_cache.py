@@ -1,0 +1,88 @@
+"""Attributes of paths, kept for a second, and the look-ups that have just found nothing.
+
+What another mount changes shows within ``TTL_S``; what changes here is forgotten at once. Touched
+on the mount's loop only; asks no store.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from fusefs.stores.protocol import is_at_or_below
+from fusefs.tree.catalog import FileInfo
+from omniload.base.lru import Lru
+
+__all__ = ["TTL_S", "AttributeCache"]
+
+TTL_S = 1.0
+"""How long attributes are kept, here and in the kernel."""
+_MISSED_S = 0.1
+"""As long as a file may be made where a look-up found nothing: the kernel asks for it right behind that."""
+_MOST_MISSED = 1000
+_MOST_INFOS = 200_000
+
+
+class AttributeCache:
+    """What the store said of paths a moment ago.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._infos: Lru[str, tuple[float, FileInfo]] = Lru(_MOST_INFOS)
+        self._missed: Lru[str, float] = Lru(_MOST_MISSED)
+        """Paths of which the kernel has just heard that nothing is there."""
+        self.num_changes = 0
+        """Of paths, so that what was asked before a change is not remembered after it."""
+
+    def known(self, path: str) -> FileInfo | None:
+        """Return what the store said of a path less than ``TTL_S`` ago."""
+        found = self._infos.peek(path)
+        return found[1] if found is not None and found[0] > self._clock() else None
+
+    def remember(self, path: str, info: FileInfo) -> None:
+        """Keep what the store has just said of a path."""
+        self._infos.put(path, (self._clock() + TTL_S, info))
+
+    def forget(self, path: str) -> None:
+        """Note a change of one path."""
+        self.num_changes += 1
+        self._infos.pop(path)
+        self._missed.pop(path)
+
+    def forget_below(self, *paths: str) -> None:
+        """Note a change of paths and of all below them."""
+        self.num_changes += 1
+        self._missed.clear()
+        for path in paths:
+            self._infos.pop_where(partial(is_at_or_below, top=path))
+
+    def forget_all(self) -> None:
+        """Have the store asked for every path again."""
+        self.num_changes += 1
+        self._infos.clear()
+
+    def drop_unlike(self, path: str, info: FileInfo | None) -> None:
+        """Drop what is kept of a path unless it is this version's. No change: only what is kept was old."""
+        found = self._infos.peek(path)
+        if found is not None and (info is None or info.entry != found[1].entry):
+            self._infos.pop(path)
+
+    def names_changed(self, path: str) -> None:
+        """Note that names in a directory changed: its time moves, here at once."""
+        if (found := self._infos.peek(path)) is not None:
+            until, info = found
+            now_ns = time.time_ns()
+            entry = replace(info.entry, mtime_ns=now_ns)
+            self._infos.put(path, (until, replace(info, mtime_ns=now_ns, entry=entry)))
+
+    def miss(self, path: str) -> None:
+        """Note the answer that nothing is at a path: what it asks to make there comes next."""
+        self._missed.put(path, self._clock() + _MISSED_S)
+
+    def was_just_missed(self, path: str) -> bool:
+        """Return whether a path was looked up in vain a moment ago; once for each look-up."""
+        return (self._missed.pop(path) or 0.0) > self._clock()

@@ -1,0 +1,101 @@
+"""Flushing and letting go: what is published when, and what becomes of a handle whose flush fails."""
+
+from contextlib import suppress
+from functools import partial
+
+from fusefs.vfs.file.open_file import OpenFile
+from fusefs.vfs.handle_table import Handle
+from fusefs.vfs.lookup import Lookup
+from fusefs.vfs.session import Session
+from omniload.base.errors import UnavailableError
+
+__all__ = ["Closing"]
+
+
+class Closing:
+    """How files are flushed and closed."""
+
+    def __init__(self, session: Session, names: Lookup) -> None:
+        self._session = session
+        self._names = names
+
+    async def flush(self, handle: Handle, *, last: bool) -> None:
+        """Publish what was written, so that the next open of the file sees all of it.
+
+        Args:
+            handle: Of the file.
+            last: False where writing likely goes on.
+
+        Raises:
+            OSError: As ``OpenFile.flush``.
+        """
+        body = handle.body
+        if body.pending.dirty and (body.path is not None or body.pending.replaced):
+            try:
+                # While nobody looks what its path shows: that would be taken for another mount's.
+                publish = partial(self._publish, body, last=last)
+                await self._session.rounds.exclusive(handle.node, publish)
+            finally:
+                if body.pending.replaced and handle.node.body is body:
+                    self._names.part(handle.node, body)
+            if body.path is not None:
+                self._session.file_changed(handle.node, body.path)
+
+    async def release(self, number: int) -> None:
+        """Drop a handle; the last one of a file publishes what no flush has.
+
+        Raises:
+            OSError: As ``flush``; the handle is gone all the same.
+        """
+        handles = self._session.handles.files
+        handle = handles.pop(number)
+        if (version := handle.body.reader_if_clean()) is not None:
+            version.reader.left(number)
+        try:
+            if handle.node.opens == 1:
+                await self.flush(handle, last=True)
+        except GeneratorExit:
+            handles[number] = handle  # the mount ends: what is left open is published then
+            raise
+        except BaseException:
+            # Whatever the flush said: the kernel never asks for this handle again.
+            await self._closed(handle)
+            raise
+        await self._closed(handle)
+
+    async def _publish(self, body: OpenFile, *, last: bool) -> None:
+        if not self._published_now(body, last=last):
+            await self._session.wait(body.flush, last=last)
+
+    def _published_now(self, body: OpenFile, *, last: bool) -> bool:
+        """Publish a small new file where the store takes it at once; return whether it was done."""
+        inline = self._session.inline
+        if not inline.may_run or not body.lock.acquire(blocking=False):
+            return False
+        try:
+            if body.flushes_briefly:
+                with suppress(UnavailableError):
+                    inline.run(partial(body.flush, last=last))
+                    return True
+        finally:
+            body.lock.release()
+        return False
+
+    async def _closed(self, handle: Handle) -> None:
+        self._session.inodes.closed(handle.node, reads=handle.reads)
+        if handle.node.body is not handle.body and not _closed_now(handle.body):
+            await self._session.wait(handle.body.close)
+
+
+def _closed_now(body: OpenFile) -> bool:
+    """Close a body that asks nothing of the store for it; return whether it was done."""
+    if not body.lock.acquire(blocking=False):
+        return False
+    try:
+        version = body.reader_if_clean()
+        if version is not None and version.closes_now:
+            body.close()
+            return True
+        return False
+    finally:
+        body.lock.release()

@@ -1,0 +1,113 @@
+"""What of an open file the store does not show yet: content, or attributes alone. No I/O.
+
+::
+
+    shown ---attributes---> attributes ---content---> content
+      |                         |                        |
+      |<------- flushed --------+----------<-------------+
+      +--------content---------------------------------->+
+
+A file whose path shows a version of another mount is *replaced*: it is read, and changes no more.
+"""
+
+import errno
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from fusefs.format.attributes import Attributes
+
+__all__ = ["Flush", "Unpublished"]
+
+
+class Flush(Enum):
+    """What a flush has to publish."""
+
+    NOTHING = auto()
+    ATTRIBUTES = auto()
+    CONTENT = auto()
+
+
+@dataclass(slots=True)
+class Unpublished:
+    """State of one open file."""
+
+    path: str | None
+    """Where it is published; None once it is unlinked, or replaced."""
+    change_ns: int
+    """Time of the last change of content."""
+    dirty: bool
+    """Whether there is content, or attributes, that is not published."""
+    published: bool
+    """Whether the store shows something of this file at ``path``."""
+    attributes: Attributes = field(default_factory=Attributes)
+    only_attributes: bool = False
+    """Whether it is attributes alone that are not published."""
+    replaced: bool = False
+    """Whether its path shows a version of another mount."""
+
+    @property
+    def mtime_ns(self) -> int:
+        """Time of the last change of content, or what was set since."""
+        set_to = self.attributes.mtime_ns
+        return set_to if set_to is not None else self.change_ns
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the store shows all of it at its path."""
+        return not self.dirty and self.path is not None
+
+    def check_changes(self) -> None:
+        """Check that it may change.
+
+        Raises:
+            OSError: ``ESTALE``.
+        """
+        if self.replaced:
+            raise OSError(errno.ESTALE, "another mount replaced the file; open it again")
+
+    def content_changed(self, now_ns: int) -> None:
+        """Note a change of content, which has a time of its own."""
+        self.only_attributes = False
+        self.change_ns = now_ns
+        self.attributes = replace(self.attributes, mtime_ns=None)
+        self.dirty = True
+
+    def attributes_changed(self, attributes: Attributes) -> None:
+        """Note attributes that go out with the next flush."""
+        self.attributes = replace(self.attributes, **attributes.given)
+        self.only_attributes = self.only_attributes or not self.dirty
+        self.dirty = True
+
+    def flush(self) -> Flush:
+        """Return what a flush has to publish. An unlinked file is published nowhere.
+
+        Raises:
+            OSError: ``ESTALE`` where another mount replaced what was changed here.
+        """
+        if not self.dirty:
+            return Flush.NOTHING
+        if self.path is not None and self.only_attributes:
+            return Flush.ATTRIBUTES
+        self.check_changes()
+        return Flush.CONTENT if self.path is not None else Flush.NOTHING
+
+    def content_published(self) -> None:
+        """Note that the store shows the content."""
+        self.dirty, self.published = False, True
+
+    def attributes_published(self) -> None:
+        """Note that attributes were sent, to this version or to none."""
+        self.only_attributes = self.dirty = False
+
+    def opened(self, mtime_ns: int) -> None:
+        """Note that a version of the store is open in place of what was: nothing is pending beside it."""
+        self.attributes = Attributes()
+        self.change_ns = mtime_ns
+
+    def unlinked(self) -> None:
+        """Note that nothing is at its path any more: it is published nowhere."""
+        self.path = None
+
+    def replaced_elsewhere(self) -> None:
+        """Leave the path to another version; this one stays to be read, as far as its objects do."""
+        self.path, self.replaced = None, True

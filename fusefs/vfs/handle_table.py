@@ -1,0 +1,68 @@
+"""Handles: each open of a file, and each listing that is being read. Touched on the mount's loop only."""
+
+import os
+from dataclasses import dataclass
+
+from fusefs.bridge.api.protocol import Entry, Opened
+from fusefs.vfs.file.open_file import OpenFile
+from fusefs.vfs.inode_table import Node
+
+__all__ = ["Handle", "HandleTable", "Listed", "Listing"]
+
+Listed = tuple[str, Entry, Node | None]
+"""One line of a listing."""
+
+
+@dataclass(slots=True)
+class Handle:
+    """One open of a file."""
+
+    node: Node
+    body: OpenFile
+    appends: bool
+    reads: bool
+    kept: bool
+    """Whether what is read through it stays in the kernel's page cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A directory as it was when it was opened."""
+
+    lines: list[Listed]
+    num_changes: int = 0
+    """How many changes the mount had seen when it was asked for; none where another process opened it."""
+    directory: Node | None = None
+    """None for the store's own, and where another process opened it."""
+
+
+class HandleTable:
+    """Handles by number. A number is given once, whatever it is of."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, Handle] = {}
+        self.listings: dict[int, Listing] = {}
+        self.newest = 1
+
+    def new_number(self) -> int:
+        """Return the number of a handle."""
+        self.newest += 1
+        return self.newest
+
+    def open(self, node: Node, flags: int) -> Opened:
+        """Give a handle on a node that has a body; ``InodeTable.closed`` takes it back."""
+        assert node.body is not None
+        number = self.new_number()
+        reads = flags & os.O_ACCMODE != os.O_WRONLY
+        node.opens += 1
+        node.readers += reads
+        self.files[number] = Handle(
+            node, node.body, bool(flags & os.O_APPEND), reads, not flags & os.O_DIRECT
+        )
+        return Opened(number)
+
+    def list(self, listing: Listing) -> Opened:
+        """Give a handle on a listing."""
+        number = self.new_number()
+        self.listings[number] = listing
+        return Opened(number)

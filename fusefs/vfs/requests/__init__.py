@@ -1,0 +1,1 @@
+"""Requests of the kernel: one class for each kind."""

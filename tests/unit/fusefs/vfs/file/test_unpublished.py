@@ -1,0 +1,104 @@
+"""What a flush publishes after a script of events: nothing, attributes alone, or content with them."""
+
+import errno
+
+import pytest
+
+from fusefs.format.attributes import Attributes
+from fusefs.vfs.file.unpublished import Flush, Unpublished
+
+
+def a_file_that_rests(path="f"):
+    return Unpublished(path=path, change_ns=5, dirty=False, published=True)
+
+
+def a_new_file(path="f"):
+    return Unpublished(path=path, change_ns=5, dirty=True, published=False)
+
+
+def test_a_file_that_rests_has_nothing_to_publish():
+    assert a_file_that_rests().flush() is Flush.NOTHING
+    assert a_file_that_rests().is_shown
+
+
+def test_a_new_file_is_published_though_nothing_was_written():
+    pending = a_new_file()
+    assert (pending.flush(), pending.is_shown) == (Flush.CONTENT, False)
+
+    pending.content_published()
+
+    assert (pending.flush(), pending.is_shown, pending.published) == (Flush.NOTHING, True, True)
+
+
+def test_attributes_alone_are_published_without_content():
+    pending = a_file_that_rests()
+    pending.attributes_changed(Attributes(mode=0o600))
+    pending.attributes_changed(Attributes(mtime_ns=7))
+
+    assert pending.flush() is Flush.ATTRIBUTES
+    assert pending.attributes == Attributes(mode=0o600, mtime_ns=7)
+    pending.attributes_published()
+    assert pending.flush() is Flush.NOTHING
+
+
+def test_attributes_of_a_new_file_go_out_with_its_content():
+    pending = a_new_file()
+    pending.attributes_changed(Attributes(mode=0o600))
+
+    assert pending.flush() is Flush.CONTENT
+
+
+def test_content_after_attributes_takes_them_along_with_a_time_of_its_own():
+    pending = a_file_that_rests()
+    pending.attributes_changed(Attributes(mode=0o600, mtime_ns=7))
+    assert pending.mtime_ns == 7
+
+    pending.content_changed(9)
+
+    assert pending.flush() is Flush.CONTENT
+    assert (pending.mtime_ns, pending.attributes) == (9, Attributes(mode=0o600))
+
+
+def test_a_time_set_after_the_content_is_the_one_that_shows():
+    pending = a_file_that_rests()
+    pending.content_changed(9)
+    pending.attributes_changed(Attributes(mtime_ns=7))
+
+    assert (pending.flush(), pending.mtime_ns) == (Flush.CONTENT, 7)
+
+
+def test_a_version_that_is_opened_in_place_of_another_has_nothing_pending():
+    pending = a_file_that_rests()
+    pending.attributes_changed(Attributes(mode=0o600))
+    pending.attributes_published()
+    pending.opened(11)
+
+    assert (pending.attributes, pending.mtime_ns) == (Attributes(), 11)
+
+
+@pytest.mark.parametrize("change", [lambda p: p.content_changed(9), lambda p: None])
+def test_an_unlinked_file_is_published_nowhere(change):
+    pending = a_new_file()
+    change(pending)
+    pending.unlinked()
+
+    assert (pending.flush(), pending.is_shown) == (Flush.NOTHING, False)
+
+
+def test_a_replaced_file_changes_no_more_and_says_so():
+    pending = a_file_that_rests()
+    pending.content_changed(9)
+    pending.replaced_elsewhere()
+
+    for refused in (pending.check_changes, pending.flush):
+        with pytest.raises(OSError, match="open it again") as caught:
+            refused()
+        assert caught.value.errno == errno.ESTALE
+    assert (pending.path, pending.is_shown) == (None, False)
+
+
+def test_a_replaced_file_that_was_not_changed_is_closed_in_peace():
+    pending = a_file_that_rests()
+    pending.replaced_elsewhere()
+
+    assert pending.flush() is Flush.NOTHING
