@@ -13,9 +13,11 @@ from concurrent.futures import Future
 from fusefs.cache.block_cache import Data
 from fusefs.cache.local_copy import LocalCopy
 from fusefs.format.file_segments import FileSegment
+from fusefs.read.buffer_filler import BufferFiller
 from fusefs.read.readahead import Closed, Fetch, Invalidated, Read, ReadAhead
 from fusefs.read.speculation import SpeculativeReads
-from fusefs.read.unit_fetcher import Fetcher, ReadEngine, Wanted
+from fusefs.read.unit_fetcher import Fetcher, Wanted
+from fusefs.read.unit_source import ReadEngine, UnitSource
 from omniload.base.errors import IntegrityError
 
 __all__ = ["FileReader", "Keeping"]
@@ -42,9 +44,11 @@ class FileReader:
         """
         self._engine = engine
         self._copy = copy
-        self._fetcher = Fetcher(
+        source = UnitSource(
             engine, copy, when_missing=when_missing or _missing, when_read=when_read
         )
+        self._fetcher = Fetcher(engine, source)
+        self._filler = BufferFiller(engine, source)
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
         self._ahead_lock = threading.Lock()
@@ -154,7 +158,7 @@ class FileReader:
         return [
             future
             for piece, targets in wanted.values()
-            for future in self._fetcher.fill(piece, targets)
+            for future in self._filler.fill(piece, targets)
         ]
 
     def prefetch(self, offset: int, size_bytes: int) -> list[Future[Data]]:

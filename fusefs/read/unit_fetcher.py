@@ -1,68 +1,28 @@
 """Bringing units into memory: from a local copy where it has them, else from the store, verified."""
 
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import Future
 
-from fusefs.base.huge_pages import LARGE_BYTES
-from fusefs.cache.block_cache import Block, BlockCache, Data
-from fusefs.cache.local_copy import LocalCopy, runs_of
+from fusefs.cache.block_cache import Block, Data
+from fusefs.cache.local_copy import runs_of
 from fusefs.format.file_segments import FileSegment, check_unit
 from fusefs.format.layout import UnitRun
-from fusefs.metrics.counters import Traffic
-from fusefs.read.speculation import SpeculationBudget
-from fusefs.stores.protocol import Store
+from fusefs.read.unit_source import ReadEngine, UnitSource
 from omniload.base.errors import IntegrityError
 
-__all__ = ["Fetcher", "Placement", "ReadEngine", "Wanted"]
+__all__ = ["Fetcher", "Wanted"]
 
 Wanted = tuple[FileSegment, int, int, int]
 """Piece, unit, first byte wanted within the unit, and bytes wanted."""
-Placement = Mapping[int, list[tuple[int, memoryview]]]
-"""Unit to the buffers that want bytes of it, each from a byte within the unit on."""
 _Missing = dict[int, tuple[FileSegment, dict[int, Block | None]]]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadEngine:
-    """What all readers of a process share."""
-
-    store: Store
-    pool: ThreadPoolExecutor
-    """Reads the store, and writes what it read to local copies."""
-    local_pool: ThreadPoolExecutor
-    """Reads local copies: a slow store must not keep what lies here waiting."""
-    cache: BlockCache
-    traffic: Traffic
-    longest_read: int
-    read_ahead: int
-    read_block: int = 0
-    budget: SpeculationBudget | None = None
-
-
 class Fetcher:
-    """Fetches units of one version of a file. Safe in threads.
+    """Fetches units of one version of a file into the cache. Safe in threads."""
 
-    Args:
-        engine: Pools, cache and store.
-        copy: The version's local copy, where there is a disk cache.
-        when_missing: Says what a missing object means.
-        when_read: Called after each read of the store; raises where it may be of another version.
-    """
-
-    def __init__(
-        self,
-        engine: ReadEngine,
-        copy: LocalCopy | None,
-        *,
-        when_missing: Callable[[str], Exception],
-        when_read: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, engine: ReadEngine, source: UnitSource) -> None:
         self._engine = engine
-        self._copy = copy
-        self._when_missing = when_missing
-        self._when_read = when_read or _believe
+        self._source = source
 
     def fetch(
         self, wanted: Iterable[Wanted], *, needed: bool, ahead: Iterable[Wanted] = ()
@@ -119,50 +79,26 @@ class Fetcher:
             self._engine.traffic.missed("memory", misses)
         return futures
 
-    def fill(self, piece: FileSegment, targets: Placement) -> Iterator[Future[None]]:
-        """Copy units into buffers, past the cache; yield one future per read."""
-        local, remote = self._parted(piece, sorted(targets))
-        for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
-            yield self._engine.local_pool.submit(self._fill_from_copy, piece, units, targets)
-        for run in self._runs(piece, remote):
-            self._hold()
-            yield self._engine.pool.submit(self._fill_from_store, piece, run, targets)
-
     def _send(self, piece: FileSegment, blocks: dict[int, Block | None]) -> None:
-        local, remote = self._parted(piece, sorted(blocks))
+        local, remote = self._source.parted(piece, sorted(blocks))
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
-            self._hold()
+            self._source.hold()
             self._engine.local_pool.submit(self._from_copy, piece, units, blocks)
         self._send_to_store(piece, remote, blocks)
 
     def _send_to_store(
         self, piece: FileSegment, units: list[int], blocks: Mapping[int, Block | None]
     ) -> None:
-        for run in self._runs(piece, units):
-            self._hold()
+        for run in self._source.runs(piece, units):
+            self._source.hold()
             self._engine.pool.submit(self._from_store, piece, run, blocks)
-
-    def _parted(self, piece: FileSegment, units: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Part units into those the local copy has and those the store must give."""
-        if self._copy is None or piece.data is not None:
-            return [], list(units)
-        local: list[int] = []
-        remote: list[int] = []
-        for unit in units:
-            (local if self._copy.has_whole(piece, unit) else remote).append(unit)
-        self._engine.traffic.missed("disk", len(remote))
-        return local, remote
-
-    def _runs(self, piece: FileSegment, units: list[int]) -> Iterator[UnitRun]:
-        longest = self._engine.longest_read
-        return piece.layout.runs(units, piece.stored_bytes, longest_bytes=longest)
 
     def _from_copy(
         self, piece: FileSegment, units: list[int], blocks: Mapping[int, Block | None]
     ) -> None:
         waiting = list(units)
         try:
-            found = self._read_copy(piece, units)
+            found = self._source.read_copy(piece, units)
             self._deliver(piece, found, {}, blocks)
             # What was damaged or evicted since it was looked for.
             waiting = [unit for unit in units if unit not in found]
@@ -171,7 +107,7 @@ class Fetcher:
         except BaseException as error:  # noqa: BLE001
             self._deliver(piece, {}, dict.fromkeys(waiting, error), blocks)
         finally:
-            self._let_go()
+            self._source.let_go()
 
     def _from_store(
         self, piece: FileSegment, run: UnitRun, blocks: Mapping[int, Block | None]
@@ -179,7 +115,7 @@ class Fetcher:
         good: dict[int, Data] = {}
         failed: dict[int, BaseException] = {}
         try:
-            for unit, part in self._read_store(piece, run):
+            for unit, part in self._source.read_store(piece, run):
                 try:
                     check_unit(piece, unit, part)
                 except IntegrityError as error:
@@ -189,8 +125,8 @@ class Fetcher:
         except BaseException as error:  # noqa: BLE001 -- as above
             good, failed = {}, dict.fromkeys(run.units, error)
         self._deliver(piece, good, failed, blocks)
-        self._keep(piece, good)
-        self._let_go()
+        self._source.keep(piece, good)
+        self._source.let_go()
 
     def _deliver(
         self,
@@ -213,76 +149,3 @@ class Fetcher:
                 self._engine.cache.fail((piece.key, unit), reason)
             else:
                 uncached.data.set_exception(reason)
-
-    def _fill_from_copy(self, piece: FileSegment, units: list[int], targets: Placement) -> None:
-        found = self._read_copy(piece, units)
-        _place(found, targets)
-        for run in self._runs(piece, [unit for unit in units if unit not in found]):
-            self._hold()
-            self._fill_from_store(piece, run, targets)
-
-    def _fill_from_store(self, piece: FileSegment, run: UnitRun, targets: Placement) -> None:
-        try:
-            if piece.data is not None:
-                _place({unit: piece.cached_unit(unit) or b"" for unit in run.units}, targets)
-                return
-            parts = dict(self._read_store(piece, run))
-            for unit, part in parts.items():
-                check_unit(piece, unit, part)
-            _place(parts, targets)
-            self._keep(piece, parts)
-        finally:
-            self._let_go()
-
-    def _read_copy(self, piece: FileSegment, units: list[int]) -> dict[int, memoryview]:
-        assert self._copy is not None
-        found = self._copy.read(piece, units)
-        self._engine.traffic.hit("disk", len(found), sum(map(len, found.values())))
-        self._engine.traffic.missed("disk", len(units) - len(found))
-        return found
-
-    def _read_store(self, piece: FileSegment, run: UnitRun) -> Iterator[tuple[int, memoryview]]:
-        path = piece.path_of(run.object_number)
-        began_s = time.perf_counter()
-        try:
-            store = self._engine.store
-            read = store.read_large if run.size_bytes >= LARGE_BYTES else store.read
-            data = read(path, run.object_offset, run.size_bytes)
-        except FileNotFoundError as error:
-            self._engine.traffic.failed("store")
-            raise self._when_missing(path) from error
-        except IntegrityError:
-            self._engine.traffic.failed("store")
-            self._when_read()  # it may be cut short because another version is there
-            raise
-        except BaseException:
-            self._engine.traffic.failed("store")
-            raise
-        self._engine.traffic.store_read(len(data), time.perf_counter() - began_s)
-        self._when_read()
-        # Any caller that gets a view of it must not change what others read.
-        view, unit_bytes = memoryview(data).toreadonly(), piece.layout.unit_bytes
-        for i, unit in enumerate(run.units):
-            yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
-
-    def _keep(self, piece: FileSegment, parts: Mapping[int, Data]) -> None:
-        if self._copy is not None:
-            self._copy.keep(piece, parts)
-
-    def _hold(self) -> None:
-        if self._copy is not None:
-            self._copy.copy.acquire()
-
-    def _let_go(self) -> None:
-        if self._copy is not None:
-            self._copy.copy.release()
-
-
-def _believe() -> None:
-    """Have nothing against what was read: objects are written once."""
-
-
-def _place(parts: Mapping[int, Data], targets: Placement) -> None:
-    for unit, part in parts.items():
-        for start, buffer in targets[unit]:
-            buffer[:] = part[start : start + len(buffer)]

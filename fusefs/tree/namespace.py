@@ -23,7 +23,7 @@ from fusefs.metrics.counters import Numbers, Traffic
 from fusefs.metrics.prometheus import retire, watch
 from fusefs.read.file_reader import FileReader
 from fusefs.read.speculation import SpeculationBudget
-from fusefs.read.unit_fetcher import ReadEngine
+from fusefs.read.unit_source import ReadEngine
 from fusefs.stores.protocol import RESERVED, Store, Usage, checked_path, is_at_or_below, parent_of
 from fusefs.stores.retry import RetryingStore
 from fusefs.tree.catalog import Catalog, FileInfo

@@ -14,7 +14,7 @@ from fusefs.format.file_segments import FileSegment, file_segments_of
 from fusefs.format.layout import StripeLayout
 from fusefs.format.manifest import Manifest
 from fusefs.read.file_reader import FileReader
-from fusefs.read.unit_fetcher import ReadEngine
+from fusefs.read.unit_source import ReadEngine
 from fusefs.stores.protocol import Entry, name_of
 from fusefs.tree.catalog import Catalog, FileInfo
 from fusefs.tree.manifest_cache import is_settled
