@@ -1,6 +1,7 @@
 """Whatever the ranks, loaders, constructors, prefetching and the order of messages: the same batches."""
 
 import json
+from typing import get_args
 from unittest.mock import patch
 
 import pytest
@@ -13,6 +14,7 @@ from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
+from omniload.plan.balance import BalanceMethod
 from tests.support.plane.builders import a_mix
 from tests.support.plane.reference import reference_digests
 from tests.support.plane.simulation import Simulation
@@ -47,7 +49,7 @@ def mixes(draw):
         pack=pack,
         mix={"stages": stages, "level": level},
         runtime={"prefetch_steps": draw(st.sampled_from([1, 2, 4, 8, 13, 40]))},
-        balance={"method": draw(st.sampled_from(["greedy_swap", "karmarkar_karp", "none"]))},
+        balance={"method": draw(st.sampled_from(get_args(BalanceMethod)))},
     )
 
 

@@ -1,15 +1,16 @@
 """What every dealing guarantees, against models too simple to be wrong."""
 
 from itertools import product
+from typing import get_args
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.plan.balance import balance, reachable_bound
+from omniload.plan.balance import BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import row_costs
 
-methods = st.sampled_from(["greedy_swap", "karmarkar_karp", "none"])
+methods = st.sampled_from(get_args(BalanceMethod))
 costs = st.lists(st.integers(0, 1_000) | st.integers(0, 1_000_000), max_size=60).map(
     lambda values: np.array(values, np.float64)
 )

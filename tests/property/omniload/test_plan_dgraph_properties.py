@@ -1,9 +1,11 @@
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omniload.plan.balance import BalanceMethod
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.mixing import MixSchedule
@@ -15,7 +17,7 @@ COST = QuadraticCost(768.0, 1.0)
 lengths = st.lists(st.integers(1, 5_000), min_size=1, max_size=80).map(
     lambda values: np.array(values, np.int32)
 )
-methods = st.sampled_from(["greedy_swap", "karmarkar_karp", "none"])
+methods = st.sampled_from(get_args(BalanceMethod))
 trees = st.builds(
     ClientPlaceTree.of,
     dp=st.integers(1, 6),

@@ -1,10 +1,12 @@
+from typing import get_args
+
 import numpy as np
 import pytest
 
-from omniload.plan.balance import TOLERANCE, balance, reachable_bound
+from omniload.plan.balance import TOLERANCE, BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import QuadraticCost
 
-METHODS = ("greedy_swap", "karmarkar_karp", "none")
+METHODS = get_args(BalanceMethod)
 
 
 def long_tailed(num, *, longest=32_768, seed=0):
