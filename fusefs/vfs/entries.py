@@ -9,7 +9,7 @@ from fusefs.tree.catalog import FileInfo
 from fusefs.vfs.attribute_cache import TTL_S
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.inode_table import ROOT, Node
-from fusefs.vfs.session import STATS_INODE, Session
+from fusefs.vfs.session import STATS_INODE, Session, stale
 
 __all__ = ["Entries", "body_of"]
 
@@ -70,9 +70,8 @@ class Entries:
         try:
             info = await session.info(session.inodes.path(node))
         except FileNotFoundError as error:
-            if not node.is_attached:
-                raise OSError(errno.ESTALE, "unlinked and not open") from error
-            raise
+            # Where another mount removed it: O_CREAT must learn that from a look-up, and not fail here.
+            raise stale() from error
         if body_of(node) is not None:
             return self.of_body(node)  # opened meanwhile, and perhaps as another version
         if node.kind not in {None, info.kind}:

@@ -8,9 +8,9 @@ from fusefs.tree.freshness import Shown, shown_at
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.inode_table import Node
 from fusefs.vfs.name_table import Leads, Seen, after, before
-from fusefs.vfs.session import Session
+from fusefs.vfs.session import Session, stale
 
-__all__ = ["Lookup", "is_open", "stale"]
+__all__ = ["Lookup", "is_open"]
 
 
 class Lookup:
@@ -129,8 +129,3 @@ def is_open(parent: Node, name: str) -> bool:
     """Return whether a name is that of a file that is open here."""
     node = parent.children.get(name)
     return node is not None and node.body is not None
-
-
-def stale() -> OSError:
-    """Return the error that has the kernel look a name up again."""
-    return OSError(errno.ESTALE, "another inode has this name now, or none")

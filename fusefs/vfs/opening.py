@@ -30,8 +30,8 @@ from fusefs.vfs.closing import Closing
 from fusefs.vfs.entries import body_of
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.inode_table import Node
-from fusefs.vfs.lookup import Lookup, stale
-from fusefs.vfs.session import Session
+from fusefs.vfs.lookup import Lookup
+from fusefs.vfs.session import Session, stale
 
 __all__ = ["Opening"]
 

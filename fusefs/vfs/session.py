@@ -34,7 +34,7 @@ from fusefs.vfs.inline_calls import InlineCalls
 from fusefs.vfs.inode_table import ROOT, InodeTable, Node
 from omniload.base.errors import UnavailableError
 
-__all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "Session", "checked_name"]
+__all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "Session", "checked_name", "stale"]
 
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
@@ -148,3 +148,8 @@ def checked_name(name: bytes) -> str:
     if len(name) > MAX_NAME_BYTES:
         raise OSError(errno.ENAMETOOLONG, f"a name has at most {MAX_NAME_BYTES} bytes")
     return os.fsdecode(name)
+
+
+def stale() -> OSError:
+    """Return the error that has the kernel look a name up again."""
+    return OSError(errno.ESTALE, "another inode has this name now, or none")

@@ -282,6 +282,16 @@ def test_attributes_set_here_go_to_the_version_that_is_open_and_at_once(mount, e
     mount.release(reader)
 
 
+def test_attributes_of_what_another_mount_removed_have_its_name_looked_up_again(mount, elsewhere):
+    inode = mount.lookup()
+    elsewhere.remove("f")
+    mount.shown.session.attributes.forget_all()
+
+    assert stale(mount.shown.getattr, inode)
+    with pytest.raises(FileNotFoundError):
+        mount.lookup()
+
+
 def test_a_look_that_began_before_a_rename_takes_no_name_away(mount):
     inode = mount.lookup()
     reader = mount.open(inode)
