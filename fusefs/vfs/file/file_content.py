@@ -32,17 +32,14 @@ class FileContent:
         self.opened = opened
         """The newest version of the store that is open, in every state."""
         self.writer: FileWriter | None = None
+        self.spool: Spool | None = None
+        """The spool of ``_spooled``: asked at every read and write."""
         self._spooled: SpooledContent | None = None
-
-    @property
-    def spool(self) -> Spool | None:
-        """The spool, while there is one."""
-        return self._spooled.spool if self._spooled is not None else None
 
     @property
     def state(self) -> ContentState:
         """Where the bytes are."""
-        if self._spooled is not None:
+        if self.spool is not None:
             return ContentState.SPOOLED
         return ContentState.SEQUENTIAL if self.writer is not None else ContentState.CLEAN
 
@@ -70,7 +67,7 @@ class FileContent:
         if self._spooled is None:
             appended = self.writer.sync() if self.writer is not None else None
             self._spooled = SpooledContent(self._files, self._place, path, self.opened, appended)
-            self.writer = None
+            self.spool, self.writer = self._spooled.spool, None
         return self._spooled.spool
 
     def clean(self) -> None:
@@ -124,5 +121,5 @@ class FileContent:
 
     def _close_spool(self) -> None:
         if self._spooled is not None:
-            spooled, self._spooled = self._spooled, None
+            spooled, self._spooled, self.spool = self._spooled, None, None
             spooled.close(self.manifest)

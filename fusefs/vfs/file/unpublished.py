@@ -69,7 +69,8 @@ class Unpublished:
         """Note a change of content, which has a time of its own."""
         self.only_attributes = False
         self.change_ns = now_ns
-        self.attributes = replace(self.attributes, mtime_ns=None)
+        if self.attributes.mtime_ns is not None:
+            self.attributes = replace(self.attributes, mtime_ns=None)
         self.dirty = True
 
     def attributes_changed(self, attributes: Attributes) -> None:
