@@ -44,7 +44,8 @@ class DiskCache:
         self._trusted: dict[str, Stamp] = {}
         """Copies that were found whole by this process, and how their data file looked then."""
         self._writable = True
-        self._comparing = False
+        self.comparing = threading.Lock()
+        """Held while a copy is compared in the background: one at a time, so that readers get on."""
         for name, size_bytes in self._directory.found():
             self._ledger.charge(name, size_bytes)
         with self._lock:
@@ -175,17 +176,6 @@ class DiskCache:
                 self._ledger.pin(copy.name)
             return descriptor
 
-    def begin_comparing(self) -> bool:
-        """Return whether a copy may be compared in the background now: one at a time, so that readers get on."""
-        with self._lock:
-            begins, self._comparing = not self._comparing, True
-            return begins
-
-    def end_comparing(self) -> None:
-        """Let the next copy be compared."""
-        with self._lock:
-            self._comparing = False
-
     def release(self, copy: CopyState, *, pinned: bool) -> None:
         """Count a holder less."""
         with self._lock:
@@ -305,6 +295,8 @@ class DiskCopy:
     def __init__(self, cache: DiskCache, copy: CopyState) -> None:
         self._cache = cache
         self._copy = copy
+        self.comparing = cache.comparing
+        """Taken by one thread and let go by another: by the task of the background that compares."""
         self._lent = False
         self._open = True
 
@@ -334,14 +326,6 @@ class DiskCopy:
         descriptor = self._cache.descriptor(self._copy, first=not self._lent)
         self._lent = self._lent or descriptor is not None
         return descriptor
-
-    def begin_comparing(self) -> bool:
-        """Return whether this copy may be compared in the background now; then ``end_comparing`` follows."""
-        return self._cache.begin_comparing()
-
-    def end_comparing(self) -> None:
-        """End what was begun."""
-        self._cache.end_comparing()
 
     def acquire(self) -> None:
         """Keep the copy for a task of the background, until ``release``."""

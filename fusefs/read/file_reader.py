@@ -217,7 +217,7 @@ class FileReader:
 
     def verify_copy(self) -> None:
         """Compare the local copy with its checksums in the background, unless another is being compared."""
-        if self._copy is not None and self._copy.copy.begin_comparing():
+        if self._copy is not None and self._copy.copy.comparing.acquire(blocking=False):
             self._copy.copy.acquire()
             self._engine.local_pool.submit(self._verify_held)
 
@@ -226,7 +226,7 @@ class FileReader:
         try:
             self._copy.verify()
         finally:
-            self._copy.copy.end_comparing()
+            self._copy.copy.comparing.release()
             self._copy.copy.release()
 
     def _is_kept(self, wanted: Wanted) -> bool:

@@ -406,7 +406,7 @@ def test_one_copy_is_compared_at_a_time(directory):
     with a_cache(directory) as cache:
         one, two = cache.open(ONE), cache.open(TWO)
 
-        assert one.begin_comparing()
-        assert not two.begin_comparing()
-        one.end_comparing()
-        assert two.begin_comparing()
+        assert one.comparing.acquire(blocking=False)
+        assert not two.comparing.acquire(blocking=False)
+        one.comparing.release()
+        assert two.comparing.acquire(blocking=False)
