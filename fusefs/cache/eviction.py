@@ -34,7 +34,7 @@ class Ledger:
 
     def pin(self, name: str) -> None:
         """Keep a copy until ``unpin``; pins are counted."""
-        self._add(name)
+        self.charge(name, 0)
         self._lines.pin(name)
         self._lines.get(name)
 
@@ -45,7 +45,8 @@ class Ledger:
 
     def charge(self, name: str, size_bytes: int) -> None:
         """Add bytes to a copy."""
-        self._add(name)
+        if name not in self._lines:
+            self._lines.put(name, None, 0)
         self._lines.resize(name, self._lines.size_of(name) + size_bytes)
 
     def make_room(self, name: str, size_bytes: int) -> list[str] | None:
@@ -64,7 +65,3 @@ class Ledger:
             self._lines.resize(name, 0)
         else:
             self._lines.pop(name)
-
-    def _add(self, name: str) -> None:
-        if name not in self._lines:
-            self._lines.put(name, None, 0)
