@@ -41,12 +41,13 @@ def print_resources(
             f"{share.busy:.2f}",
             format_bytes(share.memory_bytes),
             str(share.threads),
+            f"+{share.readers}" if share.readers else "",
             share.why,
         ]
         for number, share in enumerate(shares)
     ]
     columns = [("loader", False), ("sources", False), ("cores", True), ("decoded", True)]
-    columns += [("threads", True), ("why", False)]
+    columns += [("threads", True), ("readers", True), ("why", False)]
     rate = f"{format_count(TOKENS_PER_S)} tokens a second"
     limit = format_bytes(mix.loader.memory)
     console.print(
@@ -63,10 +64,17 @@ def _sources_table(mix: MixConfig, costs: Sequence[SourceCost]) -> object:
             f"{costs[s].preprocess_s:.4f}",
             f"{costs[s].transfer_s:.4f}",
             format_bytes(costs[s].memory_bytes),
+            str(costs[s].readers),
         ]
         for s in by_work[:_SHOWN]
     ]
-    columns = [("source", False), ("P, cores", True), ("T, cores", True), ("M", True)]
+    columns = [
+        ("source", False),
+        ("P, cores", True),
+        ("T, cores", True),
+        ("M", True),
+        ("readers", True),
+    ]
     left = len(costs) - len(rows)
     title = "costs at the greatest share" + (f"; {left} lighter sources left out" if left else "")
     return table(title, columns, rows)

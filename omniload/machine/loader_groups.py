@@ -2,13 +2,15 @@
 
 Each source has a cost triple (P, T, M) as in the paper: preprocessing, transfer, memory. Light
 sources are put together so that no loader carries much more than the mean; a loader per
-source would cost a process of tens of megabytes each.
+source would cost a process of tens of megabytes each. A heavy source has several readers, each
+its share of the units of every block: the loader itself, and processes beside it.
 
 Source:
     OVERLORD / Omniload / MegaScale-Data, arXiv 2504.09844, on multi-level partitioning.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +27,8 @@ __all__ = [
     "SourceCost",
     "costs_of",
     "partition",
-    "seconds_per_token",
+    "readers_of",
+    "seconds_in_loaders",
 ]
 
 TOKENS_PER_S = 100_000.0
@@ -38,6 +41,8 @@ _ACCESS_BYTES = 1 << 20
 _BUSY_SHARE = 0.7
 """Share of a core that a loader may be planned to use; the rest absorbs bursts."""
 _LEAST_READERS, _MOST_READERS = 2, 16
+_MOST_OF_ONE = 8
+"""Readers of one source that are chosen by its cost; more are had by asking."""
 _ANSWERING = 2
 """Threads that answer constructors while others read."""
 
@@ -54,11 +59,18 @@ class SourceCost:
     """M: access state; and its decoded block, which may lie on disk where ``loader.memory`` is full."""
     is_measured: bool = False
     """Whether P and M come from a profile of the source; else from its kind alone."""
+    readers: int = 1
+    """How many read it at once, its loader included."""
 
     @property
     def busy(self) -> float:
-        """Share of a core that the source keeps busy."""
+        """Share of a core that the source keeps busy, of all readers together."""
         return self.preprocess_s + self.transfer_s
+
+    @property
+    def of_loader(self) -> float:
+        """Share of a core that it keeps busy in its loader."""
+        return self.preprocess_s / self.readers + self.transfer_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +80,15 @@ class LoaderShare:
     sources: tuple[int, ...]
     """Numbers of its sources."""
     busy: float
-    """Share of a core that they keep busy; above 1, it holds up training."""
+    """Share of a core that they keep busy in it; above 1, it holds up training."""
     memory_bytes: int
     """What they would take if all lay in memory."""
     threads: int
     """Threads of the loader: those that read, of one source each, and those that answer."""
     why: str
     """Why it carries them."""
+    readers: int = 0
+    """Further readers of its sources, beside it."""
 
 
 def partition(
@@ -95,7 +109,7 @@ def partition(
     """
     if not costs:
         raise ValueError("there are 0 sources to deal; declare at least one")
-    work = np.asarray([max(cost.busy, 1e-9) for cost in costs])
+    work = np.asarray([max(cost.of_loader, 1e-9) for cost in costs])
     needed = max(math.ceil(work.sum() / _BUSY_SHARE), 1)
     count = min(num_loaders or min(needed, max_loaders), len(costs))
     # Longest first fills every bin before any gets a second source, so none stays empty.
@@ -109,11 +123,15 @@ def partition(
 
 
 def _share(sources: tuple[int, ...], costs: Sequence[SourceCost], *, is_asked: bool) -> LoaderShare:
-    busy = sum(cost.busy for cost in costs)
-    # A source is read by one thread at a time: more readers than sources would wait.
-    readers = min(len(sources), max(_LEAST_READERS, min(math.ceil(2 * busy), _MOST_READERS)))
+    busy = sum(cost.of_loader for cost in costs)
+    further = sum(cost.readers - 1 for cost in costs)
+    # A source is read by one thread at a time: more of them than sources would wait.
+    reading = min(len(sources), max(_LEAST_READERS, min(math.ceil(2 * busy), _MOST_READERS)))
     if busy > 1 and len(sources) == 1:
-        why = "one source that needs more than a core: tokenise it beforehand, or declare its files as two sources"
+        why = "one source that needs more than a core: tokenise it beforehand, or have more read it (loader.readers)"
+    elif further and len(sources) == 1:
+        whole = f"{costs[0].busy:.2f} cores of work"
+        why = f"one source of {whole}, which {costs[0].readers} read, each its units of every block"
     elif busy > _BUSY_SHARE and len(sources) == 1:
         why = "one source that needs a loader of its own"
     elif is_asked:
@@ -126,8 +144,9 @@ def _share(sources: tuple[int, ...], costs: Sequence[SourceCost], *, is_asked: b
         sources=sources,
         busy=busy,
         memory_bytes=sum(cost.memory_bytes for cost in costs),
-        threads=readers + _ANSWERING,
+        threads=reading + _ANSWERING,
         why=why,
+        readers=further,
     )
 
 
@@ -136,24 +155,30 @@ def costs_of(
     profiles: Mapping[str, KeptProfile],
     *,
     tokens_per_s: float = TOKENS_PER_S,
+    cores: int | None = None,
 ) -> list[SourceCost]:
-    """Return (P, T, M) of each source at its greatest share of the mix.
+    """Return (P, T, M) of each source at its greatest share of the mix, and how many read it.
 
     Args:
         mix: The declared mix.
         profiles: What was measured, by the name of the source; others are estimated by their kind.
         tokens_per_s: What training uses.
+        cores: Most readers of a source whose number is free; by default those of this machine.
     """
+    most = min(len(os.sched_getaffinity(0)) if cores is None else cores, _MOST_OF_ONE)
     stages = mix.mix.stages
     ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
     costs = []
-    per_token_S = seconds_per_token(mix, profiles)
+    per_token_S = _seconds_per_token(mix, profiles)
     for s, name in enumerate(mix.names):
         share = max(weights[s] for weights in ends)
         measured = profiles.get(name)
+        preprocess_s = share * tokens_per_s * per_token_S[s]
+        free = max(1, min(math.ceil(preprocess_s / _BUSY_SHARE), most))
         costs.append(
             SourceCost(
-                preprocess_s=share * tokens_per_s * per_token_S[s],
+                preprocess_s=preprocess_s,
+                readers=mix.loader.readers.get(name, free),
                 transfer_s=share * tokens_per_s * _TRANSFER_S_PER_TOKEN,
                 memory_bytes=_ACCESS_BYTES + (measured.block_bytes if measured else 0),
                 is_measured=measured is not None,
@@ -162,7 +187,20 @@ def costs_of(
     return costs
 
 
-def seconds_per_token(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> list[float]:
+def readers_of(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> dict[str, int]:
+    """Return how many read each source of which it is more than one."""
+    costs = zip(mix.names, costs_of(mix, profiles), strict=True)
+    return {name: cost.readers for name, cost in costs if cost.readers > 1}
+
+
+def seconds_in_loaders(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> dict[int, float]:
+    """Return the processor seconds that a token of each source takes in its loader, as measured or of its kind."""
+    readers = readers_of(mix, profiles)
+    per_token_S = _seconds_per_token(mix, profiles)
+    return {s: per_token_S[s] / readers.get(name, 1) for s, name in enumerate(mix.names)}
+
+
+def _seconds_per_token(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> list[float]:
     """Return the processor seconds of a token of each source, as measured or of its kind."""
     return [
         measured.preprocess_s_per_token

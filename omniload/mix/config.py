@@ -168,7 +168,7 @@ class MixConfig(StrictModel):
     balance: BalanceConfig = BalanceConfig()
     """Equal work."""
     loader: LoaderConfig = LoaderConfig()
-    """Memory of source loaders."""
+    """Memory of source loaders, and how many read a source."""
     runtime: RuntimeConfig = RuntimeConfig()
     """Threads or actors."""
 
@@ -251,6 +251,7 @@ class MixConfig(StrictModel):
         raise_faults(
             self._faults_of_splits(),
             self._faults_of_names(),
+            self.loader.faults_of_names(self.sources),
             self._faults_of_caps(),
             self._faults_of_rows(),
             self._faults_of_text(),
@@ -286,12 +287,8 @@ class MixConfig(StrictModel):
                     "remove the weight",
                     *("mix", "stages", i, "weights", name),
                 )
-        named = {
-            name
-            for stage in self.mix.stages
-            for name, weight in stage.weights.items()
-            if weight > 0
-        }
+        weights = [each for stage in self.mix.stages for each in stage.weights.items()]
+        named = {name for name, weight in weights if weight > 0}
         for name in sorted(self.sources.keys() - named):
             yield fault_at(
                 f"{name!r} has no weight in any stage; give it one or remove it", "sources", name

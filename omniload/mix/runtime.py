@@ -1,13 +1,19 @@
 """The part of the data-mix file that changes nothing of what is trained on."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Seconds, parse_ports
+from omniload.mix.schema.splits import Name
 
 __all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig", "TokenCacheConfig"]
+
+_SHOWN = 12
+"""Names that a message lists."""
 
 
 class TokenCacheConfig(StrictModel):
@@ -49,6 +55,18 @@ class LoaderConfig(StrictModel):
     """Folder of that disk; by default ``TMPDIR``, else ``/var/tmp``. On a tmpfs it would be memory again."""
     token_cache: TokenCacheConfig | None = None
     """Where tokens of text are kept once they were made; nowhere by default."""
+    readers: dict[Name, Annotated[int, Field(ge=1, le=64)]] = Field(default_factory=dict)
+    """How many read a source at once, by its name, such as ``{web: 3}``: its loader, and processes beside it (threads
+    in the local runtime). Each has its units of every block. By default as many as its measured cost asks for."""
+
+    def faults_of_names(self, sources: Iterable[str]) -> Iterator[PydanticCustomError]:
+        """Say which readers are of no source."""
+        declared = sorted(sources)
+        for name in sorted(self.readers.keys() - set(declared)):
+            yield fault_at(
+                f"{name!r} is not among sources {declared[:_SHOWN]}; declare the source or remove the line",
+                *("loader", "readers", name),
+            )
 
 
 class ScalingConfig(StrictModel):

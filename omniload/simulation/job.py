@@ -70,9 +70,9 @@ def shares_of(job: Job, profile: Profile) -> tuple[LoaderShare, ...]:
         for name, source in zip(spec.mix.names, costs, strict=True)
     }
     runtime = spec.mix.runtime
-    return partition(
-        costs_of(spec.mix, kept), num_loaders=runtime.loaders, max_loaders=runtime.scaling.most
-    )
+    # Further readers of a source are not simulated: its loader does all of the work.
+    alone = [replace(cost, readers=1) for cost in costs_of(spec.mix, kept)]
+    return partition(alone, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
 
 
 def _token_s(costs: SourceCosts) -> float:

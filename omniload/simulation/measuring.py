@@ -48,7 +48,8 @@ from omniload.simulation.profile import (
 from omniload.simulation.scale import with_tokens
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
-from omniload.source.source import SampleBlock, Source, open_source
+from omniload.source.parts.blocks import SampleBlock
+from omniload.source.source import Source, open_source
 
 __all__ = ["measure_builds", "measure_messages", "measure_sources", "measure_threads"]
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ragged
-from omniload.mix.columns import COLUMNS, metadata_of
+from omniload.mix.columns import metadata_of
 from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
@@ -23,32 +22,19 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.schema.splits import TRAIN, content_keys, in_split
 from omniload.source.block import Block, UnitReader, decoded_block
 from omniload.source.block_memory import BlockMemory
-from omniload.source.columns import drained
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import OpenFormat, open_format
 from omniload.source.index import IndexCache
+from omniload.source.parts.blocks import SampleBlock, joined
+from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.token_cache.cache import SourceTokens, TokenCache
 from omniload.source.token_cache.filling import Filling
 from omniload.source.transforms.opening import Pipeline, open_pipeline
 from omniload.source.transforms.samples import Samples
 
-__all__ = ["RecordRules", "RecordSource", "SampleBlock", "ShardDigests", "Source", "open_source"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleBlock:
-    """The samples of the raw positions from ``table.start`` to ``table.stop``."""
-
-    table: SampleTable
-    """What the planner knows of them."""
-    tokens: Ragged
-    """Token ids (int32), one sequence a sample, in the order of the table."""
-    skipped: int
-    """Records among the positions that could not be decoded and were left out."""
-    others: Mapping[str, Ragged] = field(default_factory=dict)
-    """Further columns by name, in the order of the table."""
+__all__ = ["RecordRules", "RecordSource", "ShardDigests", "Source", "open_source"]
 
 
 class Source(Protocol):
@@ -187,21 +173,30 @@ class RecordSource(Source):
 
     @override
     def read(self, start: int, stop: int) -> SampleBlock:
-        parts = [self._read_span(span) for span in self._order.spans(start, stop)]
-        if len(parts) == 1:
-            return parts[0]
-        tokens = [part.tokens for part in parts] or [
-            Ragged(values_V=np.empty(0, np.int32), offsets=np.zeros(1, np.int64))
+        return self.read_part(start, stop, WHOLE)
+
+    def read_part(self, start: int, stop: int, part: Part) -> SampleBlock:
+        """Return the samples of a range whose units are a part's; see ``read``."""
+        blocks = [
+            block
+            for span in self._order.spans(start, stop)
+            if (block := self._read_span(span, part)) is not None
         ]
-        return SampleBlock(
-            table=_joined([part.table for part in parts], start),
-            tokens=drained(tokens, np.dtype(np.int32)),
-            skipped=sum(part.skipped for part in parts),
-            others={
-                name: drained([part.others[name] for part in parts], COLUMNS[name].dtype)
-                for name in (parts[0].others if parts else ())
-            },
-        )
+        return joined(blocks, start, stop)
+
+    def found_bad(self) -> Bad:
+        """Return what was left out so far, as ``on_error`` says."""
+        return Bad(of_unit=dict(self._bad_of_unit), samples=frozenset(self._bad_samples))
+
+    def add_bad(self, bad: Bad) -> None:
+        """Count what another reader of this source has left out, each record once.
+
+        Raises:
+            IntegrityError: Together it is more than ``on_error`` allows.
+        """
+        self._bad_of_unit |= bad.of_unit
+        self._bad_samples |= bad.samples
+        self._require_few("one that another reader has read")
 
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""
@@ -209,11 +204,17 @@ class RecordSource(Source):
             self._block.filling.keep_whole_units()
         self._block = self._rows = None
 
-    def _read_span(self, span: Span) -> SampleBlock:
-        block = self._decoded(tuple(self._order.units_of(span.epoch, span.block).tolist()))
-        rows = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
+    def _read_span(self, span: Span, part: Part) -> SampleBlock | None:
+        """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
+        units_U = self._order.units_of(span.epoch, span.block)
+        asked = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
+        counts_U = self._format.units().rows_U[units_U]
+        share = Share.of(part, span.block, units_U, counts_U, asked)
+        if not share.units:
+            return None
+        block, rows = self._decoded(share.units), share.rows_N
         usable = np.flatnonzero(block.usable_R[rows])
-        positions = span.start + usable
+        positions = span.start + share.places_N[usable]
         skipped = int(np.count_nonzero(block.bad_R[rows]))
         encoded = block.encoded(rows[usable], self._pipeline)
         if block.filling is not None and block.filling.is_whole:
@@ -307,22 +308,6 @@ class RecordSource(Source):
             )
 
 
-def _joined(tables: list[SampleTable], start: int) -> SampleTable:
-    if not tables:
-        return SampleTable.empty(start)
-    return SampleTable(
-        start=start,
-        stop=tables[-1].stop,
-        positions_N=np.concatenate([table.positions_N for table in tables]),
-        subs_N=np.concatenate([table.subs_N for table in tables]),
-        lengths_N=np.concatenate([table.lengths_N for table in tables]),
-        metadata={
-            name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
-            for name, column in tables[0].metadata.items()
-        },
-    )
-
-
 def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
     name: str,
     config: SourceConfig,
@@ -333,7 +318,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
     cache_dir: Path | None = None,
     row_length: int | None = None,
     token_cache: TokenCache | None = None,
-) -> Source:
+) -> RecordSource:
     """Open a source of a mix file.
 
     Args:

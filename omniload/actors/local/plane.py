@@ -38,6 +38,7 @@ from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
 from omniload.plan.world import World
+from omniload.source.parts.threads import ThreadReader
 
 __all__ = ["LocalPlane"]
 
@@ -97,6 +98,7 @@ class LocalPlane(DataPlane):
                     base_dir=spec.base_dir,
                     cache_dir=spec.cache_dir,
                     activity=activity,
+                    start_reader=lambda opening, part: ThreadReader(opening.open_part, part),
                 )
             )
         )

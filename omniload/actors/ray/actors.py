@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks
 from omniload.actors.ray.processes import Process
+from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
@@ -101,6 +103,7 @@ class LoaderActor(_Member, LoaderShell):
     def __init__(self, name: str, board: FolderBoard, logs: Path | None) -> None:
         """Be there, so that processes start together, and be seen to be."""
         self._activity = self._appear(name, board, logs, reads=True)
+        self._start_reader = partial(RayReader, loader=name, logs=logs)
         self._is_open = threading.Event()
 
     def open(self, spec: PlaneSpec, sources: Sequence[int]) -> dict[int, SourceFacts]:
@@ -111,6 +114,7 @@ class LoaderActor(_Member, LoaderShell):
             base_dir=spec.base_dir,
             cache_dir=spec.cache_dir,
             activity=self._activity,
+            start_reader=self._start_reader,
         )
         self._is_open.set()
         return self.facts()

@@ -36,7 +36,7 @@ from omniload.machine.loader_groups import (
     LoaderShare,
     costs_of,
     partition,
-    seconds_per_token,
+    seconds_in_loaders,
 )
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.roster import Member
@@ -117,8 +117,7 @@ class RayPlane(DataPlane):
         self._keeper = Keeper(crew, crew.roster(), self._gate, logs.of("keeper"))
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":
-            costs = seconds_per_token(spec.mix, kept(spec.cache_dir, spec.mix.names))
-            cost_S = dict(enumerate(costs))
+            cost_S = seconds_in_loaders(spec.mix, kept(spec.cache_dir, spec.mix.names))
             self._scaling = Scaling(crew, self._keeper, self._gate, cost_S, logs.of(SCALER))
         self._opened.callback(
             write_status(spec.run_dir, boards_of(self.address, self.address.board)[1])

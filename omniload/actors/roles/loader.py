@@ -2,16 +2,18 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from omniload.actors.heartbeats import Activity
+from omniload.actors.roles.sources import SourceOpening, StartReaderOf, block_memory
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
+from omniload.machine.loader_groups import readers_of
 from omniload.machine.messages import (
     HandedOver,
     ReadAhead,
@@ -25,8 +27,10 @@ from omniload.machine.status import REPEATED
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.block_memory import BlockMemory
-from omniload.source.source import SampleBlock, Source, open_source
+from omniload.source.kept_profile import kept
+from omniload.source.parts.blocks import SampleBlock
+from omniload.source.parts.divided import DividedSource
+from omniload.source.source import Source
 from omniload.source.token_cache.cache import open_token_cache
 
 __all__ = ["LoaderShell"]
@@ -49,7 +53,9 @@ class LoaderShell:
         base_dir: Path,
         cache_dir: Path | None,
         activity: Activity,
+        start_reader: StartReaderOf | None = None,
     ) -> None:
+        """Open sources; those that several read have further readers where ``start_reader`` starts them."""
         names = mix.names
         self._machine = SourceLoader(names={s: names[s] for s in sources})
         self._base_dir, self._cache_dir = base_dir, cache_dir
@@ -58,10 +64,11 @@ class LoaderShell:
         self._lock = threading.Lock()
         self._closed = False
         self._work: dict[int, tuple[float, int]] = {}
-        spill = base_dir / mix.loader.spill if mix.loader.spill else None
         # Sources are many and their blocks large: what one does not need at once another may.
-        self._memory = BlockMemory(mix.loader.memory, spill)
+        self._memory = block_memory(mix, base_dir)
         self._token_cache = open_token_cache(mix.loader.token_cache, mix.tokenizer, base_dir)
+        self._start_reader = start_reader
+        self._readers = readers_of(mix, kept(cache_dir, (names[s] for s in sources)))
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
@@ -72,23 +79,20 @@ class LoaderShell:
         self._reading = {s: threading.Lock() for s in sources}
 
     def _opened(self, number: int, mix: MixConfig) -> Source:
-        name = mix.names[number]
-        with self._activity.doing(f"opens source {name}"):
-            source = open_source(
-                name,
-                mix.sources[name].using(mix.batch.columns_used),
-                seed=mix.seed,
-                tokenizer=mix.tokenizer,
-                base_dir=self._base_dir,
-                cache_dir=self._cache_dir,
-                row_length=mix.pack.length,
-                token_cache=self._token_cache,
-            )
-            source.share(self._memory)
-            return source
+        opening = SourceOpening(
+            mix=mix, number=number, base_dir=self._base_dir, cache_dir=self._cache_dir
+        )
+        with self._activity.doing(f"opens source {opening.name}"):
+            own = opening.open(self._token_cache)
+        own.share(self._memory)
+        readers, start = self._readers.get(opening.name, 1), self._start_reader
+        if start is None or readers == 1:
+            return own
+        return DividedSource(own, readers, partial(start, opening))
 
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
         """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""
+        self._readers |= readers_of(mix, kept(self._cache_dir, (mix.names[number],)))
         source = self._opened(number, mix)
         with self._lock:
             self._reading[number] = threading.Lock()
@@ -111,9 +115,10 @@ class LoaderShell:
     def drop(self, sources: Sequence[int]) -> None:
         """Let go of sources that another loader serves and nobody asks this one for."""
         with self._lock:
+            dropped = [self._sources.pop(source, None) for source in sources]
             for source in sources:
-                self._sources.pop(source, None)
                 self._machine.forget(source)
+        _end_readers(dropped)
         self._count_held()
 
     def facts(self) -> dict[int, SourceFacts]:
@@ -206,6 +211,7 @@ class LoaderShell:
         """Read no more: a read that waits for its store to come back gives up at its next attempt."""
         self._closed = True
         self._reading_again.close(0.0)
+        _end_readers(self._sources.values())
 
     def held_tokens(self) -> int:
         """Return the tokens in the buffer, over all sources."""
@@ -244,3 +250,9 @@ class LoaderShell:
             self._activity.figures.count(REPEATED, -1)
         if self._closed:
             raise UnavailableError("the data plane was closed while a store did not answer")
+
+
+def _end_readers(sources: Iterable[Source | None]) -> None:
+    for source in sources:
+        if isinstance(source, DividedSource):
+            source.close()

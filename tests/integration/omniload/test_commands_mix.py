@@ -127,6 +127,21 @@ def test_plan_of_resources_names_the_loaders_and_what_each_source_costs(mix_path
     assert all(cost["memory_bytes"] > 1 << 20 for cost in costs.values())
 
 
+def test_plan_of_resources_says_how_many_read_a_source_and_why(tmp_path):
+    path = a_mix_file(tmp_path, loader={"readers": {"text": 3}}, runtime={"loaders": 2})
+    shown = json_of("plan", path, "--steps", 10, "--resources")
+    words = run_mix("plan", path, "--steps", 10, "--resources").stdout
+
+    assert {name: cost["readers"] for name, cost in shown["sources"].items()} == {
+        "ids": 1,
+        "text": 3,
+    }
+    (loader,) = (each for each in shown["loaders"] if each["sources"] == ["text"])
+    assert loader["readers"] == 2
+    assert "which 3 read, each its units of every block" in loader["why"]
+    assert "+2" in words
+
+
 def test_plan_of_resources_says_why_in_words(mix_path):
     result = run_mix("plan", mix_path, "--steps", 10, "--resources")
 

@@ -43,7 +43,7 @@ records = st.one_of(st.none(), st.lists(st.integers(0, 99), max_size=4))
 contents = st.lists(st.lists(records, max_size=6), min_size=1, max_size=8).filter(any)
 
 
-def a_source(units, method="block", block_units=2):
+def a_source(units, method="block", block_units=2, limit=10_000):
     held = ListFormat(units)
     table = held.units()
     order = Order(
@@ -53,7 +53,7 @@ def a_source(units, method="block", block_units=2):
         source="web",
         shuffle=ShuffleConfig(method=method, block_units=block_units),
     )
-    skip = OnError(policy="skip", limit=10_000)
+    skip = OnError(policy="skip", limit=limit)
     return RecordSource(
         "web", order, held, pipeline=Pipeline(None, ()), rules=RecordRules(on_error=skip)
     ), held

@@ -30,6 +30,8 @@ from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.client import Client
 from omniload.commands.opening import find_sources
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.parts.blocks import merged
+from omniload.source.parts.share import Part
 from omniload.source.source import open_source
 from tests.support.plane.builders import a_mix
 
@@ -95,6 +97,16 @@ class SourceContract:
         assert block.table.lengths_N.tolist() == block.tokens.lengths_N.tolist()
         assert block.tokens.values_V.dtype == np.int32
         assert block.table.lengths_N.dtype == block.table.subs_N.dtype == np.int32
+
+    @pytest.mark.parametrize("readers", [2, 3])
+    def test_parts_that_readers_have_read_are_together_what_one_reads(self, opened, readers):
+        whole = opened().read(3, 200)
+
+        parts = [opened().read_part(3, 200, Part(k, readers)) for k in range(readers)]
+
+        assert sum(len(part.table) for part in parts) == len(whole.table)
+        assert samples(merged(parts)) == samples(whole)
+        assert merged(parts).table.positions_N.tolist() == whole.table.positions_N.tolist()
 
     def test_records_are_shuffled_anew_in_every_epoch(self, opened):
         source = opened()

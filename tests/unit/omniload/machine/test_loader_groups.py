@@ -2,7 +2,7 @@
 
 import pytest
 
-from omniload.machine.loader_groups import SourceCost, costs_of, partition
+from omniload.machine.loader_groups import SourceCost, costs_of, partition, readers_of
 from omniload.source.kept_profile import KeptProfile
 from tests.support.plane.builders import a_mix
 
@@ -118,3 +118,38 @@ def test_a_source_that_grows_is_dealt_by_its_greatest_share():
     a, b = costs_of(mix, {}, tokens_per_s=1_000.0)
 
     assert b.busy == pytest.approx(a.busy / 0.75)
+
+
+@pytest.mark.parametrize(
+    ("cores_of_work", "cores", "readers"),
+    [(0.1, 8, 1), (0.7, 8, 1), (1.5, 8, 3), (1.5, 2, 2), (9.0, 64, 8)],
+)
+def test_a_source_has_as_many_readers_as_its_work_asks_for_and_cores_allow(
+    cores_of_work, cores, readers
+):
+    measured = KeptProfile(preprocess_s_per_token=cores_of_work / 1e6, block_bytes=0)
+    mix = a_mix(sources=("a",))
+
+    (cost,) = costs_of(mix, {"a": measured}, tokens_per_s=1e6, cores=cores)
+
+    assert cost.readers == readers
+    assert cost.of_loader == pytest.approx(cores_of_work / readers + 0.01)
+
+
+def test_readers_that_were_asked_for_are_had_whatever_the_cost():
+    mix = a_mix(sources=("a", "b", "c"), loader={"readers": {"a": 3, "b": 1}})
+    heavy = KeptProfile(preprocess_s_per_token=1e-3, block_bytes=0)
+
+    assert readers_of(mix, {"b": heavy}) == {"a": 3}
+
+
+def test_a_loader_has_its_part_of_a_source_that_others_read_too_and_says_so():
+    heavy = SourceCost(preprocess_s=1.8, transfer_s=0.0, memory_bytes=1, readers=3)
+
+    alone, rest = partition([heavy, a_cost(0.2), a_cost(0.3)], max_loaders=2)
+
+    assert (alone.sources, alone.readers, rest.readers) == ((0,), 2, 0)
+    assert alone.busy == pytest.approx(0.6)
+    assert (
+        alone.why == "one source of 1.80 cores of work, which 3 read, each its units of every block"
+    )

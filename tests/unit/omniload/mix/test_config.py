@@ -81,6 +81,8 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"mix.stages.0.weights.web": float("inf")}, "mix.stages.0.weights.web: "),
         ({"mix.stages.0.weights": {"web": 0, "code": 0}}, "weights are all 0"),
         ({"mix.stages.0.weights.books": 1}, r"weights\.books: 'books' is not among sources"),
+        ({"loader": {"readers": {"books": 2}}}, r"loader\.readers\.books: 'books' is not among"),
+        ({"loader": {"readers": {"web": 0}}}, r"loader\.readers\.web: found 0; give at least 1"),
         ({"mix.stages.0.weights.web": 0}, "sources.web: 'web' has no weight in any stage"),
         ({"mix.stages.0.from_step": 5}, "the first stage starts at step 0"),
         ({"mix.stages.0.ramp_steps": 5}, "nothing comes before the first stage"),

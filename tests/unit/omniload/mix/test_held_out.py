@@ -52,6 +52,12 @@ def test_a_mix_of_what_is_held_out_has_the_sources_that_hold_something_out():
     assert mix.pack == parsed().pack
 
 
+def test_sources_that_hold_something_out_keep_their_readers():
+    mix = parsed("pack:", "loader: {readers: {web: 2, code: 3}}\npack:")
+
+    assert held_out(mix, "dev").loader.readers == {"code": 3}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

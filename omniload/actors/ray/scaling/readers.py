@@ -1,0 +1,120 @@
+"""Further readers of a source on Ray: processes that a loader starts beside it, and that end with it.
+
+They are its own, and on no roster: a reader holds nothing, so the loader that notices its end, or
+that it is stopped or stuck, ends it, reads its part itself, and starts another.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from typing_extensions import override
+
+from omniload.actors.ray.answers import is_lost, plain_error
+from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.processes import HeldProcess, Process
+from omniload.actors.roles.sources import SourceOpening
+from omniload.base.log import RoleLogs, speak_for
+from omniload.mix.fingerprint import SourceFacts
+from omniload.source.parts.divided import PartRead, PartReader, ReaderLostError
+from omniload.source.parts.share import Part
+
+__all__ = ["RayReader", "ReaderActor"]
+
+_TURN_S = 0.2
+_STOPPED_S = 0.5
+"""A process that the kernel has called stopped for so long will not go on by itself."""
+
+
+class ReaderActor:
+    """Reads its part of a source. One call at a time."""
+
+    def __init__(self, name: str, logs: Path | None) -> None:
+        speak_for(RoleLogs(logs).of(name))
+
+    def process(self) -> Process:
+        """Return where it is."""
+        return Process.own()
+
+    def open(self, opening: SourceOpening, part: Part) -> SourceFacts:
+        """Open the source, before any read; return what was found."""
+        self._source, self._part = opening.open_part(part), part
+        return self._source.facts
+
+    def read(self, start: int, stop: int) -> PartRead:
+        """Read its part of a range."""
+        return PartRead.of(self._source, start, stop, self._part)
+
+
+class RayReader(PartReader):
+    """A way to a reader, for the loader that starts it."""
+
+    def __init__(self, opening: SourceOpening, part: Part, loader: str, logs: Path | None) -> None:
+        """Start a reader on this node; nobody waits until it stands ready."""
+        self._name = f"{loader}-reader-{opening.number}-{part.number}"
+        self._stuck_s = opening.mix.runtime.stuck_after
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        remote: Any = ray.remote
+        actor_of = remote(max_restarts=0, num_cpus=0, scheduling_strategy=here)(ReaderActor)
+        self._actor = actor_of.remote(self._name, logs)
+        self._process = self._actor.process.remote()
+        self._opening = self._actor.open.remote(opening, part)
+        self._held: HeldProcess | None = None
+
+    @override
+    def facts(self) -> SourceFacts | None:
+        if not ray.wait([self._opening], timeout=0)[0]:
+            return None
+        facts: SourceFacts = self._got(self._opening)
+        if self._held is None:
+            try:
+                self._held = HeldProcess(self._got(self._process))
+            except ProcessLookupError as error:
+                raise ReaderLostError(f"{self._name} has ended: {error}") from None
+        return facts
+
+    @override
+    def read(self, start: int, stop: int) -> Callable[[], PartRead]:
+        asked = self._actor.read.remote(start, stop)
+
+        def answer() -> PartRead:
+            self._wait_for(asked)
+            read: PartRead = self._got(asked)
+            return read
+
+        return answer
+
+    @override
+    def close(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:  # also one that is stopped, which Ray does not reach
+            held.kill()
+            held.close()
+        with suppress(RayError):
+            ray.kill(self._actor, no_restart=True)
+
+    def _wait_for(self, asked: Any) -> None:  # noqa: ANN401 -- Ray's answers have no static type
+        """Wait for an answer of a reader that runs."""
+        began_s = time.monotonic()
+        runs_at_s = began_s
+        while not ray.wait([asked], timeout=_TURN_S)[0]:
+            now_s, held = time.monotonic(), self._held
+            if held is None:
+                raise ReaderLostError(f"{self._name} was ended")
+            if not held.is_stopped():
+                runs_at_s = now_s
+            if now_s > runs_at_s + _STOPPED_S:
+                raise ReaderLostError(f"{self._name} is stopped")
+            if now_s > began_s + self._stuck_s:
+                raise ReaderLostError(f"{self._name} gave no answer within {self._stuck_s:.0f} s")
+
+    def _got(self, answer: Any) -> Any:  # noqa: ANN401 -- as above
+        try:
+            return ray.get(answer)
+        except RayError as error:
+            if is_lost(error):
+                raise ReaderLostError(f"{self._name} has ended ({type(error).__name__})") from None
+            raise plain_error(error, self._name) from None

@@ -1,0 +1,64 @@
+"""How a role opens a source, alone or with further readers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from omniload.mix.config import MixConfig
+from omniload.source.block_memory import BlockMemory
+from omniload.source.parts.divided import PartReader
+from omniload.source.parts.share import Part
+from omniload.source.source import RecordSource, open_source
+from omniload.source.token_cache.cache import TokenCache, open_token_cache
+
+__all__ = ["SourceOpening", "StartReaderOf", "block_memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOpening:
+    """All that it takes to open a source in any process."""
+
+    mix: MixConfig
+    number: int
+    """Of the source."""
+    base_dir: Path
+    cache_dir: Path | None
+
+    @property
+    def name(self) -> str:
+        """Its name in the mix."""
+        return self.mix.names[self.number]
+
+    def open(self, token_cache: TokenCache | None) -> RecordSource:
+        """Open it, with the token cache of this process.
+
+        Raises:
+            OmniloadError: As for ``open_source``.
+        """
+        return open_source(
+            self.name,
+            self.mix.sources[self.name].using(self.mix.batch.columns_used),
+            seed=self.mix.seed,
+            tokenizer=self.mix.tokenizer,
+            base_dir=self.base_dir,
+            cache_dir=self.cache_dir,
+            row_length=self.mix.pack.length,
+            token_cache=token_cache,
+        )
+
+    def open_part(self, part: Part) -> RecordSource:
+        """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""
+        tokens = open_token_cache(self.mix.loader.token_cache, self.mix.tokenizer, self.base_dir)
+        source = self.open(tokens)
+        source.share(block_memory(self.mix, self.base_dir, readers=part.of))
+        return source
+
+
+StartReaderOf = Callable[[SourceOpening, Part], PartReader]
+"""Starts the reader of a part of a source; each runtime has its own."""
+
+
+def block_memory(mix: MixConfig, base_dir: Path, *, readers: int = 1) -> BlockMemory:
+    """Return the memory of decoded blocks that a mix gives a loader, or one of several readers of a source."""
+    spill = base_dir / mix.loader.spill if mix.loader.spill else None
+    return BlockMemory(mix.loader.memory // readers, spill)

@@ -1,0 +1,153 @@
+"""A source that several readers read at once. What it gives is what one reader gives.
+
+::
+
+    read(start, stop) ──▶ own part, here     ─┐
+                      ──▶ part 1, reader 1   ─┼─▶ merged by position
+                      ──▶ part 2, reader 2   ─┘
+
+A reader is a function of positions and holds nothing that cannot be read again: while one is
+being opened, or was lost, the source reads everything itself.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Protocol
+
+from typing_extensions import override
+
+from omniload.base.errors import OmniloadError, StateError, UnavailableError
+from omniload.base.log import get_logger
+from omniload.mix.fingerprint import SourceFacts
+from omniload.source.block_memory import BlockMemory
+from omniload.source.parts.blocks import SampleBlock, merged
+from omniload.source.parts.share import Bad, Part
+from omniload.source.source import RecordSource, Source
+
+__all__ = ["DividedSource", "PartRead", "PartReader", "ReaderLostError", "StartReader"]
+
+_LOST_MOST = 5
+"""Readers that may be lost in a row without a read; the next one would be lost too."""
+_LOG = get_logger(__name__)
+
+
+class ReaderLostError(UnavailableError):
+    """A reader has ended, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRead:
+    """What a reader gives."""
+
+    block: SampleBlock
+    bad: Bad
+    """All that it has left out so far."""
+
+    @classmethod
+    def of(cls, source: RecordSource, start: int, stop: int, part: Part) -> "PartRead":
+        """Read a part of a range."""
+        return cls(block=source.read_part(start, stop, part), bad=source.found_bad())
+
+
+class PartReader(Protocol):
+    """A reader of one part of a source. It opens the source for itself."""
+
+    def facts(self) -> SourceFacts | None:
+        """Return what it found in the source; ``None`` while it is opening it.
+
+        Raises:
+            OmniloadError: It could not open it, or is lost.
+        """
+        ...
+
+    def read(self, start: int, stop: int) -> Callable[[], PartRead]:
+        """Begin to read its part of a range; what is returned waits for it.
+
+        That raises ``ReaderLostError`` where the reader is lost, or what the reader raised.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        ...
+
+
+StartReader = Callable[[Part], PartReader]
+"""Starts the reader of a part."""
+
+
+class DividedSource(Source):
+    """A source and its further readers. For one thread, as every source."""
+
+    def __init__(self, own: RecordSource, readers: int, start: StartReader) -> None:
+        """Have ``readers`` readers, this one included; the others are started at the first read."""
+        self.own = own
+        self.name, self.positions_per_epoch = own.name, own.positions_per_epoch
+        self.fingerprint, self.transforms_digest = own.fingerprint, own.transforms_digest
+        self.shards_digest, self.content_digest = own.shards_digest, own.content_digest
+        self._parts = [Part(number, readers) for number in range(readers)]
+        self._start = start
+        self._others: Sequence[PartReader] | None = None
+        self._lost, self._closed = 0, False
+
+    @override
+    def share(self, memory: BlockMemory) -> None:
+        self.own.share(memory)
+
+    @override
+    def read(self, start: int, stop: int) -> SampleBlock:
+        others = self._ready()
+        if not others:
+            return self.own.read(start, stop)
+        asked = [reader.read(start, stop) for reader in others]
+        mine = self.own.read_part(start, stop, self._parts[0])
+        try:
+            parts = [answer() for answer in asked]
+        except (ReaderLostError, CancelledError) as error:
+            self._lose(error)
+            return self.own.read(start, stop)
+        for part in parts:
+            self.own.add_bad(part.bad)
+        self._lost = 0
+        return merged([mine, *(part.block for part in parts)])
+
+    def close(self) -> None:
+        """End the readers; what is read after that is read by this one."""
+        self._closed = True
+        self._end()
+
+    def _ready(self) -> Sequence[PartReader]:
+        """Return the other readers once all have the source open; nobody is waited for."""
+        if self._closed or self._lost > _LOST_MOST:
+            return ()
+        if self._others is None:
+            self._others = [self._start(part) for part in self._parts[1:]]
+        try:
+            found = [reader.facts() for reader in self._others]
+        except (OmniloadError, CancelledError) as error:
+            self._lose(error)
+            return ()
+        for facts in found:
+            if facts not in (None, self.facts):
+                raise StateError(
+                    f"source {self.name!r}: another reader found {facts}, this one {self.facts}; "
+                    "keep the files of a run as they are"
+                )
+        return () if None in found else self._others
+
+    def _lose(self, error: Exception) -> None:
+        """Begin anew with other readers; one that is lost may have taken others along."""
+        self._lost += 1
+        self._end()
+        if self._closed:
+            return
+        what = "others are started" if self._lost <= _LOST_MOST else "no other is started"
+        _LOG.warning(
+            "source %s: a reader was lost, %s, this process reads all: %s", self.name, what, error
+        )
+
+    def _end(self) -> None:
+        others, self._others = self._others or (), None
+        for reader in others:
+            reader.close()

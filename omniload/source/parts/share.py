@@ -1,0 +1,89 @@
+"""Which units of a block each reader of a source has.
+
+Rows are permuted inside a block, so any range of positions lies in all of its units: whoever has
+every third unit has about a third of each read, and no unit is decoded by two readers::
+
+    block        u0       u1       u2       u3          of one epoch
+    reader       0        1        2        0           of 3; the next block begins with reader 1
+    positions    2 0 1 0  3 0 1 2  ...                  each by the reader of its unit
+
+Shape suffixes:
+    U  units of the block      N  positions asked for
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["WHOLE", "Bad", "Part", "Share"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One reader's part of a source."""
+
+    number: int
+    """From 0."""
+    of: int
+    """Readers of the source."""
+
+
+WHOLE = Part(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bad:
+    """Records that a reader has left out so far."""
+
+    of_unit: Mapping[int, int]
+    """How many of each unit could not be decoded."""
+    samples: frozenset[tuple[int, int]]
+    """Unit and row of those that could not be made samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What of some positions of a block is one reader's."""
+
+    units: tuple[int, ...]
+    """Its units, by rising number."""
+    places_N: NDArray[np.int64]
+    """Its positions, by their place among those asked for."""
+    rows_N: NDArray[np.int64]
+    """Their rows: numbers into its units laid end to end."""
+
+    @classmethod
+    def of(
+        cls,
+        part: Part,
+        block: int,
+        units_U: NDArray[np.int64],
+        counts_U: NDArray[np.int64],
+        rows_N: NDArray[np.int64],
+    ) -> "Share":
+        """Return the share of a part.
+
+        Args:
+            part: Whose.
+            block: Number of the block in its epoch: blocks of few units begin with another reader each.
+            units_U: Units of the block.
+            counts_U: Rows of each.
+            rows_N: Rows asked for: numbers into all units laid end to end.
+        """
+        if part.of == 1:
+            return cls(
+                units=tuple(units_U.tolist()), places_N=np.arange(len(rows_N)), rows_N=rows_N
+            )
+        mine_U = (np.arange(len(units_U)) + block) % part.of == part.number
+        stops_U = np.cumsum(counts_U)
+        own_stops_U = np.cumsum(counts_U * mine_U)
+        which_N = np.searchsorted(stops_U, rows_N, side="right")
+        places = np.flatnonzero(mine_U[which_N])
+        which = which_N[places]
+        return cls(
+            units=tuple(units_U[mine_U].tolist()),
+            places_N=places,
+            rows_N=rows_N[places] - stops_U[which] + own_stops_U[which],
+        )

@@ -1,0 +1,125 @@
+"""Sources that several read at once, in threads and in processes: the steps of a run with one reader each."""
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.batch.digest import batch_digest, combined
+from omniload.client import Client
+from omniload.mix.runtime import TokenCacheConfig
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.parts import divided
+from omniload.source.parts.blocks import merged
+from tests.support.plane.corpora import a_corpus, a_mixed_corpus
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+STEPS = 40
+
+
+def a_mix(folder, **changes):
+    # Steps of some hundred samples: a source is read again every few of them.
+    return a_corpus(folder, records=6_000, rows=256, micro_rows=64, masked=True, **changes)
+
+
+def read_by(mix, readers):
+    loader = mix.loader.model_copy(update={"readers": dict.fromkeys(mix.names, readers)})
+    return mix.model_copy(update={"loader": loader})
+
+
+def a_spec(folder, mix, *, dp=1, **changes):
+    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp), **changes)
+
+
+def steps_of(client, count):
+    return [batch_digest(client.next_batch()) for _ in range(count)]
+
+
+def local_run(spec, count=STEPS):
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        return steps_of(client, count), json.loads(json.dumps(client.state_dict()))
+
+
+@pytest.mark.parametrize("readers", [2, 3])
+def test_threads_that_read_parts_of_a_source_change_no_step_and_resume_in_the_midst(
+    tmp_path, readers, monkeypatch
+):
+    read = []
+    monkeypatch.setattr(divided, "merged", lambda parts: read.append(len(parts)) or merged(parts))
+    mix = a_mix(tmp_path)
+    alone, _ = local_run(a_spec(tmp_path, mix))
+
+    begun, state = local_run(a_spec(tmp_path, read_by(mix, readers)), STEPS // 2)
+    resumed, _ = local_run(a_spec(tmp_path, read_by(mix, 5 - readers), state=state), STEPS // 2)
+
+    assert begun + resumed == alone
+    assert set(read) == {2, 3}
+
+
+def test_readers_fill_a_token_cache_and_take_their_units_from_it_without_changing_a_step(tmp_path):
+    mix = a_mixed_corpus(tmp_path, records=1_000, rows=64, micro_rows=64)
+    text = mix.sources["text"].model_copy(update={"unit": 4096})
+    mix = mix.model_copy(update={"sources": {**mix.sources, "text": text}})
+    alone, _ = local_run(a_spec(tmp_path, mix))
+    mix = read_by(mix, 2)
+    cache = TokenCacheConfig(path=str(tmp_path / "kept"))
+    mix = mix.model_copy(update={"loader": mix.loader.model_copy(update={"token_cache": cache})})
+
+    runs = [local_run(a_spec(tmp_path, mix))[0] for _ in range(2)]
+
+    assert runs == [alone, alone]
+    assert any(path.is_file() for path in (tmp_path / "kept").rglob("*"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_readers_and_loaders_that_are_killed_and_stopped_change_no_step(tmp_path):
+    pytest.importorskip("ray")
+    mix = a_mix(tmp_path)
+    alone, _ = local_run(a_spec(tmp_path, mix), 4 * STEPS)
+    runtime = mix.runtime.model_copy(update={"kind": "ray", "loaders": 1})
+    mix = read_by(mix, 3).model_copy(update={"runtime": runtime})
+
+    with open_plane(a_spec(tmp_path, mix, dp=2, run_dir=tmp_path / "run")) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(2)]
+
+        def more():
+            taken = [[client.next_batch() for client in clients] for _ in range(STEPS)]
+            return [combined(map(batch_digest, batches)) for batches in taken]
+
+        steps = more()
+        os.kill(a_reader().pid, signal.SIGKILL)
+        steps += more()
+        stopped = a_reader()
+        stopped.suspend()
+        steps += more()
+        assert not stopped.is_running()
+        loader, its = plane.pids()["loader-0"], readers_now()
+        os.kill(loader, signal.SIGKILL)
+        steps += more()
+        assert psutil.wait_procs(its, timeout=20)[1] == []
+        assert len(readers_now()) == 4
+        pids = [*readers_now(), *map(psutil.Process, plane.pids().values())]
+
+    assert steps == alone
+    assert psutil.wait_procs(pids, timeout=10)[1] == []
+    said = (tmp_path / "run" / "logs" / "loader-0.log").read_text()
+    assert "has ended (ActorDiedError)" in said
+    assert "is stopped" in said
+
+
+def readers_now():
+    """Return the processes that read parts of sources."""
+    below = psutil.Process().children(recursive=True)
+    return [process for process in below if "ReaderActor" in "".join(process.cmdline()[:1])]
+
+
+def a_reader():
+    return readers_now()[0]

@@ -1,0 +1,144 @@
+"""Several readers of a source: whatever they are and however often they are lost, it gives what one reader gives."""
+
+from itertools import cycle, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.source.parts.divided import DividedSource, PartRead, ReaderLostError
+from tests.property.omniload.test_source_records import a_source, contents, samples
+
+
+class Reader:
+    """A reader in this thread, that opens late and is lost as it is told."""
+
+    def __init__(self, source, part, fate):
+        self.source, self.part, self.fate = source, part, fate
+        self.is_closed = False
+
+    def facts(self):
+        return self.source.facts if next(self.fate) != "opening" else None
+
+    def read(self, start, stop):
+        def answer():
+            if next(self.fate) == "lost":
+                raise ReaderLostError("it was killed")
+            return PartRead.of(self.source, start, stop, self.part)
+
+        return answer
+
+    def close(self):
+        self.is_closed = True
+
+
+def divided(make, readers, fates=("there",)):
+    fate, started = cycle(fates), []
+
+    def start(part):
+        started.append(Reader(make(), part, fate))
+        return started[-1]
+
+    return DividedSource(make(), readers, start), started
+
+
+def blocks_equal(ours, theirs):
+    assert samples(ours) == samples(theirs)
+    assert ours.table.start == theirs.table.start
+    assert ours.table.stop == theirs.table.stop
+    assert ours.table.subs_N.tolist() == theirs.table.subs_N.tolist()
+    assert ours.table.lengths_N.tolist() == theirs.table.lengths_N.tolist()
+    assert ours.skipped == theirs.skipped
+    return True
+
+
+@given(
+    contents,
+    st.sampled_from(["none", "shards", "block"]),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(0, 40),
+    st.lists(st.integers(0, 25), max_size=6),
+    st.lists(st.sampled_from(["there", "opening", "lost"]), min_size=1, max_size=9),
+)
+def test_any_readers_and_any_losses_give_what_one_reader_gives(
+    units, method, block_units, readers, start, lengths, fates
+):
+    stops = (start + np.cumsum([0, *lengths])).tolist()
+    whole = a_source(units, method, block_units)[0]
+    source, _ = divided(lambda: a_source(units, method, block_units)[0], readers, fates)
+
+    assert all(blocks_equal(source.read(a, b), whole.read(a, b)) for a, b in pairwise(stops))
+
+
+@given(contents, st.integers(1, 4), st.integers(2, 5), st.integers(1, 4))
+def test_readers_decode_every_unit_of_an_epoch_once_together(units, block_units, readers, step):
+    held = []
+
+    def make():
+        source, its = a_source(units, "block", block_units)
+        held.append(its)
+        return source
+
+    source, _ = divided(make, readers)
+    n = source.positions_per_epoch
+    for at in range(0, n, step):
+        source.read(at, min(n, at + step))
+
+    decoded = [unit for its in held for unit in its.decoded]
+    assert sorted(decoded) == [i for i, unit in enumerate(units) if unit]
+
+
+def test_a_read_of_a_shuffled_block_is_work_of_every_reader():
+    units = [[[u, r] for r in range(64)] for u in range(4)]
+    source, started = divided(lambda: a_source(units, "block", 4)[0], 4)
+
+    source.read(0, 64)
+
+    shares = [len(r.source.read_part(0, 64, r.part).table) for r in started]
+    assert all(8 <= share <= 24 for share in shares)
+
+
+def test_readers_that_are_lost_again_and_again_are_done_without():
+    units = [[[1], [2]]] * 4
+    source, started = divided(lambda: a_source(units)[0], 2, ("there", "lost"))
+
+    for _ in range(20):
+        source.read(0, 8)
+
+    assert len(started) == 6
+    assert all(reader.is_closed for reader in started)
+
+
+def test_a_reader_that_finds_other_data_is_refused():
+    others = iter([[[[1], [2]], [[3]]], [[[1]], [[3]]]])
+    source, _ = divided(lambda: a_source(next(others))[0], 2)
+
+    with pytest.raises(StateError, match="another reader found"):
+        source.read(0, 2)
+
+
+def test_bad_records_of_all_readers_count_once_and_together():
+    units = [[None, [1]], [None, [2]], [None, [3]], [None, [4]]]
+
+    def limited(limit):
+        return divided(lambda: a_source(units, "block", 4, limit)[0], 2)[0]
+
+    allowed = limited(4)
+    assert [allowed.read(0, 8).skipped for _ in range(3)] == [4, 4, 4]
+    with pytest.raises(IntegrityError, match="4 records could not be decoded, more than"):
+        limited(3).read(0, 8)
+
+
+def test_after_its_end_a_source_reads_alone():
+    units = [[[1], [2]], [[3]]]
+    source, started = divided(lambda: a_source(units)[0], 3)
+    source.read(0, 3)
+
+    source.close()
+
+    assert blocks_equal(source.read(0, 3), a_source(units)[0].read(0, 3))
+    assert all(reader.is_closed for reader in started)
+    assert len(started) == 2
