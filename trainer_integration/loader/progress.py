@@ -171,8 +171,8 @@ class Progress:
         if samples is None or self.stage == "fresh":
             return start
         state = samples.state()
-        # Before its first batch the dataset stands where the epoch before has left it.
-        over = over or (state is not None and not start.batches)
+        # Before its first batch a dataset stands where the epoch before has left it, unless its iterator says more.
+        over = over or (state is not None and "iterator" not in state and not start.batches)
         if over and state is not None:
             state.pop("iterator", None)
         kept = state is None and not over

@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -91,19 +91,36 @@ class Samples(IterableDataset[Any]):
         if state is None:
             self._iterator = iter(self.dataset)
             return self._after(start)
-        if "dataset" in state:
-            self.dataset.load_state_dict(state["dataset"])
+        self._begin_as(state)
+        return self._next_epoch() if start.over else self._going_on()
+
+    def _begin_as(self, state: dict[str, Any]) -> None:
+        """Begin an epoch where the dataset, and its iterator if that has a state, stood.
+
+        A dataset that is its own iterator may begin anew in ``__iter__``, or have nothing to load a state
+        into before it; one whose ``__iter__`` yields needs its state before.
+        """
+        held, early = state.get("dataset"), None
+        if held is not None:
+            try:
+                self.dataset.load_state_dict(held)
+            except Exception as error:  # noqa: BLE001 -- the user's: raised below, where it was no question of order
+                early = error
         self._iterator = iter(self.dataset)
+        if held is not None and self._iterator is self.dataset:
+            if early is not None or not _are_alike(self.dataset.state_dict(), held):
+                self.dataset.load_state_dict(held)
+        elif early is not None:
+            raise early
         if "iterator" in state:
             self._iterator.load_state_dict(state["iterator"])
-        return self._next_epoch() if start.over else iter(self._iterator)
 
     def _after(self, start: Start) -> Iterator[Any]:
         """Pass over what was handed out before: a dataset without a state is read again."""
         if not start.over and start.batches:
             samples = start.batches * self._batch_samples
-            next(islice(self._iterator, samples, samples), None)
-        return iter(self._iterator)
+            next(islice(self._going_on(), samples, samples), None)
+        return self._going_on()
 
     def _next_epoch(self) -> Iterator[Any]:
         """Return the epoch after one that has ended.
@@ -116,9 +133,18 @@ class Samples(IterableDataset[Any]):
             sample = next(self._iterator, self)
             if sample is self:
                 self._iterator = iter(self.dataset)
-                return iter(self._iterator)
+                return self._going_on()
             tail.append(sample)
-        return chain(tail, self._iterator)
+        return chain(tail, self._going_on())
+
+    def _going_on(self) -> Iterator[Any]:
+        """Return what the iterator gives from here on; ``iter`` of a dataset that is its own would begin anew."""
+        return map(next, repeat(self._iterator))
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Return whether two states hold the same, as far as their bytes tell: tensors have no truth of equality."""
+    return pickle.dumps(one) == pickle.dumps(other)
 
 
 class CarryingCollate:

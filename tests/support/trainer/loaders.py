@@ -3,7 +3,15 @@
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-__all__ = ["Numbers", "Stream", "StreamWithState", "plain", "resumed_equals_unbroken"]
+__all__ = [
+    "Drawing",
+    "Numbers",
+    "Stream",
+    "StreamWithState",
+    "Turning",
+    "plain",
+    "resumed_equals_unbroken",
+]
 
 
 class Numbers(Dataset):
@@ -41,6 +49,62 @@ class StreamWithState(Stream):
 
     def load_state_dict(self, state):
         self.resume = state["at"]
+
+
+class Turning(IterableDataset):
+    """Its own iterator: what a state is loaded into is made in ``__iter__``, which begins anew."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        self.place = {"next": first, "step": step}
+        return self
+
+    def __next__(self):
+        if self.place["next"] >= self.length:
+            raise StopIteration
+        self.place["next"] += self.place["step"]
+        return self.place["next"] - self.place["step"]
+
+    def state_dict(self):
+        return dict(self.place)
+
+    def load_state_dict(self, state):
+        self.place.update(state)
+
+
+class Drawing(IterableDataset):
+    """Random numbers; its iterators know how many are left, and the state of torch's generator."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return _Draws(self.length)
+
+
+class _Draws:
+    def __init__(self, left):
+        self.left = left
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return int(torch.randint(1 << 30, ()))
+
+    def state_dict(self):
+        return {"left": self.left, "generator": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+        torch.set_rng_state(torch.tensor(state["generator"], dtype=torch.uint8))
 
 
 def plain(batches):

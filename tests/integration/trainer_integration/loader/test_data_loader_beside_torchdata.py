@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.support.trainer.loaders import Numbers, StreamWithState, plain
+from tests.support.trainer.loaders import Drawing, Numbers, StreamWithState, Turning, plain
 from trainer_integration import DataLoader
 
 pytestmark = pytest.mark.filterwarnings(
@@ -58,6 +58,41 @@ def test_an_iterable_dataset_with_a_state_goes_on_where_torchdatas_does(workers,
     theirs = resumed(StatefulDataLoader, lambda: StreamWithState(40), **form)
 
     assert ours == theirs
+
+
+@pytest.mark.parametrize(("workers", "taken"), [(0, 0), (0, 3), (0, 10), (2, 5)])
+def test_a_dataset_that_is_its_own_iterator_goes_on_where_torchdatas_does(workers, taken):
+    form = {"taken": taken, "num_workers": workers}
+
+    before, rest, after = resumed(DataLoader, lambda: Turning(40), **form)
+    theirs = resumed(StatefulDataLoader, lambda: Turning(40), **form)
+
+    if taken < 10:
+        assert (before, rest, after) == theirs
+    else:  # the epoch has no batch left, and ours goes on with the one behind it
+        assert before == after == theirs[0]
+    assert sorted(chain(*before, *rest)) == [*range(40)]
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_an_iterator_that_knows_the_generator_draws_what_it_would_have_drawn(taken):
+    def run(kind):
+        torch.manual_seed(5)
+        loader = kind(Drawing(20), 4)
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        state = loader.state_dict()
+        unbroken = plain(batches)
+        torch.manual_seed(77)
+        again = kind(Drawing(20), 4)
+        again.load_state_dict(state)
+        return unbroken, plain(again)
+
+    ours, theirs = run(DataLoader), run(StatefulDataLoader)
+
+    assert ours == theirs
+    assert ours[0] == ours[1]
 
 
 def test_another_worker_count_is_refused_by_torchdata_and_not_by_ours():
