@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import TypeVar, Union, get_args, get_origin
+from typing import Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from omniload.base.errors import ConfigError
@@ -20,6 +20,7 @@ from omniload.base.reading import read_small_file
 from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
 __all__ = [
+    "LocalPath",
     "StrictModel",
     "checked",
     "fault_at",
@@ -115,6 +116,18 @@ def fault_at(message: str, *at: str | int) -> PydanticCustomError:
         at: Keys and indexes that lead from there to the value to change.
     """
     return PydanticCustomError("fault_at", "{said}", {"said": message, "at": at})
+
+
+def _of_this_machine(path: str) -> str:
+    if "://" in path:
+        raise fault_at(
+            f"{path} is a URL, where a file of this machine is read; copy it, or mount the store"
+        )
+    return path
+
+
+LocalPath: TypeAlias = Annotated[str, AfterValidator(_of_this_machine)]
+"""Path of a file or folder that is opened as such: a URL would be taken for folders, its password shown with them."""
 
 
 def raise_faults(*checks: Iterable[PydanticCustomError]) -> None:

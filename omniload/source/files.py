@@ -25,6 +25,7 @@ __all__ = [
     "digest_of_texts",
     "is_file",
     "is_outage",
+    "is_refusal",
     "local_file",
     "read_json",
     "reading",
@@ -38,6 +39,18 @@ _STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", 
 _LARGEST_JSON = 256 << 20
 """Bytes of a file that lists shards at most: a million of them."""
 _LARGEST_NAME = 1_024
+_REFUSALS = frozenset(
+    {
+        *("ParamValidationError", "NoCredentialsError", "PartialCredentialsError"),
+        *(
+            "ProfileNotFound",
+            "NoRegionError",
+            "InvalidRegionError",
+            "InvalidEndpointDiscoveryConfigurationError",
+        ),
+    }
+)
+"""Names of botocore, which is an extra: settings and credentials that are missing or wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +191,20 @@ def is_outage(error: Exception) -> bool:
     return isinstance(error, OSError) or type(error).__module__ != "builtins"
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether a client of S3 refuses what it was given, before anything is asked of the store."""
+    return any(
+        kind.__module__.startswith("botocore") and kind.__name__ in _REFUSALS
+        for kind in type(error).__mro__
+    )
+
+
 def said(error: Exception) -> str:
     """Return one line of what a client of a store says, which may be a page."""
-    return shortened(str(error).strip().partition("\n")[0] or type(error).__name__)
+    first, _, rest = str(error).strip().partition("\n")
+    if first.endswith(":"):  # a heading alone says nothing
+        first = f"{first} {rest.partition(chr(10))[0].strip()}"
+    return shortened(first.strip() or type(error).__name__)
 
 
 def shortened(text: str) -> str:

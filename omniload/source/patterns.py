@@ -23,6 +23,7 @@ from omniload.source.files import (
     ShardFile,
     is_file,
     is_outage,
+    is_refusal,
     local_file,
     remote_file,
     said,
@@ -153,8 +154,8 @@ def _listed(pattern: str, base_dir: Path, source: str, names: FileNames | None) 
     except OmniloadError:
         raise
     except Exception as error:
-        # The first three come from opening a store, whose clients raise them for wrong settings.
-        if isinstance(error, ImportError | PermissionError | ValueError):
+        # These come from opening a store, whose clients raise them for wrong settings.
+        if isinstance(error, ImportError | PermissionError | ValueError) or is_refusal(error):
             raise ConfigError(f"{where} cannot be opened: {said(error)}") from error
         if not is_outage(error):
             raise

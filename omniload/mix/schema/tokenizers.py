@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omniload.base.config import StrictModel
+from omniload.base.config import LocalPath, StrictModel
 
 __all__ = ["BpeTokenizer", "ByteTokenizer", "TokenizerConfig"]
 
@@ -13,7 +13,7 @@ class BpeTokenizer(StrictModel):
     """A ``tokenizer.json`` of the Hugging Face tokenizers library, or the folder of a model that holds one."""
 
     type: Literal["bpe"]
-    path: str
+    path: LocalPath
     """The file, or its folder; a relative path starts at the mix file."""
     end_of_document: str | None = None
     """Special token put after every document; it must be in the vocabulary."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
 
-from omniload.base.config import StrictModel, fault_at
+from omniload.base.config import LocalPath, StrictModel, fault_at
 from omniload.base.units import Count
 
 __all__ = [
@@ -39,7 +39,7 @@ class ChatTransform(StrictModel):
     """
 
     type: Literal["chat"]
-    template: str | None = None
+    template: LocalPath | None = None
     """File of the template (Jinja); else ``chat_template.jinja`` or ``tokenizer_config.json`` beside the tokenizer."""
     loss: Literal["assistant", "all"] = "assistant"
     """Tokens that are trained on: those of the assistant's turns (what the template's ``generation`` blocks hold, or,
@@ -64,7 +64,7 @@ class PreferenceTransform(StrictModel):
     form: Literal["chat", "text"] = "chat"
     """What prompts and answers are: lists of messages, for a chat template; or texts, joined as they are, with the
     tokenizer's end of a document behind each answer."""
-    template: str | None = None
+    template: LocalPath | None = None
     """As of ``chat``."""
     date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
     """As of ``chat``."""

@@ -277,3 +277,12 @@ def test_a_thousand_names_that_are_not_sources_are_told_in_little_time_and_few_l
 
     assert len(found) == 51
     assert found[-1] == "and 952 more faults"
+
+
+def test_a_url_where_a_file_is_read_is_refused_without_its_password():
+    path = "https://me:SECRET-WORD@host/tokenizer.json"
+
+    found = fault_of({"tokenizer": {"type": "bpe", "path": path}})
+
+    assert "tokenizer.path: https://***@host/tokenizer.json is a URL" in found
+    assert "SECRET-WORD" not in found

@@ -224,3 +224,26 @@ def test_parts_of_a_url_that_messages_quote_hold_no_secret(tmp_path, url):
 
     assert "pass-of-a-host" not in str(refused.value)
     assert "sign-of-a-query" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (
+            "s3://KEY:SECRET-WORD@bucket/x*.jsonl",
+            "Parameter validation failed: Invalid bucket name",
+        ),
+        ("s3://bucket/x*.jsonl", "Unable to locate credentials"),
+    ],
+)
+def test_what_a_client_of_s3_refuses_is_not_to_be_tried_again(tmp_path, monkeypatch, url, said):
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+    with pytest.raises(ConfigError, match=said) as refused:
+        found(tmp_path, url)
+
+    assert "SECRET-WORD" not in str(refused.value)
