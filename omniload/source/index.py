@@ -23,11 +23,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.source.files import ShardFile
-from omniload.source.formats.format import UnitTable
+from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
 
 __all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_folder", "index_of", "key_of_file"]
 
@@ -102,6 +102,7 @@ def index_of(
         cache: Where the index is kept; ``None`` builds it every time.
 
     Raises:
+        ConfigError: A unit claims more records than any may hold.
         OmniloadError: What ``build`` raises, for the first file at fault.
     """
     kept = _load(cache.path(kind)) if cache else {}
@@ -111,6 +112,8 @@ def index_of(
         with DaemonPool(min(_READERS, len(missing)), "omniload-index") as pool:
             found = pool.map(build, missing)
         built = dict(zip((file.path for file in missing), found, strict=True))
+    for path, unit in built.items():
+        _require_records(path, unit.rows)
     units = [built.get(file.path) or kept[key_of_file(file)] for file in files]
     if cache and missing:
         _save(cache.path(kind), files, units)
@@ -202,12 +205,28 @@ def _require_units(rows_U: NDArray[Any], starts_U: NDArray[Any], stops_U: NDArra
     """Refuse numbers that no file has.
 
     Raises:
-        ValueError: A count or a place is negative, or a unit stops before it starts.
+        ValueError: A count or a place is negative, a count is none that is built, or a unit stops before it starts.
     """
     if min(column.min(initial=0) for column in (rows_U, starts_U)) < 0:
         raise ValueError("a count or a start is negative")
+    if rows_U.max(initial=0) > MAX_UNIT_RECORDS:
+        raise ValueError("a count is larger than any that is built")
     if (stops_U < starts_U).any():
         raise ValueError("a unit stops before it starts")
+
+
+def _require_records(path: str, rows_U: NDArray[Any]) -> None:
+    """Refuse a count that is no file's, before memory is taken for as many.
+
+    Raises:
+        ConfigError: With the unit and what to do.
+    """
+    unit = int(rows_U.argmax()) if len(rows_U) else 0
+    if len(rows_U) and (records := int(rows_U[unit])) > MAX_UNIT_RECORDS:
+        raise ConfigError(
+            f"{path}: unit {unit} claims {records:,} records, and one holds at most {MAX_UNIT_RECORDS:,}; "
+            "write the file in smaller units, or replace it where it is damaged"
+        )
 
 
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:

@@ -16,12 +16,14 @@ from omniload.base.ragged import Ragged
 from omniload.mix.sources import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
-__all__ = ["FIRST_BYTES", "MAX_UNIT_BYTES", "Format", "Records", "UnitTable"]
+__all__ = ["FIRST_BYTES", "MAX_UNIT_BYTES", "MAX_UNIT_RECORDS", "Format", "Records", "UnitTable"]
 
 FIRST_BYTES = 1 << 20
 """Most bytes, decompressed, that are looked at for the first records of a source."""
 MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
 """Largest unit that is decoded in memory at once, decompressed."""
+MAX_UNIT_RECORDS = 1 << 27
+"""Most records of a unit: their order alone takes 1 GiB of memory. A damaged head claims more than any file holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

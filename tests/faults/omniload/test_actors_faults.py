@@ -11,7 +11,7 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.roles import loader
+from omniload.actors.roles import loader, sources
 from omniload.base.clock import FakeClock
 from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
 from omniload.base.ragged import Ragged
@@ -50,9 +50,9 @@ class FaultySource:
 def faults(monkeypatch):
     """Faults of the only source, by number of the read; small reads, so that there are several."""
     script = {}
-    real = loader.open_source
+    real = sources.open_source
     monkeypatch.setattr(
-        loader, "open_source", lambda *args, **kwargs: FaultySource(real(*args, **kwargs), script)
+        sources, "open_source", lambda *args, **kwargs: FaultySource(real(*args, **kwargs), script)
     )
     monkeypatch.setattr(queue, "_FIRST_READ", 20)
     return script

@@ -12,7 +12,7 @@ import pytest
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.roles import loader
+from omniload.actors.roles import sources
 from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.client import Client
@@ -66,9 +66,9 @@ class BlockedSource:
 @pytest.fixture
 def store(monkeypatch):
     found = Store()
-    real = loader.open_source
+    real = sources.open_source
     monkeypatch.setattr(
-        loader, "open_source", lambda *args, **words: BlockedSource(real(*args, **words), found)
+        sources, "open_source", lambda *args, **words: BlockedSource(real(*args, **words), found)
     )
     monkeypatch.setattr(queue, "_FIRST_READ", 20)
     yield found
@@ -188,7 +188,7 @@ def test_a_source_that_blocks_while_it_opens_ends_the_opening(tmp_path, monkeypa
             assert gone_on.wait(_LONG_S)
         raise ConfigError("too late")
 
-    monkeypatch.setattr(loader, "open_source", blocked)
+    monkeypatch.setattr(sources, "open_source", blocked)
     monkeypatch.setattr("omniload.actors.local.plane._CLOSE_S", 0.1)
     spec = a_spec(tmp_path)
     quick = spec.mix.runtime.model_copy(update={"batch_timeout": 0.3})

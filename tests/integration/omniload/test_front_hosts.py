@@ -199,7 +199,8 @@ def a_ray_of_others(hosts, scratch):
         for node in begun:
             node.send_signal(signal.SIGINT)
         for process in marked_with(str(scratch)):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # the signal has ended it meanwhile
+                process.kill()
         for node in begun:
             node.communicate(timeout=60)
 

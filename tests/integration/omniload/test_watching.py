@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import omniload
 from omniload.actors import status_file
 from omniload.actors.role_metrics import FIGURES
-from omniload.actors.roles import loader
+from omniload.actors.roles import loader, sources
 from omniload.actors.status_file import read_status
 from omniload.base.clock import SystemClock
 from omniload.base.errors import StateError, UnavailableError
@@ -102,7 +102,7 @@ def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_
     monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
     (tmp_path / "a.txt").write_text("text of a document\n" * 50, encoding="utf-8")
     run = tmp_path / "run"
-    answers, real = threading.Event(), loader.open_source
+    answers, real = threading.Event(), sources.open_source
 
     def open_source(*arguments, **words):
         source = real(*arguments, **words)
@@ -116,7 +116,7 @@ def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_
         monkeypatch.setattr(source, "read", refused)
         return source
 
-    monkeypatch.setattr(loader, "open_source", open_source)
+    monkeypatch.setattr(sources, "open_source", open_source)
     monkeypatch.setattr(loader, "_WAITS_S", (LIMIT_S,))
     monkeypatch.setattr(SystemClock, "sleep", lambda _clock, limit_s: answers.wait(limit_s))
     with omniload.open(MIX, arrays="numpy", run_dir=run, world_size=1, rank=0) as opened:
@@ -231,7 +231,7 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
     monkeypatch.setattr(doctor, "_EVERY_S", 0.05)
     a_step = "text of a document, of one step\n"  # so that each step waits for a read
     (tmp_path / "a.txt").write_text(a_step, encoding="utf-8")
-    run, real = tmp_path / "run", loader.open_source
+    run, real = tmp_path / "run", sources.open_source
     ended = threading.Event()
 
     def open_source(*arguments, **words):
@@ -252,7 +252,7 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
         assert told.exit_code == 0, told.output
         return json.loads(told.output)
 
-    monkeypatch.setattr(loader, "open_source", open_source)
+    monkeypatch.setattr(sources, "open_source", open_source)
     with omniload.open(
         MIX, arrays="numpy", run_dir=run, world_size=1, rank=0, prefetch_steps=1
     ) as opened:

@@ -52,6 +52,18 @@ def test_units_of_all_files_follow_each_other(indexed):
     assert len(table) == 5
 
 
+def test_a_count_that_no_file_holds_is_refused_before_memory_is_taken_for_it(folder):
+    def claims(file):
+        return FileUnits(
+            rows=np.array([3, 2**62]), starts=np.array([0, 1]), stops=np.array([1, 2]), content="x"
+        )
+
+    with pytest.raises(
+        ConfigError, match=r"a\.x: unit 1 claims 4,611,.* at most 134,217,728; write"
+    ):
+        index_of(find_files(["a.x"], folder, source="web"), claims, kind="k", cache=None)
+
+
 def test_without_a_cache_nothing_is_kept(indexed, folder):
     assert indexed(cache=False)[1] == indexed(cache=False)[1] == ["a.x", "b.x", "c.x"]
     assert not (folder / "cache").exists()
