@@ -184,6 +184,9 @@ class TrainConfig(StrictModel):
     """The encoder of images, where the mix has any."""
     vocab_size: int | None = Field(default=None, ge=2, le=1 << 24)
     """Token ids the model knows; default: as many as the mix's tokenizer has."""
+    weights: Annotated[str, Field(min_length=1)] | None = None
+    """Folder of a Mixtral, as Hugging Face writes it, whose weights the run begins with; ``model`` and ``vocab_size``
+    are those of its ``config.json``. Default: weights are drawn, by ``seed``."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How weights follow gradients."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -279,6 +282,10 @@ class TrainConfig(StrictModel):
     def mix_file(self, folder: Path) -> Path:
         """Return the mix file, ``folder`` being that of the training file."""
         return folder / self.mix
+
+    def weights_folder(self, folder: Path) -> Path | None:
+        """Return the folder of the weights to begin with, if there are any."""
+        return None if self.weights is None else folder / self.weights
 
     def run_folder(self, folder: Path) -> Path:
         """Return the folder of the run."""

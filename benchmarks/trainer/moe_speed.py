@@ -15,7 +15,7 @@ from transformers import MixtralForCausalLM
 
 from benchmarks.report import Table, print_table, write_report
 from tests.support.trainer.moe_builders import a_microbatch, documents_of
-from trainer_integration.export.files import write_mixtral
+from trainer_integration.mixtral.folder import write_mixtral
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer

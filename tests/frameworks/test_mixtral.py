@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from tests.support.trainer.moe_builders import a_microbatch, a_model, documents_of
-from trainer_integration.export.files import read_mixtral, write_mixtral
 from trainer_integration.export.from_run import model_of_run
 from trainer_integration.export.sampling import continued
+from trainer_integration.mixtral.folder import read_mixtral, write_mixtral
 from trainer_integration.moe.inputs import ModelInputs
 
 DOCUMENT = documents_of([24], seed=4)[0]

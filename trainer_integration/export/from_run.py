@@ -10,7 +10,7 @@ from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace, place_of
 from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
-from trainer_integration.export.files import write_mixtral, write_tokenizer
+from trainer_integration.mixtral.folder import write_mixtral, write_tokenizer
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.run.launch_record import read_launch_record
 from trainer_integration.run.model_of import model_of, vision_of

@@ -6,6 +6,7 @@ Shape suffixes:
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -101,12 +102,29 @@ class MoETransformer(nn.Module):
                 parameter.fill_(1.0)
                 continue
             writes = name.endswith(("attention.output.weight", "experts.fc2_EDF"))
-            held = len(parameter)
-            first = self.peers.rank * held if is_of_experts(name) else 0
-            num = held * self.peers.size if is_of_experts(name) else held
+            num = len(parameter) * (self.peers.size if is_of_experts(name) else 1)
             drawn = torch.empty(num, *parameter.shape[1:])
             drawn.normal_(0.0, into_stream if writes else self.config.init_std, generator=generator)
-            parameter.copy_(part_of(drawn[first : first + held], parameter))
+            self._keep(name, parameter, drawn)
+
+    @torch.no_grad()
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Set weights that were trained before.
+
+        Args:
+            weights: Every parameter of the whole model by its name, in any order and type. One is held at a time; a
+                rank keeps its own part of it.
+        """
+        missing = dict(self.named_parameters())
+        for name, whole in weights:
+            self._keep(name, missing.pop(name), whole)
+        assert not missing, f"no weights were given for {', '.join(missing)}"
+
+    def _keep(self, name: str, parameter: nn.Parameter, whole: Tensor) -> None:
+        """Set this rank's part of a matrix that is given for all of them."""
+        held = len(parameter)
+        first = self.peers.rank * held if is_of_experts(name) else 0
+        parameter.copy_(part_of(whole[first : first + held].to(parameter.dtype), parameter))
 
     @property
     def head_VD(self) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from omniload.batch.slices import whole_rows
 from snapshot.startup.events import restarted, stage
 from trainer_integration.config import TrainConfig
 from trainer_integration.loader.torch_arrays import TorchArrays
+from trainer_integration.mixtral.folder import weights_of
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.collectives import Peers
@@ -101,12 +103,25 @@ def _store(spec: RankSpec) -> Store:
 
 
 def built_model(
-    train: TrainConfig, config: MoEConfig, groups: ProcessGroups, vision: VisionConfig | None = None
+    train: TrainConfig,
+    config: MoEConfig,
+    groups: ProcessGroups,
+    vision: VisionConfig | None = None,
+    weights: Path | None = None,
 ) -> MoETransformer:
     """Build this rank's share of the model, where it is to be; with an encoder of images, where ``vision`` says one.
 
+    Args:
+        train: Says the mesh, the device and the seed.
+        config: The model's shape.
+        groups: The ranks.
+        vision: The encoder's shape; ``None`` without images.
+        weights: Folder of a Mixtral to begin with; ``None`` draws weights, by the seed.
+
     Raises:
         ConfigError: It is to be on a GPU and there is none.
+        IntegrityError: A file of the weights is not what its kind is.
+        StateError: A file of the weights, or one of them, is missing.
     """
     if train.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda and this process sees no GPU; set device to cpu")
@@ -135,10 +150,13 @@ def built_model(
                 config, vision, seed=train.seed, dp_peers=groups.dp_peers, dtype=dtype
             )
     if mesh is None:
-        return model.to(train.device)
-    shard_over(model, mesh["dp"])
-    model.to_empty(device=train.device)
-    model.draw_weights(train.seed)
+        model = model.to(train.device)
+    else:
+        shard_over(model, mesh["dp"])
+        model.to_empty(device=train.device)
+        model.draw_weights(train.seed)
+    if weights is not None:
+        model.take_weights(weights_of(weights, config))
     return model
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec
 from omniload.base.config import line_of
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.state import JsonObject
 from omniload.base.units import decimal_of
 from omniload.front.launch import Launch
@@ -25,6 +25,7 @@ from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.place import CheckpointPlace, place_of
 from trainer_integration.config import TrainConfig, load_train
+from trainer_integration.mixtral.folder import require_weights
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.parallel.crossover_table import read_crossover
 from trainer_integration.run.launch_record import write_launch_record
@@ -146,16 +147,34 @@ class LaunchPlan:
             damaged: Steps that ranks of earlier attempts could not load, and why.
 
         Raises:
+            ConfigError: It starts from nothing, and the weights to begin with are none that the model can have.
             IntegrityError: No checkpoint is what was saved, or the one asked for is not.
             StateError: It was written by another release.
         """
         choice = choose(self.checkpoints, resume, damaged)
+        if choice.step is None:
+            self._require_weights()
         return AttemptStart(
             attempt=attempt,
             step=choice.step,
             state=choice.state,
             beyond=choice.beyond,
         )
+
+    def _require_weights(self) -> None:
+        folder = self.train.weights_folder(self.folder)
+        if folder is None:
+            return
+        place = f"{self.config}:{line_of(self.config, 'weights')}: weights"
+        if self.vision is not None:
+            raise ConfigError(
+                f"{place}: are {self.train.weights}, and the mix has images, whose encoder they have none of; leave "
+                "weights out"
+            )
+        try:
+            require_weights(folder, self.model)
+        except OmniloadError as error:
+            raise ConfigError(f"{place}: {error}") from error
 
     def is_finished(self, step: int | None) -> bool:
         """Tell whether nothing is left to train after ``step``: by ``steps``, or as the data ended there."""

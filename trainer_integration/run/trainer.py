@@ -60,7 +60,8 @@ class Trainer:
         self._all_saved = False
         self._startup = restarted(spec.attempt)
         with stage("model_build", self._startup):
-            self._model = built_model(train, spec.model, groups, spec.vision)
+            weights = train.weights_folder(spec.folder) if spec.resume_step is None else None
+            self._model = built_model(train, spec.model, groups, spec.vision, weights)
             self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
         self._progress = TrainingProgress(train.spike_guard)
         self._peak = peak_flops_of(self._model.device, train.peak_tflops)

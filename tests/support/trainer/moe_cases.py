@@ -41,7 +41,7 @@ def dp_place(groups):
     )
 
 
-def model_of(groups, *, transport="a2a", dtype=torch.float64, fsdp=False, **changes):
+def model_of(groups, *, transport="a2a", dtype=torch.float64, fsdp=False, weights=None, **changes):
     config = a_config(**({"init_std": 0.2, "num_kv_heads": 4} | changes))
     parallel = {"dp": dp_place(groups)[1], "sp": groups.sp.size, "fsdp": fsdp}
     shape = config.model_dump(include=set(MoEShape.model_fields))
@@ -52,7 +52,7 @@ def model_of(groups, *, transport="a2a", dtype=torch.float64, fsdp=False, **chan
         parallel=parallel | {"transport": transport},
         model=shape,
     )
-    return built_model(train, config, groups).to(dtype)
+    return built_model(train, config, groups, weights=weights).to(dtype)
 
 
 def batch_of(groups, step, rows, length=32):

@@ -1,28 +1,32 @@
 """Models in folders as Hugging Face writes them: ``config.json`` beside safetensors files. No pickle."""
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, system_refusals
 from omniload.base.reading import read_kept_file
 from omniload.base.state import JsonObject
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
 from omniload.source.tokenize import read_tokenizer
-from trainer_integration.export.mixtral import (
+from trainer_integration.mixtral.names import (
     from_mixtral,
     mixtral_config,
     model_config,
+    require_shape,
     to_mixtral,
 )
+from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.vision.model import VisionLanguageModel
 
-__all__ = ["read_mixtral", "write_mixtral", "write_tokenizer"]
+__all__ = ["read_mixtral", "require_weights", "weights_of", "write_mixtral", "write_tokenizer"]
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -88,14 +92,76 @@ def read_mixtral(folder: Path) -> MoETransformer:
         IntegrityError: A file is not what its kind is.
         StateError: A file or a weight is missing.
     """
-    config = model_config(_json_of(folder / _CONFIG))
-    model = MoETransformer(config)
-    state = from_mixtral(_tensors_of(folder), config)
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    model = MoETransformer(model_config(_json_of(folder / _CONFIG)))
+    model.take_weights(weights_of(folder, model.config))
     return model
 
 
-def _tensors_of(folder: Path) -> dict[str, Tensor]:
+def require_weights(folder: Path, config: MoEConfig) -> None:
+    """Refuse a folder that a run of this model cannot begin with, by its ``config.json``, before any rank is started.
+
+    Raises:
+        ConfigError: The weights are of a model of another shape, naming each value.
+        IntegrityError: A file is not what its kind is.
+        StateError: A file is missing.
+    """
+    require_shape(config, _json_of(folder / _CONFIG))
+    for name in _names_of(folder):
+        if not (folder / name).is_file():
+            raise StateError(f"{folder} has no {name}; give the folder of a whole model")
+
+
+def weights_of(folder: Path, config: MoEConfig) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights in a folder with their names here: one is in memory at a time, as the folder has its type.
+
+    Raises:
+        IntegrityError: A file is not what its kind is.
+        StateError: A file or a weight is missing, or has another shape.
+    """
+    with _opened(folder) as tensors:
+        yield from from_mixtral(tensors, config)
+
+
+class _Stored(Mapping[str, Tensor]):
+    """Weights in files, each read when it is asked for."""
+
+    def __init__(self, files: Mapping[str, safe_open]) -> None:
+        """Take the open file of each weight, by its name."""
+        self._files = files
+
+    @override
+    def __getitem__(self, name: str) -> Tensor:
+        found: Tensor = self._files[name].get_tensor(name)  # type: ignore[no-untyped-call]
+        return found
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[_Stored]:
+    files: dict[str, safe_open] = {}
+    with ExitStack() as opened:
+        for name in _names_of(folder):
+            try:
+                file = opened.enter_context(safe_open(folder / name, framework="pt"))
+            except FileNotFoundError:
+                raise StateError(
+                    f"{folder} has no {name}; give the folder of a whole model"
+                ) from None
+            except SafetensorError as error:
+                raise IntegrityError(f"{folder / name} is no safetensors file: {error}") from error
+            files |= dict.fromkeys(file.keys(), file)
+        yield _Stored(files)
+
+
+def _names_of(folder: Path) -> list[str]:
+    """Return the names of the files that hold the weights."""
     names = [_WEIGHTS]
     if (folder / _INDEX).exists():
         listed = _json_of(folder / _INDEX).get("weight_map")
@@ -106,15 +172,7 @@ def _tensors_of(folder: Path) -> dict[str, Tensor]:
                 f"{folder / _INDEX}: weight_map does not name files of this folder"
             )
         names = sorted({str(name) for name in listed.values()})
-    found: dict[str, torch.Tensor] = {}
-    for name in names:
-        try:
-            found |= load_file(folder / name)
-        except FileNotFoundError:
-            raise StateError(f"{folder} has no {name}; give the folder of a whole model") from None
-        except SafetensorError as error:
-            raise IntegrityError(f"{folder / name} is no safetensors file: {error}") from error
-    return found
+    return names
 
 
 def _json_of(path: Path) -> JsonObject:

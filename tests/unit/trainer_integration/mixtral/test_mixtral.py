@@ -5,21 +5,21 @@ import torch
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from tests.support.trainer.moe_builders import a_config, a_model
-from trainer_integration.export.files import read_mixtral, write_mixtral
-from trainer_integration.export.mixtral import (
+from trainer_integration.mixtral.folder import read_mixtral, require_weights, write_mixtral
+from trainer_integration.mixtral.names import (
     from_mixtral,
     mixtral_config,
     model_config,
+    require_shape,
     to_mixtral,
 )
-from trainer_integration.export.sampling import continued
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_come_back_as_they_went(tied):
     model = a_model(tied_embeddings=tied)
 
-    back = from_mixtral(to_mixtral(model.state_dict(), model.config), model.config)
+    back = dict(from_mixtral(to_mixtral(model.state_dict(), model.config), model.config))
 
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(back[name], held) for name, held in model.state_dict().items())
@@ -75,10 +75,45 @@ def test_a_missing_and_a_misshapen_weight_are_named():
     spoilt = tensors | {"lm_head.weight": torch.zeros(3, 3)}
 
     with pytest.raises(StateError, match=r"lm_head.weight has shape \(3, 3\)"):
-        from_mixtral(spoilt, model.config)
+        list(from_mixtral(spoilt, model.config))
     del tensors["model.norm.weight"]
     with pytest.raises(StateError, match=r"no weight model\.norm\.weight"):
-        from_mixtral(tensors, model.config)
+        list(from_mixtral(tensors, model.config))
+
+
+def test_weights_of_another_shape_are_refused_with_every_value_that_differs():
+    content = mixtral_config(a_config(rope_theta=5000.0, top_k=3), longest=32)
+
+    with pytest.raises(ConfigError) as caught:
+        require_shape(a_config(top_k=2, tied_embeddings=True), content)
+
+    assert "top_k 3 (the run has 2)" in str(caught.value)
+    assert "rope_theta 5000.0 (the run has 10000.0)" in str(caught.value)
+    assert "tied_embeddings false (the run has true)" in str(caught.value)
+    assert "dim" not in str(caught.value)
+    # What trains a model is not what it computes.
+    require_shape(a_config(rope_theta=5000.0, top_k=3, z_weight=0.1, init_std=0.5), content)
+
+
+def test_a_file_that_is_missing_or_damaged_is_named_before_a_run_begins(tmp_path):
+    write_mixtral(a_model(), tmp_path / "out", longest=32)
+    weights = tmp_path / "out" / "model.safetensors"
+    require_weights(tmp_path / "out", a_config())
+    weights.write_bytes(b"x" * 100)
+    with pytest.raises(IntegrityError, match=r"model\.safetensors is no safetensors file"):
+        read_mixtral(tmp_path / "out")
+    weights.unlink()
+
+    for reader in (
+        lambda: read_mixtral(tmp_path / "out"),
+        lambda: require_weights(tmp_path / "out", a_config()),
+    ):
+        with pytest.raises(
+            StateError, match=r"has no model\.safetensors; give the folder of a whole"
+        ):
+            reader()
+    with pytest.raises(StateError, match=r"has no config\.json; give the folder of a model"):
+        require_weights(tmp_path, a_config())
 
 
 def test_an_index_may_not_name_files_elsewhere(tmp_path):
@@ -88,16 +123,3 @@ def test_an_index_may_not_name_files_elsewhere(tmp_path):
 
     with pytest.raises(IntegrityError, match="does not name files of this folder"):
         read_mixtral(tmp_path / "out")
-
-
-def test_the_likeliest_tokens_are_those_of_the_logits_and_a_seed_decides_the_others():
-    model = a_model()
-
-    likeliest = continued(model, [3, 1], 3, temperature=0)
-    drawn = [continued(model, [3, 1], 8, seed=seed) for seed in (0, 0, 1)]
-
-    assert likeliest == continued(model, [3, 1], 3, temperature=1e-4)
-    assert likeliest[1:] == continued(model, [3, 1, likeliest[0]], 2, temperature=0)
-    assert drawn[0] == drawn[1] != drawn[2]
-    with pytest.raises(ConfigError, match="give at least one token"):
-        continued(model, [], 3)

@@ -7,8 +7,9 @@ Shape suffixes:
     E  experts        V  vocabulary        D  width
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
 from trainer_integration.moe.config import MoEConfig
 
-__all__ = ["from_mixtral", "mixtral_config", "model_config", "to_mixtral"]
+__all__ = ["from_mixtral", "mixtral_config", "model_config", "require_shape", "to_mixtral"]
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 _ALIKE = {
@@ -26,6 +27,11 @@ _ALIKE = {
     "norm2.weight_D": "post_attention_layernorm.weight",
     "router.weight_ED": "block_sparse_moe.gate.weight",
 }
+_SHAPE = {
+    *("vocab_size", "dim", "hidden", "num_layers", "num_heads", "num_kv_heads", "num_experts"),
+    *("top_k", "norm_epsilon", "rope_theta", "tied_embeddings"),
+}
+"""What decides which function the weights compute; the rest of a model's settings is about its training."""
 _TOP = {
     "embedding_VD": "model.embed_tokens.weight",
     "norm.weight_D": "model.norm.weight",
@@ -152,44 +158,67 @@ def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tens
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
-def from_mixtral(tensors: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tensor]:
-    """Return weights by their names here: the inverse of ``to_mixtral``.
+def require_shape(config: MoEConfig, content: Mapping[str, Json]) -> None:
+    """Refuse weights of another function than the model of a run computes.
+
+    Args:
+        config: The model of the run.
+        content: Of the folder's ``config.json``.
+
+    Raises:
+        ConfigError: Naming every value that differs, as the training file is to give it.
+    """
+    found = model_config(content)
+    own, theirs = (each.model_dump(include=_SHAPE) for each in (config, found))
+    differ = [
+        f"{name} {json.dumps(value)} (the run has {json.dumps(own[name])})"
+        for name, value in theirs.items()
+        if value != own[name]
+    ]
+    if differ:
+        raise ConfigError(
+            f"the weights are of a model with {', '.join(differ)}; give the run the values of the weights"
+        )
+
+
+def from_mixtral(tensors: Mapping[str, Tensor], config: MoEConfig) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights with their names here, one after the other: the inverse of ``to_mixtral``.
+
+    Args:
+        tensors: Weights by Mixtral's names; each is asked for once, as it is needed.
+        config: The model.
 
     Raises:
         StateError: One is missing, or has another shape than ``config`` says.
     """
     reader = _Reader(tensors)
     dim, hidden, width = config.dim, config.hidden, config.head_dim
-    found = {"embedding_VD": reader.take(_TOP["embedding_VD"], config.vocab_size, dim)}
+    yield "embedding_VD", reader.take(_TOP["embedding_VD"], config.vocab_size, dim)
     for layer in range(config.num_layers):
         at, into = f"model.layers.{layer}.", f"blocks.{layer}."
         sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        found[into + "attention.qkv.weight"] = torch.cat(
-            [
-                reader.take(f"{at}self_attn.{letter}_proj.weight", size * width, dim)
-                for letter, size in zip("qkv", sizes, strict=True)
-            ]
-        )
+        qkv = [
+            reader.take(f"{at}self_attn.{letter}_proj.weight", size * width, dim)
+            for letter, size in zip("qkv", sizes, strict=True)
+        ]
+        yield into + "attention.qkv.weight", torch.cat(qkv)
         for name, theirs in _ALIKE.items():
             shape = {
                 "attention.output.weight": (dim, dim),
                 "router.weight_ED": (config.num_experts, dim),
             }
-            found[into + name] = reader.take(at + theirs, *shape.get(name, (dim,)))
+            yield into + name, reader.take(at + theirs, *shape.get(name, (dim,)))
         experts = [f"{at}block_sparse_moe.experts.{e}." for e in range(config.num_experts)]
-        found[into + "experts.fc13_EXD"] = torch.stack(
-            [
-                torch.cat([reader.take(f"{e}{w}.weight", hidden, dim) for w in ("w1", "w3")])
-                for e in experts
-            ]
-        )
-        found[into + "experts.fc2_EDF"] = torch.stack(
-            [reader.take(e + "w2.weight", dim, hidden) for e in experts]
-        )
-    found["norm.weight_D"] = reader.take(_TOP["norm.weight_D"], dim)
+        fc13 = [
+            torch.cat([reader.take(f"{e}{w}.weight", hidden, dim) for w in ("w1", "w3")])
+            for e in experts
+        ]
+        yield into + "experts.fc13_EXD", torch.stack(fc13)
+        fc2 = [reader.take(e + "w2.weight", dim, hidden) for e in experts]
+        yield into + "experts.fc2_EDF", torch.stack(fc2)
+    yield "norm.weight_D", reader.take(_TOP["norm.weight_D"], dim)
     if not config.tied_embeddings:
-        found["output_VD"] = reader.take(_TOP["output_VD"], config.vocab_size, dim)
-    return found
+        yield "output_VD", reader.take(_TOP["output_VD"], config.vocab_size, dim)
 
 
 class _Reader:
