@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -29,6 +30,7 @@ from omniload.base.log import get_logger, set_up_logging
 from omniload.front.launch import Launch
 from omniload.front.rendezvous import Failure, Rendezvous, read_as
 from omniload.mix.config import MixConfig
+from trainer_integration.loader.starts import has_agents_store
 from trainer_integration.loader.torch_arrays import rendezvous_of
 from trainer_integration.run.joining import joined, peer_loss
 from trainer_integration.run.launch_plan import AttemptStart, LaunchPlan, read_plan
@@ -53,6 +55,9 @@ __all__ = ["Display", "run_rank", "with_slurm_address"]
 _LOG = get_logger(__name__)
 _MEET_S = 300.0
 """Longest that ranks wait for rank 0 to read its files: hosts start at their own pace."""
+_HEAR_S = 60.0
+"""Longest that rank 0 stays, where nothing is to be trained, so that later ranks hear of it."""
+_SOON_S = 1.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Of a terminal, of a launcher, and of Slurm before a job's time is up (``--signal=USR1@120``)."""
 _LONGEST_CAUSE = 500
@@ -115,7 +120,11 @@ def run_rank(
     launch = replace(launch, restarts=meeting.start)
     if launch.rank == 0:
         return _lead(meeting, key, _Request(config, launch, resume, profile), display)
-    job = read_as(meeting, key, _Job, of_rank=0, timeout_s=_MEET_S)
+    try:
+        job = read_as(meeting, key, _Job, of_rank=0, timeout_s=_MEET_S)
+    finally:
+        with suppress(UnavailableError):  # rank 0 does not stay for ever
+            meeting.post(_heard(key, launch.rank), "heard")
     if job is None:
         raise UnavailableError(
             f"rank {launch.rank}: rank 0 has not read the training file within {_MEET_S:g} s; does it run?"
@@ -151,18 +160,45 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
         except BaseException as error:
             with suppress(UnavailableError):  # nobody is there to read it
                 meeting.post(key, Failure.of(error).model_dump_json())
+                if isinstance(error, Exception):
+                    _stay(meeting, key, asked.launch, str(error))
             raise
         # Where the data stands is rank 0's to open the data plane with, and may be long.
         told = _Job(spec=None if done else spec.model_copy(update={"loader_state": None}))
         meeting.post(key, json.dumps(told.model_dump(mode="json")))
         if log is None:
-            _LOG.warning(
-                "%s is the end of the run: nothing is left to train", step_name(start.step or 0)
-            )
+            end = f"{step_name(start.step or 0)} is the end of the run: nothing is left to train"
+            _LOG.warning("%s", end)
+            _stay(meeting, key, asked.launch, end)
             return 0
         if display is not None:
             show(display.expect, plan.train.steps, plan.mix, plan.run_dir)
         return _Leader(plan, start, asked, _Record(log, display, start.attempt)).run(spec)
+
+
+def _heard(key: str, rank: int) -> str:
+    return f"{key}/heard/{rank}"
+
+
+def _stay(meeting: Rendezvous, key: str, launch: Launch, decided: str) -> None:
+    """Keep the store, which ends with rank 0 unless an agent hosts it, until all ranks have read what was decided.
+
+    A rank that comes later would look for the store until its own limit, and never hear why.
+    """
+    if has_agents_store():
+        return
+    absent = list(range(1, launch.world_size))
+    for limit_s in (_SOON_S, _HEAR_S):
+        until_s = time.monotonic() + limit_s
+        absent = [
+            rank
+            for rank in absent
+            if meeting.read(_heard(key, rank), max(0.0, until_s - time.monotonic())) is None
+        ]
+        if not absent:
+            return
+        waits = f"rank 0 stays up to {_HEAR_S:g} s for" if limit_s < _HEAR_S else "gone on without"
+        _LOG.warning("%s; %s ranks %s, which have not come to hear it", decided, waits, absent)
 
 
 @contextmanager

@@ -164,8 +164,16 @@ def test_another_number_of_ranks_than_the_file_names_is_refused_on_all_of_them(h
     config.write_text(json.dumps(content | {"parallel": {"dp": 3}}))
     job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29523", "WORLD_SIZE": "2"}
     words = (sys.executable, "-m", "omniload", "train", "run", config)
-    with started(hosts, lambda _: words, lambda n: environment(**job, RANK=str(n))) as both:
-        said = [process.communicate(timeout=LIMIT_S)[0] for process in both]
+    with started(hosts[:1], lambda _: words, lambda _: environment(**job, RANK="0")) as (first,):
+        # Rank 0 has decided, and hosts the store that the other, which comes later, is to find.
+        heard = first.stdout.readline()
+        while heard and "stays up to 60 s for ranks [1]" not in heard:
+            heard = first.stdout.readline()
+        assert heard, "rank 0 has gone before the other came"
+        second = started(hosts[1:], lambda _: words, lambda _: environment(**job, RANK="1"))
+        with second as (late,):
+            both = [first, late]
+            said = [process.communicate(timeout=LIMIT_S)[0] for process in both]
 
     assert [process.returncode for process in both] == [2, 2], said
     assert all("dp 3 times sp 1 is 3, and 2 ranks were started" in text for text in said)
