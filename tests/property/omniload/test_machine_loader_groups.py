@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine.loader_groups import SourceCost, partition
@@ -37,7 +37,6 @@ def test_every_source_is_with_one_loader_and_no_loader_is_empty(works, asked, mo
         assert share.threads >= 3
 
 
-@settings(max_examples=40)
 @given(works, st.integers(1, 3))
 def test_the_busiest_loader_is_within_a_third_of_the_best_dealing(works, count):
     shares = partition(costs_of(works), num_loaders=count)

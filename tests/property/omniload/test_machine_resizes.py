@@ -62,7 +62,6 @@ def simulated(mix, lengths, world, **more):
     return simulation, simulation.run()
 
 
-@settings(max_examples=40)
 @given(mixes(), worlds(), resizes, st.lists(epochs, min_size=2, max_size=2))
 def test_every_step_is_the_one_that_the_mix_alone_decides_whatever_ranks_there_are(
     mix, world, others, lengths

@@ -56,7 +56,6 @@ class Plane:
 loads = st.one_of(st.just(0.0), st.floats(0, 3), st.floats(0, 0.2))
 
 
-@settings(max_examples=60)
 @given(st.data(), st.integers(1, 8), st.integers(1, 3))
 def test_however_the_mix_swings_changes_stay_within_the_allowance(data, num_sources, least):
     plane = Plane(num_sources, least=least)

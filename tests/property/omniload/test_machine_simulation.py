@@ -5,7 +5,7 @@ from typing import get_args
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine import queue
@@ -113,7 +113,6 @@ def test_no_row_is_handed_out_twice_or_kept_back(world, first_read):
         assert max(rows) <= world["mix"].rows_per_microbatch
 
 
-@settings(max_examples=40)
 @given(worlds(), st.integers(1, 20), st.integers(0, STEPS - 1), worlds())
 def test_a_run_resumes_in_another_world_with_the_same_steps(world, first_read, at, other):
     first, digests = simulated(first_read, **world)
@@ -128,7 +127,6 @@ def test_a_run_resumes_in_another_world_with_the_same_steps(world, first_read, a
         assert second.states[step] == first.states.get(step, second.states[step])
 
 
-@settings(max_examples=40)
 @given(worlds(), st.integers(1, 20))
 def test_the_journal_folds_to_the_planners_own_states(world, first_read):
     simulation, _ = simulated(first_read, **world)

@@ -8,7 +8,7 @@ from collections import Counter
 from fractions import Fraction
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine import queue
@@ -117,7 +117,6 @@ def test_of_every_source_exactly_its_amount_is_trained_on(world, first_read):
     assert trained(simulation) == wanted
 
 
-@settings(max_examples=40)
 @given(worlds(whole_epochs=True), st.integers(1, 20))
 def test_one_epoch_of_every_source_is_every_document_exactly_once(world, first_read):
     simulation, _ = simulated(world, first_read)
@@ -127,7 +126,6 @@ def test_one_epoch_of_every_source_is_every_document_exactly_once(world, first_r
     assert found == sum((wanted_of(world, s) for s in range(len(world["epochs"]))), Counter())
 
 
-@settings(max_examples=60)
 @given(worlds(), st.integers(1, 20), places(), st.data())
 def test_a_run_that_is_resumed_anywhere_elsewhere_ends_with_the_same_steps(
     world, first_read, elsewhere, data
@@ -142,7 +140,6 @@ def test_a_run_that_is_resumed_anywhere_elsewhere_ends_with_the_same_steps(
     assert rest == digests[at:]
 
 
-@settings(max_examples=40)
 @given(worlds(), st.integers(1, 20))
 def test_the_journal_folds_to_the_planners_states(world, first_read):
     simulation, _ = simulated(world, first_read)
@@ -179,7 +176,6 @@ def test_the_steps_are_the_same_however_much_is_known_ahead(world, known):
     assert memberships(world, known) == memberships(world, 400)
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 16), min_size=20, max_size=60),
     st.lists(st.integers(1, 16), min_size=20, max_size=60),

@@ -4,7 +4,7 @@ from itertools import product
 from typing import get_args
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.plan.balance import BalanceMethod, balance, reachable_bound
@@ -96,7 +96,6 @@ def test_exchanges_never_make_longest_first_dealing_worse(costs_N, num_bins):
     assert balanced.loads_B.max() <= max(longest_first(costs_N, num_bins)) * (1 + 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 3))
 def test_greedy_is_within_grahams_guarantee_of_the_optimum_and_the_bound_is_below_it(
     values, num_bins
@@ -110,7 +109,6 @@ def test_greedy_is_within_grahams_guarantee_of_the_optimum_and_the_bound_is_belo
     assert balanced.loads_B.max() <= optimum * (4 / 3 - 1 / (3 * num_bins)) * (1 + 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=7), st.integers(2, 3))
 def test_the_bound_under_counts_is_below_the_best_dealing_within_them(values, num_bins):
     costs_N = np.array(values, np.float64)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
@@ -58,7 +58,6 @@ def request_of(images, num_rows, dp, rows_per_microbatch=2, **mesh):
     )
 
 
-@settings(deadline=None, max_examples=60)
 @given(a_step(), st.integers(1, 4))
 def test_every_embedding_lands_at_the_placeholder_of_its_image(rows, dp):
     pieces, offsets, images = tables_of(rows)
@@ -119,7 +118,6 @@ def test_the_part_of_some_ranks_holds_what_they_encode_and_train_on(rows, dp):
             assert np.array_equal(part.take(getattr(part, of)(0, microbatch)).keys_I4, whole)
 
 
-@settings(deadline=None, max_examples=30)
 @given(a_step(), st.integers(1, 3), st.integers(1, 3))
 def test_a_step_placed_anew_deals_its_images_as_if_the_ranks_had_always_been_there(rows, dp, later):
     pieces, offsets, images = tables_of(rows)

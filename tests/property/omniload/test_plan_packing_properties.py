@@ -1,7 +1,7 @@
 """Packing and membership: nothing is lost, nothing is trained on twice, nothing depends on what is known."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.state import MixState
@@ -153,7 +153,6 @@ def content(membership):
     return str((membership.pieces.rows(), membership.row_offsets.tolist()))
 
 
-@settings(max_examples=40)
 @given(corpora())
 def test_membership_resumes_exactly_from_any_step(corpus):
     assert_resumes_exactly(lambda saved: Steps(*corpus, saved), content, num_items=5)
@@ -191,7 +190,6 @@ def tokens_in(table):
     ]
 
 
-@settings(max_examples=40)
 @given(corpora())
 def test_every_token_drawn_is_in_one_row_or_carried_or_was_cut_off(corpus):
     mix, epochs = corpus

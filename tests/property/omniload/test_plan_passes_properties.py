@@ -9,7 +9,7 @@ from collections import Counter
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine import queue
@@ -166,7 +166,6 @@ def test_a_finite_run_that_is_resumed_anywhere_elsewhere_ends_with_the_same_step
     assert rest == digests[at:]
 
 
-@settings(max_examples=40)
 @given(worlds(), st.integers(1, 20))
 def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
     simulation, _ = simulated(world, first_read)

@@ -59,7 +59,6 @@ def jobs(draw):
     )
 
 
-@settings(max_examples=30)
 @given(
     messages=st.lists(st.floats(1e-9, 0.1), min_size=1, max_size=4),
     builds=st.tuples(st.floats(1e-9, 0.1), st.floats(1e-9, 0.1)),

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -131,7 +131,6 @@ def entries(cache):
 cuts = st.lists(st.integers(0, 2 * RECORDS), max_size=8).map(lambda x: sorted({0, *x, 300}))
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(sorted(SOURCES)),
     st.sampled_from(["none", "shards", "block"]),

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError, StateError
@@ -32,7 +32,6 @@ def digests(found):
     return [state.digest() for state in found]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     steps=st.integers(0, 39),
     every=st.integers(1, 12),

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omniload.source.distinct.first_seen import Bits, FirstSeen
@@ -12,7 +12,6 @@ from omniload.source.distinct.first_seen import Bits, FirstSeen
 HIGHEST = 2**64 - 1
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.sampled_from([0, 1, 2**63 - 1, 2**63, HIGHEST, 7 << 60, 9]), max_size=9)),
     st.sampled_from([1, 2, 3, 16, 1000]),

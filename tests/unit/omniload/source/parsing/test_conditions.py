@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import omniload
@@ -80,7 +80,6 @@ def arrows_own(where):
     return reduce(and_, each) if each else None
 
 
-@settings(max_examples=60)
 @given(rows, wheres)
 def test_lines_and_columns_are_kept_as_by_arrows_own_filter(found, where):
     table = pa.Table.from_pylist(found, pa.schema(TYPES)).append_column(
