@@ -98,10 +98,12 @@ class _Looking:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self, number: int, survey: Survey, advance: Callable[[float], None]) -> None:
+        mix = self.spec.mix
+        length, overlong = mix.pack.length, mix.overlong_S[number]
         for looked in survey.looked():
             if self.stopped.is_set():
                 return
-            self.lengths[number].add(trained_on(looked.lengths_N, self.spec.mix.pack))
+            self.lengths[number].add(trained_on(looked.lengths_N, length, overlong))
             self.bad[number] += looked.bad
             with self._lock:
                 self.counter.add(number, looked.hashes_N)

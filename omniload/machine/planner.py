@@ -252,7 +252,7 @@ class Planner:
         """
         commands: list[PlannerCommand] = []
         for s in changed:
-            require_usable(self.mix, self.names[s], self._queues[s], self.positions_per_epoch_S[s])
+            require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self.state = skip_ahead(self._queues, self.history, self.state)
         self._recount(changed)
         while not self._ended and (room := self._room()):

@@ -12,6 +12,7 @@ from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import weights_at
+from omniload.mix.sources import SourceConfig
 from omniload.mix.state import Cursor, MixState
 
 __all__ = [
@@ -247,27 +248,33 @@ def require_below_cap(
 
 
 def _cap_of(history: History, name: str) -> float | None:
-    source = history.latest.sources.get(
-        name
-    )  # one that was opened to be added may not be in the mix yet
+    source = _source_of(history, name)
     return None if source is None else source.max_repetition
 
 
-def require_usable(mix: MixConfig, name: str, queue: SampleQueue, epoch: int) -> None:
+def _source_of(history: History, name: str) -> SourceConfig | None:
+    """Return what is declared of a source; ``None`` of one that was opened to be added and is not in the mix yet."""
+    return history.latest.sources.get(name)
+
+
+def require_usable(history: History, number: int, queue: SampleQueue, epoch: int) -> None:
     """Stop a run that would read a source of ``epoch`` records round and round and never find a usable sample.
 
     Raises:
         ConfigError: None of its records gives one.
     """
-    amounts = mix.mix.amounts
+    mix = history.latest
+    amounts, name = mix.mix.amounts, mix.names[number]
+    source = _source_of(history, name)
     ends = mix.mix.stop == "each_once" or (amounts and amounts[name].kind == "epochs")
-    if ends and mix.sources[name].share_drawn < 1:
+    if ends and source is not None and source.share_drawn < 1:
         return  # it ends, as a split of few documents may without any
     # Of all that was ever seen: a queue that was just drawn empty says nothing.
-    dropping = mix.pack.overlong == "drop"
+    own = None if source is None else source.overlong
+    dropping = (own or mix.pack.overlong) == "drop"
     barren = queue.shortest is None or (dropping and queue.shortest > mix.pack.length)
     if queue.seen_positions >= epoch and barren:
         raise ConfigError(
             f"sources.{name}: none of its {epoch} records gives a sample that fits pack.length {mix.pack.length}; "
-            "remove the source, or change pack.overlong or its text key"
+            "remove the source, or change overlong or its text key"
         )

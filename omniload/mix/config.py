@@ -19,15 +19,10 @@ from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeCol
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import beyond_fractions
-from omniload.mix.schema.images import images_cut
-from omniload.mix.schema.pairs import pairs_cut
+from omniload.mix.schema.cuts import documents_cut
+from omniload.mix.schema.records import Overlong
 from omniload.mix.schema.splits import TRAIN, Splits
-from omniload.mix.schema.stages import (
-    LARGEST_STEP,
-    Stage,
-    WeightsConfig,
-    came_with_version_2,
-)
+from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig, came_with_version_2
 from omniload.mix.schema.token_steps import names_tokens, with_steps
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TokenizerConfig
 from omniload.mix.schema.weights import LARGEST_NUMBER
@@ -88,8 +83,8 @@ class PackConfig(StrictModel):
     method: Literal["best_fit", "concat_and_split", "none"] = "best_fit"
     """``best_fit`` keeps documents whole; ``concat_and_split`` fills rows to the last token and cuts documents;
     ``none`` gives every document a row of its own, padded on the right."""
-    overlong: Literal["split", "truncate", "drop"] = "split"
-    """A document longer than a row: cut into pieces, cut off, or left out (and counted)."""
+    overlong: Overlong = "split"
+    """A document longer than a row: cut into pieces, cut off, or left out (and counted); a source may say otherwise."""
     lookahead_rows: Count = Field(default=1, ge=0, le=MOST_ROWS)
     """Best fit chooses among documents for this many rows more than it fills; the rest waits for the next step."""
 
@@ -255,8 +250,7 @@ class MixConfig(StrictModel):
             self._faults_of_caps(),
             self._faults_of_rows(),
             self._faults_of_text(),
-            images_cut(self.sources, self.pack.method, self.pack.overlong),
-            pairs_cut(self.sources, self.pack.method, self.pack.overlong),
+            documents_cut(self.sources, self.pack),
         )
         return self
 
@@ -349,6 +343,11 @@ class MixConfig(StrictModel):
     def names(self) -> tuple[str, ...]:
         """Source names, sorted; a source's number is its place here."""
         return tuple(self.sources)
+
+    @property
+    def overlong_S(self) -> list[Overlong]:
+        """What becomes of each source's documents that are longer than a row."""
+        return [source.overlong or self.pack.overlong for source in self.sources.values()]
 
     @property
     def rows_per_step(self) -> int:

@@ -18,7 +18,10 @@ __all__ = ["SourceFacts", "fingerprint_of", "source_parts"]
 
 _NOT_MEMBERSHIP = {"tags", "on_error", "path", "max_repetition", "max_fraction"}
 """What may change: data that moved is told from other data by its shards, and a cap stops a run or does nothing."""
-_LATER_KEYS = ("columns", "transforms", "images", "splits", "split", "key", "where", "dedupe")
+_LATER_KEYS = (
+    *("columns", "transforms", "images", "splits", "split", "key", "where", "dedupe"),
+    "overlong",
+)
 """Keys that came after the first release: one that is not used leaves the digest as it was."""
 
 

@@ -111,8 +111,8 @@ def _faults(
 def _faults_of_cursors(
     state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int]
 ) -> Iterator[str]:
-    length, splits = mix.pack.length, mix.pack.overlong == "split"
-    for s, name in enumerate(mix.names):
+    length = mix.pack.length
+    for s, (name, overlong) in enumerate(zip(mix.names, mix.overlong_S, strict=True)):
         position, _, token = state.cursors_S[s]
         drawn, records = state.drawn_S[s], positions_per_epoch_S[s]
         # An epoch without a sample is refused when it is read, so each one gone through gave something; a split
@@ -129,10 +129,14 @@ def _faults_of_cursors(
         if state.cursors_S[s] != (0, 0, 0) and not drawn and not ends:
             yield f"source {name!r} stands at {state.cursors_S[s]}, and nothing was drawn of it"
         # Samples are drawn a row's worth at a time.
-        if token % length or (token and not splits):
+        if token % length or (token and overlong != "split"):
             yield (
                 f"source {name!r} goes on at token {token} of a sample, not at a multiple of pack.length {length}"
-                + ("" if splits else f", and overlong samples are not split: {mix.pack.overlong!r}")
+                + (
+                    ""
+                    if overlong == "split"
+                    else f", and overlong samples are not split: {overlong!r}"
+                )
             )
 
 

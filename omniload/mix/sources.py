@@ -16,7 +16,7 @@ from omniload.base.config import StrictModel, fault_at
 from omniload.base.units import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
 from omniload.mix.schema.conditions import Where
-from omniload.mix.schema.records import Dedupe, OnError, ShuffleConfig
+from omniload.mix.schema.records import Dedupe, OnError, Overlong, ShuffleConfig
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
 from omniload.mix.schema.transform_rules import require_columns, require_transforms_fit
 from omniload.mix.schema.transforms import (
@@ -76,6 +76,8 @@ class SourceBase(StrictModel):
     dedupe: Dedupe | None = None
     """Of records that are equal, the first in the order of the files is drawn: equal by ``content``, their text, token
     ids and images, or by ``key``, what the source names there. A reading of the whole source finds them, once."""
+    overlong: Overlong | None = None
+    """Its documents longer than a row, in place of ``pack.overlong``: cut into pieces, cut off, or left out."""
     max_repetition: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
     """Most times that a run goes through its records: a step that asks for more stops it, as ``mix plan`` foresees."""
     max_fraction: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -21,7 +21,7 @@ from omniload.mix.schedule import amounts_S, draw_weights_at
 from omniload.mix.state import MixState
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
 from omniload.plan.passes import GOES_ON, Known, Starved, draw_step
-from omniload.plan.units import Units, pieces_of, units_of
+from omniload.plan.units import Units, pieces_of, units_of_sources
 
 __all__ = ["Exhausted", "Membership", "Starved", "budget_of", "losses", "membership_of", "packed"]
 
@@ -75,9 +75,7 @@ def membership_of(
     ends_S = _ends(mix, epochs_S)
     if mix.mix.stop in ("first_exhausted", *GOES_ON):
         ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
-    units = [
-        units_of(mix, cursor, table) for cursor, table in zip(state.cursors_S, ahead, strict=True)
-    ]
+    units = units_of_sources(mix, state, ahead)
     known_S = _known(mix, state, units, ends_S)
     found = draw_step(mix, state, state.live_weights(weights_S), known_S, budget_of(mix, state))
     if isinstance(found, Starved):
@@ -177,13 +175,14 @@ def losses(
     """Return what each source loses to the policy for overlong documents: samples and tokens, ``[S]``.
 
     Args:
-        mix: The declared mix; where it splits such documents, nothing is lost.
+        mix: The declared mix; of a source that splits such documents, nothing is lost.
         units_S: The units of each source.
         used: Sources, and which of their samples are used up: from, to before.
     """
     dropped_S, lost_S = (np.zeros(len(units_S), np.int64) for _ in range(2))
-    if mix.pack.overlong != "split":
-        for s, first, stop in used:
+    loses_S = [overlong != "split" for overlong in mix.overlong_S]
+    for s, first, stop in used if any(loses_S) else ():
+        if loses_S[s]:
             dropped_S[s] = np.count_nonzero(units_S[s].kept_N[first:stop] == 0)
             lost_S[s] = units_S[s].lost_N(first, stop).sum()
     return dropped_S, lost_S

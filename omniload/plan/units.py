@@ -17,10 +17,11 @@ from omniload.mix.deficit import Drawn
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schema.amounts import Amount
-from omniload.mix.state import Cursor
+from omniload.mix.schema.records import Overlong
+from omniload.mix.state import Cursor, MixState
 from omniload.plan.passes import Known
 
-__all__ = ["Units", "pieces_of", "units_of"]
+__all__ = ["Units", "pieces_of", "units_of", "units_of_sources"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +112,19 @@ class Units:
         return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
 
 
-def units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> Units:
-    """Return the units of the samples in ``table``, from ``cursor`` on."""
-    length = mix.pack.length
+def units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTable) -> Units:
+    """Return the units of the samples in ``table``, from ``cursor`` on.
+
+    Args:
+        length: Tokens of a row.
+        overlong: What becomes of samples that are longer.
+        cursor: The source's next token.
+        table: Its samples from there on.
+    """
     kept_N = table.lengths_N.astype(np.int64)
-    if mix.pack.overlong == "truncate":
+    if overlong == "truncate":
         kept_N = np.minimum(kept_N, length)
-    elif mix.pack.overlong == "drop":
+    elif overlong == "drop":
         kept_N = np.where(kept_N > length, 0, kept_N)
     begins_N = np.zeros_like(kept_N)
     whole = cursor[2] == 0 and kept_N.min(initial=1) > 0 and kept_N.max(initial=1) <= length
@@ -144,6 +151,15 @@ def units_of(mix: MixConfig, cursor: Cursor, table: SampleTable) -> Units:
         stops_U=np.minimum(starts_U + length, kept_N[samples_U]),
         first_U=starts_U == 0,
     )
+
+
+def units_of_sources(mix: MixConfig, state: MixState, ahead: Sequence[SampleTable]) -> list[Units]:
+    """Return the units of every source, of the samples that are known from its cursor on."""
+    length = mix.pack.length
+    return [
+        units_of(length, overlong, cursor, table)
+        for overlong, cursor, table in zip(mix.overlong_S, state.cursors_S, ahead, strict=True)
+    ]
 
 
 def pieces_of(ahead: Sequence[SampleTable], units: Sequence[Units], drawn: Drawn) -> PieceTable:

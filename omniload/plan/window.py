@@ -33,7 +33,7 @@ from omniload.plan.membership import (
     membership_of,
     packed,
 )
-from omniload.plan.units import Units, pieces_of, units_of
+from omniload.plan.units import Units, pieces_of, units_of_sources
 
 __all__ = ["window_of"]
 
@@ -108,7 +108,7 @@ class _Pass:
     ) -> "_Pass":
         """Draw enough for ``most`` steps, or what is known."""
         weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
-        units_S = [units_of(mix, c, t) for c, t in zip(state.cursors_S, ahead, strict=True)]
+        units_S = units_of_sources(mix, state, ahead)
         lengths = [units.stops_U - units.starts_U for units in units_S]
         by_sample, unpacked = mix.mix.level == "sample", mix.pack.method == "none"
         counted = [units.first_U.astype(np.int64) for units in units_S] if by_sample else lengths

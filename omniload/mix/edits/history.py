@@ -24,8 +24,7 @@ from omniload.mix.edits.edit import (
 )
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.caps import beyond_fractions
-from omniload.mix.schema.images import images_cut
-from omniload.mix.schema.pairs import pairs_cut
+from omniload.mix.schema.cuts import documents_cut
 from omniload.mix.state import MixState
 
 __all__ = ["History", "require_open"]
@@ -310,13 +309,10 @@ class History:
                 f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
                 "on words; put the source into the mix file and start a run that encodes images"
             )
-        every, packing = (
-            {**latest.sources, name: source},
-            (latest.pack.method, latest.pack.overlong),
-        )
+        every = {**latest.sources, name: source}
         try:
             self.base.inherited(source)
-            for fault in (*images_cut(every, *packing), *pairs_cut(every, *packing)):
+            for fault in documents_cut(every, latest.pack):
                 raise fault
         except PydanticCustomError as fault:
             raise ConfigError(f"source {name!r}: {fault.message()}") from fault

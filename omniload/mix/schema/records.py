@@ -7,10 +7,12 @@ from pydantic import Field
 from omniload.base.config import StrictModel
 from omniload.base.units import Count
 
-__all__ = ["Dedupe", "OnError", "ShuffleConfig"]
+__all__ = ["Dedupe", "OnError", "Overlong", "ShuffleConfig"]
 
 Dedupe: TypeAlias = Literal["content", "key"]
 """What records are compared by."""
+Overlong: TypeAlias = Literal["split", "truncate", "drop"]
+"""What becomes of a document that is longer than a row: cut into pieces, cut off, or left out and counted."""
 
 
 class OnError(StrictModel):

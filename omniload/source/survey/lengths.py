@@ -7,7 +7,7 @@ Shape suffixes:
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.mix.config import PackConfig
+from omniload.mix.schema.records import Overlong
 
 __all__ = ["LengthHistogram", "trained_on"]
 
@@ -62,10 +62,10 @@ class LengthHistogram:
         return [int(count) for count in counts[: self.longest.bit_length()]]
 
 
-def trained_on(lengths_N: NDArray[np.int64], pack: PackConfig) -> NDArray[np.int64]:
-    """Return the tokens of each document that a row takes, by the policy for overlong ones."""
-    if pack.overlong == "truncate":
-        return np.minimum(lengths_N, pack.length)
-    if pack.overlong == "drop":
-        return np.where(lengths_N > pack.length, 0, lengths_N)
+def trained_on(lengths_N: NDArray[np.int64], length: int, overlong: Overlong) -> NDArray[np.int64]:
+    """Return the tokens of each document that a row of ``length`` takes, by the policy for overlong ones."""
+    if overlong == "truncate":
+        return np.minimum(lengths_N, length)
+    if overlong == "drop":
+        return np.where(lengths_N > length, 0, lengths_N)
     return lengths_N

@@ -216,6 +216,17 @@ def test_losses_are_noted_by_pair(folder):
     assert losses.labels_K.sum() == (batch.labels != -100).sum()
 
 
+def test_a_source_of_pairs_drops_long_ones_beside_text_that_is_split(folder):
+    write("jsonl", "messages")
+    mix = a_mix(pack={"length": 256, "overlong": "split"})
+    pairs = {**mix["sources"]["pairs"], "overlong": "drop"}
+
+    with omniload.open(mix | {"sources": {"pairs": pairs}}, arrays="numpy") as loader:
+        assert len(next(iter(loader)).pairs)
+    with pytest.raises(ConfigError, match=r"sources\.pairs\.overlong: overlong is truncate, which"):
+        omniload.open(mix | {"sources": {"pairs": pairs | {"overlong": "truncate"}}})
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -15,7 +15,7 @@ from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.balance import BalanceMethod
-from tests.support.plane.builders import a_mix
+from tests.support.plane.builders import a_mix, with_overlong
 from tests.support.plane.reference import reference_digests
 from tests.support.plane.simulation import Simulation
 
@@ -24,6 +24,7 @@ STEPS = 5
 records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
 # One record at least gives a sample that fits a row: a barren source is refused, elsewhere.
 epochs = st.lists(records, max_size=12).map(lambda rows: [[9], *rows])
+overlongs = st.sampled_from([None, "split", "truncate", "drop"])
 
 
 @st.composite
@@ -41,7 +42,7 @@ def mixes(draw):
         {"from_step": 2, "weights": later, "ramp_steps": 2},
     ]
     level = draw(st.sampled_from(["token", "sample"]))
-    return a_mix(
+    mix = a_mix(
         sources=names,
         rows=8,
         length=16,
@@ -51,6 +52,7 @@ def mixes(draw):
         runtime={"prefetch_steps": draw(st.sampled_from([1, 2, 4, 8, 13, 40]))},
         balance={"method": draw(st.sampled_from(get_args(BalanceMethod)))},
     )
+    return with_overlong(mix, [draw(overlongs) for _ in names])
 
 
 @st.composite

@@ -8,7 +8,7 @@ from omniload.mix.state import MixState
 from omniload.plan.membership import Starved, membership_of
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
 from omniload.plan.window import window_of
-from tests.support.plane.builders import a_mix
+from tests.support.plane.builders import a_mix, with_overlong
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.resume import assert_resumes_exactly
 
@@ -89,6 +89,9 @@ def test_filling_in_order_deals_every_token_once_and_fills_rows_to_the_last(
     assert held.tolist() == [max(0, min(capacity, total - r * capacity)) for r in range(num_rows)]
 
 
+overlongs = st.sampled_from([None, "split", "truncate", "drop"])
+
+
 @st.composite
 def corpora(draw):
     names = ("web", "code", "books")[: draw(st.integers(1, 3))]
@@ -113,7 +116,7 @@ def corpora(draw):
     )
     record = st.lists(st.integers(1, 40), min_size=1, max_size=3)
     epochs = [[[5], *draw(st.lists(record, max_size=9))] for _ in names]
-    return mix, epochs
+    return with_overlong(mix, [draw(overlongs) for _ in names]), epochs
 
 
 class Steps:
@@ -210,8 +213,8 @@ def test_every_token_drawn_is_in_one_row_or_carried_or_was_cut_off(corpus):
                 if (p, k) > (position, sub):
                     continue
                 kept = length
-                if length > mix.pack.length and mix.pack.overlong != "split":
-                    kept = mix.pack.length if mix.pack.overlong == "truncate" else 0
+                if length > mix.pack.length and mix.overlong_S[s] != "split":
+                    kept = mix.pack.length if mix.overlong_S[s] == "truncate" else 0
                 if (p, k) == (position, sub):
                     kept, length = token, token  # noqa: PLW2901 -- drawn so far
                 expected += [((s, p, k), t) for t in range(kept)]

@@ -30,6 +30,7 @@ __all__ = [
     "resealed",
     "some_facts",
     "tokens_of",
+    "with_overlong",
 ]
 
 
@@ -63,6 +64,15 @@ def a_mix(
         }
         | changes
     )
+
+
+def with_overlong(mix: MixConfig, given: Sequence[str | None]) -> MixConfig:
+    """Return a mix whose sources say for themselves what becomes of long documents, or leave it to the mix."""
+    sources = {
+        name: source.model_copy(update={"overlong": overlong})
+        for (name, source), overlong in zip(mix.sources.items(), given, strict=True)
+    }
+    return mix.model_copy(update={"sources": sources})
 
 
 def a_table(lengths: Sequence[int], *, start: int = 0) -> SampleTable:

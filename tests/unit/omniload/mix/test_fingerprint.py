@@ -54,6 +54,15 @@ def changed(**changes):
             },
             ["sources.web"],
         ),
+        (
+            {
+                "sources": {
+                    "web": SOURCE | {"overlong": "drop"},
+                    "code": {**SOURCE, "path": "code/*.parquet"},
+                }
+            },
+            ["sources.web"],
+        ),
     ],
 )
 def test_what_decides_membership_changes_the_part_that_says_so(changes, named):

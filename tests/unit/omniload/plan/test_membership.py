@@ -9,7 +9,7 @@ import numpy as np
 
 from omniload.mix.state import MixState
 from omniload.plan.membership import Membership, Starved, membership_of
-from tests.support.plane.builders import a_mix, a_table
+from tests.support.plane.builders import a_mix, a_table, with_overlong
 
 
 def of(mix, lengths, state=None):
@@ -126,6 +126,23 @@ def test_an_overlong_document_is_left_out_when_asked_to():
     assert membership.dropped_S.tolist() == [2]
     assert membership.lost_S.tolist() == [56]
     assert membership.served_S == (20,)
+
+
+def test_a_source_may_say_for_itself_what_becomes_of_its_long_documents():
+    mix = a_mix(
+        sources=("web", "chat", "code"), rows=4, length=10, micro_rows=1, pack={"lookahead_rows": 0}
+    )
+
+    membership = of(with_overlong(mix, ["truncate", "drop", None]), [[45, 10], [45, 10], [45]])
+
+    assert rows_of(membership) == [
+        [(0, 0, 0, 10)],
+        [(1, 1, 0, 10)],
+        [(2, 0, 0, 10)],
+        [(0, 1, 0, 10)],
+    ]
+    assert membership.lost_S.tolist() == [35, 45, 0]
+    assert membership.dropped_S.tolist() == [0, 1, 0]
 
 
 def test_concatenation_wastes_no_token_and_carries_the_rest():

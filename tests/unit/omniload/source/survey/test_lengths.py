@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.mix.config import PackConfig
 from omniload.source.survey.lengths import LengthHistogram, trained_on
 
 lengths = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**31 - 1)), max_size=50)
@@ -35,6 +34,4 @@ def test_a_quantile_is_at_most_a_twentieth_above_the_true_one(some, more, part):
     ("overlong", "left"), [("split", [3, 9]), ("truncate", [3, 4]), ("drop", [3, 0])]
 )
 def test_what_is_trained_on_of_a_long_document_is_up_to_the_policy(overlong, left):
-    pack = PackConfig(length=4, overlong=overlong)
-
-    assert trained_on(np.asarray([3, 9]), pack).tolist() == left
+    assert trained_on(np.asarray([3, 9]), 4, overlong).tolist() == left

@@ -1,0 +1,93 @@
+"""What sources of images and of preference pairs ask of the rest of a mix: what may not be cut."""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from pydantic_core import PydanticCustomError
+
+from omniload.base.config import fault_at
+from omniload.mix.schema.records import Overlong
+from omniload.mix.sources import SourceBase
+
+__all__ = ["Packing", "documents_cut"]
+
+
+class Packing(Protocol):
+    """What of ``pack`` may cut documents."""
+
+    @property
+    def method(self) -> str:
+        """How documents become rows."""
+        ...
+
+    @property
+    def overlong(self) -> Overlong:
+        """What becomes of one that is longer than a row, unless its source says."""
+        ...
+
+
+def documents_cut(
+    sources: Mapping[str, SourceBase], pack: Packing
+) -> Iterator[PydanticCustomError]:
+    """Yield packing that would cut images or pairs, and sources whose patches differ.
+
+    Args:
+        sources: The sources by name.
+        pack: How documents become rows.
+    """
+    yield from _images_cut(sources, pack)
+    yield from _pairs_cut(sources, pack)
+
+
+def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
+    """Yield packing that would cut images, and sources whose patches differ."""
+    found = {
+        name: transform
+        for name, source in sources.items()
+        if (transform := source.images_transform) is not None
+    }
+    if found and pack.method == "concat_and_split":
+        yield fault_at(
+            f"method is concat_and_split, which cuts documents anywhere, and sources.{next(iter(found))} holds "
+            "images, which are never cut; use best_fit or none",
+            *("pack", "method"),
+        )
+    for name in found:
+        own = sources[name].overlong
+        if (own or pack.overlong) == "truncate":
+            yield fault_at(
+                f"overlong is truncate, which may cut an image of sources.{name}; use split or drop",
+                *(("sources", name) if own else ("pack",)),
+                "overlong",
+            )
+            break
+    for name, transform in found.items():
+        first, other = next(iter(found.items()))
+        if (transform.patch, transform.merge) != (other.patch, other.merge):
+            yield fault_at(
+                f"patch and merge are {transform.patch} and {transform.merge}, and {other.patch} and {other.merge} "
+                f"in sources.{first}; a model takes patches of one size",
+                *("sources", name, "transforms", 0),
+            )
+
+
+def _pairs_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
+    """Yield packing that would cut a pair: half of one says nothing."""
+    held = [name for name, source in sources.items() if source.pair_columns]
+    if held and pack.method == "concat_and_split":
+        yield fault_at(
+            f"method is concat_and_split, which cuts documents anywhere, and sources.{held[0]} holds preference pairs, "
+            "which stay whole; use best_fit or none",
+            *("pack", "method"),
+        )
+    for name in held:
+        own = sources[name].overlong
+        overlong = own or pack.overlong
+        if overlong != "drop":
+            yield fault_at(
+                f"overlong is {overlong}, which cuts a pair of sources.{name} that is longer than a row; use drop, for "
+                "all or for this source alone, and a length that most pairs fit into",
+                *(("sources", name) if own else ("pack",)),
+                "overlong",
+            )
+            break
