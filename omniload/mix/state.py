@@ -39,6 +39,13 @@ EDITED_VERSION = 3
 """Version of a state that carries edits: releases before them must not go on from it."""
 COUNT_LIMIT = 1 << 63
 """Steps, revisions and amounts drawn are below this."""
+_OTHERS = {
+    "sample_in_epoch": "Mosaic Streaming",
+    "batches_processed": "OLMo-core",
+    "_snapshot": "torchdata's StatefulDataLoader",
+    "_num_yielded": "torchdata's StatefulDataLoader",
+}
+"""Whose states hold a key."""
 _SHOWN_KEYS = 6
 """Keys that a message lists of what is no state."""
 
@@ -194,6 +201,11 @@ class MixState:
             )
         if "version" not in state:
             held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS])) or "nothing"
+            if other := next((tool for key, tool in _OTHERS.items() if key in state), None):
+                raise StateError(
+                    f"this is a state of {other}, and holds {held}: its order of samples is not that of a mix; begin "
+                    "with the saved model, and without a state"
+                )
             raise StateError(
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )

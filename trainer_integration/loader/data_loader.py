@@ -22,6 +22,7 @@ from trainer_integration.loader.mix_client import (
 from trainer_integration.loader.progress import Progress
 from trainer_integration.loader.samplers import Anatomy, shape_of
 from trainer_integration.loader.shared.iterator import Share
+from trainer_integration.loader.torchdata_states import from_torchdata, is_of_torchdata
 from trainer_integration.loader.ways import Ways
 
 __all__ = ["DataLoader"]
@@ -101,7 +102,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where a state was taken: with the next ``iter``, or in the iterator that is in use.
 
-        An empty state changes nothing, as torch's trainers expect.
+        A state of a map dataset that torchdata's ``StatefulDataLoader`` wrote is read too. An empty state changes
+        nothing, as torch's trainers expect.
 
         Raises:
             StateError: It is no state, or of other samples, batches, samplers or workers.
@@ -116,7 +118,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not state_dict:
             return
         kind = "iterable" if self._dataset_kind == _DatasetKind.Iterable else "map"
-        shape = shape_of(self, Anatomy(self._index_sampler, self.generator))
+        anatomy = Anatomy(self._index_sampler, self.generator)
+        shape = shape_of(self, anatomy)
+        if is_of_torchdata(state_dict):
+            iterable = kind == "iterable"
+            state_dict = from_torchdata(state_dict, anatomy, shape, iterable=iterable)
         LoaderState.of(state_dict).check(kind, shape, self.num_workers)
         self._pending = dict(state_dict)
         live = None if self._live is None else self._live()

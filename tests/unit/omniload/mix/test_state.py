@@ -85,6 +85,18 @@ def test_what_is_no_state_at_all_is_refused():
         MixState.from_json({}, NAMES, PRINT)
 
 
+@pytest.mark.parametrize(
+    ("state", "tool"),
+    [
+        ({"epoch": 0, "sample_in_epoch": 96, "num_canonical_nodes": 1}, "Mosaic Streaming"),
+        ({"_snapshot": {}, "_steps_since_snapshot": 0}, "torchdata's StatefulDataLoader"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused_by_the_name_of_that(state, tool):
+    with pytest.raises(StateError, match=f"this is a state of {tool}, .*its order of samples is"):
+        MixState.from_json(state, ("web",), {})
+
+
 def damaged(path, value):
     saved = json.loads(json.dumps(a_state().to_json(NAMES, PRINT)))
     *above, last = path

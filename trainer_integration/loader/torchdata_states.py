@@ -1,0 +1,165 @@
+"""States that torchdata's ``StatefulDataLoader`` wrote, as states of ours: a place in an epoch of a map dataset.
+
+The batches that are left of the epoch are those that torchdata would hand out, at any number of workers. What its state
+does not hold exactly for us is refused with the reason.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler
+
+from omniload.base.errors import StateError
+from omniload.base.state import JsonObject, whole_number
+from trainer_integration.loader.loader_state import LoaderState, sealed_order
+from trainer_integration.loader.order import Place
+from trainer_integration.loader.random_state import generator_states
+from trainer_integration.loader.samplers import Anatomy
+
+__all__ = ["from_torchdata", "is_of_torchdata"]
+
+_OF_WORKERS = {"_snapshot", "_steps_since_snapshot"}
+_OF_ONE_PROCESS = {"_num_yielded", "_sampler_iter_yielded"}
+_MOST = 1 << 62
+_INSTEAD = "begin a new epoch with the saved model"
+
+
+def is_of_torchdata(state: Mapping[str, Any]) -> bool:
+    """Whether a state is one of torchdata's, by the names of its keys."""
+    return "version" not in state and (
+        state.keys() >= _OF_WORKERS or state.keys() >= _OF_ONE_PROCESS
+    )
+
+
+def from_torchdata(
+    state: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject, *, iterable: bool
+) -> dict[str, Any]:
+    """Return the state of ours before the same batch.
+
+    Args:
+        state: What torchdata's ``state_dict`` gave.
+        anatomy: Of the index sampler of the loader that is to go on.
+        shape: ``shape_of`` that loader.
+        iterable: Whether its dataset is iterable.
+
+    Raises:
+        StateError: The place is of an iterable dataset or of a sampler whose order the state does not say, the
+            dataset has a state of its own, or the state is damaged.
+    """
+    if iterable:
+        raise StateError(
+            "the state is torchdata's, of an iterable dataset, whose place lies in iterators of its workers; "
+            + _INSTEAD
+        )
+    try:
+        batches, main = _place_in(state)
+        _require_drawn(batches, main, of_workers=main is not state)
+        drawn = _drawn_in(main, anatomy, shape)
+    except KeyError as error:
+        raise StateError(f"torchdata's state has no {error}; {_INSTEAD}") from error
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise StateError(f"torchdata's state is damaged: {error}; {_INSTEAD}") from error
+    over = state.get("_iterator_finished") is True
+    place = Place(
+        batches=0 if over else batches,
+        epochs=anatomy.epochs(),
+        drawn=None if over else drawn,
+        now={"generators": generator_states(anatomy.generators)} if over else None,
+    )
+    read = LoaderState(
+        kind="map", stage="finished" if over else "running", shape=shape, place=place
+    )
+    return read.as_dict(sealed_order(place))
+
+
+def _place_in(state: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """Return the batches that were handed out, and where the state of the sampler stands.
+
+    Raises:
+        StateError: The dataset has a state of its own.
+    """
+    if "_snapshot" not in state:
+        _require_no_own(state["dataset_state"])
+        return whole_number(state["_num_yielded"], below=_MOST), state
+    snapshot = state["_snapshot"]
+    for worker in snapshot["_worker_snapshots"].values():
+        _require_no_own(worker["dataset_state"])
+    first = whole_number(snapshot["_snapshot_step"], below=_MOST)
+    return first + whole_number(state["_steps_since_snapshot"], below=_MOST), snapshot[
+        "_main_snapshot"
+    ]
+
+
+def _require_drawn(batches: int, main: Mapping[str, Any], *, of_workers: bool) -> None:
+    """Refuse more batches than were drawn: workers alone draw ahead.
+
+    Raises:
+        ValueError: With both numbers.
+    """
+    drawn = whole_number(main["_sampler_iter_yielded"], below=_MOST)
+    if batches > drawn or (batches < drawn and not of_workers):
+        raise ValueError(f"{batches} batches were handed out, and {drawn} drawn")
+
+
+def _require_no_own(of_dataset: object) -> None:
+    if of_dataset is not None:
+        raise StateError(
+            "the state is torchdata's and holds one of the dataset's own, which is of the sample that its worker read "
+            f"last; {_INSTEAD}"
+        )
+
+
+def _drawn_in(main: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject) -> JsonObject:
+    """Return the generators before the epoch's first index.
+
+    Raises:
+        StateError: The order is not known from the state, or is of another batch size.
+    """
+    kept = main["_sampler_iter_state"] or {}
+    if main["_index_sampler_state"] is not None or "sampler_state" in kept or anatomy.keeper:
+        raise StateError(
+            f"the state is torchdata's and holds one of a sampler's own ({anatomy.names[-1]}); {_INSTEAD}"
+        )
+    if not anatomy.known or anatomy.ambient == "all":
+        raise StateError(
+            f"the state is torchdata's, which does not say the order of the sampler {anatomy.names[-1]}; {_INSTEAD}"
+        )
+    _require_batch_size(main, kept, shape)
+    if not (anatomy.generators or anatomy.ambient == "torch"):
+        return {"generators": []}
+    inner = anatomy.parts[-1]
+    if type(inner) is not RandomSampler:
+        if anatomy.ambient == "none" and "sampler_iter_state" not in kept:
+            return {"generators": generator_states(anatomy.generators)}
+        raise StateError(
+            f"the state is torchdata's, which does not say what {anatomy.names[-1]} had drawn; {_INSTEAD}"
+        )
+    if inner.replacement:
+        raise StateError(
+            f"the state is torchdata's, which draws other indices with replacement=True than torch; {_INSTEAD}"
+        )
+    if inner.generator is None or len(anatomy.generators) != 1:
+        raise StateError(
+            "the state is torchdata's, which shuffles by a generator that it keeps; make the DataLoader with "
+            "generator=torch.Generator(), which the state sets"
+        )
+    generator = torch.Generator()
+    generator.set_state(kept["sampler_iter_state"]["generator"])
+    return {"generators": generator_states([generator])}
+
+
+def _require_batch_size(
+    main: Mapping[str, Any], kept: Mapping[str, Any], shape: JsonObject
+) -> None:
+    size, samples = shape["batch_size"], shape["samples"]
+    drawn = whole_number(main["_sampler_iter_yielded"], below=_MOST)
+    if "samples_yielded" not in kept or not isinstance(size, int) or not isinstance(samples, int):
+        return
+    seen = whole_number(kept["samples_yielded"], below=_MOST)
+    # The last batch of an epoch may be short.
+    if not (drawn - 1) * size < seen <= drawn * size and seen:
+        raise StateError(
+            f"the state is torchdata's, after {seen} samples in {drawn} batches, and batch_size is {size}; use that of "
+            "the run that saved"
+        )
