@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.loaders.dataloader import rows_of
-from benchmarks.loaders.suites import deviations_in, outcomes_in, unlisted
+from benchmarks.loaders.suites import deviations_in, needless, outcomes_in, unlisted
 from benchmarks.loaders.work import Turn
 
 REPORT = """<testsuites><testsuite>
@@ -28,6 +28,14 @@ def test_only_what_theirs_passes_and_nobody_explained_is_missing():
     ours = {"a": "passed", "b": "failed", "c": "failed", "e": "failed"}
 
     assert unlisted(theirs, ours, {"c": "why"}) == ["d"]
+
+
+def test_a_row_of_what_both_pass_is_needless():
+    theirs = {"a": "passed", "b": "passed", "c": "skipped"}
+    ours = {"a": "passed", "b": "failed", "c": "skipped"}
+    listed = dict.fromkeys("abcd", "why")
+
+    assert needless(theirs, ours, listed) == ["a"]
 
 
 def test_the_published_page_lists_cases_with_reasons():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch.utils.data
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from typing_extensions import TypeVar, override
 
 from omniload.base.errors import StateError
@@ -19,7 +19,7 @@ from trainer_integration.loader.mix_client import (
     open_batches,
     refuse_loader,
 )
-from trainer_integration.loader.progress import Progress
+from trainer_integration.loader.progress import Progress, check
 from trainer_integration.loader.samplers import Anatomy, shape_of
 from trainer_integration.loader.shared.iterator import Share
 from trainer_integration.loader.torchdata_states import from_torchdata, is_of_torchdata
@@ -117,13 +117,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         if not state_dict:
             return
-        kind = "iterable" if self._dataset_kind == _DatasetKind.Iterable else "map"
         anatomy = Anatomy(self._index_sampler, self.generator)
         shape = shape_of(self, anatomy)
         if is_of_torchdata(state_dict):
-            iterable = kind == "iterable"
+            iterable = self._dataset_kind == _DatasetKind.Iterable
             state_dict = from_torchdata(state_dict, anatomy, shape, iterable=iterable)
-        LoaderState.of(state_dict).check(kind, shape, self.num_workers)
+        check(self, LoaderState.of(state_dict), shape)
         self._pending = dict(state_dict)
         live = None if self._live is None else self._live()
         if live is not None:

@@ -71,7 +71,7 @@ class WorkerStart:
     """A worker's ``worker_init_fn``: what is ours first, then the user's."""
 
     def __init__(self, user: Any, progress: Progress, pipes: StackPipes | None) -> None:
-        self._user, self._samples = user, progress.samples
+        self._user, self._samples, self._own = user, progress.samples, progress.own
         self._parent = os.getpid()
         self._writers = None if pipes is None else pipes.writers
 
@@ -86,6 +86,8 @@ class WorkerStart:
             show_stack_on_signal(self._writers[worker])
         if self._user is not None:
             self._user(worker)
+        if self._own is not None:
+            self._own.begin(worker)
 
 
 class Noting:
@@ -156,7 +158,11 @@ class OneProcess(Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
 
     def __init__(self, loader: Any) -> None:
         """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
-        super().__init__(Settings(loader, self._replaced(loader)))
+        replaced = self._replaced(loader)
+        if self._progress.own is not None:
+            # Before the base seed is drawn: a dataset may set the generator that it comes from.
+            self._progress.own.begin(0)
+        super().__init__(Settings(loader, replaced))
         self._num_yielded = self._progress.batches_before
 
     @override
@@ -177,10 +183,8 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         self._user_collate, self._user_start = loader.collate_fn, loader.worker_init_fn
         self._context = loader.multiprocessing_context or torch.multiprocessing
         collate = sealing(loader.dataset, loader.collate_fn, loader.num_workers)
-        replaced["collate_fn"] = collate
+        replaced["collate_fn"] = self._carrying(collate)
         replaced["multiprocessing_context"] = DirectContext(self._context)
-        if progress.samples is not None:
-            replaced["collate_fn"] = CarryingCollate(collate, progress.samples)
         if loader.timeout > 0:
             pipes = StackPipes(self._context, loader.num_workers)
         replaced["worker_init_fn"] = WorkerStart(loader.worker_init_fn, progress, pipes)
@@ -188,6 +192,11 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         self._pipes_of = [pipes] * loader.num_workers
         if pipes is not None:
             pipes.close_writers()
+
+    def _carrying(self, collate: Any) -> Any:
+        """Return the workers' ``collate_fn``, which adds the dataset's state where it has one."""
+        stateful = self._progress.samples or self._progress.own
+        return collate if stateful is None else CarryingCollate(collate, stateful)
 
     @property  # type: ignore[override, explicit-override]
     def _worker_queue_idx_cycle(self) -> Iterator[int]:

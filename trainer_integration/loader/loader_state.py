@@ -14,7 +14,7 @@ import orjson
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
 from trainer_integration.loader.order import Place
-from trainer_integration.loader.samples import Start
+from trainer_integration.loader.samples import Start, are_alike
 
 __all__ = ["LoaderState", "Stage", "sealed_order"]
 
@@ -58,10 +58,10 @@ class LoaderState:
     """Base seed of the epoch's workers; ``None`` for the next iterator to draw it."""
     place: Place = field(default_factory=Place)
     workers: int = 0
-    """Worker processes; an iterable dataset resumes with as many."""
+    """Worker processes; a dataset that has a state in each resumes with as many."""
     next_worker: int = 0
     starts: list[Start] = field(default_factory=list)
-    """Where each worker of an iterable dataset goes on."""
+    """Where each worker of a dataset goes on that is iterable or has a state."""
 
     def as_dict(self, order: JsonObject) -> dict[str, Any]:
         """Return the state; ``order`` is ``sealed_order`` of its place."""
@@ -79,7 +79,7 @@ class LoaderState:
         if self.kind == "map":
             made["batches"], made["late"] = self.place.batches, list(self.place.late)
             made["digest"] = self.place.digest
-        else:
+        if self.kind == "iterable" or self.starts:
             made["workers"], made["next_worker"] = self.workers, self.next_worker
             made["starts"] = [vars(start).copy() for start in self.starts]
         made["given"] = _given_digest(made)
@@ -140,12 +140,26 @@ class LoaderState:
             starts=[_start(each) for each in state.get("starts", ())],
         )
 
-    def check(self, kind: str, shape: JsonObject, workers: int) -> None:
+    def starts_of(self, lanes: int) -> list[Start]:
+        """Return where each of ``lanes`` workers goes on."""
+        if len(self.starts) == lanes:
+            return list(self.starts)
+        # Of a map dataset, whose copies ``check`` has found alike.
+        states = [start.state for start in self.starts[:1]] if self.kind == "map" else []
+        return [Start(state=states[0] if states else None)] * lanes
+
+    def check(self, kind: str, shape: JsonObject, workers: int, *, takes_state: bool) -> None:
         """Refuse a loader whose batches are not those that the state is of.
+
+        Args:
+            kind: Of the dataset.
+            shape: What ``shape_of`` gives for the loader.
+            workers: ``num_workers`` of the loader.
+            takes_state: Whether a state can be given to the loader's dataset.
 
         Raises:
             StateError: The dataset's kind or length, the batch size, the samplers or the number of
-                ranks differ; or the workers of an iterable dataset.
+                ranks differ; or the workers of a dataset with a place or a state in each.
         """
         if self.kind != kind:
             raise StateError(
@@ -158,6 +172,8 @@ class LoaderState:
                 f"the state is of {self.workers} workers, each with its own place in the iterable dataset; "
                 f"this loader has {workers}: use num_workers={self.workers}"
             )
+        if kind == "map" and placed:
+            self._check_copies(workers, takes_state)
         if self.stage != "running":
             return
         for name, saved in self.shape.items():
@@ -170,6 +186,21 @@ class LoaderState:
             raise StateError(
                 f"the loader's state holds the places of {len(self.starts)} workers, not of "
                 f"{max(1, workers)}; {_REMEDY}"
+            )
+
+    def _check_copies(self, workers: int, takes_state: bool) -> None:
+        """Refuse a loader that cannot give the state of each worker's map dataset to a worker."""
+        if not takes_state:
+            raise StateError(
+                "the state holds one of the map dataset's own, which this loader cannot give back: its dataset has no "
+                "load_state_dict, or workers='thread' or share= is set; resume with the loader of the run that saved"
+            )
+        first, *others = [start.state for start in self.starts]
+        alike = bool(others) and all(are_alike(first, other) for other in others)
+        if len(self.starts) != max(1, workers) and not alike:
+            raise StateError(
+                f"the state is of {self.workers} workers, each with a state of its own of the map dataset; this loader "
+                f"has {workers}: use num_workers={self.workers}"
             )
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -12,10 +13,30 @@ from omniload.base.state import JsonObject
 from trainer_integration.loader.loader_state import LoaderState, Stage, sealed_order
 from trainer_integration.loader.order import Order, Place
 from trainer_integration.loader.random_state import generator_states, restore
-from trainer_integration.loader.samplers import Anatomy, shape_of
-from trainer_integration.loader.samples import Samples, Start
+from trainer_integration.loader.samplers import Anatomy, is_stateful, shape_of
+from trainer_integration.loader.samples import OwnState, Samples, Start
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "check"]
+
+
+def check(loader: Any, state: LoaderState, shape: JsonObject) -> None:
+    """Refuse a loader that cannot go on as ``state`` says; ``shape`` is ``shape_of`` it.
+
+    Raises:
+        StateError: It says what differs.
+    """
+    iterable = loader._dataset_kind == _DatasetKind.Iterable
+    state.check(
+        "iterable" if iterable else "map",
+        shape,
+        loader.num_workers,
+        takes_state=iterable or (is_stateful(loader.dataset) and not _reads_ahead(loader)),
+    )
+
+
+def _reads_ahead(loader: Any) -> bool:
+    """Return whether workers read ahead in one copy of the dataset, whose state is then of no batch."""
+    return bool(loader._ways.read_ahead) and loader.num_workers > 0
 
 
 class Progress:
@@ -32,7 +53,10 @@ class Progress:
         self._piped = isinstance(loader.dataset, IterDataPipe | MapDataPipe)
         self._shape = shape_of(loader, self._anatomy)
         self._workers, self._persistent = loader.num_workers, loader.persistent_workers
-        self._in_order = loader.in_order
+        self._dataset_name = type(loader.dataset).__name__
+        stateful = is_stateful(loader.dataset) and not (self._iterable or self._piped)
+        self._hidden = stateful and _reads_ahead(loader)
+        """Whether a map dataset has a state that nobody can tell for what is handed out."""
         self.stage: Stage = "fresh"
         self.seed = None if state is None else state.seed
         """Base seed that the iterator takes in place of one it draws."""
@@ -41,17 +65,21 @@ class Progress:
         self._pickled: dict[int, bytes] = {}
         running = state is not None and state.stage == "running"
         if state is not None:
-            state.check("iterable" if self._iterable else "map", self._shape, self._workers)
+            check(loader, state, self._shape)
             if not running:
                 self._prepare(state)
         self.order = Order(
             self._anatomy, state.place if running and state and not self._iterable else None
         )
-        self._first_worker = state.next_worker if running and state else 0
+        self._first_worker = 0
+        if running and state and state.workers == self._workers:
+            self._first_worker = state.next_worker
         self._next_worker = self._first_worker
         lanes = max(1, self._workers)
-        self._starts = list(state.starts) if state and len(state.starts) == lanes else []
-        self._starts = self._starts or [Start()] * lanes
+        self._starts = state.starts_of(lanes) if state else [Start()] * lanes
+        self.own: OwnState | None = None
+        if stateful and not self._hidden:
+            self.own = OwnState(loader.dataset, [start.state for start in self._starts])
         self.samples = self._wrapped(loader) if self._iterable and not self._piped else None
 
     def _wrapped(self, loader: Any) -> Samples:
@@ -103,11 +131,18 @@ class Progress:
 
     def carried(self, worker: int, state: bytes | None) -> None:
         """Note that a worker's next batch is handed out, and the state that came with it."""
-        if self._iterable:
+        if self._iterable or self.own is not None:
             self._count(worker)
             self._next_worker = (worker + 1) % self._workers
             if state is not None:
                 self._pickled[worker] = state
+
+    def replaces(self, worker: int, ahead: bytes | None) -> None:
+        """Begin the process that takes a worker's place; ``ahead`` is the newest state that came of the old one."""
+        if self.own is not None:
+            newest = self._pickled.get(worker) if ahead is None else ahead
+            state = self._starts[worker].state if newest is None else pickle.loads(newest)  # noqa: S301 -- our own worker's
+            self.own.go_on(worker, state)
 
     def _count(self, worker: int) -> None:
         start = self._starts[worker]
@@ -138,7 +173,7 @@ class Progress:
             place=place,
             workers=self._workers,
             next_worker=self._next_worker,
-            starts=self._lanes() if self._iterable else [],
+            starts=self._lanes() if self._iterable or self.own is not None else [],
         ).as_dict(self._sealed[1])
 
     def _place(self) -> Place:
@@ -146,7 +181,7 @@ class Progress:
             return self.order.epoch.place()
         keeper = self._anatomy.keeper
         return Place(
-            kept=None if keeper is None else keeper.state_dict(),
+            kept=None if keeper is None else deepcopy(keeper.state_dict()),
             epochs=self._anatomy.epochs(),
             now={"generators": generator_states(self._anatomy.generators)},
         )
@@ -168,9 +203,11 @@ class Progress:
 
     def _lane_here(self, over: bool) -> Start:
         samples, start = self.samples, self._starts[0]
+        if self.own is not None:
+            return Start(batches=start.batches, state=deepcopy(self.own.state()), over=over)
         if samples is None or self.stage == "fresh":
             return start
-        state = samples.state()
+        state = deepcopy(samples.state())  # the dataset may go on in what it gave
         # Before its first batch a dataset stands where the epoch before has left it, unless its iterator says more.
         over = over or (state is not None and "iterator" not in state and not start.batches)
         if over and state is not None:
@@ -190,9 +227,8 @@ class Progress:
                 "a DataPipe's place cannot be saved: its shuffling and sharding happen inside the pipe; "
                 "use a map dataset, or an IterableDataset with state_dict and load_state_dict"
             )
-        replayed = self._iterable and self._workers and not self._pickled
-        if replayed and not self._in_order and self.stage == "running":
+        if self._hidden:
             raise StateError(
-                "in_order=False over an iterable dataset without state_dict has no place that can be found again; "
-                "give the dataset state_dict and load_state_dict, or use in_order=True"
+                f"the map dataset {self._dataset_name} has a state of its own, and workers='thread' and share= read "
+                "ahead of what is handed out in one copy of it; leave them out, or give a dataset without state_dict"
             )

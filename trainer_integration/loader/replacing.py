@@ -17,6 +17,7 @@ from trainer_integration.loader.iterators import (
     WorkerTimeoutError,
     sealing,
 )
+from trainer_integration.loader.samples import Carried
 
 __all__ = ["Replacing"]
 
@@ -31,7 +32,8 @@ class Replacing(ManyProcesses):
     """torch's workers; one that gives nothing within ``timeout=``, or has died, is replaced.
 
     The batches are those that there would have been, but for numbers that the dataset draws from
-    its worker's generators: the new worker starts with the seed of the old one.
+    its worker's generators: the new worker starts with the seed of the old one, and with the state that the
+    dataset had, where it has one.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -112,11 +114,22 @@ class Replacing(ManyProcesses):
             )
         lock.release()
 
+    def _state_ahead(self, worker: int) -> bytes | None:
+        """Return the dataset's state after the last batch that has come of a worker and is not handed out yet."""
+        come = [
+            (task, info[1])
+            for task, info in self._task_info.items()
+            if info[0] == worker and len(info) > 1
+        ]
+        _, data = max(come, default=(-1, None), key=lambda each: each[0])
+        return data.state if isinstance(data, Carried) else None
+
     def _start(self, worker: int) -> None:
         """Start a worker as torch has started the first one, with memory of its own."""
         context, pipes = self._context, StackPipes(self._context, self._num_workers)
         self._earlier.append(self._collate_fn)
-        collate = sealing(self._dataset, self._user_collate, self._num_workers)
+        collate = self._carrying(sealing(self._dataset, self._user_collate, self._num_workers))
+        self._progress.replaces(worker, self._state_ahead(worker))
         index_queue = context.Queue()
         index_queue.cancel_join_thread()
         made = context.Process(

@@ -1,4 +1,4 @@
-"""An iterable dataset under a loader: its state travels with the batches that were made after it."""
+"""A dataset that has a state, under a loader: the state travels with the batches that were made before it."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ from omniload.base.state import JsonObject
 from trainer_integration.loader.random_state import ambient_kept, capture, restore
 from trainer_integration.loader.samplers import is_stateful
 
-__all__ = ["Carried", "CarryingCollate", "Samples", "Start"]
+__all__ = ["Carried", "CarryingCollate", "OwnState", "Samples", "Start", "are_alike"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a worker's part of an iterable dataset goes on."""
+    """Where a worker goes on: its part of an iterable dataset, or its copy of a map dataset that has a state."""
 
     batches: int = 0
     """Batches that the worker has handed out in this epoch."""
@@ -108,7 +108,7 @@ class Samples(IterableDataset[Any]):
                 early = error
         self._iterator = iter(self.dataset)
         if held is not None and self._iterator is self.dataset:
-            if early is not None or not _are_alike(self.dataset.state_dict(), held):
+            if early is not None or not are_alike(self.dataset.state_dict(), held):
                 self.dataset.load_state_dict(held)
         elif early is not None:
             raise early
@@ -142,7 +142,29 @@ class Samples(IterableDataset[Any]):
         return map(next, repeat(self._iterator))
 
 
-def _are_alike(one: Any, other: Any) -> bool:
+class OwnState:
+    """The state that a map dataset has of its own, in each worker's copy of it."""
+
+    def __init__(self, dataset: Any, states: list[dict[str, Any] | None]) -> None:
+        """Begin each worker's copy of ``dataset`` at its state of ``states``, ``[W]``, where it has one."""
+        self.dataset, self._states = dataset, states
+
+    def begin(self, worker: int) -> None:
+        """Give the copy of this process the state of ``worker``."""
+        state, self._states[worker] = self._states[worker], None
+        if state is not None:
+            self.dataset.load_state_dict(state["dataset"])
+
+    def go_on(self, worker: int, state: dict[str, Any] | None) -> None:
+        """Begin at ``state`` in a process that takes the place of ``worker``."""
+        self._states[worker] = state
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as this process has it."""
+        return {"dataset": self.dataset.state_dict()}
+
+
+def are_alike(one: Any, other: Any) -> bool:
     """Return whether two states hold the same, as far as their bytes tell: tensors have no truth of equality."""
     return pickle.dumps(one) == pickle.dumps(other)
 
@@ -150,7 +172,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 class CarryingCollate:
     """A worker's ``collate_fn``: makes the batch, and adds the dataset's state after it."""
 
-    def __init__(self, collate: Callable[[Any], Any], samples: Samples) -> None:
+    def __init__(self, collate: Callable[[Any], Any], samples: Samples | OwnState) -> None:
         """Follow ``collate``, which the user gave or torch chose."""
         self._collate, self._samples = collate, samples
 

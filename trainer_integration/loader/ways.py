@@ -106,6 +106,11 @@ class Ways:
             )
 
     @property
+    def read_ahead(self) -> bool:
+        """Whether several read ahead in one copy of the dataset, so that its state is of no batch."""
+        return bool(self.share) or self.workers == "thread"
+
+    @property
     def kind(self) -> Callable[[Any], Noting]:
         """The iterator of such a loader, where there are workers."""
         if self.share:

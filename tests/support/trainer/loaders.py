@@ -6,6 +6,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 __all__ = [
     "Drawing",
     "Numbers",
+    "Remembering",
     "Stream",
     "StreamWithState",
     "Turning",
@@ -26,6 +27,26 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         self.loaded.append(index)
         return index
+
+
+class Remembering(Dataset):
+    """Sample ``i`` is ``i`` and how many this copy had made before; that is its state, handed out as it is."""
+
+    def __init__(self, length):
+        self.length, self.held = length, {"made": 0}
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.held["made"] += 1
+        return [index, self.held["made"] - 1]
+
+    def state_dict(self):
+        return self.held
+
+    def load_state_dict(self, state):
+        self.held = dict(state)
 
 
 class Stream(IterableDataset):

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.support.trainer.loaders import Drawing, Numbers, StreamWithState, Turning, plain
+from tests.support.trainer.loaders import (
+    Drawing,
+    Numbers,
+    Remembering,
+    StreamWithState,
+    Turning,
+    plain,
+)
 from trainer_integration import DataLoader
 
 pytestmark = pytest.mark.filterwarnings(
@@ -48,6 +55,18 @@ def test_a_shuffled_epoch_goes_on_where_torchdatas_does(taken):
         sorted(chain(*ours[0], *ours[1])) == sorted(chain(*theirs[0], *theirs[1])) == [*range(43)]
     )
     assert len(ours[1]) == len(theirs[1])
+
+
+@pytest.mark.parametrize(("workers", "taken"), [(0, 0), (0, 3), (2, 0), (2, 5)])
+def test_a_map_dataset_with_a_state_goes_on_where_torchdatas_does(workers, taken):
+    def parts(kind):
+        form = {"taken": taken, "num_workers": workers, "collate_fn": list}
+        return resumed(kind, lambda: Remembering(40), **form)
+
+    before, rest, _ = parts(DataLoader)
+    theirs = parts(StatefulDataLoader)
+
+    assert (before, rest) == theirs[:2]
 
 
 @pytest.mark.parametrize(("workers", "taken"), [(0, 0), (0, 3), (2, 5)])

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from tests.support.trainer.loaders import Numbers, plain
+from tests.support.trainer.loaders import Numbers, Remembering, plain
 from trainer_integration import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -85,6 +85,28 @@ def test_the_place_is_saved_through_a_replacement(tmp_path):
     again.load_state_dict(loader.state_dict())
 
     assert before + firsts(again) == [[n, n + 1] for n in range(0, 16, 2)]
+
+
+class RememberingOnce(Remembering):
+    """Sample 5 kills its worker the first time that it is asked for."""
+
+    def __init__(self, length, mark):
+        super().__init__(length)
+        self.mark = mark
+
+    def __getitem__(self, index):
+        if index == 5 and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_new_worker_begins_with_the_state_that_the_dataset_had(tmp_path):
+    dataset = RememberingOnce(16, str(tmp_path / "mark"))
+    keywords = {"num_workers": 2, "collate_fn": list}
+    loader = DataLoader(dataset, 1, timeout=60, on_hang="replace", **keywords)
+
+    assert list(loader) == list(DataLoader(Remembering(16), 1, **keywords))
 
 
 def test_no_worker_is_left(tmp_path):

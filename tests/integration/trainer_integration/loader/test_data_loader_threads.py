@@ -10,7 +10,13 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 from omniload.base.errors import ConfigError, StateError
-from tests.support.trainer.loaders import Numbers, Stream, plain, resumed_equals_unbroken
+from tests.support.trainer.loaders import (
+    Numbers,
+    Remembering,
+    Stream,
+    plain,
+    resumed_equals_unbroken,
+)
 from trainer_integration import DataLoader
 
 pytestmark = [
@@ -118,6 +124,16 @@ def test_worker_init_fn_is_called_in_each_thread_and_its_error_is_told():
         plain(threaded(worker_init_fn=fail))
     del told
     gc.collect()  # the traceback held the iterator
+
+
+def test_the_state_of_a_dataset_that_threads_read_ahead_in_is_of_no_batch():
+    loader = DataLoader(Remembering(8), num_workers=2, workers="thread")
+    next(iter(loader))
+
+    with pytest.raises(
+        StateError, match=r"Remembering has a state of its own, and workers='thread'"
+    ):
+        loader.state_dict()
 
 
 def test_an_iterator_left_early_ends_its_threads():

@@ -1,6 +1,7 @@
 """The drop-in DataLoader with worker processes: places, errors, hung workers, no orphans."""
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import omniload
 from omniload.base.errors import StateError
 from tests.support.trainer.loaders import (
     Numbers,
+    Remembering,
     Stream,
     StreamWithState,
     plain,
@@ -144,13 +146,67 @@ def test_batches_that_overtook_each_other_are_each_handed_out_once():
     assert sorted(plain(before) + plain(again)) == [[n] for n in range(12)]
 
 
-def test_overtaking_over_a_dataset_without_state_has_no_place():
-    loader = DataLoader(Stream(9), num_workers=2, in_order=False)
-    batches = iter(loader)
-    next(batches)
+@pytest.mark.parametrize("taken", [0, 1, 5, 8])
+@pytest.mark.parametrize("kind", [Stream, StreamWithState])
+def test_overtaking_over_an_iterable_dataset_loses_and_repeats_nothing(kind, taken):
+    def made():
+        return DataLoader(kind(9), num_workers=2, in_order=False)
 
-    with pytest.raises(StateError, match="in_order=False over an iterable dataset"):
-        loader.state_dict()
+    loader = made()
+    batches = iter(loader)
+    before = [next(batches) for _ in range(taken)]
+    state = loader.state_dict()
+    again = made()
+    again.load_state_dict(state)
+
+    assert sorted(plain(before) + plain(again)) == [[n] for n in range(9)]
+
+
+@pytest.mark.parametrize("position", [0, 1, 4, 10])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_map_dataset_keeps_the_state_of_each_workers_copy(kept, position):
+    def made():
+        dataset = Remembering(20)
+        return DataLoader(dataset, 2, num_workers=2, persistent_workers=kept, collate_fn=list)
+
+    loader = made()
+    batches = iter(loader)
+    taken = [next(batches) for _ in range(position)]
+    if position == 10:
+        assert not list(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    epochs = [list(loader if position == 10 else batches), list(loader)]
+    again = made()
+    again.load_state_dict(state)
+
+    assert [list(again), list(again)] == epochs
+    assert [index for batch in taken + epochs[0] for index, _ in batch][:20] == [*range(20)]
+    loader.close()
+    again.close()
+
+
+def test_copies_of_a_map_dataset_with_a_state_keep_their_worker_count_unless_they_are_alike():
+    def saved(batches):
+        loader = DataLoader(Remembering(20), 2, num_workers=2, collate_fn=list)
+        taken = iter(loader)
+        for _ in range(batches):
+            next(taken)
+        return loader.state_dict()
+
+    other = DataLoader(Remembering(20), 2, num_workers=1, collate_fn=list)
+
+    with pytest.raises(StateError, match=r"of 2 workers, each with a state.* use num_workers=2"):
+        other.load_state_dict(saved(3))
+    other.load_state_dict(saved(4))
+    assert next(iter(other)) == [[8, 4], [9, 5]]
+
+
+def test_a_state_of_a_map_datasets_own_is_given_to_no_other():
+    loader = DataLoader(Remembering(6))
+    next(iter(loader))
+
+    with pytest.raises(StateError, match="its dataset has no load_state_dict"):
+        DataLoader(Numbers(6)).load_state_dict(loader.state_dict())
 
 
 def test_a_state_loaded_after_iter_moves_running_workers():

@@ -16,7 +16,7 @@ import trainer_integration
 from omniload.base.errors import ConfigError, StateError
 from omniload.front.loader import Loader
 from omniload.front.rows import BatchForm, NumpyArrays
-from tests.support.trainer.loaders import Numbers, Stream, StreamWithState, plain
+from tests.support.trainer.loaders import Numbers, Remembering, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
 from trainer_integration.loader import data_loader
 from trainer_integration.loader.mix_client import MixBatches
@@ -318,6 +318,60 @@ def test_a_place_beyond_the_samplers_end_is_refused():
 
     with pytest.raises(StateError, match="ends after 12 batches, the state is of batch 50"):
         next(iter(loader))
+
+
+class HandsOutItsOwn(StreamWithState):
+    def __init__(self, length):
+        super().__init__(length)
+        self.held = {}
+
+    def state_dict(self):
+        self.held["at"] = self.at
+        return self.held
+
+
+@pytest.mark.parametrize("kind", [Remembering, HandsOutItsOwn])
+def test_a_state_stays_what_it_was_though_the_dataset_goes_on_in_what_it_gave(kind):
+    loader = DataLoader(kind(6), collate_fn=list)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = list(batches)
+    loader.state_dict()
+    again = DataLoader(kind(6), collate_fn=list)
+    again.load_state_dict(state)
+
+    assert list(again) == rest
+
+
+def test_a_map_dataset_that_sets_torchs_generator_draws_what_it_would_have_drawn():
+    class Augmented(Numbers):
+        def __getitem__(self, index):
+            return index, int(torch.randint(1 << 30, ()))
+
+        def state_dict(self):
+            return {"generator": torch.get_rng_state()}
+
+        def load_state_dict(self, state):
+            torch.set_rng_state(state["generator"])
+
+    def left(taken):
+        torch.manual_seed(5)
+        loader = DataLoader(Augmented(10), shuffle=True, collate_fn=list)
+        state = loader.state_dict()
+        batches = iter(loader)
+        for number in range(taken):
+            next(batches)
+            state = loader.state_dict() if number == taken - 1 else state
+        unbroken = list(batches)
+        torch.manual_seed(77)
+        again = DataLoader(Augmented(10), shuffle=True, collate_fn=list)
+        again.load_state_dict(state)
+        return unbroken, list(again)
+
+    for taken in (0, 1, 9):
+        unbroken, resumed = left(taken)
+        assert resumed == unbroken
 
 
 def test_an_iterable_dataset_with_a_state_is_not_read_again():
