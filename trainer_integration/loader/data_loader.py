@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch.utils.data
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 from typing_extensions import TypeVar, override
 
 from omniload.base.errors import StateError
 from trainer_integration.loader.balancing import cost_batches
 from trainer_integration.loader.iterators import ManyProcesses, Noting, OneProcess
-from trainer_integration.loader.loader_state import LoaderState
 from trainer_integration.loader.mix_client import (
     MixBatches,
     is_mix,
     open_batches,
     refuse_loader,
 )
-from trainer_integration.loader.progress import Progress, check
+from trainer_integration.loader.resuming.loader_state import LoaderState
+from trainer_integration.loader.resuming.progress import Progress, check
+from trainer_integration.loader.resuming.torchdata_states import from_torchdata, is_of_torchdata
 from trainer_integration.loader.samplers import Anatomy, shape_of
 from trainer_integration.loader.shared.iterator import Share
-from trainer_integration.loader.torchdata_states import from_torchdata, is_of_torchdata
 from trainer_integration.loader.ways import Ways
 
 __all__ = ["DataLoader"]

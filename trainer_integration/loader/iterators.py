@@ -19,7 +19,7 @@ from typing_extensions import override
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.parent_watch import end_with
 from trainer_integration.loader.hung_workers import StackPipes, show_stack_on_signal
-from trainer_integration.loader.progress import Progress
+from trainer_integration.loader.resuming.progress import Progress
 from trainer_integration.loader.samples import Carried, CarryingCollate
 from trainer_integration.loader.transport.room import Room
 from trainer_integration.loader.transport.sealing import SealingCollate

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from omniload.base.errors import StateError
 from omniload.base.state import Json, JsonObject
 from trainer_integration.loader.balancing import CostBatches
-from trainer_integration.loader.random_state import Ambient
+from trainer_integration.loader.resuming.random_state import Ambient
 
 __all__ = ["Anatomy", "is_stateful", "shape_of"]
 

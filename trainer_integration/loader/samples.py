@@ -11,7 +11,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from typing_extensions import override
 
 from omniload.base.state import JsonObject
-from trainer_integration.loader.random_state import ambient_kept, capture, restore
+from trainer_integration.loader.resuming.random_state import ambient_kept, capture, restore
 from trainer_integration.loader.samplers import is_stateful
 
 __all__ = ["Carried", "CarryingCollate", "OwnState", "Samples", "Start", "are_alike"]

@@ -12,9 +12,9 @@ from torch.utils.data import RandomSampler
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject, whole_number
-from trainer_integration.loader.loader_state import LoaderState, sealed_order
-from trainer_integration.loader.order import Place
-from trainer_integration.loader.random_state import generator_states
+from trainer_integration.loader.resuming.loader_state import LoaderState, sealed_order
+from trainer_integration.loader.resuming.order import Place
+from trainer_integration.loader.resuming.random_state import generator_states
 from trainer_integration.loader.samplers import Anatomy
 
 __all__ = ["from_torchdata", "is_of_torchdata"]

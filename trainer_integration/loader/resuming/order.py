@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from omniload.base.errors import StateError
 from omniload.base.state import Json, JsonObject
-from trainer_integration.loader.random_state import (
+from trainer_integration.loader.resuming.random_state import (
     ambient_kept,
     capture,
     generator_states,

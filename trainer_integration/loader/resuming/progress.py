@@ -10,9 +10,9 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
-from trainer_integration.loader.loader_state import LoaderState, Stage, sealed_order
-from trainer_integration.loader.order import Order, Place
-from trainer_integration.loader.random_state import generator_states, restore
+from trainer_integration.loader.resuming.loader_state import LoaderState, Stage, sealed_order
+from trainer_integration.loader.resuming.order import Order, Place
+from trainer_integration.loader.resuming.random_state import generator_states, restore
 from trainer_integration.loader.samplers import Anatomy, is_stateful, shape_of
 from trainer_integration.loader.samples import OwnState, Samples, Start
 

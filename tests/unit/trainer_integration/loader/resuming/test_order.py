@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from trainer_integration.loader.order import Epoch, Order, Place
+from trainer_integration.loader.resuming.order import Epoch, Order, Place
 from trainer_integration.loader.samplers import Anatomy
 
 

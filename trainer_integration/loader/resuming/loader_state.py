@@ -13,7 +13,7 @@ import orjson
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
-from trainer_integration.loader.order import Place
+from trainer_integration.loader.resuming.order import Place
 from trainer_integration.loader.samples import Start, are_alike
 
 __all__ = ["LoaderState", "Stage", "sealed_order"]
