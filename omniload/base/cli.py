@@ -21,6 +21,7 @@ from omniload import __version__
 from omniload.base.errors import INTERRUPTED_EXIT, DefectError, OmniloadError, system_refusal
 from omniload.base.extras import missing_extra, refuse_namesake
 from omniload.base.log import set_up_logging
+from omniload.base.message_text import message_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -139,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             args=None if arguments is None else list(arguments), standalone_mode=False
         )
     except click.ClickException as error:
+        error.message = message_text(error.message)
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -159,10 +161,10 @@ def _tell(error: Exception) -> int:
     if refusal is None:
         traceback.print_exception(error)
         said = f"error: a fault of omniload itself, not of what it was given: {type(error).__name__}: {error}"
-        click.echo(f"{said}; please report it with the lines above", err=True)
+        click.echo(message_text(f"{said}; please report it with the lines above"), err=True)
         return DefectError.exit_code
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-    click.echo(f"error: {refusal}{notes}", err=True)
+    click.echo(message_text(f"error: {refusal}{notes}"), err=True)
     return refusal.exit_code
 
 

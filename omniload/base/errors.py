@@ -10,7 +10,7 @@
     +-- DefectError        report it: the fault is ours       exit 1
 
 Every message names the thing, the value found, the limit and the remedy. Errors
-hold one string, so they cross process boundaries unchanged; no secret is in it (``omniload.base.secrets``).
+hold one string, so they cross process boundaries unchanged; ``omniload.base.message_text`` says what is never in it.
 """
 
 import errno
@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omniload.base.secrets import without_secrets
+from omniload.base.message_text import message_text
 
 __all__ = [
     "INTERRUPTED_EXIT",
@@ -43,7 +43,7 @@ class OmniloadError(Exception):
     exit_code: int = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(without_secrets(message))
+        super().__init__(message_text(message))
 
 
 class ConfigError(OmniloadError):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from omniload.base.errors import StateError
-from omniload.base.secrets import without_secrets
+from omniload.base.message_text import message_text
 
 __all__ = [
     "RoleLog",
@@ -45,11 +45,11 @@ _LONGEST_SHOWN = 500
 
 
 class _Discreet(logging.Formatter):
-    """Shows no secret, be it in a message or in a traceback."""
+    """Shows no secret and sends a terminal no commands, be it in a message or in a traceback."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        return without_secrets(super().format(record))
+        return message_text(super().format(record))
 
 
 class RoleLog(RotatingFileHandler):

@@ -15,6 +15,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from omniload.base.message_text import message_text
+
 __all__ = [
     "Cell",
     "Column",
@@ -56,7 +58,7 @@ def emit_json(value: object) -> None:
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a sentence; it is broken by the terminal, never by us, so that paths can be copied."""
-    console.print(Text(text, style), soft_wrap=True)
+    console.print(Text(message_text(text), style), soft_wrap=True)
 
 
 @contextmanager
@@ -81,7 +83,7 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]])
     for heading, numeric in columns:
         laid.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        laid.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        laid.add_row(*(cell if isinstance(cell, Text) else Text(message_text(cell)) for cell in row))
     return laid
 
 
