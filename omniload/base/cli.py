@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             args=None if arguments is None else list(arguments), standalone_mode=False
         )
     except click.ClickException as error:
-        error.message = message_text(error.message)
+        vars(error)["message"] = message_text(error.message)  # final to a type checker
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):

@@ -1,6 +1,7 @@
 """``omniload mix check``: is the file valid, and is what it names there?"""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.linux.network import listening_address
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, bar, colour_of, emit_json, output, say, table
-from omniload.commands.opening import find_sources, open_spec
+from omniload.commands.opening import find_sources, key_of_message, open_spec, placed
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
+from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from omniload.source.kept_findings import FoundSource
@@ -44,9 +48,15 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
       omniload mix check examples/quickstart.yaml --dp 2
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=dp, cache_dir=cache_dir)
-    found = find_sources(spec, file)
     mix = spec.mix
-    warnings = warnings_of_a_step(mix, _sizes(found))
+    doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: placed(said, at, file))
+    found = find_sources(spec, file)
+    doubts += [
+        placed(source.doubt, key_of_message(source.doubt, source.name), file)
+        for source in found
+        if source.doubt
+    ]
+    warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
     tokens = fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     if as_json:
         emit_json(
@@ -75,6 +85,48 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
         say(console, f"warning: {warning}", "yellow")
 
 
+def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]) -> list[str]:
+    """Look for what a mix names beside its sources: stores, folders, interfaces.
+
+    A store that does not exist is a fault of the file. What is another on every host, or may answer later, is
+    told as a warning: the file may be right for the hosts that the run will have.
+
+    Args:
+        mix: The mix.
+        base_dir: Folder that relative paths start at.
+        said_of: Puts the file and the line of a key ahead of what is said of it.
+
+    Returns:
+        What may be wrong, a sentence each.
+
+    Raises:
+        OmniloadError: What is wrong wherever the run is; all of it.
+    """
+    warnings: list[str] = []
+    if url := mix.runtime.journal:
+        at = ("runtime", "journal")
+        try:
+            require_store(url)
+        except UnavailableError as error:
+            warnings.append(said_of(f"runtime.journal: does not answer now: {error}", *at))
+        except OmniloadError as error:
+            raise ConfigError(said_of(f"runtime.journal: {error}", *at)) from error
+    for key in ("bind", "metrics_bind"):
+        bind = str(getattr(mix.runtime, key))
+        toward = os.environ.get("MASTER_ADDR")
+        if bind == "auto" and not toward:
+            continue  # the launcher of the run sets it
+        try:
+            listening_address(bind, setting=f"runtime.{key}", toward=toward)
+        except ConfigError as error:
+            said = f"{error}; as it is, the run must be on hosts that have it"
+            warnings.append(said_of(said, "runtime", key))
+    if mix.loader.spill and not (folder := base_dir / mix.loader.spill).is_dir():
+        said = f"loader.spill: {folder} is no folder here; make it on every host of the run, or name another"
+        warnings.append(said_of(said, "loader", "spill"))
+    return warnings
+
+
 def _said_of_tokens(tokens: Sequence[Fullness]) -> str:
     """Say how much of the sources a token cache holds, and of which it holds nothing, ever."""
     units, kept = sum(each.units for each in tokens), sum(each.kept for each in tokens)
@@ -84,9 +136,9 @@ def _said_of_tokens(tokens: Sequence[Fullness]) -> str:
     return f"token cache: tokens of {kept:,} of {units:,} units are kept{left}{more}"
 
 
-def _sizes(found: Sequence[FoundSource]) -> SourceSizes:
-    # Where the first records give no token, nothing is known; the largest of the others warns of nothing.
-    unknown = max(source.tokens_per_record for source in found) or 1.0
+def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:
+    # Where the first records give no token, nothing is known; the largest of the others, or a row, warns of nothing.
+    unknown = max(source.tokens_per_record for source in found) or float(mix.pack.length)
     return SourceSizes(
         samples_S=np.asarray([float(source.records) for source in found]),
         tokens_per_sample_S=np.asarray([source.tokens_per_record or unknown for source in found]),

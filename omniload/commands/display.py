@@ -83,7 +83,9 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]])
     for heading, numeric in columns:
         laid.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        laid.add_row(*(cell if isinstance(cell, Text) else Text(message_text(cell)) for cell in row))
+        laid.add_row(
+            *(cell if isinstance(cell, Text) else Text(message_text(cell)) for cell in row)
+        )
     return laid
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.base.concurrency.threads import DaemonPool
@@ -18,11 +20,12 @@ from omniload.base.errors import (
 )
 from omniload.commands.display import progress
 from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.schema.splits import TRAIN
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import require_strategy
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.files import ShardFile
-from omniload.source.formats.format import Format
+from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_shards, shards_of
 from omniload.source.index import IndexCache, index_folder
 from omniload.source.kept_findings import (
@@ -37,7 +40,9 @@ from omniload.source.transforms.opening import open_pipeline
 
 __all__ = [
     "find_sources",
+    "key_of_message",
     "open_spec",
+    "placed",
     "raise_together",
     "tokenizer_of",
 ]
@@ -125,7 +130,8 @@ class _Finder:
 
     def __init__(self, spec: PlaneSpec, calls: LimitedCalls, *, can_encode: bool) -> None:
         self._spec, self._calls, self._can_encode = spec, calls, can_encode
-        self._tokenizer = key_of_tokenizer(spec.mix.tokenizer, spec.base_dir)
+        pack, tokenizer = spec.mix.pack, key_of_tokenizer(spec.mix.tokenizer, spec.base_dir)
+        self._rests_on = f"{tokenizer}, {pack.length}, {pack.overlong}"
         self._kept = kept_findings(spec.cache_dir)
         self._keys: dict[str, str] = {}
 
@@ -135,7 +141,7 @@ class _Finder:
         files = shards_of(name, config, base_dir=spec.base_dir, calls=self._calls)
         if config.transforms and self._can_encode:
             open_pipeline(name, config, spec.mix.tokenizer, spec.base_dir, spec.mix.pack.length)
-        key = self._keys[name] = key_of_source(config, files, self._tokenizer)
+        key = self._keys[name] = key_of_source(config, files, self._rests_on)
         kept_key, found = self._kept.get(name, ("", None))
         if found is None or kept_key != key:
             found = _looked_at(spec, name, files)
@@ -157,6 +163,12 @@ def _outcome(check: Callable[[], object]) -> object:
         return error
 
 
+def placed(said: str, at: Sequence[str], file: Path | None) -> str:
+    """Put the file and the line of a key ahead of what is said of it."""
+    line = None if file is None else line_of(file, *at)
+    return said if line is None else f"{file}:{line}: {said}"
+
+
 def _named(result: object, source: str, file: Path | None) -> object:
     """Say of an error whose source it is, where its message names a file only, and the line of the key to change."""
     if not isinstance(result, OmniloadError):
@@ -164,14 +176,16 @@ def _named(result: object, source: str, file: Path | None) -> object:
     key, said = f"sources.{source}", str(result)
     if key not in said:
         said = f"{key}: {said}"
-    below = said.removeprefix(f"{key}.").partition(":")[0] if said.startswith(f"{key}.") else ""
-    at = ("sources", source, below) if below.isidentifier() else ("sources", source)
-    line = None if file is None else line_of(file, *at)
-    if line is not None:
-        said = f"{file}:{line}: {said}"
-    named = type(result)(said)
+    named = type(result)(placed(said, key_of_message(said, source), file))
     named.__cause__ = result
     return named
+
+
+def key_of_message(said: str, source: str) -> tuple[str, ...]:
+    """Return the key of the mix file that is to be changed, which a message on a source begins with."""
+    key = f"sources.{source}"
+    below = said.removeprefix(f"{key}.").partition(":")[0] if said.startswith(f"{key}.") else ""
+    return ("sources", source, below) if below.isidentifier() else ("sources", source)
 
 
 def raise_together(errors: Sequence[OmniloadError]) -> None:
@@ -198,7 +212,13 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
-    tokens_per_record = _tokens_per_record(spec, name, opened.format) * config.share_drawn
+    first = opened.format.first_records()
+    lengths_N = _first_lengths(spec, name, opened.format, first)
+    # A record that conditions leave out counts for nothing.
+    kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
+    mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
+    doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
+    drawn = config.share_drawn if records * config.share_drawn >= 1 else 0.0
     return FoundSource(
         name=name,
         format=config.type,
@@ -206,41 +226,83 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         units=len(units),
         records=records,
         size_bytes=sum(file.size_bytes for file in opened.files),
-        tokens_per_record=tokens_per_record,
+        tokens_per_record=kept * mean * drawn,
+        doubt=doubt,
     )
 
 
-def _tokens_per_record(spec: PlaneSpec, name: str, record_format: Format) -> float:
-    """Decode the first records of a source, have its transforms try them, and return their tokens on average.
+def _first_lengths(
+    spec: PlaneSpec, name: str, record_format: Format, records: Records
+) -> NDArray[np.integer[Any]] | None:
+    """Return the tokens of each of the first records that can be used, its transforms tried; ``None``: not known.
 
     Raises:
         ConfigError: One of them cannot be used; with the policy ``skip``, none of them can.
     """
-    records = record_format.first_records()
     source = spec.mix.sources[name]
     skips = source.on_error.policy == "skip"
     if records.reason and not (skips and not records.bad_B.all()):
         raise _unusable(name, records.reason)
     rows = np.flatnonzero(records.usable_B)[:_FIRST_RECORDS]
     if not len(rows):
-        return 0.0
-    # A record that conditions leave out counts for nothing.
-    share = 1.0 if records.kept_B is None else float(records.kept_B.mean())
+        return np.zeros(0, np.int64)
     if not record_format.holds_text and not source.transforms:
-        return share * float(records.column.lengths_N[rows].mean())
+        return records.column.lengths_N[rows]
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     if record_format.holds_text and tokenizer is None:
-        return 0.0  # told already by whoever asks for the tokenizer
+        return None  # told already by whoever asks for the tokenizer
     if source.transforms and source.images_transform is None:
         pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
         samples = pipeline.of_records(records, rows)
         if samples.bad_N is not None and not (skips and not samples.bad_N.all()):
             raise _unusable(name, f"one of the first records {samples.reason}")
-        return share * float(samples.tokens.lengths_N.mean())
+        return samples.tokens.lengths_N
     assert tokenizer is not None, "it holds text"
     column = records.column
     texts = take(as_binary(column), rows, column.values_V.dtype)
-    return share * float(tokenizer.encode(text_array(texts)).lengths_N.mean())
+    return tokenizer.encode(text_array(texts)).lengths_N
+
+
+def _why_nothing(
+    mix: MixConfig,
+    name: str,
+    first: Records,
+    lengths_N: NDArray[np.integer[Any]] | None,
+    records: int,
+) -> str:
+    """Return why a source may give nothing, by its first records; nothing where they give something.
+
+    Raises:
+        ConfigError: They are all that it has.
+    """
+    source, key, tried = mix.sources[name], f"sources.{name}", len(first.column)
+    why = remedy = ""
+    split = source.split or TRAIN
+    if first.kept_B is not None and tried and not first.kept_B.any():
+        key, why = f"{key}.where", "meets its conditions"
+        remedy = "correct them, or remove the source"
+    elif lengths_N is None or not len(lengths_N) or source.images_transform is not None:
+        pass  # not known: images are tokens too
+    elif not lengths_N.any():
+        tried = tried if len(lengths_N) < _FIRST_RECORDS else len(lengths_N)
+        key, why = f"{key}.transforms" if source.transforms else key, "gives a token"
+        remedy = "correct them, or remove the source" if source.transforms else "correct its text"
+    elif (source.overlong or mix.pack.overlong) == "drop" and lengths_N[
+        lengths_N > 0
+    ].min() > mix.pack.length:
+        tried = tried if len(lengths_N) < _FIRST_RECORDS else len(lengths_N)
+        why = f"fits pack.length {mix.pack.length:,}, and longer ones are dropped"
+        remedy = "raise it, change overlong, or remove the source"
+    if not why:
+        if records * source.share_drawn >= 1:
+            return ""
+        return (
+            f"{key}: split {split!r} takes {source.share_drawn:.3g} of its {records:,} records, less than one: most "
+            "likely it has none; raise the share, or add data"
+        )
+    if tried >= records:
+        raise ConfigError(f"{key}: none of its {records:,} records {why}; {remedy}")
+    return f"{key}: none of its first {tried:,} records of {records:,} {why}; {remedy}, unless others stand further on"
 
 
 def _unusable(name: str, reason: str) -> ConfigError:

@@ -276,5 +276,5 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     if queue.seen_positions >= epoch and barren:
         raise ConfigError(
             f"sources.{name}: none of its {epoch} records gives a sample that fits pack.length {mix.pack.length}; "
-            "remove the source, or change overlong or its text key"
+            "remove the source, or change overlong, its conditions, its transforms or its text key"
         )

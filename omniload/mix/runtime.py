@@ -1,7 +1,10 @@
 """The part of the data-mix file that changes nothing of what is trained on."""
 
+import ipaddress
+import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,6 +17,13 @@ __all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig", "TokenCacheConfig"]
 
 _SHOWN = 12
 """Names that a message lists."""
+_HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+_INTERFACE = re.compile(r"[^\s/:]{1,15}")
+"""What the kernel takes for the name of an interface."""
+_NUMBERS = re.compile(r"[0-9./]+")
+_LARGEST_PORT = 65_535
+_BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
+"""Stores whose URLs name a bucket or a container first."""
 
 
 class TokenCacheConfig(StrictModel):
@@ -137,13 +147,45 @@ class RuntimeConfig(StrictModel):
     @field_validator("journal")
     @classmethod
     def _journal_is_a_url(cls, journal: str) -> str:
-        scheme, _, _ = journal.partition("://")
-        if journal and ("://" not in journal or scheme in {"", "mem"}):
-            raise ValueError(
-                f"runtime.journal is {journal!r}, no URL of a store that outlives the run; give one such as "
-                "s3://BUCKET/FOLDER or file:///FOLDER"
-            )
+        if not journal:
+            return journal
+        try:
+            parts = urlsplit(journal)
+        except ValueError:
+            parts = urlsplit("")
+        host = parts.netloc.rpartition("@")[2]
+        wrong = ""
+        if "://" not in journal or parts.scheme in {"", "mem"}:
+            wrong = "no URL of a store that outlives the run; give one such as s3://BUCKET/FOLDER or file:///FOLDER"
+        elif parts.scheme == "file" and (host or not parts.path.strip("/")):
+            wrong = "no folder of this machine; give its whole path, as file:///FOLDER"
+        elif parts.scheme in _BUCKETS and not host:
+            wrong = f"which names no bucket; give one, as {parts.scheme}://BUCKET/FOLDER"
+        if wrong:
+            raise ValueError(f"found {journal!r}, {wrong}")
         return journal
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_of_a_ray(cls, address: str) -> str:
+        found = _HOST_AND_PORT.fullmatch(address)
+        if address in {"", "auto"} or (found and 0 < int(found[1]) <= _LARGEST_PORT):
+            return address
+        raise ValueError(
+            f"found {address!r}; give the head of a Ray that runs, as HOST:PORT, or auto for this machine's"
+        )
+
+    @field_validator("bind", "metrics_bind")
+    @classmethod
+    def _is_where_one_listens(cls, bind: str) -> str:
+        if bind in {"", "auto"} or _is_network(bind):
+            return bind
+        if _INTERFACE.fullmatch(bind) and not _NUMBERS.fullmatch(bind):
+            return bind
+        raise ValueError(
+            f"found {bind!r}, neither an interface (eth0), a network of IPv4 (10.0.0.0/8) nor an address; give one of "
+            "them, or auto"
+        )
 
     @model_validator(mode="after")
     def _one_ray(self) -> Self:
@@ -156,3 +198,11 @@ class RuntimeConfig(StrictModel):
                 f"runtime.address {self.address!r} names a Ray that listens where it was told; leave out bind and ports"
             )
         return self
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.IPv4Network(text, strict=False)
+    except ValueError:
+        return False
+    return True

@@ -293,9 +293,9 @@ def warnings_of_a_step(mix: MixConfig, sizes: SourceSizes) -> list[str]:
         drawn = [tokens_by_step(mix, sizes, k, tokens_per_step=per_step) for k in (step, step + 1)]
         most_S = np.maximum(most_S, (drawn[1] - drawn[0]) / _epoch_tokens(sizes))
     warnings = [
-        f"a single step goes through {name} {epochs:,.1f} times: it holds {sizes.samples_S[s]:,.0f} records of "
-        f"about {sizes.tokens_per_sample_S[s]:,.0f} tokens; add data, lower its weight, or lower batch.tokens "
-        f"{mix.batch.tokens:,}"
+        f"a single step goes through {name} {'over ' * (epochs > 1e6)}{min(epochs, 1e6):,.1f} times: it holds "
+        f"{sizes.samples_S[s]:,.0f} records of about {sizes.tokens_per_sample_S[s]:,.0f} tokens; add data, lower its "
+        f"weight, or lower batch.tokens {mix.batch.tokens:,}"
         for s, (name, epochs) in enumerate(zip(mix.names, most_S.tolist(), strict=True))
         if epochs > 1
     ]

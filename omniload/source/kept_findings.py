@@ -28,7 +28,7 @@ from omniload.source.tokenize import file_of, library_of
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[1] = 1
+_VERSION: Literal[2] = 2
 """Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
@@ -53,12 +53,14 @@ class FoundSource:
     """Bytes of the files, as stored."""
     tokens_per_record: float
     """Mean tokens of the first records, which were decoded, over all splits; 0 where none of them gives any."""
+    doubt: str = ""
+    """Why it may give nothing, as far as its first records tell; empty where they give something."""
 
 
 class _Findings(StrictModel):
     """The file."""
 
-    version: Literal[1]
+    version: Literal[2]
     sources: dict[str, tuple[str, FoundSource]]
     """Of each source, what the finding rests on and what it is."""
 

@@ -11,7 +11,8 @@
 
 What the including file says counts: mappings are merged key by key, and anything else takes the place of what was
 included. Of several files the later counts. ``${NAME}`` is the variable's value, read as if it stood there, and in
-quotes a text; ``${NAME:-word}`` is ``word`` where the variable is not set or empty; ``$${`` is ``${``.
+quotes a text; ``${NAME:-word}`` is ``word`` where the variable is not set or empty; ``$${`` is ``${``. A value has
+4,096 characters at most, and what variables make of a file is no larger than the largest file.
 
 A file of ``version: 1`` is read as it stands.
 """
@@ -26,13 +27,15 @@ from pathlib import Path
 from omniload.base.config import read_text
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import names_secret
-from omniload.base.settings.tree import Node, compose
+from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
 __all__ = ["SettingsTree", "read_settings"]
 
 _INCLUDE = "include"
 _DEEPEST = 8
 _MOST_FILES = 64
+_LONGEST_VALUE = 4096
+"""Characters of a variable: a path has fewer."""
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|)")
 
 
@@ -86,6 +89,8 @@ class _Reading:
         self.files: list[Path] = []
         self.variables: set[str] = set()
         self._environment = environment
+        self._characters = 0
+        """Of all words that name variables, as they came out."""
 
     def file(self, path: Path, text: str, above: tuple[Path, ...]) -> Node:
         """Return the tree of a file, with what it includes below what it says."""
@@ -124,7 +129,14 @@ class _Reading:
 
     def _expanded(self, word: str, place: str) -> str:
         """Return a word with the values of its variables; ``place`` stands for where it is."""
-        return _VARIABLE.sub(lambda found: self._value(found, place), word)
+        expanded = _VARIABLE.sub(lambda found: self._value(found, place), word)
+        self._characters += len(expanded)
+        if self._characters > LARGEST_TEXT_BYTES:
+            raise ConfigError(
+                f"{place} makes it {self._characters:,} characters with the values of variables in place, more than "
+                f"the {LARGEST_TEXT_BYTES:,} of a file of settings; name variables less often, or shorten their values"
+            )
+        return expanded
 
     def _value(self, found: "re.Match[str]", place: str) -> str:
         if found[0] == "$${":
@@ -144,6 +156,11 @@ class _Reading:
         if not value and otherwise is None:
             raise ConfigError(
                 f"{place} names ${{{name}}}, which is not set; set it, or write ${{{name}:-word}}"
+            )
+        if len(value) > _LONGEST_VALUE:
+            raise ConfigError(
+                f"{place} names ${{{name}}}, whose value has {len(value):,} characters, more than {_LONGEST_VALUE:,}; "
+                "shorten it, or write it into a file that is included"
             )
         self.variables.add(name)
         return value or otherwise

@@ -1,5 +1,6 @@
 """Which journal is a run's: the file in its folder, or a folder of a store that the mix names."""
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from omniload.mix.run_record import read_run_record
 if TYPE_CHECKING:
     from fusefs.stores.local.store import LocalStore
 
-__all__ = ["JOURNAL_NAME", "journal_at", "journal_of"]
+__all__ = ["JOURNAL_NAME", "journal_at", "journal_of", "require_store"]
 
 JOURNAL_NAME = "journal.jsonl"
 """File of a run's journal in its folder."""
@@ -21,6 +22,8 @@ _PLAIN = re.compile(r"[\w.=+-]{1,200}")
 _BUCKETS = frozenset({"s3", "gs", "gcs"})
 _GIVE_UP_S = 60.0
 """Longest that a planner waits for one object; ranks have batches ahead meanwhile."""
+_LOOK_S = 10.0
+"""Longest that a check waits for a store."""
 _WAITS_S = tuple(backoff_s(first_s=0.1, longest_s=3.0, attempts=30))
 
 
@@ -59,6 +62,41 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
     if parts.scheme in _BUCKETS:
         check_root(store, begin=True)
     return ObjectStorage(RetryingStore(store, waits_s=_WAITS_S, give_up_after_s=_GIVE_UP_S))
+
+
+def require_store(url: str) -> None:
+    """Refuse ``runtime.journal`` where nothing can open it; nothing is written.
+
+    Raises:
+        ConfigError: There is no such store, or no such bucket.
+        UnavailableError: It does not answer within some seconds.
+    """
+    from fusefs.stores.url import check_root, open_store  # noqa: PLC0415 -- as above
+
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        _require_folder(Path(parts.path))
+        return
+    in_bucket = parts.scheme in _BUCKETS
+    # Folders below are made as a run begins; the bucket is not.
+    store = open_store(
+        parts._replace(path="").geturl() if in_bucket else url, give_up_after_s=_LOOK_S
+    )
+    try:
+        if in_bucket:
+            check_root(store)
+    finally:
+        store.close()
+
+
+def _require_folder(folder: Path) -> None:
+    """Refuse a folder that can neither be written nor be made."""
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{there} is {'a folder that cannot be written' if there.is_dir() else 'no folder'}; name another place, "
+            "or get the rights to it"
+        )
 
 
 def _require_folder_itself(store: "LocalStore", above: Path, name: str) -> None:

@@ -1,9 +1,15 @@
-"""Tables of a mix of a thousand sources stay readable."""
+"""What a check refuses or doubts, each with its line; tables of a mix of a thousand sources stay readable."""
 
+import json
+
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from omniload.commands.check import shares_table
+from omniload.base.errors import ConfigError
+from omniload.commands.check import check, shares_table
 from omniload.commands.display import output
+from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from tests.support.plane.builders import a_mix
 
 
@@ -17,3 +23,142 @@ def test_a_long_table_says_how_much_it_leaves_out(sources, rows, last, capsys):
 
     assert shares.row_count == rows
     assert last in capsys.readouterr().out
+
+
+MIX = """\
+version: 1
+seed: 1
+tokenizer: {type: bytes}
+sources:
+  web:
+    type: jsonl
+    path: web.jsonl
+    SOURCE
+mix: {stages: [{from_step: 0, weights: {web: 1}}]}
+pack: {length: 16PACK}
+batch: {tokens: 64, micro_tokens: 64}
+"""
+
+
+def checked(folder, *, source="text: text", pack="", rest="", records=100):
+    """Check a mix of one source; return its exit code and the lines it shows."""
+    lines = (json.dumps({"text": "word " * 6, "lang": "en"}) for _ in range(records))
+    (folder / "web.jsonl").write_text("\n".join(lines) + "\n")
+    file = folder / "mix.yaml"
+    file.write_text(MIX.replace("SOURCE", source).replace("PACK", pack) + rest)
+    shown = CliRunner().invoke(check, [str(file), "--cache-dir", str(folder / "cache")])
+    said = str(shown.exception) if isinstance(shown.exception, ConfigError) else shown.output
+    return shown.exit_code, [line.replace(f"{file}:", "mix.yaml:") for line in said.splitlines()]
+
+
+REFUSED = {
+    "where that nothing meets": (
+        {"source": "where: {lang: fr}"},
+        "mix.yaml:8: sources.web.where: none of its 100 records meets its conditions; correct them, or",
+    ),
+    "filter that nothing passes": (
+        {"source": "transforms: [{type: filter, min_tokens: 1000}]", "records": 60},
+        "mix.yaml:8: sources.web.transforms: none of its 60 records gives a token; correct them, or",
+    ),
+    "rows that nothing fits": (
+        {"pack": ", overlong: drop", "records": 60},
+        "mix.yaml:5: sources.web: none of its 60 records fits pack.length 16, and longer ones are dropped;",
+    ),
+    "journal of no known store": (
+        {"rest": "runtime: {journal: 'nonesuch://x'}\n"},
+        "mix.yaml:12: runtime.journal: store 'nonesuch://x': Protocol not known: nonesuch",
+    ),
+    "journal without a bucket": (
+        {"rest": "runtime: {journal: 's3://'}\n"},
+        "mix.yaml:12: runtime.journal: found 's3://', which names no bucket; give one, as s3://BUCKET/",
+    ),
+    "journal in a file": (
+        {"rest": "runtime: {journal: 'file:///dev/null/x'}\n"},
+        "mix.yaml:12: runtime.journal: /dev/null is no folder; name another place",
+    ),
+    "address of nothing": (
+        {"rest": "runtime: {address: x}\n"},
+        "mix.yaml:12: runtime.address: found 'x'; give the head of a Ray that runs, as HOST:PORT, or auto",
+    ),
+    "no address to listen on": (
+        {"rest": "runtime: {bind: 300.1.1.1}\n"},
+        "mix.yaml:12: runtime.bind: found '300.1.1.1', neither an interface (eth0), a network",
+    ),
+}
+DOUBTED = {
+    "where that nothing meets yet": (
+        {"source": "where: {lang: fr}", "records": 40_000},
+        "mix.yaml:8: sources.web.where: none of its first ",
+    ),
+    "filter that nothing passes yet": (
+        {"source": "transforms: [{type: filter, min_tokens: 1000}]"},
+        "mix.yaml:8: sources.web.transforms: none of its first 64 records of 100 gives a token; correct",
+    ),
+    "rows that nothing fits yet": (
+        {"pack": ", overlong: drop"},
+        "mix.yaml:5: sources.web: none of its first 64 records of 100 fits pack.length 16, and longer",
+    ),
+    "split of less than a record": (
+        {"rest": "splits: {eval: 1.0e-300}\nsplit: eval\n"},
+        "mix.yaml:5: sources.web: split 'eval' takes 1e-300 of its 100 records, less than one",
+    ),
+    "interface that is not there": (
+        {"rest": "runtime: {bind: nope0}\n"},
+        "mix.yaml:12: runtime.bind is 'nope0', which is no interface of ",
+    ),
+    "address that is not here": (
+        {"rest": "runtime: {metrics_bind: 203.0.113.7}\n"},
+        "mix.yaml:12: runtime.metrics_bind is '203.0.113.7', and ",
+    ),
+    "folder of blocks that is not there": (
+        {"rest": "loader: {spill: none}\n"},
+        "mix.yaml:12: loader.spill: ",
+    ),
+}
+
+
+def test_a_mix_that_gives_samples_is_valid_without_a_doubt(tmp_path):
+    code, lines = checked(tmp_path, source="where: {lang: en}")
+
+    assert code == 0
+    assert lines[-1] == "mix.yaml: valid; a step is 4 rows of 16 tokens over 1 data-parallel rank"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_give_nothing_is_refused_with_its_line(tmp_path, name):
+    given, said = REFUSED[name]
+
+    code, lines = checked(tmp_path, **given)
+
+    assert code != 0
+    assert [line for line in lines if line.startswith(said)] == lines
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_what_may_give_nothing_is_a_warning_with_its_line(tmp_path, name):
+    given, said = DOUBTED[name]
+
+    code, lines = checked(tmp_path, **given)
+    _, again = checked(tmp_path, **given)  # what was found of the source is kept
+
+    assert code == 0
+    assert [line.startswith(f"warning: {said}") for line in lines if "warning" in line] == [True]
+    assert again == lines
+
+
+def test_what_was_found_does_not_stand_for_rows_of_another_length(tmp_path):
+    code, _ = checked(tmp_path, records=60)
+    refused, lines = checked(tmp_path, pack=", overlong: drop", records=60)
+
+    assert (code, refused != 0) == (0, True)
+    assert "fits pack.length 16" in lines[0]
+
+
+def test_a_step_of_epochs_without_end_is_told_in_a_few_digits():
+    mix = a_mix(sources=["web"])
+    sizes = SourceSizes(samples_S=np.ones(1), tokens_per_sample_S=np.full(1, 1e-300))
+
+    (warning,) = warnings_of_a_step(mix, sizes)
+
+    assert "goes through web over 1,000,000.0 times" in warning
+    assert len(warning) < 200

@@ -218,3 +218,25 @@ def test_secrets_are_known_by_the_words_of_their_names():
     ]
 
     assert [name for name in (*secret, *plain) if names_secret(name)] == secret
+
+
+def test_a_variable_has_no_more_characters_than_a_path(tmp_path):
+    file = put(tmp_path, mix="version: 2\nseed: 1\nmix: ${LONG}\n")
+
+    assert read_settings(file, {"LONG": "v" * 4096}).root.child("mix")[1].content == "v" * 4096
+    with pytest.raises(ConfigError) as refused:
+        read_settings(file, {"LONG": "v" * 4097})
+
+    assert str(refused.value) == (
+        f"{file}:3: mix names ${{LONG}}, whose value has 4,097 characters, more than 4,096; shorten it, or write it "
+        "into a file that is included"
+    )
+
+
+def test_variables_make_no_file_larger_than_the_largest(tmp_path):
+    """A word of seven characters, 100,000 times in a file, would be 400 MiB."""
+    lines = "".join(f"- ${{LONG}}  # {number}\n" for number in range(300))
+    file = put(tmp_path, mix=f"version: 2\nseed:\n{lines}")
+
+    with pytest.raises(ConfigError, match=r"mix.yaml:259: seed.256 makes it 1,052,672 characters"):
+        read_settings(file, {"LONG": "v" * 4096})
