@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 
 from omniload.base.concurrency.calls_under_way import under_way
-from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
 from omniload.base.units import format_bytes
 
@@ -39,6 +39,12 @@ _STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", 
 _LARGEST_JSON = 256 << 20
 """Bytes of a file that lists shards at most: a million of them."""
 _LARGEST_NAME = 1_024
+_HTTP = ("http://", "https://")
+_MUCH_BYTES = 8 << 20
+_SAYS_NO_RANGES = "support range requests"
+"""As fsspec says that a server sent a whole file."""
+_GIVE_RANGES: set[str] = set()
+"""Servers that gave a part of a file."""
 _REFUSALS = frozenset(
     {
         *("ParamValidationError", "NoCredentialsError", "PartialCredentialsError"),
@@ -88,15 +94,23 @@ class ShardFile:
         """Return the bytes of each range; fewer where the file ends before it.
 
         Raises:
+            ConfigError: It lies on a server that gives whole files alone.
             OSError: The file cannot be read.
         """
         if self.remote is None:
             with Path(self.path).open("rb", buffering=0) as file:
                 return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
+        if self.size_bytes > _MUCH_BYTES and self.path.startswith(_HTTP):
+            _require_ranges(self.remote, self.path)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
         found: list[bytes] = self.remote.cat_ranges(
             [self.path] * len(ranges), starts, stops, on_error="raise"
         )
+        for data, (start, stop) in zip(found, ranges, strict=True):
+            if len(data) > stop - start:
+                raise _no_ranges(
+                    self.path, f"answers with {len(data)} bytes where {stop - start} were asked for"
+                )
         return found
 
     def read_range(self, start: int, stop: int) -> bytes:
@@ -153,6 +167,7 @@ def reading(file: ShardFile, part: str = "") -> Iterator[None]:
     """Read from ``file`` inside; say what went wrong in terms of the source.
 
     Raises:
+        ConfigError: Its server gives no parts of it.
         IntegrityError: The file changed since the source was opened, before or while it
             was read, or its bytes cannot be decoded.
         UnavailableError: The file system did not answer.
@@ -170,6 +185,8 @@ def _guarded(file: ShardFile, where: str) -> Iterator[None]:
     except OmniloadError:
         raise
     except Exception as error:
+        if isinstance(error, ValueError) and _SAYS_NO_RANGES in str(error):
+            raise _no_ranges(file.path, "answers with all of it") from error
         decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
         if not decoding and not is_outage(error):
             raise
@@ -184,6 +201,33 @@ def _guarded(file: ShardFile, where: str) -> Iterator[None]:
             f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
         ) from error
     file.require_unchanged()
+
+
+def _no_ranges(path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: is on a server that gives no parts of a file: it {why}; name a server that answers requests for "
+        "ranges (206), or copy the files"
+    )
+
+
+def _require_ranges(store: fsspec.AbstractFileSystem, url: str) -> None:
+    """Ask a server once for a part of a file: fsspec would hold the whole of a large one before it can be told.
+
+    Raises:
+        ConfigError: It gives none.
+        OSError: It cannot be asked.
+    """
+    host = url.partition("://")[2].partition("/")[0]
+    if host in _GIVE_RANGES:
+        return
+    # Of the second byte: what begins at the first one may be the whole file, cut off by the client.
+    with store.open(url, "rb", cache_type="none") as file:
+        file.seek(1)
+        try:
+            file.read(1)
+        except ValueError as error:
+            raise _no_ranges(url, "answers with all of it") from error
+    _GIVE_RANGES.add(host)
 
 
 def is_outage(error: Exception) -> bool:
@@ -323,9 +367,15 @@ def remote_file(
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
     if not is_file(entry):
         raise ValueError("it is no file, and can be read once or has no end; write it to a file")
+    size = entry.get("size")
+    if not isinstance(size, int) or size < 0:
+        raise ValueError(
+            f"its store gives {'no size' if size is None else f'the size {size!r:.40}'}; have it send one (over HTTP a "
+            "Content-Length), or copy the file"
+        )
     stamp = next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
     mark = next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
-    return ShardFile(path=path, size_bytes=entry["size"], stamp=stamp, mark=mark, remote=store)
+    return ShardFile(path=path, size_bytes=size, stamp=stamp, mark=mark, remote=store)
 
 
 def is_file(entry: dict[str, Any]) -> bool:
