@@ -1,6 +1,7 @@
 """A policy moves the weights of a run that goes on: by the losses that its loop reports, and again after a resume."""
 
 import threading
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import yaml
 
 import omniload
+from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.config import checked
+from omniload.base.errors import StateError
 from omniload.commands.edits import steer
 from omniload.commands.edits.steer import Steering
 from omniload.mix.edits.kept import EDITS_NAME
@@ -115,6 +118,26 @@ def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatc
     assert result.exit_code == 0
     assert "edit 1 of 4096, from step" in result.output
     assert "has ended; its weights stay" in result.output
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("age_s", [100.0, 2.5, -7200.0])
+def test_a_run_that_has_ended_is_told_as_one(mix_path, tmp_path, monkeypatch, age_s, options):
+    """By its status, which a clock that went ahead may have written."""
+    monkeypatch.setattr(steer, "_LOOK_S", 0.01)
+    monkeypatch.setattr(steer, "_GONE_S", 3.0)
+    monkeypatch.setattr(steer, "_UP_S", 1.0)
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 2, {})
+    status = read_status(run).model_copy(update={"written_at": time.time() - age_s})
+    (run / STATUS_NAME).write_text(status.model_dump_json())
+
+    result = run_mix("steer", run, a_file(tmp_path, type="loss", rate=1.0), *options)
+
+    assert isinstance(result.exception, StateError)
+    assert "no data plane is up, and none was for 3 s; start the run" in str(result.exception)
+    assert ("no data plane of" in result.stderr) == (age_s < 3)
 
 
 def test_what_moves_nothing_is_no_edit(mix_path, tmp_path):
