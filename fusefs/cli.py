@@ -27,6 +27,7 @@ from fusefs.tools.export import (
     place_on_mount,
     require_free,
     require_no_mount,
+    require_no_others,
 )
 from fusefs.tools.fsck import verify
 from fusefs.tools.prefetch import (
@@ -303,8 +304,7 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
     try:
         with closing(_open(url)) as files, closing(RetryingStore(open_store(folder))) as out:
             copies = list(copies_of(files, path.strip("/"), name))
-            if not force:
-                require_free(out, copies)
+            (require_no_others if force else require_free)(out, copies)
             with progress("exporting", sum(copy.size_bytes for copy in copies)) as report:
                 done = [(c, export_file(files, c.source, out, c.target, report)) for c in copies]
     except FileNotFoundError as error:

@@ -32,6 +32,7 @@ __all__ = [
     "place_on_mount",
     "require_free",
     "require_no_mount",
+    "require_no_others",
 ]
 
 _WINDOW_BYTES = 32 << 20
@@ -67,8 +68,18 @@ def parted(target: str) -> tuple[str, str]:
     other store.
 
     Raises:
-        StateError: There is no name at its end, or a file stands where a folder has to be.
+        StateError: There is no name at its end, or none that a store takes, or a file stands where a folder
+            has to be.
     """
+    folder, name = _parted(target)
+    try:
+        checked_path(name)
+    except ValueError as error:
+        raise StateError(f"target {target!r}: {error}") from error
+    return folder, name
+
+
+def _parted(target: str) -> tuple[str, str]:
     folder, slash, name = target.rstrip("/").rpartition("/")
     if not name or (urlsplit(target).scheme and folder.endswith(":/")):
         raise StateError(f"target {target!r} ends with no name; give the name of the copy")
@@ -160,6 +171,23 @@ def require_free(store: Store, copies: list[Copy]) -> None:
             f"{store.location} holds {taken[0]!r} already, and {len(taken) - 1} more of the "
             f"{len(copies)} targets; give --force to replace them"
         )
+
+
+def require_no_others(store: Store, copies: list[Copy]) -> None:
+    """Refuse to replace anything but files, before anything is copied: root would replace ``/dev/null`` as well.
+
+    Raises:
+        StateError: A folder, a link, a pipe or a device is there.
+    """
+    for copy in copies:
+        try:
+            found = store.stat(copy.target)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise StateError(f"target {copy.target!r}: {error.strerror}") from error
+        if found.is_directory:
+            raise StateError(f"target {copy.target!r} is a folder; name the copy in it")
 
 
 def export_file(

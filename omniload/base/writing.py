@@ -1,10 +1,16 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and logs that are appended to."""
 
+import errno
 import os
+import stat
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["write_whole"]
+from omniload.base.errors import ConfigError
+from omniload.base.reading import kind_of
+
+__all__ = ["open_log", "require_replaceable", "write_whole"]
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
@@ -17,8 +23,10 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
         mode: Who may read and write it, less what the process's umask takes away.
 
     Raises:
+        FileExistsError: A folder, a device, a pipe or a socket is there.
         OSError: It cannot be written; nothing of it is left.
     """
+    require_replaceable(path)
     partial = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex[:12]}")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -31,3 +39,37 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def require_replaceable(path: Path) -> None:
+    """Check that a file may take the place of what is at ``path``: root would replace ``/dev/null`` as well.
+
+    Raises:
+        FileExistsError: A folder, a device, a pipe or a socket is there.
+    """
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise FileExistsError(errno.EEXIST, f"{kind_of(mode)} is there, no file", str(path))
+
+
+def open_log(path: str) -> int:
+    """Open what a process appends its log to: a file, made if need be, a terminal, or a pipe that is read.
+
+    Returns:
+        A descriptor, which the caller closes.
+
+    Raises:
+        ConfigError: It cannot be written, or nobody reads the pipe.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for whoever reads from it.
+        log = os.open(path, flags | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        said = "is a pipe that nobody reads" if error.errno == errno.ENXIO else None
+        raise ConfigError(
+            f"log {path!r} {said or f'cannot be written: {error.strerror}'}; name a file"
+        ) from error
+    os.set_blocking(log, True)
+    return log

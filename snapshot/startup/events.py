@@ -203,13 +203,13 @@ def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _append(path: str, event: StageEvent) -> None:
+    # A report that cannot be written, or a pipe that nobody reads, must not keep a job from starting.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = os.open(path, flags, 0o644)
+        try:
+            os.write(file, event.line().encode())
+        finally:
+            os.close(file)
     except OSError as error:
-        # A report that cannot be written must not keep a job from starting.
         _LOG.warning("%s=%s: no start-up events: %s", LOG_VARIABLE, path, error.strerror)
-        return
-    try:
-        os.write(file, event.line().encode())
-    finally:
-        os.close(file)

@@ -94,7 +94,8 @@ def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:
             env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
             pass_fds=[theirs.fileno()],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",  # it names the mount point
             check=False,
         )
         if done.returncode:

@@ -28,6 +28,7 @@ from omniload.base.errors import (
     project_error,
 )
 from omniload.base.log import get_logger, set_up_logging
+from omniload.base.writing import open_log
 
 __all__ = [
     "clear_dead_mount",
@@ -76,11 +77,11 @@ def start_daemon(
     clear_dead_mount(mountpoint)
     ready, report_fd = os.pipe()
     try:
-        log = open(log_path, "ab") if log_path else None  # noqa: SIM115, PTH123 -- closed below
-    except OSError as error:
+        log = open_log(log_path) if log_path else None
+    except ConfigError:
         os.close(ready)
         os.close(report_fd)
-        raise ConfigError(f"log {log_path!r} cannot be written: {error.strerror}") from error
+        raise
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(report_fd), *words],
@@ -94,7 +95,7 @@ def start_daemon(
     finally:
         os.close(report_fd)
         if log is not None:
-            log.close()
+            os.close(log)
     with os.fdopen(ready, "rb") as pipe:
         try:
             assert process.stdin is not None
@@ -202,7 +203,11 @@ def umount(mountpoint: str) -> None:
         StateError: It is not a mount, or it is in use.
     """
     done = subprocess.run(
-        [*unmount_command(lazily=False), mountpoint], capture_output=True, text=True, check=False
+        [*unmount_command(lazily=False), mountpoint],
+        capture_output=True,
+        encoding="utf-8",
+        errors="backslashreplace",  # it names the mount point
+        check=False,
     )
     if done.returncode:
         if line_of_mount(os.path.realpath(mountpoint), mount_table()) is None:

@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from omniload.base.errors import ConfigError
+from omniload.base.reading import kind_of
 
 __all__ = ["digest_of", "file_digest"]
 
@@ -29,15 +31,19 @@ def digest_of(path: str | Path) -> str:
     passed over, or an editable source would change by being installed.
 
     Raises:
-        ConfigError: Nothing is there, or it cannot be read.
+        ConfigError: Nothing is there, or no file and no folder, or it cannot be read.
     """
     root = Path(path)
     try:
-        if root.is_dir():
+        mode = root.stat().st_mode
+        if stat.S_ISDIR(mode):
             total = hashlib.sha256()
             for line in _tree_lines(root):
                 total.update(line)
             return f"tree:{total.hexdigest()}"
+        if not stat.S_ISREG(mode):
+            # Reading a pipe would wait, and take from the command what is in it.
+            raise ConfigError(f"{path}: an input that is {kind_of(mode)}; name a file or a folder")
         return f"file:{file_digest(root).hex()}"
     except OSError as error:
         raise ConfigError(f"{path}: an input that cannot be read: {error.strerror}") from error

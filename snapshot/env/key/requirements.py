@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from omniload.base.errors import ConfigError
+from omniload.base.reading import read_small_file
 from snapshot.env.format.digests import digest_of
 
 __all__ = ["Requests", "canonical_name", "requests_of", "without_credentials"]
@@ -48,6 +49,7 @@ _PROJECTS = {
     "pipenv": ("Pipfile", "Pipfile.lock"),
 }
 """Files that decide what a tool for whole projects installs."""
+_MOST_REQUIREMENT_BYTES = 64 << 20
 _ARCHIVES = (".whl", ".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz")
 _LINE_OPTION = re.compile(r"^(--[^\s=]+|-[A-Za-z])(?:[=\s]?\s*(.*))?$")
 _PIP = re.compile(r"^pip[0-9.]*(\.py)?$")
@@ -179,8 +181,12 @@ class _Reader:
             return
         self._read.add((path, constraints))
         try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
+            # Of a pipe (``-r <(...)``) pip would read what this one leaves: nothing. So it is refused.
+            held = read_small_file(
+                path, most_bytes=_MOST_REQUIREMENT_BYTES, what="a requirement file"
+            )
+            text = held.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: a requirement file that cannot be read: {error}") from error
         for number, line in _lines(text):
             try:

@@ -26,7 +26,13 @@ from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.mount.fork import ForkedProcess, can_fork, start_forked
 from snapshot.image.peer.node import PeerNode, PeerSettings
-from snapshot.image.trace.store import TraceStore, find_any_trace, find_trace, merge_into
+from snapshot.image.trace.store import (
+    TraceStore,
+    check_record,
+    find_any_trace,
+    find_trace,
+    merge_into,
+)
 from snapshot.image.trace.trace import MAX_TRACE_BYTES, Trace, decode_trace, hot_blocks
 from snapshot.image.tree.tree import Tree, merge
 from snapshot.image.view.recording import Recording
@@ -148,6 +154,8 @@ class _Serving:
     def __init__(self, settings: ImageMount, store: ImageStore, image: Image) -> None:
         self._settings, self._image = settings, image
         cache = Path(settings.cache)
+        if settings.record not in {None, AUTO}:
+            check_record(Path(str(settings.record)))
         self._trace = chosen_trace(settings, image, store)
         self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
         self._tree = merge([index.entries for index in self._indexes])

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 
 from fusefs.bridge.process.launch import clear_dead_mount, failure_of, report_failure
-from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger, set_up_logging
+from omniload.base.writing import open_log
 
 __all__ = ["DEFECT_CODE", "ForkedProcess", "can_fork", "fork", "start_forked"]
 
@@ -67,10 +67,7 @@ def start_forked(
         StateError: As the child reports, or it ended without a word.
     """
     clear_dead_mount(mountpoint)
-    try:
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f"log {log_path!r} cannot be written: {error.strerror}") from error
+    log = open_log(log_path)
     ready, status = os.pipe()
 
     def child() -> int:

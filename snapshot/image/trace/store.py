@@ -8,19 +8,21 @@ or beside the image in its registry. One that others pushed is a
 hint like any other: it may cost requests, never right bytes.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.linux.file_lock import locked
 from omniload.base.log import get_logger
-from omniload.base.reading import read_kept_file
-from omniload.base.writing import write_whole
+from omniload.base.reading import open_file, read_kept_file
+from omniload.base.writing import require_replaceable, write_whole
 from snapshot.image.trace.keys import command_key, most_run, nearest
 from snapshot.image.trace.sharing import pull_trace, pull_traces
 from snapshot.image.trace.trace import (
     MAX_TRACE_BYTES,
     Trace,
+    begins_trace,
     decode_trace,
     encode_trace,
     merge_traces,
@@ -30,9 +32,11 @@ from snapshot.oci.digest import check_digest
 from snapshot.oci.store import ImageStore
 from snapshot.private_folder import private_folder
 
-__all__ = ["TraceStore", "find_any_trace", "find_trace", "merge_into"]
+__all__ = ["TraceStore", "check_record", "find_any_trace", "find_trace", "merge_into"]
 
 _log = get_logger(__name__)
+_HEAD_BYTES = 1 << 20
+"""Of a trace: its first line holds the words of a command."""
 
 
 class TraceStore:
@@ -85,6 +89,26 @@ def merge_into(path: Path, new: Trace) -> Trace:
             merged = merge_traces([old, new])
         write_whole(path, encode_trace(merged))
     return merged
+
+
+def check_record(path: Path) -> None:
+    """Check that the trace of a start may go to a file that a user named. At its end nobody reads why not.
+
+    Raises:
+        ConfigError: Its folder is not there or not to be written, or no trace lies there.
+    """
+    try:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"record {path}: its folder is not there, or not yours to write")
+        require_replaceable(path)
+        with open_file(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"record {path}: {error.strerror}; name another file") from error
+    if head and not begins_trace(head):
+        raise ConfigError(f"record {path}: holds {head[:40]!r}..., no trace; name another file")
 
 
 def find_trace(

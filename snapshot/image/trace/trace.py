@@ -29,6 +29,7 @@ __all__ = [
     "VERSION",
     "Touch",
     "Trace",
+    "begins_trace",
     "decode_trace",
     "encode_trace",
     "hot_blocks",
@@ -132,6 +133,11 @@ def encode_trace(trace: Trace) -> bytes:
         for touch in trace.touches
     ]
     return ("\n".join(lines) + "\n").encode("ascii")
+
+
+def begins_trace(data: bytes) -> bool:
+    """Return whether bytes begin as a trace of any version does, whatever follows."""
+    return data.startswith(f'{{"{_KEY}":'.encode())
 
 
 def decode_trace(data: bytes, *, name: str) -> Trace:

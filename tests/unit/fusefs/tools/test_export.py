@@ -1,6 +1,7 @@
 """Striped files copied to plain ones: whole or not at all, never over what is there."""
 
 import json
+import os
 
 import pytest
 import xxhash
@@ -237,6 +238,25 @@ def test_the_command_overwrites_by_force_only(store, tmp_path):
 
     assert run("d/big", tmp_path / "big", "--store", store, "--force").exit_code == 0
     assert (tmp_path / "big").read_bytes() == BIG
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/null")])
+def test_the_command_replaces_nothing_but_files(store, tmp_path, make):
+    make(tmp_path / "place")
+    before = (tmp_path / "place").lstat()
+
+    done = run("d/big", tmp_path / "place", "--store", store, "--force")
+
+    assert isinstance(done.exception, StateError)
+    assert (tmp_path / "place").lstat() == before
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a//b", "none/../b"])
+def test_a_target_that_no_store_takes_is_a_fault_of_its_own(store, tmp_path, name):
+    done = run("d/big", f"{tmp_path}/new/{name}", "--store", store, "--force")
+
+    assert isinstance(done.exception, StateError)
+    assert "target" in str(done.exception)
 
 
 def test_a_file_that_is_not_there_is_named(store, tmp_path):

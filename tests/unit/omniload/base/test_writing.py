@@ -1,9 +1,12 @@
 """A file is there whole or as it was, and nothing is left beside it."""
 
+import os
+
 import pytest
 
 from omniload.base import writing
-from omniload.base.writing import write_whole
+from omniload.base.errors import ConfigError
+from omniload.base.writing import open_log, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -33,3 +36,36 @@ def test_a_name_as_long_as_a_name_may_be_is_written(tmp_path):
     write_whole(tmp_path / ("n" * 255), b"x")
 
     assert (tmp_path / ("n" * 255)).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])
+def test_what_is_no_file_is_never_replaced(tmp_path, make, kind):
+    make(tmp_path / "place")
+
+    with pytest.raises(FileExistsError, match=kind):
+        write_whole(tmp_path / "place", b"x")
+
+    assert not (tmp_path / "place").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+
+
+def test_a_log_goes_to_a_file_or_to_a_pipe_that_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file", "file"):
+        log = open_log(str(tmp_path / name))
+        os.write(log, b"x")
+        os.close(log)
+    assert (tmp_path / "file").read_bytes() == b"xx"
+
+    with pytest.raises(ConfigError, match="a pipe that nobody reads; name a file"):
+        open_log(str(tmp_path / "pipe"))
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        open_log(str(tmp_path))
+
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    log = open_log(str(tmp_path / "pipe"))
+    assert os.get_blocking(log)
+    os.write(log, b"y")
+    assert os.read(reader, 10) == b"y"
+    os.close(log)
+    os.close(reader)

@@ -1,6 +1,7 @@
 """Stage events: one line each, with job, node, attempt, time and bytes by tier."""
 
 import json
+import os
 
 import pytest
 
@@ -118,10 +119,12 @@ def test_stages_append_to_what_others_wrote(tmp_path):
     ]
 
 
-def test_a_log_that_cannot_be_written_does_not_keep_a_job_from_starting(tmp_path):
+@pytest.mark.parametrize("log", ["no/folder", "pipe", "/dev/full"])
+def test_a_log_that_cannot_be_written_does_not_keep_a_job_from_starting(tmp_path, log):
+    os.mkfifo(tmp_path / "pipe")
     ran = []
 
-    with stage("environment", {LOG_VARIABLE: str(tmp_path / "no" / "folder")}):
+    with stage("environment", {LOG_VARIABLE: str(tmp_path / log)}):
         ran.append(True)
 
     assert ran == [True]

@@ -1,5 +1,6 @@
 """A changed input gives another key, and the documents say which."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -171,3 +172,11 @@ def test_an_empty_list_differs_from_one_with_a_member():
 
 def test_a_key_does_not_depend_on_the_order_of_the_document():
     assert key_of({"version": 1, "a": 1, "b": 2}) == key_of({"b": 2, "a": 1, "version": 1})
+
+
+def test_an_input_is_a_file_or_a_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    for name, kind in {"pipe": "a pipe", "/dev/zero": "a device"}.items():
+        with pytest.raises(ConfigError, match=f"an input that is {kind}; name a file or a folder"):
+            a_document(tmp_path, files=(name,))

@@ -1,5 +1,7 @@
 """Equal requests are equal, whatever their spelling; different ones differ."""
 
+import os
+
 import pytest
 
 from omniload.base.errors import ConfigError
@@ -176,8 +178,15 @@ def test_an_argument_that_cannot_be_a_path_is_none(tmp_path, word):
 
 
 def test_a_file_that_is_missing_is_a_clear_fault(tmp_path):
-    with pytest.raises(ConfigError, match=r"no\.txt: a requirement file that cannot be read"):
+    with pytest.raises(ConfigError, match=r"no\.txt: no such file; .* a requirement file"):
         asked(tmp_path, "pip install -r no.txt")
+
+
+def test_a_pipe_is_left_to_the_command_that_installs(tmp_path):
+    os.mkfifo(tmp_path / "r.txt")
+
+    with pytest.raises(ConfigError, match=r"r\.txt: is a pipe; .* a requirement file"):
+        asked(tmp_path, "pip install -r r.txt")
 
 
 def test_a_missing_source_in_a_file_is_a_fault_of_its_line(tmp_path):

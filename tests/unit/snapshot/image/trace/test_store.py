@@ -6,10 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from omniload.base.errors import IntegrityError, UnavailableError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.image.trace.keys import command_key, most_run, nearest
 from snapshot.image.trace.sharing import push_trace
-from snapshot.image.trace.store import TraceStore, find_any_trace, find_trace, merge_into
+from snapshot.image.trace.store import (
+    TraceStore,
+    check_record,
+    find_any_trace,
+    find_trace,
+    merge_into,
+)
 from snapshot.image.trace.trace import Touch, trace_of, united
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
@@ -225,3 +231,28 @@ def test_a_trace_over_the_limit_or_a_pipe_is_passed_over_and_replaced(
     path.unlink()
     os.mkfifo(path)
     assert kept.get(image, RUN) is None
+
+
+def test_a_trace_is_recorded_where_a_trace_or_nothing_lies(tmp_path, image):
+    (tmp_path / "empty").touch()
+    merge_into(tmp_path / "trace", a_trace(image))
+    (tmp_path / "of another release").write_bytes(b'{"omniload_trace": 2}\n')
+
+    for name in ("empty", "trace", "of another release", "new"):
+        check_record(tmp_path / name)
+
+
+def test_a_record_that_could_not_be_kept_is_refused_before_the_start(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "thesis").write_bytes(b"of years")
+
+    for name, said in {
+        "pipe": "a pipe is there",
+        "": "a folder is there",
+        "thesis": "holds b'of years'..., no trace",
+        "none/trace": "its folder is not there",
+        "thesis/trace": "its folder is not there",
+        "n" * 300: "File name too long",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            check_record(tmp_path / name)
