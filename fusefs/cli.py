@@ -93,6 +93,8 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
       omniload fs mount --watch --foreground hdfs://namenode:9000/jobs /mnt/jobs
       omniload fs mount --take-over hdfs://namenode:9000/jobs /mnt/jobs
     """  # noqa: D301 -- click's own marker
+    if not mountpoint:
+        raise ConfigError("the mount point is an empty text; name a folder")
     target = os.path.abspath(mountpoint)  # noqa: PTH100 -- resolve() would ask the mount
     folder, name = os.path.split(target)
     if not os.path.isdir(folder) or name not in os.listdir(folder):  # noqa: PTH112, PTH208 -- nor stat a dead mount

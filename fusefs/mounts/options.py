@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from fusefs.bridge.api.options import require_text
 from fusefs.config import FilesConfig
 from fusefs.mounts.lifecycle import MountConfig
 from omniload.base.config import load_yaml, parse_yaml
@@ -74,6 +75,8 @@ def mount_config(
     Raises:
         ConfigError: An option is unknown, out of range, or asks for what is not done here.
     """
+    options = tuple(options)
+    require_text(store, mountpoint, *options)
     files = load_yaml(config, FilesConfig).model_dump() if config is not None else {}
     fields: dict[str, Any] = {"store": store, "mountpoint": mountpoint}
     for option in ",".join(options).split(","):

@@ -1,9 +1,10 @@
 """From a URL to a store."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from fusefs.stores.deadlines import GIVE_UP_AFTER_S, within
 from fusefs.stores.local.store import LocalStore
@@ -11,14 +12,49 @@ from fusefs.stores.protocol import Store
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import note_secrets_of
 
-__all__ = ["check_root", "open_store"]
+__all__ = ["check_root", "local_path", "open_store", "parts_of"]
 
 _ARROW = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
 
-_LOCAL = frozenset({"", "file", "local", "fsspec+file", "fsspec+local"})
+_LOCAL = frozenset({"file", "local", "fsspec+file", "fsspec+local"})
 
 _BUCKETS = frozenset({"s3", "gs", "gcs"})
 """Where a directory is there as soon as something lies below it."""
+
+
+def parts_of(url: str) -> SplitResult:
+    """Return the parts of a URL.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"store {url!r} is no URL: {error}") from error
+
+
+def local_path(url: str) -> str | None:
+    """Return the path of the directory of this machine that a URL names; None where it names another store.
+
+    What is no URL is a path, whatever colons are in it.
+
+    Raises:
+        ConfigError: It is no URL, or names no directory.
+    """
+    parts = parts_of(url)
+    if parts.scheme in _LOCAL:
+        # However it is written: fsspec's client of a directory would follow links out of it.
+        if parts.netloc not in {"", "localhost"}:
+            raise ConfigError(f"store {url!r} names no path; write file:///PATH, or the path alone")
+        path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))
+    elif "://" in url or "::" in url or parts.scheme in {*_ARROW, "mem"}:
+        return None
+    else:
+        path = url
+    if not path:
+        raise ConfigError(f"store {url!r} names nothing; give a directory or a URL")
+    return path
 
 
 def open_store(
@@ -49,10 +85,9 @@ def open_store(
 
 def _opened(url: str, options: Mapping[str, Any] | None, give_up_after_s: float) -> Store:
     # Imported here: pyarrow takes longer to load than many a command on a directory runs.
-    parts = urlsplit(url)
-    # However it is written: fsspec's client of a directory would follow links out of it.
-    if parts.scheme in _LOCAL:
-        return LocalStore(parts.path if parts.scheme else url)
+    if (path := local_path(url)) is not None:
+        return LocalStore(path)
+    parts = parts_of(url)
     if parts.scheme == "mem":
         from fusefs.stores.memory import MemoryStore  # noqa: PLC0415
 

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import orjson
 import xxhash
@@ -19,6 +18,7 @@ import xxhash
 from fusefs.base.serial_executor import wait_all
 from fusefs.read.file_reader import FileReader
 from fusefs.stores.protocol import RESERVED, ObjectWriter, Store, checked_path, name_of, parent_of
+from fusefs.stores.url import parts_of
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
 from omniload.base.secrets import HIDDEN
@@ -81,10 +81,10 @@ def parted(target: str) -> tuple[str, str]:
 
 def _parted(target: str) -> tuple[str, str]:
     folder, slash, name = target.rstrip("/").rpartition("/")
-    if not name or (urlsplit(target).scheme and folder.endswith(":/")):
+    if not name or (parts_of(target).scheme and folder.endswith(":/")):
         raise StateError(f"target {target!r} ends with no name; give the name of the copy")
     folder = folder if folder or not slash else "/"
-    if urlsplit(target).scheme:
+    if parts_of(target).scheme:
         return folder, name
     while folder and folder != "/" and not os.path.isdir(folder):  # noqa: PTH112 -- text in, text out
         if os.path.lexists(folder):
@@ -130,7 +130,7 @@ def require_no_mount(store: str) -> None:
     Raises:
         StateError: It is one.
     """
-    if urlsplit(store).scheme:
+    if parts_of(store).scheme:
         return
     with suppress(StateError):
         url, path = place_on_mount(Path(store))

@@ -77,6 +77,7 @@ def note_secrets_of(url: str, options: Mapping[str, object] | None = None) -> No
     if at and ":" in user:
         name, _, password = user.partition(":")
         note_secret(password)
+        note_secret(f"{user}@")  # short passwords, and what no pattern of a URL takes for one
         if head in {"s3", "s3a"}:
             note_secret(name)
     # Not ``urlsplit``: it refuses a URL whose host is none, and its secrets are as secret.

@@ -9,6 +9,7 @@ from types import FrameType, ModuleType
 
 import click
 
+from fusefs.bridge.api.options import require_text
 from omniload.base.errors import ConfigError
 from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger, set_up_logging
@@ -57,6 +58,7 @@ def serve_command(
     """  # noqa: D301 -- click's own marker
     if os.geteuid() != 0:
         raise ConfigError(f"user {os.geteuid()} cannot mount for containers; run it as root")
+    require_text(socket, root)
     start_server = _part("server").start_server
     set_up_logging("INFO", role="snapshotter")
     template, place = mount_template(options), Path(root).absolute()
@@ -111,6 +113,7 @@ def export_command(
       omniload image export registry.example:5000/team/torch:2.13
       ctr run --rm --snapshotter omniload registry.example:5000/team/torch:2.13 start python
     """  # noqa: D301 -- click's own marker
+    require_text(image, containerd, namespace, snapshotter)
     connect = _part("client").Containerd
     store, label = open_store(image, mirrors=mirrors)
     try:

@@ -115,6 +115,8 @@ def mount_command(
     if len(places) != wanted:
         usage = "MOUNTPOINT" if wanted == 1 else "IMAGE MOUNTPOINT"
         raise ConfigError(f"{len(places)} places given; --as {form} takes {usage}")
+    if not places[-1]:
+        raise ConfigError("the mount point is an empty text; name a folder")
     mountpoint = str(Path(places[-1]).absolute())
     log = log or (None if foreground else os.devnull)
     if form == "layer-store":

@@ -5,9 +5,10 @@ from typing import Literal
 from pydantic import Field
 
 from omniload.base.config import StrictModel
+from omniload.base.errors import ConfigError
 from omniload.base.units import Bytes
 
-__all__ = ["BridgeOptions"]
+__all__ = ["BridgeOptions", "require_text"]
 
 
 class BridgeOptions(StrictModel):
@@ -36,3 +37,18 @@ class BridgeOptions(StrictModel):
     """Read-ahead of the kernel, set where the daemon may (root); ours works for everyone."""
     max_background: int = Field(default=64, ge=1, le=1024)
     """Requests the kernel keeps in flight, set where the daemon may."""
+
+
+def require_text(*given: str) -> None:
+    """Refuse what no settings hold: they go to the daemon as JSON.
+
+    Raises:
+        ConfigError: One has bytes that are no UTF-8.
+    """
+    for value in given:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{value!r} has bytes that are no UTF-8; name what it is by another path, such as a link to it"
+            ) from error

@@ -45,7 +45,9 @@ class Beneath:
 
     def __init__(self, root: str | Path, *, walks: bool | None = None) -> None:
         self._fd = -1
-        self.path = Path(root).resolve()
+        self.path = Path(
+            os.path.realpath(root)
+        )  # ``resolve`` has another error for links in a circle
         try:
             self._fd = os.open(self.path, _DIRECTORY)
         except OSError as error:

@@ -5,7 +5,8 @@ followed nor replaced, and nor are pipes and devices: a user with write access t
 able to lead its daemon, which may be root, elsewhere. (Links made through a mount are manifests.)
 
 Files that are written here bear the permissions that their file has to a user of the mount, but for
-those to write: a user without access to a file through a mount has none here either.
+those to write: a user without access to a file through a mount has none here either. Objects lie apart from
+their file, so the folders above it do not keep them: nobody may list where they lie, and nobody guesses their names.
 """
 
 import errno
@@ -32,6 +33,7 @@ from fusefs.stores.protocol import (
     Store,
     Usage,
     check_whole,
+    is_at_or_below,
     name_of,
     parent_of,
 )
@@ -43,6 +45,8 @@ __all__ = ["LocalStore"]
 _OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN})
 """What a kernel file system says when what is behind it does not answer."""
 _PRIVATE = 0o600
+_OBJECTS = f"{RESERVED}/objects"
+_TO_LIST, _TO_CHANGE = 0o004, 0o002
 _TO_READ, _TO_SEARCH = 0o044, 0o055
 """What others may be given of a file and of a directory: to write here is the daemon's alone."""
 
@@ -62,6 +66,8 @@ class LocalStore(Store):
         self._at = Beneath(root, walks=walks)
         self._settling: Settling | None = None
         self._usual_mode = 0o644 & ~umask()
+        self._are_hidden = False
+        """Whether objects of older releases were looked at, whose folders anybody might list."""
 
     @property
     @override
@@ -219,7 +225,9 @@ class LocalStore(Store):
 
     def _mkdir(self, path: str) -> None:
         with self._at.parent(path) as (above, name):
-            os.mkdir(name, dir_fd=above)
+            os.mkdir(
+                name, _own_folder(path) if is_at_or_below(path, RESERVED) else 0o777, dir_fd=above
+            )
         if self._settling is None or path.startswith(RESERVED):
             _sync_directory(self._at, parent_of(path))
         else:
@@ -288,11 +296,24 @@ class LocalStore(Store):
         # What mode it shall have is known when it is published.
         is_private = never_changes(path) or path.startswith(TEMPORARY)
         mode = _PRIVATE if is_private else 0o644
+        if is_private and not self._are_hidden:
+            self._are_hidden = True
+            self._hide_objects()
         try:
             return self._at.open(path, flags, mode)
         except FileNotFoundError:
             self._make_parents(path)
             return self._at.open(path, flags, mode)
+
+    def _hide_objects(self) -> None:
+        """Keep others from listing where objects lie, as far as that is ours to say."""
+        with suppress(OSError, UnavailableError):
+            below = [f"{_OBJECTS}/{e.name}" for e in self.listing(_OBJECTS) if e.is_directory]
+            for path in (_OBJECTS, TEMPORARY, *below):
+                mode = self.stat(path).mode or 0
+                if mode != (hidden := mode & _own_folder(path, mode)):
+                    with self._reading(path) as folder:
+                        os.fchmod(folder, hidden)
 
     def _make_parents(self, path: str) -> None:
         """Make missing parents, each of them durable."""
@@ -339,6 +360,22 @@ def _write(file: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+
+
+def _own_folder(path: str, allowed: int | None = None) -> int:
+    """Return the mode of a folder of fusefs itself, as far as the mask of this process lets it.
+
+    Where a group may write, since the store is shared so, it may list as well: its daemons do.
+
+    Args:
+        path: The folder.
+        allowed: What a folder that is there allows; what this process's mask does if not given.
+    """
+    allowed = 0o777 & ~umask() if allowed is None else allowed
+    if not (is_at_or_below(path, _OBJECTS) or is_at_or_below(path, TEMPORARY)):
+        return 0o777 & ~_TO_CHANGE
+    of_group = 0 if allowed & 0o020 else 0o040
+    return 0o777 & ~(_TO_CHANGE | _TO_LIST | of_group)
 
 
 def _is_shown(found: os.stat_result) -> bool:

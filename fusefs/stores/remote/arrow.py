@@ -64,10 +64,14 @@ def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
         give_up_after_s: Limit of a call, by which the client's own are set.
 
     Raises:
-        ConfigError: pyarrow does not know the scheme, or cannot load what it needs.
+        ConfigError: pyarrow does not know the scheme, or cannot load what it needs; no bucket is named.
         UnavailableError: The store does not answer.
     """
     asked = url
+    if urlsplit(url).scheme not in _HADOOP and not urlsplit(url).netloc.rpartition("@")[2]:
+        raise ConfigError(
+            f"store {url!r} names no bucket; write {urlsplit(url).scheme}://BUCKET/PATH"
+        )
     if urlsplit(url).scheme in _HADOOP:
         set_jvm_options()
         classpath = os.environ.get("CLASSPATH", "")
@@ -85,8 +89,10 @@ def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
         raise ConfigError(f"store {url!r}: {error}") from error
     except OSError as error:
         hint = "; is libhdfs.so in ARROW_LIBHDFS_DIR and CLASSPATH the list of Hadoop's jars?"
+        said, *places = str(error).splitlines()  # a library that is missing, in each of 40 places
+        tried = f" (in {len(places)} places, among them {places[0]})" if places else ""
         raise UnavailableError(
-            f"store {url!r}: {error}{hint if urlsplit(url).scheme == 'hdfs' else ''}"
+            f"store {url!r}: {said}{tried}{hint if urlsplit(url).scheme == 'hdfs' else ''}"
         ) from error
     if isinstance(filesystem, pafs.S3FileSystem):
         filesystem = _impatient(filesystem, give_up_after_s)

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.implementations.cached import CachingFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
 from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
@@ -17,7 +19,7 @@ from fusefs.stores.remote.client import ClientWriter, RootedBackend
 from fusefs.stores.remote.error_translation import translated
 from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, UnavailableError
 
 __all__ = ["fsspec_store"]
 
@@ -42,6 +44,7 @@ def fsspec_store(
     """
     given = {**_impatience(urlsplit(url).scheme, give_up_after_s), **(options or {})}
     filesystem, root = Callers("fsspec").call("open", url, lambda: _client_of(url, given))
+    _refuse_wrapped(filesystem, url)
     # Set here since not every client hands the option on: a cached listing would hide changes.
     filesystem.dircache.use_listings_cache = False
     protocol = filesystem.protocol
@@ -65,6 +68,26 @@ def _client_of(url: str, given: Mapping[str, Any]) -> tuple[fsspec.AbstractFileS
     return client
 
 
+def _refuse_wrapped(filesystem: fsspec.AbstractFileSystem, url: str) -> None:
+    """Refuse a chain of clients that leads to a directory of this machine, or that keeps what it has read.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    client: Any = filesystem
+    while isinstance(client, fsspec.AbstractFileSystem):
+        if isinstance(client, LocalFileSystem):
+            raise ConfigError(
+                f"store {url!r} is a directory of this machine, whose links this client would follow; give its path"
+            )
+        if isinstance(client, CachingFileSystem):
+            raise ConfigError(
+                f"store {url!r} goes through {type(client).__name__}, which would show what was there before; "
+                "give the store itself, and disk_cache to a mount"
+            )
+        client = getattr(client, "fs", None) or getattr(client, "sync_fs", None)
+
+
 class FsspecBackend(RootedBackend):
     """The calls of an ``fsspec.AbstractFileSystem`` under a root."""
 
@@ -77,7 +100,11 @@ class FsspecBackend(RootedBackend):
         with translated(path):
             try:
                 return _entry(self._fs.info(self._at(path)))
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if _is_outage(error.__cause__):
+                    raise UnavailableError(
+                        f"{path!r}: the store answers: {error.__cause__}"
+                    ) from error
                 # An object store has no entry for a root that nothing was put under.
                 return None if path else Entry("", True, 0, 0)
 
@@ -146,6 +173,13 @@ class _FsspecWriter(ClientWriter):
             self._stream.close()
         with suppress(Exception):
             self._backend.remove(self._path)
+
+
+def _is_outage(cause: BaseException | None) -> bool:
+    """Return whether a client says "not found" since its server did not answer: fsspec's of HTTP does."""
+    return isinstance(cause, OSError) and not isinstance(
+        cause, FileNotFoundError | NotADirectoryError
+    )
 
 
 def _entry(item: Mapping[str, Any]) -> Entry:

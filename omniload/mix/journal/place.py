@@ -4,7 +4,6 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from omniload.base.errors import ConfigError
 from omniload.base.retry import backoff_s
@@ -49,16 +48,23 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
     # Imported here: a run whose journal is a file needs no client of a store.
     from fusefs.stores.local.store import LocalStore  # noqa: PLC0415
     from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
-    from fusefs.stores.url import check_root, open_store  # noqa: PLC0415
+    from fusefs.stores.url import (  # noqa: PLC0415
+        check_root,
+        local_path,
+        open_store,
+        parts_of,
+    )
     from omniload.mix.journal.object_storage import ObjectStorage  # noqa: PLC0415
 
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        Path(parts.path, name).mkdir(parents=True, exist_ok=True)
-    place = parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
+    parts, above = parts_of(url), local_path(url)
+    if above is not None:
+        Path(above, name).mkdir(parents=True, exist_ok=True)
+        place = Path(above, name).absolute().as_uri()
+    else:
+        place = parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
     store = open_store(place, give_up_after_s=_GIVE_UP_S)
-    if isinstance(store, LocalStore):
-        _require_folder_itself(store, Path(parts.path), name)
+    if isinstance(store, LocalStore) and above is not None:
+        _require_folder_itself(store, Path(above), name)
     if parts.scheme in _BUCKETS:
         check_root(store, begin=True)
     return ObjectStorage(RetryingStore(store, waits_s=_WAITS_S, give_up_after_s=_GIVE_UP_S))

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from fusefs.bridge import server
-from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.api.options import BridgeOptions, require_text
 from fusefs.bridge.process.launch import run_daemon, start_daemon
 from omniload.base.clock import SystemClock
 from omniload.base.config import StrictModel, parse_yaml
@@ -91,6 +91,7 @@ def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStor
     Raises:
         ConfigError: An option is none, or its value.
     """
+    require_text(mountpoint, *options)
     fields: dict[str, Any] = {"mountpoint": mountpoint, "cache": str(cache_folder())}
     for key, value in options_in(options):
         if key in _REPEATED:

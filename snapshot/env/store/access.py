@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from omniload.base.errors import ConfigError
 
@@ -30,21 +29,19 @@ def opened(url: str) -> "Iterator[Repository]":
     """
     # Imported here: clients of stores take longer to load than a warm restore takes altogether.
     from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
-    from fusefs.stores.url import open_store  # noqa: PLC0415
+    from fusefs.stores.url import local_path, open_store  # noqa: PLC0415
     from snapshot.env.store.repository import Repository  # noqa: PLC0415
 
-    _check_there(url)
+    _check_there(url, local_path(url))
     with _standard_output_kept():
         opening = open_store(url)
     with closing(RetryingStore(opening)) as store:
         yield Repository(store)
 
 
-def _check_there(url: str) -> None:
-    parts = urlsplit(url)
-    folder = parts.path if parts.scheme == "file" else url
+def _check_there(url: str, folder: str | None) -> None:
     # Not ``exists``: of a folder behind a closed or broken one, the store says why.
-    if parts.scheme in {"", "file"} and not os.path.lexists(folder):
+    if folder is not None and not os.path.lexists(folder):
         raise StoreMissingError(
             f"store {url!r} is not there; make the folder, or mount what it lies on"
         )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from fusefs.bridge.api.options import BridgeOptions
+from fusefs.bridge.api.options import BridgeOptions, require_text
 from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError
 from snapshot.image.mount.daemon import AUTO, READ_AHEAD_BYTES, ImageMount
@@ -32,6 +32,7 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
     Raises:
         ConfigError: An option is none, or its value.
     """
+    require_text(image, mountpoint, *options)
     fields: dict[str, Any] = {"image": image, "mountpoint": mountpoint}
     bridge: dict[str, Any] = {"read_only": True, "kernel_read_ahead": READ_AHEAD_BYTES}
     sharing: dict[str, Any] = {}

@@ -160,4 +160,11 @@ def test_a_log_that_cannot_be_written_is_said_before_anything_is_mounted(
 
     message = said(ConfigError, "mount", store, tmp_path / "mnt", *log)
 
-    assert message.endswith("cannot be written: No such file or directory")
+    assert message.endswith("cannot be written: No such file or directory; name a file")
+
+
+def test_an_empty_text_is_no_place(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert "the mount point is an empty text" in said(ConfigError, "mount", store, "")
+    assert "names nothing" in said(ConfigError, "verify", "", "--repair")

@@ -128,3 +128,12 @@ def test_settings_that_a_program_gives_are_checked_in_the_same_words(tmp_path, s
         mount("mem:", tmp_path, settings).__enter__()
 
     assert str(caught.value).endswith(f"{meant!r}?")
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_what_is_no_text_is_named(at):
+    words = ["s", "/m", "cache=1GiB"]
+    words[at] += "\udcff"
+
+    with pytest.raises(ConfigError, match=r"udcff' has bytes that are no UTF-8"):
+        mount_config(words[0], words[1], words[2:])

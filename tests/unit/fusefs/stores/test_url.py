@@ -1,13 +1,16 @@
 """What a store was opened at is looked at before anything is mounted on it."""
 
 import pytest
+from fsspec import AbstractFileSystem
 from pyarrow import fs as pafs
 
 from fusefs.stores import url
+from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.remote.arrow import store_on
+from fusefs.stores.remote.fsspec_store import FsspecBackend
 from fusefs.stores.retry import RetryingStore
-from fusefs.stores.url import check_root
+from fusefs.stores.url import check_root, local_path, open_store
 from omniload.base.errors import ConfigError, UnavailableError
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
 
@@ -96,3 +99,80 @@ def test_a_file_is_no_directory_to_mount(tmp_path):
 def test_a_store_that_does_not_answer_stays_one():
     with pytest.raises(UnavailableError):
         check_root(FaultyStore(MemoryStore(), {("stat", 1): Outage}))
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "a b", "100%", "%41", "x#y?z", "a:b", "host:1", "\udcff"]
+)
+def test_the_location_of_a_directory_and_its_path_open_it(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "f").touch()
+
+    for given in (str(tmp_path / name), LocalStore(tmp_path / name).location):
+        store = open_store(given)
+        assert isinstance(store, LocalStore)
+        assert [entry.name for entry in store.listing("")] == ["f"]
+
+
+def test_a_name_with_a_colon_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b").mkdir()
+
+    assert isinstance(open_store("a:b"), LocalStore)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "names nothing"),
+        ("file://", "names nothing"),
+        ("file://store", "names no path; write file:///PATH"),
+        ("http://[x", "is no URL"),
+        ("s3://", "names no bucket"),
+        ("gs://?x=1", "names no bucket"),
+    ],
+)
+def test_what_names_no_store_is_a_fault_of_the_configuration(given, said):
+    with pytest.raises(ConfigError, match=said):
+        open_store(given)
+
+
+def test_links_in_a_circle_are_told(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(ConfigError, match="cannot be opened: Too many levels of symbolic links"):
+        open_store(str(tmp_path / "loop"))
+
+
+@pytest.mark.parametrize(
+    "scheme", ["simplecache", "filecache", "blockcache", "cached", "fsspec+simplecache"]
+)
+def test_clients_that_keep_what_they_read_are_refused(tmp_path, scheme):
+    with pytest.raises(ConfigError, match="which would show what was there before"):
+        open_store(f"{scheme}::{tmp_path.as_uri()}")
+
+
+def test_a_client_that_leads_to_a_directory_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="whose links this client would follow; give its path"):
+        open_store(f"dir://{tmp_path}::{tmp_path.as_uri()}")
+    assert local_path(f"dir://{tmp_path}::{tmp_path.as_uri()}") is None
+
+
+class Http(AbstractFileSystem):
+    """As fsspec's client: whatever its server answers, or does not, is "not found"."""
+
+    def __init__(self, why):
+        super().__init__()
+        self.why = why
+
+    def info(self, path, **_):
+        raise FileNotFoundError(path) from self.why
+
+
+def test_a_client_that_finds_nothing_as_its_server_does_not_answer_is_an_outage():
+    refused = ConnectionRefusedError(111, "Connection refused")
+
+    with pytest.raises(UnavailableError, match=r"the store answers: .*Connection refused"):
+        FsspecBackend(Http(refused), "", "http://h").find("f")
+    for absent in (None, KeyError("f"), FileNotFoundError(2, "none")):
+        assert FsspecBackend(Http(absent), "", "http://h").find("f") is None

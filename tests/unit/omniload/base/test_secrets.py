@@ -72,6 +72,12 @@ def test_no_password_is_shown_once_it_was_noted(scheme, password):
         assert quote(secret, safe="") not in without_secrets(said)
 
 
+def test_a_short_password_with_blanks_is_not_shown_with_its_url():
+    note_secrets_of("sftp://short:p w@host/x")
+
+    assert without_secrets("'sftp://short:p w@host/x': refused") == "'sftp://***host/x': refused"
+
+
 def test_a_secret_that_holds_another_is_hidden_whole():
     for secret in ("part-of-a-secret", "a part-of-a-secret and its rest"):
         note_secret(secret)

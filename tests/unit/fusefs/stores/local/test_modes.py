@@ -118,3 +118,43 @@ def test_a_directory_has_its_mode_in_the_store_and_needs_no_attributes_for_it(ro
         assert files.stat("d").mode == 0o2775
         files.set_attributes("", Attributes(mode=0o777))
     assert stat.S_IMODE(root.stat().st_mode) == 0o700, "of who made the store"
+
+
+def folders_of(root):
+    """Return the modes of the folders of fusefs itself."""
+    below = [root / ".omnifs", *(root / ".omnifs").rglob("*")]
+    names = {p: "/".join(p.relative_to(root).parts[:2]) for p in below if p.is_dir()}
+    return {(name, stat.S_IMODE(path.stat().st_mode)) for path, name in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("mask", "hidden", "listed"), [(0o022, 0o711, 0o755), (0o002, 0o771, 0o775), (0, 0o771, 0o775)]
+)
+def test_nobody_else_lists_where_objects_lie_or_writes_there(root, mask, hidden, listed):
+    os.umask(mask)
+    with tiny_files(LocalStore(root)) as files:
+        files.make_directory("private", 0o700)
+        files.write_file("private/f", BIG)
+        files.set_attributes("private", Attributes(xattrs={"user.a": b"b"}))
+
+    assert folders_of(root) == {
+        (".omnifs", listed),
+        (".omnifs/objects", hidden),
+        (".omnifs/new", hidden),
+        (".omnifs/directories", listed),
+    }
+
+
+def test_objects_of_older_releases_are_hidden_by_the_first_that_is_written(root):
+    with tiny_files(LocalStore(root)) as files:
+        files.write_file("f", BIG)
+    for folder in (".omnifs/objects", ".omnifs/new"):
+        for path in (root / folder, *(root / folder).iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o600)
+
+    with tiny_files(LocalStore(root)) as files:
+        files.write_file("other", BIG)
+        assert contents(files, "f") == BIG
+
+    assert {mode for _, mode in folders_of(root)} == {0o755, 0o711}
+    assert (".omnifs/objects", 0o755) not in folders_of(root)
