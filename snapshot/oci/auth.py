@@ -15,7 +15,8 @@ from urllib.parse import urlencode, urlsplit
 
 import orjson
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.reading import read_kept_file
 from omniload.base.secrets import note_secret
 
 __all__ = ["Challenge", "Credentials", "credentials_of", "parse_challenges", "token_url"]
@@ -24,6 +25,7 @@ _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _SCHEME = re.compile(rf"\s*,?\s*({_WORD})\s+(?={_WORD}\s*=)|\s*,?\s*({_WORD})\s*(?=,|$)")
 _PARAMETER = re.compile(rf'\s*,?\s*({_WORD})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|({_WORD}))')
 _MAX_CHALLENGE = 8192
+_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,10 @@ def token_url(parameters: Mapping[str, str], scope: str, *, is_plain: bool) -> s
         ConfigError: It is not https, though the registry is: credentials would go in the open.
     """
     realm = parameters.get("realm", "")
-    scheme = urlsplit(realm).scheme
+    try:
+        scheme = urlsplit(realm).scheme
+    except ValueError:
+        scheme = ""
     if scheme != "https" and not (scheme == "http" and is_plain):
         raise ConfigError(f"the registry sends for tokens to {realm!r}, which is not https")
     asked = {"service": parameters.get("service", ""), "scope": scope}
@@ -103,9 +108,11 @@ def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Cred
     """
     for path in _usual_files() if files is None else files:
         try:
-            text = path.read_bytes()
+            text = read_kept_file(path, most_bytes=_MAX_FILE_BYTES, what="a file of credentials")
         except OSError:
             continue
+        except IntegrityError as error:
+            raise ConfigError(str(error)) from error
         try:
             entry = orjson.loads(text).get("auths", {}).get(registry, {})
             if not entry.get("auth"):
@@ -113,7 +120,7 @@ def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Cred
             user, _, password = (
                 base64.b64decode(entry["auth"], validate=True).decode().partition(":")
             )
-        except (ValueError, AttributeError, binascii.Error) as error:
+        except (ValueError, TypeError, AttributeError, binascii.Error) as error:
             raise ConfigError(f"{path}: not a file of credentials: {error}; log in anew") from error
         return Credentials(user, password)
     return None

@@ -8,6 +8,7 @@
 """
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.linux.file_lock import locked
+from omniload.base.reading import kind_of, read_kept_file
 from omniload.base.writing import write_whole
 from snapshot.oci.digest import check_digest, digest_of, verified
 from snapshot.oci.manifest import (
@@ -48,8 +50,8 @@ class OciLayout(ImageStore):
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
         try:
-            version = orjson.loads((self._root / "oci-layout").read_bytes())["imageLayoutVersion"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            version = orjson.loads(self._kept("oci-layout"))["imageLayoutVersion"]
+        except (OSError, ValueError, KeyError, TypeError, IntegrityError) as error:
             raise ConfigError(
                 f"{str(root)!r} is no OCI layout: {error}; give the folder that holds oci-layout"
             ) from error
@@ -172,11 +174,16 @@ class OciLayout(ImageStore):
         return found[-1]
 
     def _index(self) -> Index:
-        data = (self._root / "index.json").read_bytes()
+        data = self._kept("index.json")
         parsed = parse_manifest(data, INDEX_TYPE, name=f"{self.location}: index.json")
         if not isinstance(parsed, Index):
             raise IntegrityError(f"{self.location}: index.json is not an index; restore it")
         return parsed
+
+    def _kept(self, name: str) -> bytes:
+        return read_kept_file(
+            self._root / name, most_bytes=MAX_MANIFEST_BYTES, what=f"an {name} of a layout"
+        )
 
     def _path(self, digest: str) -> Path:
         algorithm, _, value = check_digest(digest).partition(":")
@@ -185,10 +192,16 @@ class OciLayout(ImageStore):
     @contextmanager
     def _open(self, digest: str) -> Iterator[int]:
         try:
-            file = os.open(self._path(digest), os.O_RDONLY | os.O_CLOEXEC)
+            # Without O_NONBLOCK, opening a pipe waits for whoever writes into it.
+            file = os.open(self._path(digest), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.location} has no blob {digest}") from None
         try:
+            mode = os.fstat(file).st_mode
+            if not stat.S_ISREG(mode):
+                raise IntegrityError(
+                    f"{self.location}: blob {digest} is {kind_of(mode)}; restore it"
+                )
             yield file
         finally:
             os.close(file)

@@ -34,6 +34,7 @@ __all__ = [
     "parse_manifest",
 ]
 
+_SHOWN = 150
 MAX_MANIFEST_BYTES = 4 << 20
 """Largest manifest, index or configuration that is read; registries refuse larger ones too."""
 MAX_LAYERS = 512
@@ -218,7 +219,7 @@ def parse_manifest(data: bytes, media_type: str, *, name: str) -> Manifest | Ind
     try:
         return (Index if kind in _INDEX_TYPES else Manifest).model_validate(value)
     except ValidationError as error:
-        raise IntegrityError(f"{name}: breaks the format of {kind}: {error}") from error
+        raise IntegrityError(f"{name}: breaks the format of {kind}: {_fault_of(error)}") from error
 
 
 def parse_config(data: bytes, *, name: str) -> ImageConfig:
@@ -230,12 +231,21 @@ def parse_config(data: bytes, *, name: str) -> ImageConfig:
     try:
         return ImageConfig.model_validate(_object(data, name))
     except ValidationError as error:
-        raise IntegrityError(f"{name}: breaks the format of a configuration: {error}") from error
+        raise IntegrityError(
+            f"{name}: breaks the format of a configuration: {_fault_of(error)}"
+        ) from error
 
 
 def encode(value: OciModel) -> bytes:
     """Return the JSON of a manifest, index or descriptor."""
     return orjson.dumps(value.model_dump(by_alias=True, exclude_none=True, exclude_defaults=False))
+
+
+def _fault_of(error: ValidationError) -> str:
+    """Return the first fault, and how many there are: a document may have one in each of 100,000 lines."""
+    first, *others = error.errors(include_url=False, include_input=False)
+    more = f", and {len(others)} more faults" if others else ""
+    return f"{'.'.join(map(str, first['loc']))[:_SHOWN]}: {first['msg'][:_SHOWN]}{more}"
 
 
 def _object(data: bytes, name: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
+from omniload.base.secrets import note_secret
 from snapshot.oci.auth import Challenge, Credentials, parse_challenges, token_url
 from snapshot.oci.pace import Pace, PacedBody, paced_pool
 from snapshot.oci.store import Opened
@@ -110,7 +111,7 @@ class Transport:
             UnavailableError: No answer, or one of 5xx or 429.
             IntegrityError: A range that the blob does not hold.
         """
-        url, given = urljoin(self.base, url), headers or {}
+        url, given = self._whole(url), headers or {}
         known = self._authorization_of.get(scope) if self._is_ours(url) else None
         response = self._send(method, url, given, known, body)
         if response.status == 401 and self._is_ours(url):
@@ -174,7 +175,7 @@ class Transport:
                     respect_retry_after_header=False,
                 ),
             )
-        except (HTTPError, OSError) as error:
+        except (HTTPError, OSError, ValueError) as error:  # the last of a redirect to no URL
             raise UnavailableError(
                 f"{method} {url}: {_reason(error)}; is the registry up, and is its name right?"
             ) from error
@@ -228,7 +229,14 @@ class Transport:
             response.release_conn()
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise UnavailableError(f"GET {realm}: the answer holds no token")
+        note_secret(token)
         return token
+
+    def _whole(self, url: str) -> str:
+        try:
+            return urljoin(self.base, url)
+        except ValueError as error:  # where the registry itself sent us
+            raise UnavailableError(f"{self.base} sends to {url!r}: {error}") from error
 
     def _is_ours(self, url: str) -> bool:
         return urlsplit(url).netloc == urlsplit(self.base).netloc
@@ -254,7 +262,9 @@ def _complaint(response: BaseHTTPResponse) -> str:
     except HTTPError:
         text = ""
     response.close()
-    return f": {text[:300]}" if text else ""
+    # Of anybody's making: what it says must not move the cursor of whoever reads it.
+    said = "".join(letter if letter.isprintable() else " " for letter in text[:300])
+    return f": {said}" if text else ""
 
 
 def _retry_after_s(text: str) -> float:

@@ -24,6 +24,7 @@ __all__ = [
     "Head",
     "Manifest",
     "Place",
+    "check_header",
     "decode_manifest",
     "encode_manifest",
 ]
@@ -32,6 +33,8 @@ VERSION = 1
 MAGIC = b"OMNIENV\0"
 HEADER_BYTES = 64
 MAX_BODY_BYTES = 1 << 30
+MAX_STORED_BYTES = 256 << 20
+"""Of a body as it lies in the store: some two million paths."""
 
 _HEADER = struct.Struct("<8sIIQQ32s")
 _ENTRY = struct.Struct("<BBHIqQ")
@@ -97,7 +100,11 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest."""
+    """Return the bytes of a manifest.
+
+    Raises:
+        StateError: It is larger than any that is read.
+    """
     digests = sorted(manifest.contents)
     number_of = {digest: number for number, digest in enumerate(digests)}
     fields = asdict(manifest.head)
@@ -130,6 +137,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
     ]
     body = b"".join(struct.pack("<Q", len(block)) + block for block in blocks)
     stored = zstandard.ZstdCompressor(level=9).compress(body)
+    if len(stored) > MAX_STORED_BYTES or len(body) > MAX_BODY_BYTES:
+        raise StateError(
+            f"a snapshot of {len(manifest.entries)} paths needs a manifest of {len(stored)} bytes, more than "
+            f"{MAX_STORED_BYTES}; capture fewer targets"
+        )
     digest = hashlib.sha256(body).digest()
     return _HEADER.pack(MAGIC, VERSION, 0, len(body), len(stored), digest) + stored
 
@@ -156,20 +168,40 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
     return manifest
 
 
-def _body(data: bytes, name: str) -> bytes:
-    if len(data) < HEADER_BYTES or data[:8] != MAGIC:
+def check_header(header: bytes, size_bytes: int, *, name: str) -> None:
+    """Check what a manifest begins with, before the rest of it is held.
+
+    Args:
+        header: Its first bytes.
+        size_bytes: Of all of it.
+        name: For messages.
+
+    Raises:
+        IntegrityError: It is none, or of another size than it says, or larger than any.
+        StateError: Another version wrote it.
+    """
+    if len(header) < HEADER_BYTES or header[:8] != MAGIC:
         raise IntegrityError(f"{name!r} is no manifest of a snapshot, or was cut short")
-    _, version, _, raw_bytes, stored_bytes, digest = _HEADER.unpack(data[:HEADER_BYTES])
+    _, version, _, raw_bytes, stored_bytes, _ = _HEADER.unpack(header[:HEADER_BYTES])
     if version != VERSION:
         raise StateError(
             f"manifest {name!r} has version {version}, this code reads {VERSION}; "
             "restore it with the release that saved it"
         )
-    if len(data) != HEADER_BYTES + stored_bytes or raw_bytes > MAX_BODY_BYTES:
+    if (
+        size_bytes != HEADER_BYTES + stored_bytes
+        or stored_bytes > MAX_STORED_BYTES
+        or raw_bytes > MAX_BODY_BYTES
+    ):
         raise IntegrityError(
-            f"manifest {name!r} has {len(data)} bytes and claims {HEADER_BYTES + stored_bytes}, "
-            f"or {raw_bytes} raw bytes, more than {MAX_BODY_BYTES}"
+            f"manifest {name!r} has {size_bytes} bytes and claims {HEADER_BYTES + stored_bytes}, at most "
+            f"{HEADER_BYTES + MAX_STORED_BYTES}, or {raw_bytes} raw bytes, more than {MAX_BODY_BYTES}"
         )
+
+
+def _body(data: bytes, name: str) -> bytes:
+    check_header(data, len(data), name=name)
+    *_, raw_bytes, _, digest = _HEADER.unpack(data[:HEADER_BYTES])
     body = inflate(data[HEADER_BYTES:], raw_bytes, name=name)
     if hashlib.sha256(body).digest() != digest:
         raise IntegrityError(f"manifest {name!r} does not match its digest")

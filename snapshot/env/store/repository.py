@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import zstandard
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.env.format.manifest import Manifest, decode_manifest, encode_manifest
+from snapshot.env.format.manifest import (
+    Manifest,
+    check_header,
+    decode_manifest,
+    encode_manifest,
+)
 from snapshot.env.format.packs import FRAME_BYTES, HEADER, Frame, frames_of
 
 if TYPE_CHECKING:
@@ -26,6 +31,8 @@ __all__ = ["CONDEMNED", "MANIFESTS", "PACKS", "ROOT", "Found", "Repository"]
 
 ROOT = "omniload-env/1"
 MANIFESTS, PACKS, CONDEMNED = f"{ROOT}/manifests", f"{ROOT}/packs", f"{ROOT}/condemned"
+_BEGIN_BYTES = 4 << 20
+"""Of a manifest, read before its size is believed; most are shorter."""
 _NEWEST = 16
 """Snapshots that are looked into for contents that are there already."""
 
@@ -76,10 +83,18 @@ class Repository:
         return found[0]
 
     def manifest_bytes(self, key: str) -> bytes | None:
-        """Return the manifest of a key, or ``None`` where there is none."""
+        """Return the manifest of a key, or ``None`` where there is none.
+
+        Raises:
+            IntegrityError, StateError: It does not begin as one does.
+        """
         path = f"{MANIFESTS}/{_checked(key)}"
         try:
-            return self.store.read(path, 0, self.store.stat(path).size_bytes)
+            size_bytes = self.store.stat(path).size_bytes
+            begin = self.store.read(path, 0, min(size_bytes, _BEGIN_BYTES))
+            check_header(begin, size_bytes, name=key)
+            rest = size_bytes - len(begin)
+            return begin + self.store.read(path, len(begin), rest) if rest else begin
         except FileNotFoundError:
             return None
 

@@ -72,14 +72,19 @@ class Records:
             raise StateError(f"{error}, and make the environment anew") from error
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}; make the environment anew") from error
+        if not isinstance(fields, dict):
+            raise StateError(f"{path} is damaged: it holds no record; make the environment anew")
         if fields.get("version") != VERSION:
             raise StateError(
                 f"{path} has version {fields.get('version')!r}, this code reads {VERSION}; "
                 "undo it with the release that wrote it"
             )
-        fields["moves"] = tuple(Move(*move) for move in fields["moves"])
-        fields["targets"] = tuple(fields["targets"])
-        return Record(**fields)
+        try:
+            fields["moves"] = tuple(Move(*move) for move in fields["moves"])
+            fields["targets"] = tuple(fields["targets"])
+            return Record(**fields)
+        except (KeyError, TypeError) as error:
+            raise StateError(f"{path} is damaged: {error!r}; make the environment anew") from error
 
     def write(self, name: Literal["journal", "record"], record: Record) -> None:
         """Write the journal or the record, durably and in one rename."""

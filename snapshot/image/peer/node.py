@@ -11,6 +11,7 @@ from pydantic import field_validator, model_validator
 from omniload.base.clock import Clock
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.errors import ConfigError
+from omniload.base.reading import read_small_file
 from snapshot.image.block.loader import BlockTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
@@ -150,9 +151,9 @@ def _is_loopback(host: str) -> bool:
 
 def _token(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            token = file.read(_MAX_TOKEN_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        held = read_small_file(Path(path), most_bytes=_MAX_TOKEN_BYTES, what="a peer_token_file")
+        token = held.decode("ascii").strip()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"peer_token_file={path} cannot be read: {error}") from error
     if len(token) < 16 or not token.isprintable() or " " in token:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """A layout directory keeps the promises of an image store, and some of its own."""
 
+import os
 import threading
 
 import orjson
@@ -96,3 +97,32 @@ def test_the_layout_written_is_what_the_specification_says(store, tmp_path):
     assert index["schemaVersion"] == 2
     assert index["manifests"][0]["annotations"] == {"org.opencontainers.image.ref.name": "v"}
     assert index["manifests"][0]["mediaType"] == MANIFEST_TYPE
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+def test_what_is_no_file_is_told_and_not_waited_for(store, tmp_path, make):
+    digest = store.push_manifest(a_manifest(store), MANIFEST_TYPE, "v")
+    root = tmp_path / "layout"
+    blob = root / "blobs" / digest.replace(":", "/")
+
+    def replaced(path):
+        path.unlink()
+        make(path)
+
+    replaced(blob)
+    for call in (lambda: store.manifest("v"), lambda: store.blob_range(digest, 0, 1)):
+        with pytest.raises(IntegrityError, match=f"blob {digest} is a"):
+            call()
+    replaced(root / "index.json")
+    with pytest.raises(IntegrityError, match=r"not an index\.json of a layout"):
+        store.manifest("v")
+    replaced(root / "oci-layout")
+    with pytest.raises(ConfigError, match=r"no OCI layout: .* is a"):
+        OciLayout(root)
+
+
+def test_an_index_of_absurd_size_is_refused_before_it_is_held(store, tmp_path):
+    os.truncate(tmp_path / "layout/index.json", 3 << 30)
+
+    with pytest.raises(IntegrityError, match="holds 3221225472 bytes"):
+        store.manifest("v")

@@ -210,6 +210,25 @@ def test_a_token_is_fetched_once_and_again_when_it_is_no_longer_good(fake):
     assert asked[0] == "/token?service=fake&scope=repository%3Aa%2Fb%3Apull"
 
 
+@pytest.mark.parametrize("there", ["http://[x/blob", "file:///etc/passwd"])
+def test_a_redirect_to_no_url_is_an_outage(fake, there):
+    digest = fake.put(DATA)
+    fake.faults = [lambda handler: handler.answer(307, Location=there)] * 9
+
+    with pytest.raises(UnavailableError, match="is the registry up"):
+        client(fake).blob_range(digest, 0, 4)
+
+
+def test_what_a_registry_says_moves_no_cursor(fake):
+    digest = fake.put(DATA)
+    fake.faults = [lambda handler: handler.answer(403, b"\x1b[2J\x1b]0;mine\x07 denied")]
+
+    with pytest.raises(ConfigError, match="denied") as raised:
+        client(fake).blob_range(digest, 0, 4)
+
+    assert str(raised.value).isprintable()
+
+
 def test_credentials_do_not_follow_a_redirect_to_another_host(fake):
     elsewhere = FakeRegistry()
     digest = fake.put(DATA)

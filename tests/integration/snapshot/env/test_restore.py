@@ -605,6 +605,10 @@ def test_a_damaged_record_is_a_clear_fault(tmp_path):
     (environment.records.folder / "record.json").write_text('{"version": 2}')
     with pytest.raises(StateError, match="version 2"):
         environment.records.read("record")
+    for text in ("[]", "null", '{"version": 1}', '{"version": 1, "moves": [1], "targets": []}'):
+        (environment.records.folder / "record.json").write_text(text)
+        with pytest.raises(StateError, match="is damaged"):
+            environment.records.read("record")
 
 
 def test_a_node_cache_of_somebody_else_is_refused(tmp_path):

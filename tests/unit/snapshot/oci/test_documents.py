@@ -1,12 +1,13 @@
 """References, digests, manifests, configurations, challenges: what is read, and what is refused."""
 
 import io
+import os
 
 import orjson
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
-from snapshot.oci.auth import Credentials, credentials_of, parse_challenges
+from snapshot.oci.auth import Credentials, credentials_of, parse_challenges, token_url
 from snapshot.oci.digest import check_digest, digest_of, verified
 from snapshot.oci.image import resolve
 from snapshot.oci.layout import OciLayout
@@ -121,6 +122,13 @@ def test_a_manifest_is_read_and_unknown_keys_are_ignored():
 def test_a_manifest_that_breaks_the_format_is_an_integrity_error(changes, message):
     with pytest.raises(IntegrityError, match=message):
         parse_manifest(document(**changes), MANIFEST_TYPE, name="it")
+
+
+def test_a_manifest_of_many_faults_tells_the_first_in_one_line():
+    with pytest.raises(IntegrityError) as raised:
+        parse_manifest(document(layers=[{}] * 500), MANIFEST_TYPE, name="it")
+
+    assert str(raised.value).endswith("layers.0.mediaType: Field required, and 1499 more faults")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"1", b" " * (5 << 20)])
@@ -262,12 +270,33 @@ def test_credentials_are_read_from_the_first_file_that_knows_the_registry(tmp_pa
     assert credentials_of("r.example", (first,)) is None
 
 
-@pytest.mark.parametrize("text", ["{", '{"auths": []}', '{"auths": {"r.example": {"auth": "%"}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"auths": []}',
+        '{"auths": {"r.example": {"auth": "%"}}}',
+        '{"auths": {"r.example": {"auth": 5}}}',
+    ],
+)
 def test_a_broken_file_of_credentials_is_a_configuration_error(tmp_path, text):
     (tmp_path / "auth.json").write_text(text)
 
     with pytest.raises(ConfigError, match="log in anew"):
         credentials_of("r.example", (tmp_path / "auth.json",))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_credentials_are_read_from_files_alone(tmp_path, make):
+    make(tmp_path / "auth.json")
+
+    with pytest.raises(ConfigError, match="not a file of credentials"):
+        credentials_of("r.example", (tmp_path / "auth.json",))
+
+
+def test_a_realm_that_is_no_url_is_refused():
+    with pytest.raises(ConfigError, match="which is not https"):
+        token_url({"realm": "http://[x"}, "scope", is_plain=True)
 
 
 def test_the_usual_files_are_looked_at(tmp_path, monkeypatch):

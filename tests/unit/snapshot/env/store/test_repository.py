@@ -1,15 +1,17 @@
 """Where snapshots lie on a store, and in which order they appear there."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.format.manifest import Head, Manifest, Place
 from snapshot.env.format.packs import inflate
 from snapshot.env.store.access import opened
-from snapshot.env.store.repository import ROOT, Found, Repository
+from snapshot.env.store.repository import MANIFESTS, ROOT, Found, Repository
 
 KEY, OTHER = "ab" * 32, "ac" * 32
 
@@ -89,6 +91,19 @@ def test_a_manifest_that_is_another_keys_is_refused(repository):
 
     with pytest.raises(IntegrityError, match="says that its key"):
         repository.manifest(OTHER)
+
+
+@pytest.mark.parametrize("begins", [b"", None])
+def test_a_manifest_of_absurd_size_is_refused_before_it_is_held(tmp_path, begins):
+    repository = Repository(LocalStore(tmp_path))
+    repository.publish(a_manifest(KEY))
+    path = tmp_path / MANIFESTS / KEY
+    if begins is not None:
+        path.write_bytes(begins)
+    os.truncate(path, 3 << 40)  # more than any machine has memory for
+
+    with pytest.raises(IntegrityError, match=r"is no manifest|has 3298534883328 bytes"):
+        repository.manifest(KEY)
 
 
 def test_a_pack_holds_what_was_written_in_order(repository, pool):

@@ -1,5 +1,6 @@
 """What the options of a node among its peers may say."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,18 @@ def test_a_token_that_protects_nothing_is_refused(tmp_path, text):
 
     with pytest.raises(ConfigError, match="peer_token_file"):
         PeerNode(PeerSettings(peers=(THERE,), peer_token_file=str(path)), HandTier(), None, ())
+
+
+def test_a_token_is_read_from_a_file_alone(tmp_path):
+    os.mkfifo(tmp_path / "token")
+
+    with pytest.raises(ConfigError, match="is a pipe; give the path of a peer_token_file"):
+        PeerNode(
+            PeerSettings(peers=(THERE,), peer_token_file=str(tmp_path / "token")),
+            HandTier(),
+            None,
+            (),
+        )
 
 
 def test_peers_are_a_list_parted_by_commas_among_other_options():
