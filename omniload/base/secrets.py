@@ -11,7 +11,14 @@ import threading
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, quote, quote_plus, unquote
 
-__all__ = ["HIDDEN", "names_secret", "note_secret", "note_secrets_of", "without_secrets"]
+__all__ = [
+    "HIDDEN",
+    "names_secret",
+    "note_secret",
+    "note_secrets_of",
+    "with_urls_hidden",
+    "without_secrets",
+]
 
 HIDDEN = "***"
 _SHORTEST = 6
@@ -37,8 +44,7 @@ _noted: dict[str, None] = {}
 
 def without_secrets(text: str) -> str:
     """Return ``text`` with every secret in it replaced by ``***``."""
-    if "://" in text:
-        text = _URL.sub(lambda found: _QUERY.sub(rf"\1{HIDDEN}", _without_user(found[0])), text)
+    text = with_urls_hidden(text)
     if _noted:
         with _lock:
             noted = list(_noted)
@@ -46,6 +52,13 @@ def without_secrets(text: str) -> str:
         for secret in sorted(noted, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
     return text
+
+
+def with_urls_hidden(text: str) -> str:
+    """Return ``text`` without what looks like a secret in any URL in it: the same in every process."""
+    if "://" not in text:
+        return text
+    return _URL.sub(lambda found: _QUERY.sub(rf"\1{HIDDEN}", _without_user(found[0])), text)
 
 
 def names_secret(variable: str) -> bool:

@@ -9,6 +9,7 @@ Errors are part of the protocol, as they are for the stores of ``fusefs``:
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -16,7 +17,14 @@ from omniload.base.errors import IntegrityError
 from snapshot.oci.digest import hasher_of
 from snapshot.oci.manifest import Descriptor
 
-__all__ = ["ImageStore", "Opened", "StoredManifest", "checked_chunks", "small_blob"]
+__all__ = [
+    "ImageStore",
+    "Opened",
+    "StoredManifest",
+    "checked_chunks",
+    "small_blob",
+    "wanted_by_manifest",
+]
 
 Opened = Callable[[], BinaryIO]
 """Opens the bytes of a blob from their start; called once for each attempt to push them."""
@@ -112,15 +120,33 @@ def checked_chunks(blob: Descriptor, chunks: Iterator[bytes], *, name: str) -> I
         )
 
 
+@contextmanager
+def wanted_by_manifest() -> Iterator[None]:
+    """Tell a blob that is missing as what it is to whoever has its manifest: an image that is not whole.
+
+    Raises:
+        IntegrityError: A store inside says that it has no such blob.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.errno is not None:  # a file of this machine
+            raise
+        raise IntegrityError(
+            f"{error}, and the image's manifest names it; push the image again"
+        ) from error
+
+
 def small_blob(store: ImageStore, blob: Descriptor) -> bytes:
     """Return a whole blob that is small by nature, such as a configuration or a table of contents.
 
     Raises:
-        IntegrityError: It is larger than 64 MiB, or not what the descriptor says.
+        IntegrityError: It is larger than 64 MiB, or not what the descriptor says, or missing.
     """
     if blob.size > MAX_SMALL_BLOB_BYTES:
         raise IntegrityError(
             f"{store.location}: blob {blob.digest} of type {blob.media_type} has {blob.size} "
             f"bytes, more than the {MAX_SMALL_BLOB_BYTES} read at once"
         )
-    return b"".join(store.blob_chunks(blob))
+    with wanted_by_manifest():
+        return b"".join(store.blob_chunks(blob))

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
+from omniload.base.secrets import with_urls_hidden
 from snapshot.env.format.digests import digest_of
 
 __all__ = ["Requests", "canonical_name", "requests_of", "without_credentials"]
@@ -89,16 +90,18 @@ def canonical_name(name: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Return an argument with the user and password of a URL in it taken out: keys are not secret."""
+    """Return an argument without the user, the password and the tokens of URLs in it: keys are not secret."""
     head, mark, rest = text.partition("=") if text.startswith("--") else ("", "", text)
     if "://" not in rest:
         return text
     try:
         parts = urlsplit(rest)
         place = parts.netloc.rpartition("@")[2]
-        return head + mark + urlunsplit(parts._replace(netloc=place))
+        text = head + mark + urlunsplit(parts._replace(netloc=place))
     except ValueError:
-        return text
+        pass
+    # Of what is no URL as a whole: ``-iURL``, ``NAME @ URL``, the words of a shell.
+    return with_urls_hidden(text)
 
 
 def requests_of(

@@ -33,7 +33,7 @@ from snapshot.image.layer.toc import CHECKSUM, KIND_OF, POSITION, zstd_place
 from snapshot.oci.digest import digest_of, hasher_of
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor, compression_of, encode
-from snapshot.oci.store import ImageStore, small_blob
+from snapshot.oci.store import ImageStore, small_blob, wanted_by_manifest
 
 __all__ = ["CHUNK_BYTES", "Converted", "convert_image", "uncompressed", "write_chunked"]
 
@@ -271,8 +271,9 @@ def _copied(source: ImageStore, layer: Descriptor, target: ImageStore) -> Descri
 @contextmanager
 def _downloaded(source: ImageStore, layer: Descriptor) -> Iterator[Path]:
     with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
-        for chunk in source.blob_chunks(layer):
-            file.write(chunk)
+        with wanted_by_manifest():
+            for chunk in source.blob_chunks(layer):
+                file.write(chunk)
         file.flush()
         yield Path(file.name)
 

@@ -24,7 +24,7 @@ from snapshot.image.layer.toc import (
 )
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Descriptor, compression_of
-from snapshot.oci.store import ImageStore
+from snapshot.oci.store import ImageStore, wanted_by_manifest
 
 __all__ = ["TAR_BLOCK_BYTES", "check_diff_id", "index_image", "index_layer"]
 
@@ -49,7 +49,8 @@ def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[Lay
     """
     indexes = []
     for layer, diff_id in zip(image.layers, image.config.rootfs.diff_ids, strict=True):
-        index = index_layer(store, layer, cache)
+        with wanted_by_manifest():
+            index = index_layer(store, layer, cache)
         check_diff_id(index, diff_id)
         indexes.append(index)
     return tuple(indexes)

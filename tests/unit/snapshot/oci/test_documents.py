@@ -7,6 +7,9 @@ import orjson
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
+from snapshot.image.layer.convert import convert_image
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.indexer import index_image
 from snapshot.oci.auth import Credentials, credentials_of, parse_challenges, token_url
 from snapshot.oci.digest import check_digest, digest_of, verified
 from snapshot.oci.image import resolve
@@ -24,6 +27,7 @@ from snapshot.oci.manifest import (
     parse_manifest,
 )
 from snapshot.oci.reference import Reference
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 from tests.support.snapshot.registry_contract import a_manifest
 
 DIGEST = "sha256:" + "ab" * 32
@@ -215,6 +219,25 @@ def test_an_image_whose_configuration_tells_of_other_layers_is_refused(tmp_path)
 
     with pytest.raises(IntegrityError, match="1 layers, but the configuration has 0"):
         resolve(store, "v")
+
+
+def test_an_image_whose_blob_is_missing_is_not_whole(tmp_path):
+    layout = OciLayout.create(tmp_path / "layout")
+    tar = a_tar(a_member("f", b"data"))
+    made = an_image(layout, [(a_layer(layout, tar, "tar"), tar)])
+    cache = IndexCache(tmp_path / "indexes")
+    blobs = tmp_path / "layout/blobs/sha256"
+
+    (blobs / made.layers[0].digest.partition(":")[2]).unlink()
+    for call in (
+        lambda: index_image(layout, made, cache),
+        lambda: convert_image(layout, made, OciLayout.create(tmp_path / "other"), "t"),
+    ):
+        with pytest.raises(IntegrityError, match=r"has no blob sha256:.*; push the image again"):
+            call()
+    (blobs / made.manifest.config.digest.partition(":")[2]).unlink()
+    with pytest.raises(IntegrityError, match=r"has no blob sha256:.*; push the image again"):
+        resolve(layout, made.digest)
 
 
 def test_indexes_without_end_are_refused(tmp_path):

@@ -209,6 +209,13 @@ def test_a_folder_that_is_written_or_only_looked_in_is_no_input(tmp_path, words)
         ("https://me:word@host/x", "https://host/x"),
         ("--index-url=https://me@host:8080/x", "--index-url=https://host:8080/x"),
         ("--index-url=plain", "--index-url=plain"),
+        ("-ihttps://me:word@host/x", "-ihttps://***@host/x"),
+        ("x@https://me:word@host/x.whl", "x@https://***@host/x.whl"),
+        ("pip install -i https://me:word@host/x y", "pip install -i https://***@host/x y"),
+        (
+            "https://host/x.whl?X-Signature=word#sha256=1",
+            "https://host/x.whl?X-Signature=***#sha256=1",
+        ),
         ("numpy==2", "numpy==2"),
     ],
 )
