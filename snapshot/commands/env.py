@@ -252,8 +252,9 @@ def run_command(
         signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and a program inherits that
     try:
         os.execvpe(program[0], list(program), variables)  # noqa: S606 -- what the user asked for
-    except OSError as error:
-        raise ConfigError(f"{program[0]!r} cannot be run: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: of an empty word
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{program[0]!r} cannot be run: {said}") from error
 
 
 def _restored(

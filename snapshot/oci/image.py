@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.secrets import note_secrets_of
 from snapshot.oci.auth import credentials_of
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import (
@@ -68,6 +69,8 @@ def open_store(
     Raises:
         ConfigError: The text names nothing, or the layout is none.
     """
+    for named in (text, *mirrors):  # a user ahead of a registry is refused, and shown
+        note_secrets_of(f"{_PLAIN}{named.removeprefix(_PLAIN)}")
     if text.startswith("oci:"):
         return _open_layout(text.removeprefix("oci:"), create=create)
     reference = Reference.parse(text.removeprefix(_PLAIN))

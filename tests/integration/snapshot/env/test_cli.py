@@ -321,6 +321,11 @@ def test_saving_is_a_stage_of_its_own_in_the_log(place, monkeypatch):
             "No closing quotation",
         ),
         (
+            ["run", "--auto", "--install", "true", "-o", "store", "--", ""],
+            ConfigError,
+            "'' cannot be run",
+        ),
+        (
             ["save", "-o", "store", "--target", "/", "--", "true"],
             ConfigError,
             "holds the whole prefix",

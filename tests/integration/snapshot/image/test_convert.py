@@ -225,6 +225,16 @@ def test_what_cannot_be_shown_or_converted_is_a_configuration_error(
         CliRunner().invoke(command, here, catch_exceptions=False)
 
 
+@pytest.mark.parametrize("plain", ["", "http://"])
+def test_a_password_ahead_of_a_registry_is_refused_and_not_shown(plain):
+    named = f"{plain}me:canary-{len(plain)}@host:5000/a"
+
+    for given in ((named,), ("registry.example/a:v", (named.removesuffix("/a"),))):
+        with pytest.raises(ConfigError, match=r"\*\*\*host:5000") as raised:
+            open_store(given[0], mirrors=given[1] if given[1:] else ())
+        assert "canary" not in str(raised.value)
+
+
 def test_http_before_a_registry_means_without_tls():
     store, _ = open_store("http://registry.example/a:v", mirrors=("mirror.example",))
     other, _ = open_store("registry.example/a:v")

@@ -150,7 +150,7 @@ def test_a_second_start_prefetches_the_hot_blocks_and_finds_them_on_disk_later(p
     folder, address = place
     image, trace = f"{address}/a/lazy:v", tmp_path / "trace"
     wanted = (folder / "bundle/rootfs/data/random1").read_bytes()
-    trace.write_text("a broken trace costs nothing")
+    trace.write_text('{"omniload_trace": a broken one costs nothing')
     with Mounted(image, tmp_path, record=trace) as root:
         assert (root / "data/random1").read_bytes() == wanted
     assert decode_trace(trace.read_bytes(), name="it").runs == 1
