@@ -5,14 +5,17 @@ would unpack an archive at the speed of its flushes. So a store may leave that t
 ``syncfs`` for all that was written within two seconds.
 """
 
+import os
 import threading
 from collections.abc import Callable
 
+from fusefs.stores.local.beneath import Beneath
 from fusefs.stores.protocol import parent_of
 from omniload.base.errors import IntegrityError
+from omniload.base.linux.calls import syncfs
 from omniload.base.log import get_logger
 
-__all__ = ["SETTLES_WITHIN_S", "Settling"]
+__all__ = ["SETTLES_WITHIN_S", "Settling", "sync_all", "sync_directory"]
 
 _LOG = get_logger(__name__)
 SETTLES_WITHIN_S = 2.0
@@ -113,3 +116,21 @@ class Settling:
             self.settle()
         except IntegrityError as error:
             _LOG.error("%s", error)
+
+
+def sync_directory(at: Beneath, path: str) -> None:
+    """Make names in a directory durable: a rename is not until its directory is."""
+    directory = at.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def sync_all(at: Beneath) -> None:
+    """Make all of the store's file system durable."""
+    root = at.open("", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        syncfs(root)
+    finally:
+        os.close(root)

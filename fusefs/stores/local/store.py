@@ -23,7 +23,8 @@ from typing_extensions import override
 from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.stores.handle_cache import never_changes
 from fusefs.stores.local.beneath import Beneath, umask
-from fusefs.stores.local.durability import Settling
+from fusefs.stores.local.durability import Settling, sync_all, sync_directory
+from fusefs.stores.local.own_folders import OBJECTS, hidden_mode, mode_of_new
 from fusefs.stores.protocol import (
     RESERVED,
     TEMPORARY,
@@ -33,20 +34,16 @@ from fusefs.stores.protocol import (
     Store,
     Usage,
     check_whole,
-    is_at_or_below,
     name_of,
     parent_of,
 )
 from omniload.base.errors import UnavailableError
-from omniload.base.linux.calls import syncfs
 
 __all__ = ["LocalStore"]
 
 _OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN})
 """What a kernel file system says when what is behind it does not answer."""
 _PRIVATE = 0o600
-_OBJECTS = f"{RESERVED}/objects"
-_TO_LIST, _TO_CHANGE = 0o004, 0o002
 _TO_READ, _TO_SEARCH = 0o044, 0o055
 """What others may be given of a file and of a directory: to write here is the daemon's alone."""
 
@@ -183,7 +180,7 @@ class LocalStore(Store):
             self._make_parents(path)
             self._move(temporary, path)
         if self._settling is None:
-            _sync_directory(self._at, parent_of(path))
+            sync_directory(self._at, parent_of(path))
         else:
             self._settling.changed()
 
@@ -194,7 +191,7 @@ class LocalStore(Store):
             if self._settling is None:
                 self._move(source, target)
                 for above in {parent_of(target), parent_of(source)}:
-                    _sync_directory(self._at, above)
+                    sync_directory(self._at, above)
                 return
             moved, there = self.stat(source), self._entry_or_none(target)
             if there is not None and not moved.is_directory:
@@ -225,11 +222,9 @@ class LocalStore(Store):
 
     def _mkdir(self, path: str) -> None:
         with self._at.parent(path) as (above, name):
-            os.mkdir(
-                name, _own_folder(path) if is_at_or_below(path, RESERVED) else 0o777, dir_fd=above
-            )
+            os.mkdir(name, mode_of_new(path), dir_fd=above)
         if self._settling is None or path.startswith(RESERVED):
-            _sync_directory(self._at, parent_of(path))
+            sync_directory(self._at, parent_of(path))
         else:
             self._settling.directory_named(path)
 
@@ -262,7 +257,7 @@ class LocalStore(Store):
 
     @override
     def delay_syncs(self) -> None:
-        self._settling = Settling(partial(_sync_all, self._at))
+        self._settling = Settling(partial(sync_all, self._at))
 
     @override
     def sync(self, path: str = "") -> None:
@@ -308,10 +303,10 @@ class LocalStore(Store):
     def _hide_objects(self) -> None:
         """Keep others from listing where objects lie, as far as that is ours to say."""
         with suppress(OSError, UnavailableError):
-            below = [f"{_OBJECTS}/{e.name}" for e in self.listing(_OBJECTS) if e.is_directory]
-            for path in (_OBJECTS, TEMPORARY, *below):
+            below = [f"{OBJECTS}/{e.name}" for e in self.listing(OBJECTS) if e.is_directory]
+            for path in (OBJECTS, TEMPORARY, *below):
                 mode = self.stat(path).mode or 0
-                if mode != (hidden := mode & _own_folder(path, mode)):
+                if mode != (hidden := hidden_mode(path, mode)):
                     with self._reading(path) as folder:
                         os.fchmod(folder, hidden)
 
@@ -345,7 +340,7 @@ class _LocalWriter(ObjectWriter):
                 os.fsync(file)
             finally:
                 os.close(file)
-            _sync_directory(self._at, parent_of(self._path))
+            sync_directory(self._at, parent_of(self._path))
 
     @override
     def abort(self) -> None:
@@ -360,22 +355,6 @@ def _write(file: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-
-
-def _own_folder(path: str, allowed: int | None = None) -> int:
-    """Return the mode of a folder of fusefs itself, as far as the mask of this process lets it.
-
-    Where a group may write, since the store is shared so, it may list as well: its daemons do.
-
-    Args:
-        path: The folder.
-        allowed: What a folder that is there allows; what this process's mask does if not given.
-    """
-    allowed = 0o777 & ~umask() if allowed is None else allowed
-    if not (is_at_or_below(path, _OBJECTS) or is_at_or_below(path, TEMPORARY)):
-        return 0o777 & ~_TO_CHANGE
-    of_group = 0 if allowed & 0o020 else 0o040
-    return 0o777 & ~(_TO_CHANGE | _TO_LIST | of_group)
 
 
 def _is_shown(found: os.stat_result) -> bool:
@@ -397,23 +376,6 @@ def _entry(path: str, found: os.stat_result) -> Entry:
     size = 0 if is_directory else found.st_size
     mode = stat_bits.S_IMODE(found.st_mode)
     return Entry(name_of(path), is_directory, size, found.st_mtime_ns, mode)
-
-
-def _sync_directory(at: Beneath, path: str) -> None:
-    """Make names in a directory durable: a rename is not until its directory is."""
-    directory = at.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _sync_all(at: Beneath) -> None:
-    root = at.open("", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        syncfs(root)
-    finally:
-        os.close(root)
 
 
 @contextmanager

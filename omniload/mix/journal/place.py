@@ -77,11 +77,16 @@ def require_store(url: str) -> None:
         ConfigError: There is no such store, or no such bucket.
         UnavailableError: It does not answer within some seconds.
     """
-    from fusefs.stores.url import check_root, open_store  # noqa: PLC0415 -- as above
+    from fusefs.stores.url import (  # noqa: PLC0415 -- as above
+        check_root,
+        local_path,
+        open_store,
+        parts_of,
+    )
 
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        _require_folder(Path(parts.path))
+    parts, above = parts_of(url), local_path(url)
+    if above is not None:
+        _require_folder(Path(above))
         return
     in_bucket = parts.scheme in _BUCKETS
     # Folders below are made as a run begins; the bucket is not.
