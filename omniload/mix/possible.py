@@ -1,7 +1,10 @@
 """Whether a state can be one of a mix: what no run of it could have reached is refused before it is used.
 
 A digest tells a damaged state. A state that was changed and given a new digest, or one that
-a faulty release wrote, is told by its values alone: they bound one another.
+a faulty release wrote, is told by its values alone: they bound one another. What stays within the
+bounds is another state that a run might have reached: a cursor some records further, a document
+fewer among those carried. No look at the state tells it from the true one; the journal of the run
+does, which holds a digest of every state (``omniload.mix.journal``).
 
 Shape suffixes:
     S  sources        P  carried pieces
@@ -171,8 +174,25 @@ def _faults_of_amounts(state: MixState, mix: MixConfig, steps: int) -> Iterator[
         yield f"{carried} tokens are carried of {drawn} drawn"
     if mix.mix.amounts is None and drawn - carried > steps * mix.batch.tokens:
         yield f"{drawn} were drawn and {carried} of them carried on, more than {steps} steps hold"
+    if mix.mix.stop == "never" and state.step:
+        yield from _faults_of_full_steps(mix, drawn, carried, steps)
     if mix.mix.level == "token" and state.step > drawn - carried:
         yield f"{drawn} were drawn and {carried} of them carried on, fewer than a token for each step"
+
+
+def _faults_of_full_steps(mix: MixConfig, drawn: int, carried: int, steps: int) -> Iterator[str]:
+    """Say what a run that never ends leaves out: each of its steps draws all its rows, and those ahead."""
+    length, rows = mix.pack.length, mix.rows_per_step
+    if carried < (least := mix.pack.rows_ahead * length):
+        yield f"{carried} tokens are carried, a step leaves {least} at least"
+    if mix.mix.level != "token":
+        return
+    # Of two rows that are half empty the pieces would have gone into one.
+    full = {"concat_and_split": rows * length, "best_fit": (rows - 1) * (length // 2)}
+    if drawn - carried < (least := steps * full.get(mix.pack.method, 0)):
+        yield (
+            f"{drawn} were drawn and {carried} of them carried on, {steps} steps hold {least} at least"
+        )
 
 
 def _faults_of_pieces(state: MixState, mix: MixConfig) -> Iterator[str]:
@@ -194,6 +214,32 @@ def _faults_of_pieces(state: MixState, mix: MixConfig) -> Iterator[str]:
     order_P = np.lexsort((carried.starts_P, carried.subs_P, carried.positions_P, carried.sources_P))
     if (twice := _overlap(carried.take(order_P))) is not None:
         yield f"sample {twice[2]} of record {twice[1]} of source {mix.names[twice[0]]!r} is carried twice"
+    by_source_P = np.argsort(carried.sources_P, kind="stable")
+    for p in by_source_P[order_P != by_source_P][:1].tolist():
+        yield (
+            f"sample {carried.subs_P[p]} of record {carried.positions_P[p]} of source "
+            f"{mix.names[carried.sources_P[p]]!r} is carried out of the order of its source"
+        )
+    yield from _faults_of_cuts(mix, carried)
+
+
+def _faults_of_cuts(mix: MixConfig, carried: PieceTable) -> Iterator[str]:
+    """Say which piece is none that a sample is cut to: a row of it each, and the rest."""
+    length = mix.pack.length
+    whole_P = np.asarray([overlong == "split" for overlong in mix.overlong_S])[carried.sources_P]
+    # What is left of a longer sample that is not split; one that is dropped is not there.
+    kept_P = np.where(whole_P, carried.sizes_P, np.minimum(carried.sizes_P, length))
+    starts_P = carried.starts_P.astype(np.int64)
+    begins_P = starts_P - starts_P % length
+    wrong_P = (carried.stops_P != np.minimum(begins_P + length, kept_P)) | (starts_P != begins_P)
+    if mix.pack.method == "concat_and_split":  # the last row cut the first of them anywhere
+        wrong_P[0] = carried.stops_P[0] != min(begins_P[0] + length, kept_P[0])
+    for p in np.flatnonzero(wrong_P)[:1].tolist():
+        yield (
+            f"tokens {carried.starts_P[p]} to {carried.stops_P[p]} of {carried.sizes_P[p]} of sample "
+            f"{carried.subs_P[p]} of record {carried.positions_P[p]} of source {mix.names[carried.sources_P[p]]!r} are "
+            f"carried, which rows of {length} tokens do not cut so"
+        )
 
 
 def _after(here_P3: NDArray[np.int64], ends_P3: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -167,6 +167,12 @@ IMPOSSIBLE = {
     "piece of a shorter sample": shorter_sample,
     "piece of five": put("carried", 0, value=["web", 1, 0, 0, 5]),
     "piece of seven": put("carried", 0, value=["web", 1, 0, 0, 5, 5, 5]),
+    "piece that begins within its sample": put("carried", 0, 3, value=1),
+    "piece that ends within a row": put("carried", 0, 4, value=lambda stop: stop - 1),
+    "pieces in another order": put("carried", value=lambda pieces: pieces[::-1]),
+    "fewer pieces than rows ahead": put("carried", value=lambda pieces: pieces[:3]),
+    "no pieces": put("carried", value=[]),
+    "steps that draw nearly nothing": put("step", value=lambda step: 2 * step + 6),
     "a piece many times": put("carried", value=lambda pieces: pieces * 1000),
 }
 """Changes that no digest hides."""
@@ -178,7 +184,7 @@ POSSIBLE = {
     "cursor one further": put("sources", "web", "cursor", value=lambda c: [c[0] + 1, 0, 0]),
     "cursor one back": put("sources", "web", "cursor", value=lambda c: [c[0] - 1, 0, 0]),
     "another step": put("step", value=lambda step: step + 1),
-    "pieces in another order": put("carried", value=lambda pieces: pieces[::-1]),
+    "a piece less": put("carried", value=lambda pieces: pieces[:-1]),
     "another revision": put("mix_revision", value=1),
 }
 """Changes of values to other possible ones: with a digest made anew, the journal alone tells them."""
