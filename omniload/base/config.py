@@ -292,8 +292,9 @@ def _near(model: type[BaseModel], location: Location) -> str | None:
     """Return the key that an unknown one may have been meant as, there or one level deeper."""
     models = {model}
     for part in location[:-1]:
-        # An index, a key of a dictionary and the tag of a union are no fields: they stay with the models.
+        # An index and a key of a dictionary are no fields: they stay with the models. A tag of a union names one of them.
         fields = [known.model_fields[part] for known in models if part in known.model_fields]
+        models = {known for known in models if part in _tags_of(known)} or models
         if fields:
             models = {inner for field in fields for inner in _models_in(field.annotation)}
     known = {name: name for above in models for name in above.model_fields}
@@ -306,6 +307,12 @@ def _near(model: type[BaseModel], location: Location) -> str | None:
                     known.setdefault(deeper, f"{name}.{deeper}")
     near = difflib.get_close_matches(str(location[-1]), sorted(known), n=1)
     return known[near[0]] if near else None
+
+
+def _tags_of(model: type[BaseModel]) -> tuple[object, ...]:
+    """Return the words that tell a model from others of a union."""
+    field = model.model_fields.get("type")
+    return () if field is None else get_args(field.annotation)
 
 
 def _models_in(annotation: object) -> set[type[BaseModel]]:
