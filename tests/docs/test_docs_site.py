@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+import omniload
+import trainer_integration
 from tests.docs.snippets import ROOT
 from tests.docs.test_docs_links import without_fences
 
@@ -54,8 +56,22 @@ def shown_in(page):
     found = re.findall(
         r"<h[2-6][^>]*>(.*?)<a class=\"headerlink", page.read_text("utf-8"), re.DOTALL
     )
-    texts = [html.unescape(re.sub(r"<[^>]+>", "", text)) for text in found]
-    return {re.sub(r"\W+", " ", text).strip() for text in texts}
+    return {re.sub(r"\W+", " ", without_tags(text)).strip() for text in found}
+
+
+def without_tags(text):
+    return html.unescape(re.sub(r"<[^>]+>", "", text))
+
+
+API = {"api/omniload.html": omniload, "api/dataloader.html": trainer_integration}
+
+
+@pytest.mark.parametrize(("page", "package"), API.items())
+def test_the_reference_has_what_a_package_offers_by_the_name_that_is_imported(page, package):
+    text = (ROOT / "docs" / page).with_suffix(".md").read_text(encoding="utf-8")
+
+    named = re.findall(r"^::: (.+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(f"{package.__name__}.{name}" for name in package.__all__)
 
 
 @pytest.mark.slow
@@ -80,4 +96,10 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         if (missing := headings_of(page) - shown_in(tmp_path / "site" / f"{page.stem}.html"))
     }
     assert swallowed == {}, "headings that the site takes for code"
-    assert "state_dict" in (tmp_path / "site/api/omniload.html").read_text(encoding="utf-8")
+    for page, package in API.items():
+        text = (tmp_path / "site" / page).read_text(encoding="utf-8")
+        headings = set(re.findall(r"<h2 id=\"([^\"]+)\"", text))
+        assert headings == {f"{package.__name__}.{name}" for name in package.__all__}
+    signature = without_tags((tmp_path / "site/api/dataloader.html").read_text(encoding="utf-8"))
+    assert "prefetch_factor: int | None = None" in signature
+    assert 'on_hang: Literal["raise", "replace"]' in signature

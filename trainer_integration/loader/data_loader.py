@@ -2,10 +2,11 @@
 
 import inspect
 import weakref
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Self, overload
 
 import torch.utils.data
+from torch.utils.data import Dataset, Sampler
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 from typing_extensions import TypeVar, override
 
@@ -13,6 +14,7 @@ from omniload.base.errors import StateError
 from trainer_integration.loader.balancing import cost_batches
 from trainer_integration.loader.iterators import ManyProcesses, Noting, OneProcess
 from trainer_integration.loader.mix_client import (
+    Mix,
     MixBatches,
     is_mix,
     open_batches,
@@ -53,13 +55,55 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     _ways = Ways()
     _share: Share | None = None
 
+    # For editors, type checkers and the reference: what is called takes what torch's loader takes, of any release.
+    @overload
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        workers: Literal["process", "thread"] = "process",
+        on_hang: Literal["raise", "replace"] = "raise",
+        share: bool | str = False,
+        cost_fn: Callable[[Any], float] | None = None,
+        cost_counts: Literal["equal", "free"] = "equal",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, dataset: Mix, *, collate_fn: Callable[[Any], Any] | None = None, **keywords: Any
+    ) -> None: ...
+
     def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
         """Make a loader of torch's arguments, or of a mix and those of ``omniload.open``.
 
-        Beside torch's it takes ``workers``, ``"process"`` or ``"thread"``; ``on_hang``, ``"raise"`` or
-        ``"replace"``; and ``share``, ``True`` or a name, for workers that the ranks of a machine have in common.
-        ``cost_fn`` gives the cost of an index, and deals each global batch evenly over the ranks of a
-        ``DistributedSampler``, as ``cost_counts`` says with ``"equal"`` counts or ``"free"``.
+        Args:
+            dataset: As torch takes it; or a mix: its file, its contents as a mapping with ``sources``, or the model.
+            *args: torch's, by position.
+            **keywords: torch's and those below; of a mix ``collate_fn`` and those of ``omniload.open``.
+
+        Keyword Args:
+            workers (str): ``"thread"`` makes batches by threads of this process.
+            on_hang (str): ``"replace"`` starts another worker for one that gives nothing within ``timeout=``, or dies.
+            share (bool | str): ``True`` or a name, for workers that the ranks of a machine have in common.
+            cost_fn (Callable[[Any], float] | None): Cost of an index, by which each global batch is dealt over the
+                ranks of a ``DistributedSampler``.
+            cost_counts (str): ``"equal"`` for as many samples on every rank, ``"free"`` for one at least.
 
         Raises:
             ConfigError: The dataset is a loader, or keywords do not go together.

@@ -13,7 +13,7 @@ from omniload.front.opening import open_mix
 from omniload.front.rows import TrainingBatch
 from omniload.mix.config import MixConfig
 
-__all__ = ["MixBatches", "as_it_is", "is_mix", "open_batches", "refuse_loader"]
+__all__ = ["Mix", "MixBatches", "as_it_is", "is_mix", "open_batches", "refuse_loader"]
 
 Mix = str | Path | Mapping[str, object] | MixConfig
 

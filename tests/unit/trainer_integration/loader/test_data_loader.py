@@ -1,11 +1,13 @@
 """The drop-in DataLoader without workers: torch's arguments, and a state that is checked."""
 
 import copy
+import dataclasses
 import inspect
 import json
 import os
 import pickle
 import random
+import typing
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from tests.support.trainer.loaders import Numbers, Remembering, Stream, StreamWi
 from trainer_integration import DataLoader
 from trainer_integration.loader import data_loader
 from trainer_integration.loader.mix_client import MixBatches
+from trainer_integration.loader.ways import Ways
 
 
 def taken(loader, batches):
@@ -47,6 +50,19 @@ def test_the_signature_is_torchs_and_so_is_the_class():
     assert inspect.signature(DataLoader) == inspect.signature(torch_data.DataLoader)
     assert isinstance(DataLoader(Numbers(1)), torch_data.DataLoader)
     assert issubclass(DataLoader[int].__origin__, torch_data.DataLoader)
+
+
+def test_the_written_signature_is_torchs_and_what_is_taken_beside_it():
+    written, of_a_mix = map(inspect.signature, typing.get_overloads(DataLoader.__init__))
+    theirs = inspect.signature(torch_data.DataLoader.__init__).parameters
+    beside = {field.name: field.default for field in dataclasses.fields(Ways)}
+    beside |= {"cost_fn": None, "cost_counts": "equal"}
+    shown = {name: (p.kind, p.default) for name, p in written.parameters.items()}
+
+    expected = {name: (p.kind, p.default) for name, p in theirs.items()}
+    only = inspect.Parameter.KEYWORD_ONLY
+    assert shown == expected | {name: (only, default) for name, default in beside.items()}
+    assert [*of_a_mix.parameters] == ["self", "dataset", "collate_fn", "keywords"]
 
 
 @pytest.mark.parametrize(
