@@ -2,12 +2,13 @@
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 
-__all__ = ["is_own_folder", "private_folder"]
+__all__ = ["is_own_folder", "private_folder", "put_file", "readable_folder"]
 
 _LOG = get_logger(__name__)
 
@@ -53,3 +54,19 @@ def is_own_folder(path: Path) -> bool:
         and seen.st_uid in {0, os.geteuid()}
         and not stat.S_IMODE(seen.st_mode) & 0o022
     )
+
+
+def readable_folder(path: Path) -> None:
+    """Make a folder, and those above it, that others may read and none may write into, whatever the umask."""
+    if path.is_dir():
+        return
+    readable_folder(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o755)
+
+
+def put_file(path: Path, data: bytes = b"") -> None:
+    """Write a file that others may read and none may write, whatever the umask."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    with os.fdopen(file, "wb") as opened:
+        opened.write(data)

@@ -45,7 +45,7 @@ from snapshot.env.node.tree_head import TreeHead, decode_head, encode_head
 
 if TYPE_CHECKING:
     from snapshot.env.format.manifest import Manifest
-from snapshot.private_folder import private_folder
+from snapshot.private_folder import private_folder, put_file, readable_folder
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -156,8 +156,8 @@ class Tree:
     def keep(self, manifest: "Manifest") -> None:
         """Write beside the manifest what is read of it at every restore."""
         listing = listing_of(manifest.entries, self._manifest_digest())
-        (self.folder / "head.json").write_text(encode_head(TreeHead.of(manifest)))
-        (self.folder / "listing.json").write_text(encode_listing(listing))
+        put_file(self.folder / "head.json", encode_head(TreeHead.of(manifest)).encode())
+        put_file(self.folder / "listing.json", encode_listing(listing).encode())
 
     def _kept(self, name: str) -> bytes:
         return read_kept_file(
@@ -182,7 +182,7 @@ class Tree:
 
     def invalidate(self) -> None:
         """Have every file compared with its digest before the tree is used again."""
-        (self.folder / "boot").write_text("", encoding="ascii")
+        put_file(self.folder / "boot")
 
     @property
     def used_ns(self) -> int:
@@ -198,12 +198,12 @@ class Tree:
 
     def mark_linked(self) -> None:
         """Note that environments share inodes with the tree, so that it is looked at before use."""
-        (self.folder / "linked").touch()
+        put_file(self.folder / "linked")
 
     def mark_mounted(self) -> None:
         """Note that a mount may show the tree until the machine starts again."""
         with suppress(PermissionError):  # a user that may not note it may not drop it either
-            (self.folder / "mounted").write_text(boot_id(), encoding="ascii")
+            put_file(self.folder / "mounted", boot_id().encode())
 
     def mark_unmounted(self) -> None:
         """Take the note back, where the first mount failed."""
@@ -281,7 +281,8 @@ class NodeCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or default_cache()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        readable_folder(self.folder)
         details = self.folder.stat()
         if details.st_uid not in {0, os.geteuid()} or details.st_mode & stat.S_IWOTH:
             raise ConfigError(
@@ -292,7 +293,7 @@ class NodeCache:
             if details.st_uid == os.geteuid() and not (self.folder / SHARED).exists():
                 private_folder(self.folder / name)
                 continue
-            (self.folder / name).mkdir(exist_ok=True)
+            readable_folder(self.folder / name)
             if not os.access(self.folder / name, os.R_OK | os.X_OK):
                 raise ConfigError(
                     f"node cache {self.folder} is closed to user {os.geteuid()}; its owner opens it "
@@ -329,7 +330,7 @@ class NodeCache:
             if tree.changed_files(digests=True):
                 return False
             with suppress(PermissionError):
-                (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+                put_file(tree.folder / "boot", boot_id().encode())
             return True
         shared = (tree.folder / "linked").exists()
         return not shared or not tree.changed_files(digests=False)
@@ -338,7 +339,7 @@ class NodeCache:
         """Return an empty tree to fill, under the lock of the key."""
         folder = self.folder / "partial" / key
         discard(folder)
-        folder.mkdir(parents=True)
+        readable_folder(folder)
         return Tree(folder)
 
     def complete(self, key: str, tree: Tree, manifest: "Manifest", data: bytes) -> Tree:
@@ -350,9 +351,9 @@ class NodeCache:
             manifest: Of the snapshot.
             data: The bytes of the manifest on the store.
         """
-        (tree.folder / "manifest").write_bytes(data)
+        put_file(tree.folder / "manifest", data)
         tree.keep(manifest)
-        (tree.folder / "boot").write_text(boot_id(), encoding="ascii")
+        put_file(tree.folder / "boot", boot_id().encode())
         final = self.folder / "trees" / key
         tree.folder.rename(final)
         return Tree(final)

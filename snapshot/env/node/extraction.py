@@ -23,6 +23,7 @@ from snapshot.env.node.locks import exclusively
 from snapshot.env.node.tree_head import TreeHead
 from snapshot.env.store.progress import Progress
 from snapshot.env.store.repository import ROOT, Repository
+from snapshot.private_folder import put_file, readable_folder
 
 __all__ = ["extract", "provide"]
 
@@ -138,27 +139,27 @@ def extract(
 def _make_folders(manifest: Manifest, tree: Tree) -> None:
     """Make directories, links and whiteouts; entries stand in order, so parents come first."""
     for number in range(len(manifest.head.targets)):
-        tree.layer(number).mkdir(parents=True)
-        tree.whiteouts(number).mkdir(parents=True)
+        readable_folder(tree.layer(number))
+        readable_folder(tree.whiteouts(number))
     layers = _layers(manifest, tree)
     for entry in manifest.entries:
         if entry.kind is Kind.FILE:
             continue
         path = f"{layers[entry.target]}/{entry.path}"
         if entry.kind is Kind.DIRECTORY and entry.path:
-            os.mkdir(path)  # noqa: PTH102 -- thousands of paths
+            os.mkdir(path, 0o755)  # noqa: PTH102 -- thousands of paths
         elif entry.kind is Kind.LINK:
             os.symlink(entry.link, path)  # noqa: PTH211
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
         elif entry.kind is Kind.DELETED:
             mark = tree.whiteouts(entry.target) / entry.path
-            mark.parent.mkdir(parents=True, exist_ok=True)
+            readable_folder(mark.parent)
             try:
                 os.mknod(mark, stat.S_IFCHR | 0o600, os.makedev(0, 0))
             except OSError as error:
                 if error.errno not in _NO_DEVICES:
                     raise
-                (tree.folder / "unmarked").touch()  # then it is not mounted, but linked or copied
+                put_file(tree.folder / "unmarked")  # then it is not mounted, but linked or copied
 
 
 def _finish_folders(manifest: Manifest, tree: Tree) -> None:

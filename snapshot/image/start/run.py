@@ -27,6 +27,7 @@ from snapshot.image.start import namespaces as entering
 from snapshot.image.start.bind_mounts import Bind, make_mount_points
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Process
+from snapshot.private_folder import put_file
 
 __all__ = ["Start", "check_machine", "etc_text", "ids_of", "prepare_upper", "run_in", "start_of"]
 
@@ -156,7 +157,7 @@ def run_in(
     with _scratch(scratch) as place:
         place.chmod(0o755)  # users of the image pass through it
         for name in ("image", "upper", "work", "root"):
-            (place / name).mkdir()
+            (place / name).mkdir(mode=0o755)
         with _mounted(settings, image, place / "image", log_path):
             prepare_upper(place / "image", place / "upper")
             make_mount_points(start.binds, place / "image", place / "upper")
@@ -203,10 +204,10 @@ def prepare_upper(image: Path, upper: Path) -> None:
     with suppress(FileNotFoundError):
         found = etc.lstat()
         if stat_bits.S_ISDIR(found.st_mode) and here.is_file():
-            (upper / "etc").mkdir()
+            (upper / "etc").mkdir(mode=0o700)
             (upper / "etc").chmod(stat_bits.S_IMODE(found.st_mode))
             os.chown(upper / "etc", found.st_uid, found.st_gid)
-            (upper / "etc/resolv.conf").write_bytes(here.read_bytes())
+            put_file(upper / "etc/resolv.conf", here.read_bytes())
 
 
 def etc_text(image: Path, name: str) -> str:

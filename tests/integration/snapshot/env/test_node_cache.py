@@ -14,6 +14,7 @@ from snapshot.commands.env import command
 from snapshot.env.format.entries import Kind
 from snapshot.env.node.cache import (
     CACHE_VARIABLE,
+    SHARED,
     NodeCache,
     Tree,
     boot_id,
@@ -135,6 +136,28 @@ def test_a_cache_that_anybody_may_write_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="may be written by"):
         NodeCache(tmp_path)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nobody_else_writes_into_a_cache_whatever_the_umask(tmp_path, shared):
+    environment, manifest, _ = saved(tmp_path)
+    before = os.umask(0)
+    try:
+        cache = NodeCache(tmp_path / "cache")
+        if shared:
+            (cache.folder / SHARED).touch(mode=0o644)
+            for name in ("trees", "partial", "locks"):
+                (cache.folder / name).rmdir()
+        for form in ("copy", "link"):
+            a_restorer(environment, tmp_path).restore(manifest.head.key, form)
+    finally:
+        os.umask(before)
+
+    paths = [cache.folder, *cache.folder.rglob("*")]
+    assert len(paths) > 10
+    locks = cache.folder / "locks"
+    open_to_others = {p for p in paths if not p.is_symlink() and p.stat().st_mode & 0o022}
+    assert {path for path in open_to_others if path.parent != locks} == set()
 
 
 def test_one_holder_at_a_time(tmp_path):

@@ -144,3 +144,16 @@ def test_the_folder_of_configuration_keeps_its_mode(tmp_path):
     made = upper / "etc"
     assert not made.exists() or made.stat().st_mode & 0o777 == 0o711
     assert upper.stat().st_mode == image.stat().st_mode
+
+
+def test_what_a_container_reads_is_written_by_nobody_else_whatever_the_umask(tmp_path):
+    image, upper = tmp_path / "image", tmp_path / "upper"
+    (image / "etc").mkdir(parents=True)
+    upper.mkdir()
+    before = os.umask(0)
+    try:
+        starting.prepare_upper(image, upper)
+    finally:
+        os.umask(before)
+
+    assert [p for p in (upper, *upper.rglob("*")) if p.stat().st_mode & 0o022] == []
