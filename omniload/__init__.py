@@ -4,10 +4,16 @@ from importlib import import_module
 
 __all__ = [
     "ConfigError",
+    "DynamicSampler",
+    "Group",
+    "GroupBatch",
     "IntegrityError",
     "Loader",
     "OmniloadError",
     "PackedRows",
+    "Prompt",
+    "Rollouts",
+    "RoundLimitError",
     "ServedPlane",
     "StateError",
     "TrainingBatch",
@@ -21,8 +27,14 @@ __version__ = "0.1.0"
 
 # Type checkers read __init__.pyi: named here, the floor would import the front room.
 _PLACES = {
+    "DynamicSampler": ("omniload.front.sampling.sampler", "DynamicSampler"),
+    "Group": ("omniload.front.sampling.values", "Group"),
+    "GroupBatch": ("omniload.front.sampling.values", "GroupBatch"),
     "Loader": ("omniload.front.loader", "Loader"),
     "PackedRows": ("omniload.front.rows", "PackedRows"),
+    "Prompt": ("omniload.front.sampling.values", "Prompt"),
+    "Rollouts": ("omniload.front.sampling.values", "Rollouts"),
+    "RoundLimitError": ("omniload.front.sampling.sampler", "RoundLimitError"),
     "ServedPlane": ("omniload.front.serving", "ServedPlane"),
     "TrainingBatch": ("omniload.front.rows", "TrainingBatch"),
     "join": ("omniload.front.serving", "join"),

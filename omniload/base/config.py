@@ -292,7 +292,7 @@ def _near(model: type[BaseModel], location: Location) -> str | None:
     """Return the key that an unknown one may have been meant as, there or one level deeper."""
     models = {model}
     for part in location[:-1]:
-        # An index and a key of a dictionary are no fields: they stay with the models. A tag of a union names one of them.
+        # An index and a key of a dictionary are no fields: they stay with the models. A union's tag names one of them.
         fields = [known.model_fields[part] for known in models if part in known.model_fields]
         models = {known for known in models if part in _tags_of(known)} or models
         if fields:

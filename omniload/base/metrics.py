@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 __all__ = [
     "BATCH_WAIT_SECONDS",
+    "GROUPS_JUDGED",
     "IMBALANCE_RATIO",
     "PLAN_SECONDS",
     "REGISTRY",
@@ -46,6 +47,12 @@ BATCH_WAIT_SECONDS = Histogram(
     "Time a rank waited for its batch",
     registry=REGISTRY,
     buckets=(0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+)
+GROUPS_JUDGED = Counter(
+    "omniload_groups",
+    "Groups of answers that dynamic sampling judged, counted by the first rank",
+    ["source", "verdict"],
+    registry=REGISTRY,
 )
 
 

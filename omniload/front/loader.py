@@ -101,6 +101,8 @@ class Loader:
         vocab_size: int | None = None,
         num_steps: int | None = None,
         losses: LossLog | None = None,
+        run_dir: Path | None = None,
+        num_ranks: int = 1,
     ) -> None:
         self._num_steps, self._losses = num_steps, losses
         self._open_client, self._form, self._state = open_client, form, _as_state(state)
@@ -111,6 +113,10 @@ class Loader:
         """Names of the sources; ``source_ids`` are places here."""
         self.vocab_size = vocab_size
         """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
+        self.run_dir = run_dir
+        """Folder that keeps what is known of the run; ``None`` without one."""
+        self.num_ranks = num_ranks
+        """Ranks along dp, of which each takes other samples."""
         self._client: Client | None = None
         self._stack = ExitStack()
         self._closed = False
@@ -216,6 +222,7 @@ class Loader:
         if generation is not None:
             require_whole("generation", generation, least=1)
         self._opened().resize(rank, world_size, step=step, generation=generation)
+        self.num_ranks = world_size
         if self._ahead is not None:
             self._ahead.drop()
 

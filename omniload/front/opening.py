@@ -185,6 +185,8 @@ def _loader_of(
         vocab_size=vocab_size_of(spec),
         num_steps=spec.num_steps,
         losses=None if spec.run_dir is None else LossLog(spec.run_dir, rank),
+        run_dir=spec.run_dir,
+        num_ranks=spec.tree.size_of("dp"),
     )
 
 

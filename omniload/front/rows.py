@@ -19,6 +19,7 @@ from omniload.batch.microbatch import Batch, CpSlice, Microbatch
 from omniload.front.images import EncodingArrays, ImageArrays, dealt_images, own_images
 from omniload.front.joined import joined, rows_of, unshifted
 from omniload.front.pairs import Documents, documents_of
+from omniload.front.pieces import Piece, pieces_of
 
 __all__ = [
     "Arrays",
@@ -217,6 +218,14 @@ class PackedRows:
             self._tensor(found.values_V, found.values_V.dtype.type),
             self._tensor(found.offsets, np.int64),
         )
+
+    def pieces(self) -> list[Piece]:
+        """Return the documents of the rows one by one, each with its key and tokens; numpy arrays on the host.
+
+        Raises:
+            ConfigError: The rows are shared among cp peers.
+        """
+        return pieces_of(self._part)
 
     @cached_property
     def images(self) -> ImageArrays:

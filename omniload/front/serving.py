@@ -203,6 +203,8 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         vocab_size=note.vocab_size,
         num_steps=note.num_steps,
         losses=None if note.run_dir is None else LossLog(note.run_dir, rank),
+        run_dir=note.run_dir,
+        num_ranks=world_size,
     )
 
 

@@ -1,4 +1,4 @@
-"""Torch for ``omniload.open``: tensors, torch's store as the place where ranks meet, its broadcast for peers."""
+"""Torch for ``omniload.open``: tensors, torch's store as the place where ranks meet, its collectives for peers."""
 
 import os
 from collections import deque
@@ -18,13 +18,16 @@ from omniload.front.launch import Launch
 from omniload.front.peers import Kind, Peers
 from omniload.front.rendezvous import Rendezvous
 from omniload.front.rows import Arrays, SideStream
+from omniload.front.sampling.exchange import Exchange
 from trainer_integration.loader.starts import agreed_start, has_agents_store
 
 __all__ = [
     "StoreRendezvous",
     "TorchArrays",
+    "TorchExchange",
     "TorchPeers",
     "TorchSideStream",
+    "exchange_of",
     "peers_of",
     "rendezvous_of",
 ]
@@ -297,3 +300,56 @@ def peers_of(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> To
             "and do they call omniload.open as often as this rank?"
         ) from error
     return TorchPeers(group, ranks, timeout_s)
+
+
+class TorchExchange(Exchange):
+    """All-gathers of bytes, over a gloo group of their own: the trainer's may move a device's memory."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._group, self._timeout_s = group, timeout_s
+
+    @override
+    def all_gather(self, part: bytes) -> list[bytes]:
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._gather(sizes, torch.tensor([len(part)]))
+        lengths = [int(size) for size in sizes]
+        # One length for all, as gloo wants it.
+        mine = torch.zeros(max(lengths), dtype=torch.uint8)
+        mine[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        self._gather(parts, mine)
+        return [
+            each[:length].numpy().tobytes() for each, length in zip(parts, lengths, strict=True)
+        ]
+
+    def _gather(self, parts: list[torch.Tensor], mine: torch.Tensor) -> None:
+        try:
+            dist.all_gather(parts, mine, group=self._group)
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"rank {self.rank} of {self.size} waited up to {self._timeout_s:g} s for the others' rollouts "
+                f"({str(error).splitlines()[0]:.200}); do they run, and ask for as many batches? timeout= waits longer"
+            ) from error
+
+
+def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> TorchExchange:
+    """Return an exchange among the ranks of a process group, all by default, which all of them ask for here.
+
+    Raises:
+        UnavailableError: A rank does not come.
+    """
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    try:
+        group = dist.new_group(
+            ranks,
+            backend="gloo",
+            timeout=timedelta(seconds=timeout_s),
+            use_local_synchronization=True,
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise UnavailableError(
+            f"ranks {ranks} have not met within {timeout_s:g} s; do all of them make a sampler of their loaders? "
+            f"({str(error).splitlines()[0]:.200})"
+        ) from error
+    return TorchExchange(group, timeout_s)

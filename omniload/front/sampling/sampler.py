@@ -1,0 +1,381 @@
+"""Dynamic sampling: draws prompts, has them rolled out, and hands out groups worth a step, exactly so many.
+
+::
+
+    loader ──step──▶ prompts ──rollout──▶ rewards ──all-gather──▶ filler ──▶ draw again, or a batch
+                        ▲                                            │
+                        └──────────────── again ◀────────────────────┘──▶ groups.jsonl, then each rank's groups
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from pathlib import Path
+from typing import Any, Protocol, assert_never
+
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.metrics import GROUPS_JUDGED
+from omniload.base.state import Json, JsonObject
+from omniload.front.loader import require_whole
+from omniload.front.opening import check_timeout
+from omniload.front.sampling.decisions import Decisions
+from omniload.front.sampling.exchange import Exchange, exchange_for
+from omniload.front.sampling.reports import END, event_of, report_of
+from omniload.front.sampling.state import SamplerState
+from omniload.front.sampling.together import Kind, Together
+from omniload.front.sampling.values import (
+    Group,
+    GroupBatch,
+    Prompt,
+    group_from,
+    group_json,
+    groups_of,
+    prompts_of,
+)
+from omniload.machine.groups.filler import (
+    BatchBegun,
+    Command,
+    DrawPrompts,
+    Event,
+    Filler,
+    Filling,
+    GiveUp,
+    GroupCounts,
+    HandOut,
+    NoMore,
+    PromptKey,
+    Waiting,
+)
+from omniload.mix.journal.groups import BatchDecision, GroupJournal, Surplus
+from omniload.plan.groups.dealing import EVERYBODY
+
+__all__ = ["DynamicSampler", "PromptLoader", "Rollout", "RoundLimitError"]
+
+Rollout = Callable[[list[Prompt]], Any]
+"""From prompts to ``Rollouts``, or to rewards ``[N, G]`` alone."""
+_SHOWN = 8
+_VERDICTS = ("kept", "all_right", "all_wrong")
+
+
+class RoundLimitError(ConfigError):
+    """So many steps of prompts gave too few groups whose answers differ. The same call draws as many more."""
+
+
+class PromptLoader(Protocol):
+    """What is asked of a ``Loader``."""
+
+    source_names: tuple[str, ...]
+    run_dir: Path | None
+    num_ranks: int
+
+    def next_batch(self) -> Any:  # noqa: ANN401 -- a TrainingBatch, or what has its step and pieces
+        """Return the prompts of the next step, ``None`` when the data has ended."""
+        ...
+
+    def state_dict(self) -> JsonObject:
+        """Return the state after the batches handed out."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Continue where a state was taken."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The prompts of a step; none of them where the data has ended."""
+
+    step: int
+    prompts: list[Prompt] | None
+
+
+class DynamicSampler:
+    """Batches of groups whose answers differ in reward, over a loader of prompts.
+
+    A group is a prompt and its answers. Groups whose rewards are all equal are left out, and further steps of
+    prompts are drawn until a batch is full: exactly ``groups`` over all ranks, each with its share, after the same
+    number of steps on every rank. State and decisions are of whole batches.
+
+    Source:
+        Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale" (2025), section 3.2.
+    """
+
+    def __init__(  # noqa: PLR0913 -- keywords of a call that users make
+        self,
+        loader: PromptLoader,
+        *,
+        groups: int,
+        max_rounds: int = 10,
+        surplus: Surplus = "carry",
+        right_above: float = 0.0,
+        tolerance: float = 0.0,
+        process_group: object = None,
+        exchange: Exchange | None = None,
+        timeout: float = 1800.0,
+    ) -> None:
+        """Sample from a loader; all its ranks make a sampler, alike.
+
+        Args:
+            loader: Of prompts, a document each: ``omniload.open(..., pack_method="none")``. The sampler alone takes
+                its batches.
+            groups: Groups of a batch, over all ranks.
+            max_rounds: Steps of prompts that are drawn for a batch at most.
+            surplus: Groups beyond a batch are the first of the next (``carry``), with the answers that they have, or
+                left out (``drop``).
+            right_above: An answer is right if its reward is above this: it tells all right from all wrong.
+            tolerance: Rewards of a group that lie no further apart are equal.
+            process_group: torch's group of the ranks along dp; the job's by default.
+            exchange: How ranks tell each other, where torch does not.
+            timeout: Seconds that ranks wait for the rollout of another.
+
+        Raises:
+            ConfigError: An argument is refused, or ranks cannot reach each other.
+        """
+        if surplus not in ("carry", "drop"):
+            raise ConfigError(f"surplus is {surplus!r}; choose among ['carry', 'drop']")
+        check_timeout(timeout)
+        self._loader = loader
+        self._together = Together(exchange_for(loader.num_ranks, exchange, process_group, timeout))
+        self._filling = Filling(
+            groups=require_whole("groups", groups, least=1),
+            max_rounds=require_whole("max_rounds", max_rounds, least=1),
+            surplus=surplus,
+            right_above=_finite("right_above", right_above),
+            tolerance=_finite("tolerance", tolerance, least=0.0),
+            num_ranks=self._ranks.size,
+        )
+        self._filler = Filler(filling=self._filling)
+        journal = None if loader.run_dir is None else GroupJournal(loader.run_dir)
+        self._decisions = Decisions(self._together, journal, self._filling)
+        self._begin(())
+
+    def _begin(self, held: Sequence[Group]) -> None:
+        self._held: dict[PromptKey, Group] = {group.prompt.key: group for group in held}
+        """Groups that this rank holds: those that it rolled out, and those that wait for the next batch."""
+        self._due: Command | None = None
+        """What is to be done next; none between two batches. A call that failed is taken up again there."""
+        self._drawn: _Drawn | None = None
+        """Prompts whose answers not all ranks know of yet."""
+        self._decisions.replayed = None
+
+    @property
+    def _ranks(self) -> Exchange:
+        return self._together.exchange
+
+    @property
+    def next_batch_number(self) -> int:
+        """The batch that comes next, from 0."""
+        return self._filler.batch
+
+    @property
+    def counts(self) -> dict[str, GroupCounts]:
+        """Groups of each source so far over all ranks: drawn, and what became of them."""
+        names = self._loader.source_names
+        return {
+            names[number]: replace(each) for number, each in sorted(self._filler.counts.items())
+        }
+
+    def next_batch(self, rollout: Rollout | None = None) -> GroupBatch | None:
+        """Return this rank's groups of the next batch, ``None`` when the data has ended before it was full.
+
+        All ranks call it, and leave it together: what fails on one is told on all. The same call may be repeated, and
+        goes on with the same prompts.
+
+        Args:
+            rollout: From this rank's prompts of a step to the rewards of their answers; not called where there are
+                none. Without it the batch is the one that the run's folder says was handed out before: the same
+                prompts, without rewards; ``None`` behind the last of them.
+
+        Raises:
+            RoundLimitError: ``max_rounds`` steps have given too few groups.
+            ConfigError: Rewards are of another shape, or no finite numbers; or prompts are cut.
+            StateError: Ranks or the journal say otherwise.
+            OmniloadError: The loader or another rank has failed.
+        """
+        if self._due is None:
+            if rollout is None and not self._decisions.find(self._filler.batch):
+                return None
+            self._require_fit()
+            self._due = self._filler.handle(BatchBegun())
+        while True:
+            match self._due:
+                case DrawPrompts():
+                    self._due = self._filler.handle(self._rolled_out(rollout))
+                    self._drawn = None
+                    self._let_go()
+                case HandOut():
+                    return self._hand_out(self._due)
+                case GiveUp():
+                    given_up, self._due = self._due, DrawPrompts()
+                    raise self._too_many(given_up)
+                case NoMore():
+                    self._pass_on(self._due.carried, lambda: None)
+                    self._begin([self._held[group.key] for group in self._due.carried])
+                    return None
+                case _:
+                    assert_never(self._due)
+
+    def batches(self, rollout: Rollout | None = None) -> Iterator[GroupBatch]:
+        """Yield batches until the data ends; see ``next_batch``."""
+        while (batch := self.next_batch(rollout)) is not None:
+            yield batch
+
+    def state_dict(self) -> JsonObject:
+        """Return the state after the batches handed out, that of the loader included; the same on every rank.
+
+        Raises:
+            StateError: A batch is being filled.
+        """
+        if self._due is not None:
+            raise StateError(
+                f"batch {self._filler.batch} is being filled; take the state between batches, or keep the last one"
+            )
+        filler = self._filler
+        return SamplerState(
+            batch=filler.batch,
+            waiting=tuple(self._held[group.key] for group in filler.waiting),
+            counts=filler.counts,
+            rounds=tuple(filler.rounds),
+            answers=filler.answers,
+            loader=self._loader.state_dict(),
+        ).as_json()
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Continue where ``state`` was taken, on any number of ranks; the loader is given its part.
+
+        Raises:
+            StateError: It is none of a sampler, or damaged.
+        """
+        found = SamplerState.of(state)
+        self._loader.load_state_dict(found.loader)
+        waiting = [
+            Waiting(group.prompt.key, EVERYBODY, group.prompt.digest()) for group in found.waiting
+        ]
+        self._filler = Filler(
+            filling=self._filling,
+            batch=found.batch,
+            waiting=waiting,
+            counts=dict(found.counts),
+            rounds=list(found.rounds),
+            answers=dict(found.answers),
+        )
+        self._decisions.forget()
+        self._begin(found.waiting)
+
+    def _rolled_out(self, rollout: Rollout | None) -> Event:
+        """Draw a step, have its prompts rolled out, and return what all ranks report of theirs."""
+        judged = self._decisions.judged(len(self._filler.rounds))
+        if judged is None and rollout is None:
+            raise StateError(
+                f"batch {self._filler.batch} is being filled by a rollout; give it again"
+            )
+
+        def report() -> Mapping[str, Any]:
+            drawn = self._drawn = self._drawn or self._draw()
+            if drawn.prompts is None:
+                return END
+            if judged is not None or rollout is None:
+                groups = [Group(prompt=prompt, rewards=None) for prompt in drawn.prompts]
+            else:
+                groups = groups_of(drawn.prompts, rollout(drawn.prompts)) if drawn.prompts else []
+            self._held |= {group.prompt.key: group for group in groups}
+            return report_of(drawn.step, groups)
+
+        kind: Kind = "round" if judged is None else "replayed round"
+        return event_of(self._together.gather(kind, self._filler.batch, report), judged)
+
+    def _draw(self) -> _Drawn:
+        rows = self._loader.next_batch()
+        if rows is None:
+            return _Drawn(0, None)
+        return _Drawn(rows.step, prompts_of(rows, self._loader.source_names))
+
+    def _let_go(self) -> None:
+        """Hold no group that is left out: answers are long."""
+        if isinstance(self._due, DrawPrompts):
+            waiting = {group.key for group in self._filler.waiting}
+            self._held = {key: group for key, group in self._held.items() if key in waiting}
+
+    def _require_fit(self) -> None:
+        """Refuse ranks that have changed, and groups that a replay left without rewards."""
+        if self._loader.num_ranks != self._ranks.size:
+            raise ConfigError(
+                f"the loader is of {self._loader.num_ranks} ranks now, and the sampler of {self._ranks.size}; make "
+                "another on all ranks, and load the state of this one"
+            )
+        lacking = sum(self._held[group.key].rewards is None for group in self._filler.waiting)
+        if lacking and self._decisions.replayed is None:
+            raise StateError(
+                f"{lacking} groups that wait come from a replay, which has no rewards; load a state of the run, or "
+                "sample with surplus='drop', to go on with rollouts"
+            )
+
+    def _hand_out(self, due: HandOut) -> GroupBatch:
+        """Keep the decision, send groups where they are trained on, and return those of this rank."""
+        me, decision = self._ranks.rank, due.decision
+        going = [
+            group for group, rank in zip(due.groups, due.ranks, strict=True) if group.owner != rank
+        ]
+        self._pass_on((*going, *due.carried), lambda: self._decisions.settle(decision))
+        if self._decisions.replayed is None and me == 0:
+            _count(decision, self._loader.source_names)
+        mine = [
+            self._held[group.key]
+            for group, rank in zip(due.groups, due.ranks, strict=True)
+            if rank == me
+        ]
+        self._begin([self._held[group.key] for group in due.carried])
+        return GroupBatch(
+            number=decision.batch,
+            groups=tuple(mine),
+            total=len(due.groups),
+            rounds=len(decision.rounds),
+            digest=decision.digest,
+        )
+
+    def _pass_on(self, groups: Sequence[Waiting], settle: Callable[[], None]) -> None:
+        """Have every rank hold groups, once each rank has settled what is to be before."""
+        me = self._ranks.rank
+
+        def part() -> Mapping[str, Any]:
+            settle()
+            sent = [group_json(self._held[group.key]) for group in groups if group.owner == me]
+            return {"groups": sent}
+
+        for told in self._together.gather("groups", self._filler.batch, part):
+            for each in told["groups"]:
+                group = group_from(each)
+                self._held[group.prompt.key] = group
+
+    def _too_many(self, found: GiveUp) -> RoundLimitError:
+        names = self._loader.source_names
+        sources = "; ".join(
+            f"{names[number]}: of {counts.drawn} all right {counts.all_right}, all wrong {counts.all_wrong}"
+            for number, counts in sorted(found.counts.items())[:_SHOWN]
+        )
+        return RoundLimitError(
+            f"{found.rounds} steps of prompts, which is max_rounds, gave {found.drawn} groups, and of the "
+            f"{self._filling.groups} of batch {self._filler.batch} there are {found.kept} (so far {sources}); choose "
+            "prompts that are answered rightly now and then, draw more of them in a step (batch.tokens of the mix), "
+            "ask for fewer groups, or raise max_rounds"
+        )
+
+
+def _count(decision: BatchDecision, names: Sequence[str]) -> None:
+    for each in decision.rounds:
+        for source, verdict in zip(
+            each.keys_N3[:, 0].tolist(), each.verdicts_N.tolist(), strict=True
+        ):
+            GROUPS_JUDGED.labels(names[source], _VERDICTS[verdict]).inc()
+
+
+def _finite(name: str, value: object, *, least: float = -math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} is {value!r}; give a number")
+    if not math.isfinite(value) or value < least:
+        raise ConfigError(
+            f"{name} is {value!r}; give a finite number"
+            + f" of at least {least:g}" * (least > -math.inf)
+        )
+    return float(value)

@@ -1,0 +1,225 @@
+"""Prompts and groups of answers as a loop takes them, and as JSON between ranks and in a state.
+
+Shape suffixes:
+    T  tokens of a prompt        G  answers of a group        V  values of its scores
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError
+from omniload.base.state import JsonObject, whole_number
+from omniload.front.rows import PackedRows
+from omniload.machine.groups.filler import PromptKey
+from omniload.plan.groups.verdicts import checked_rewards
+
+__all__ = [
+    "Group",
+    "GroupBatch",
+    "Prompt",
+    "Rollouts",
+    "group_from",
+    "group_json",
+    "groups_of",
+    "prompts_of",
+]
+
+_LIMIT = 1 << 62
+
+
+def _no_scores() -> NDArray[np.float32]:
+    return np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """A document that answers are asked for."""
+
+    source: str
+    """Name of its source."""
+    key: PromptKey
+    """Number of the source, position in its order, and sub: no other prompt of a run has the same."""
+    tokens: NDArray[np.int32]
+    """Its tokens, ``[T]``, without padding."""
+    scores: NDArray[np.float32] = field(default_factory=_no_scores)
+    """Its column ``scores``, ``[V]``, where ``batch.columns`` of the mix names that: an expected answer, or the row of
+    a table that holds it."""
+
+    def digest(self) -> str:
+        """Return a digest of its tokens."""
+        data = np.ascontiguousarray(self.tokens, "<i4").tobytes()
+        return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """A prompt and its answers."""
+
+    prompt: Prompt
+    rewards: NDArray[np.float64] | None
+    """Reward of each answer, ``[G]``; ``None`` in a replay."""
+    answers: tuple[NDArray[np.int64], ...] | None = None
+    """Tokens of each answer, where the rollout gave them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """What a rollout gives, where it gives answers too."""
+
+    rewards: Any
+    """Reward of each answer of each prompt ``[N, G]``: a list, an array, or a tensor of any device."""
+    answers: Sequence[Sequence[Any]] | None = None
+    """Token ids of them: for each prompt, for each answer, a sequence of integers. They come with the groups of the
+    batch, also from other ranks and from rounds before, and a state holds those of groups that wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBatch:
+    """This rank's groups of a batch."""
+
+    number: int
+    """Number of the batch, from 0."""
+    groups: tuple[Group, ...]
+    """Those that this rank trains on; ranks have as many as each other, or one more or less."""
+    total: int
+    """Groups of the batch over all ranks."""
+    rounds: int
+    """Steps of prompts that were drawn for it."""
+    digest: str
+    """Of the prompts of the whole batch, in order: the same on every rank, in a resume and in a replay."""
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @override
+    def __repr__(self) -> str:
+        return f"GroupBatch(number={self.number}, groups={len(self)} of {self.total}, rounds={self.rounds})"
+
+
+def prompts_of(rows: PackedRows, names: Sequence[str]) -> list[Prompt]:
+    """Return the documents of a batch as prompts.
+
+    Raises:
+        ConfigError: A document was cut, or cp peers share the rows.
+    """
+    found = []
+    for piece in rows.pieces():
+        source, position, sub, first = piece.key
+        if first:
+            raise ConfigError(
+                f"a prompt of {names[source]} was cut: a piece begins at its token {first}; open the mix with "
+                "pack: {method: none, overlong: drop}, and rows as long as a prompt may be"
+            )
+        found.append(
+            Prompt(
+                source=names[source],
+                key=(source, position, sub),
+                tokens=piece.tokens,
+                scores=piece.columns.get("scores", _no_scores()),
+            )
+        )
+    return found
+
+
+def groups_of(prompts: Sequence[Prompt], given: object) -> list[Group]:
+    """Return the prompts with what a rollout gave for them.
+
+    Raises:
+        ConfigError: Rewards or answers are not of these prompts.
+    """
+    rollouts = given if isinstance(given, Rollouts) else Rollouts(rewards=given)
+    rewards_NG = checked_rewards(rollouts.rewards, len(prompts))
+    answers_NG = _checked_answers(rollouts.answers, rewards_NG.shape)
+    return [
+        Group(prompt=prompt, rewards=rewards_G, answers=answers)
+        for prompt, rewards_G, answers in zip(prompts, rewards_NG, answers_NG, strict=True)
+    ]
+
+
+def _checked_answers(
+    given: Sequence[Sequence[Any]] | None, shape: tuple[int, ...]
+) -> list[tuple[NDArray[np.int64], ...] | None]:
+    num_prompts, num_answers = shape
+    if given is None:
+        return [None] * num_prompts
+    counts = [len(each) for each in given]
+    if counts != [num_answers] * num_prompts:
+        raise ConfigError(
+            f"answers are {counts!r:.80} of {len(counts)} prompts, and rewards {list(shape)}; give the token ids of "
+            "each answer, for each prompt, as many as rewards"
+        )
+    return [tuple(_token_ids(answer) for answer in each) for each in given]
+
+
+def _token_ids(answer: Any) -> NDArray[np.int64]:  # noqa: ANN401
+    held = answer.detach().cpu() if hasattr(answer, "detach") else answer
+    try:
+        found = np.asarray(held)
+    except ValueError as error:
+        raise ConfigError(f"an answer is no sequence of token ids ({error!s:.80})") from error
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ConfigError(
+            f"an answer has shape {list(found.shape)} of {found.dtype}; give token ids, [T] of integers, without "
+            "padding"
+        )
+    return found.astype(np.int64)
+
+
+def group_json(group: Group) -> JsonObject:
+    """Return a group as JSON."""
+    prompt, rewards, answers = group.prompt, group.rewards, group.answers
+    return {
+        "source": prompt.source,
+        "key": list(prompt.key),
+        "tokens": prompt.tokens.tolist(),
+        "scores": prompt.scores.tolist(),
+        "rewards": None if rewards is None else rewards.tolist(),
+        "answers": None if answers is None else [answer.tolist() for answer in answers],
+    }
+
+
+def group_from(found: Any) -> Group:  # noqa: ANN401 -- JSON of another process
+    """Return the group that ``group_json`` made JSON of.
+
+    Raises:
+        ValueError: It is none.
+        KeyError: A part is missing.
+        TypeError: A part is of another type.
+    """
+    source, key, rewards, answers = (found[n] for n in ("source", "key", "rewards", "answers"))
+    if not isinstance(source, str) or len(key) != 3:
+        raise ValueError(f"a group of source {source!r:.40} with key {key!r:.60}")
+    number, position, sub = (whole_number(part, below=_LIMIT) for part in key)
+    held = None
+    if rewards is not None:
+        held = np.asarray(rewards, np.float64)
+        if held.ndim != 1 or len(held) < 2 or not np.isfinite(held).all():
+            raise ValueError(f"rewards {rewards!r:.80} of a group")
+    if answers is not None and (held is None or len(answers) != len(held)):
+        raise ValueError(f"{len(answers)} answers of a group without as many rewards")
+    return Group(
+        prompt=Prompt(
+            source=source,
+            key=(number, position, sub),
+            tokens=_integers(found["tokens"], np.int32),
+            scores=np.asarray(found["scores"], np.float32).reshape(-1),
+        ),
+        rewards=held,
+        answers=None if answers is None else tuple(_integers(each, np.int64) for each in answers),
+    )
+
+
+def _integers(found: Any, dtype: type[np.integer[Any]]) -> NDArray[Any]:  # noqa: ANN401
+    held = np.asarray(found if isinstance(found, list) else [found])
+    if held.ndim != 1 or (held.size and held.dtype.kind != "i"):
+        raise ValueError(f"{held.dtype} of shape {list(held.shape)} where token ids were due")
+    limit = np.iinfo(dtype)
+    if held.size and not limit.min <= held.min() <= held.max() <= limit.max:
+        raise ValueError(f"token ids from {held.min()} to {held.max()}")
+    return held.astype(dtype)

@@ -1,0 +1,1 @@
+"""The machine that fills batches of groups, round after round."""

@@ -1,0 +1,283 @@
+"""What was decided on groups of answers: ``groups.jsonl`` in the run's folder, a line for each batch.
+
+::
+
+    {"version": 1, "batch": 3, "groups": 64, "surplus": "carry",
+     "rounds": [{"step": 7, "source": [0, 1], "position": [31, 7], "sub": [0, 0], "verdicts": "kw"}],
+     "answers": {"0": [8, 3], "1": [8, 0]}, "digest": "5f...", "blake2b": "c0..."}
+
+``verdicts`` has a letter for each prompt of a round: kept, all right, all wrong; ``answers`` the answers of each
+source and the right ones among them. Sources have the numbers of the run: those of the file by name.
+
+A batch is durable here before it is handed out; so a run is gone through again without a model and without rewards.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from omniload.base.errors import IntegrityError, StateError, system_refusals
+from omniload.base.reading import open_file
+from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
+
+__all__ = [
+    "GROUPS_NAME",
+    "Answers",
+    "BatchDecision",
+    "GroupJournal",
+    "RoundDecision",
+    "Surplus",
+    "answers_json",
+    "answers_of",
+    "decision_of",
+]
+
+GROUPS_NAME = "groups.jsonl"
+VERSION = 1
+Surplus = Literal["carry", "drop"]
+"""What becomes of groups beyond those of a batch: they are the first of the next one, or left out."""
+_LETTERS = "krw"
+_BATCH = re.compile(rb'\{"version":1,"batch":([0-9]{1,18}),')
+_LARGEST_LINE_BYTES = 1 << 28
+_LIMIT = 1 << 62
+_KEY = ("source", "position", "sub")
+
+
+class Answers(NamedTuple):
+    """Answers of a source in some rounds."""
+
+    answers: int
+    right: int
+    """Those of them that were right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDecision:
+    """What was said of the prompts of one step."""
+
+    step: int
+    keys_N3: NDArray[np.int64]
+    """Source, position and sub of each prompt, in the order of their groups."""
+    verdicts_N: NDArray[np.int8]
+    """0 kept, 1 all right, 2 all wrong."""
+
+    def as_json(self) -> JsonObject:
+        """Return it as JSON: columns of keys, and a letter for each verdict."""
+        columns = zip(_KEY, self.keys_N3.T, strict=True)
+        return {
+            "step": self.step,
+            **{name: column.tolist() for name, column in columns},
+            "verdicts": "".join(_LETTERS[verdict] for verdict in self.verdicts_N.tolist()),
+        }
+
+    @classmethod
+    def of(cls, found: Any) -> Self:  # noqa: ANN401 -- JSON of another process
+        """Read what ``as_json`` returned.
+
+        Raises:
+            KeyError: A part is missing.
+            TypeError: A part is of another type.
+            ValueError: A part is out of its range.
+        """
+        verdicts = found["verdicts"]
+        columns = [np.array(found[name], np.int64).reshape(-1) for name in _KEY]
+        if any(len(column) != len(verdicts) or (column < 0).any() for column in columns):
+            raise ValueError(f"a round has {len(verdicts)} verdicts, and keys that are not theirs")
+        return cls(
+            step=whole_number(found["step"], below=_LIMIT),
+            keys_N3=np.column_stack(columns),
+            verdicts_N=np.array([_LETTERS.index(letter) for letter in verdicts], np.int8),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDecision:
+    """How a batch came to its groups."""
+
+    batch: int
+    groups: int
+    """Groups of it."""
+    surplus: Surplus
+    rounds: tuple[RoundDecision, ...]
+    """Steps that were drawn for it, in order; none where enough groups waited."""
+    digest: str
+    """Of keys and tokens of its prompts, in order."""
+    answers: Mapping[int, Answers] = field(default_factory=dict)
+    """Of those rounds, by number of the source."""
+
+    def line(self) -> bytes:
+        """Return the line of the journal."""
+        content: JsonObject = {
+            "version": VERSION,
+            "batch": self.batch,
+            "groups": self.groups,
+            "surplus": self.surplus,
+            "rounds": [each.as_json() for each in self.rounds],
+            "answers": answers_json(self.answers),
+            "digest": self.digest,
+        }
+        return orjson.dumps(sealed(content), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def answers_json(answers: Mapping[int, Answers]) -> JsonObject:
+    """Return answers by source as JSON."""
+    return {str(source): list(found) for source, found in answers.items()}
+
+
+def answers_of(found: Any) -> dict[int, Answers]:  # noqa: ANN401 -- JSON of another process
+    """Read what ``answers_json`` returned; raises as ``RoundDecision.of``."""
+    read: dict[int, Answers] = {}
+    for source, (answers, right) in found.items():
+        most = whole_number(answers, below=_LIMIT)
+        read[int(source)] = Answers(most, whole_number(right, below=most + 1))
+    return read
+
+
+def decision_of(line: bytes, where: str) -> BatchDecision:
+    """Read a line.
+
+    Args:
+        line: As ``BatchDecision.line`` returns it.
+        where: Its place, for messages.
+
+    Raises:
+        StateError: It is of another version.
+        IntegrityError: It is damaged.
+    """
+    try:
+        held = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise _damaged(where, error) from error
+    if not isinstance(held, dict):
+        raise _damaged(where, TypeError(f"it is of type {type(held).__name__}"))
+    require_version(held, VERSION, of=f"{where}: groups")
+    try:
+        content: dict[str, Any] = unsealed(held, of="it")
+        surplus = content["surplus"]
+        if surplus not in ("carry", "drop"):
+            raise ValueError(f"surplus is {surplus!r:.40}")
+        return BatchDecision(
+            batch=whole_number(content["batch"], below=_LIMIT),
+            groups=whole_number(content["groups"], least=1, below=_LIMIT),
+            surplus=surplus,
+            rounds=tuple(map(RoundDecision.of, content["rounds"])),
+            digest=str(content["digest"]),
+            answers=answers_of(content["answers"]),
+        )
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError, OverflowError),
+        StateError,  # the digest does not fit
+    ) as error:
+        raise _damaged(where, error) from error
+
+
+def _damaged(where: str, error: Exception) -> IntegrityError:
+    return IntegrityError(
+        f"{where}: the line of a batch of groups is damaged ({error!r:.160}); resume from a checkpoint of a batch "
+        "before it, which writes it anew"
+    )
+
+
+class GroupJournal:
+    """The decisions of a run, as one process writes and reads them."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / GROUPS_NAME
+        self._next: int | None = None
+        """The batch that follows the last line, once this process has looked."""
+
+    @system_refusals("the decisions on groups")
+    def append(self, decision: BatchDecision) -> None:
+        """Keep a decision, durably; lines of the same batch and later ones belong to work that was lost, and go.
+
+        Raises:
+            StateError: The line would be longer than any that is read.
+            OmniloadError: The file cannot be written.
+        """
+        line = decision.line()
+        if len(line) > _LARGEST_LINE_BYTES:
+            raise StateError(
+                f"batch {decision.batch} took {len(decision.rounds)} rounds, a line of {len(line)} bytes, more than "
+                f"{_LARGEST_LINE_BYTES}; ask for fewer groups or rounds"
+            )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._next != decision.batch:
+            self._cut_before(decision.batch)
+        with self._path.open("ab") as file:
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                self._next = None  # half of a line may be there
+                raise
+        self._next = decision.batch + 1
+
+    def since(self, batch: int) -> Iterator[BatchDecision]:
+        """Yield the decisions from a batch on, up to the end or to a line torn by a kill.
+
+        Raises:
+            StateError: There are none, a line is missing, or of another version.
+            IntegrityError: A line is damaged.
+            OmniloadError: The file cannot be read.
+        """
+        due = batch
+        with system_refusals("the decisions on groups"):
+            for number, line, is_last in self._lines():
+                where = f"{self._path}:{number}"
+                if is_last and not line.endswith(b"\n"):
+                    return  # in mid-write; its batch was never handed out
+                at = _BATCH.match(line)
+                if at is not None and int(at[1]) < batch:
+                    continue
+                found = decision_of(line, where)
+                if found.batch != due:
+                    raise StateError(
+                        f"{where}: has batch {found.batch} where batch {due} is due; resume from a checkpoint"
+                    )
+                due += 1
+                yield found
+
+    def _lines(self) -> Iterator[tuple[int, bytes, bool]]:
+        """Yield number and text of each line, and whether nothing follows."""
+        try:
+            file = open_file(self._path)
+        except FileNotFoundError:
+            raise StateError(
+                f"{self._path}: no decisions on groups; give the folder of a run that sampled, or a rollout"
+            ) from None
+        with file:
+            number, line = 1, file.readline(_LARGEST_LINE_BYTES + 1)
+            while line:
+                if len(line) > _LARGEST_LINE_BYTES:
+                    raise IntegrityError(
+                        f"{self._path}:{number}: the line is longer than {_LARGEST_LINE_BYTES} bytes; remove the file"
+                    )
+                following = file.readline(_LARGEST_LINE_BYTES + 1)
+                yield number, line, not following
+                number, line = number + 1, following
+
+    def _cut_before(self, batch: int) -> None:
+        """Cut the file before the line of a batch, and before whatever was torn."""
+        if not self._path.exists():
+            return
+        end = 0
+        for number, line, is_last in self._lines():
+            if is_last and not line.endswith(b"\n"):
+                break
+            at = _BATCH.match(line)
+            if at is None:
+                decision_of(
+                    line, f"{self._path}:{number}"
+                )  # says what it is, rather than have it cut away
+            elif int(at[1]) >= batch:
+                break
+            end += len(line)
+        os.truncate(self._path, end)

@@ -1,0 +1,122 @@
+"""Dynamic sampling over a real data plane: one process, and two that agree by torch's collectives."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import omniload
+from tests.house.modules import ROOT
+from tests.support.plane.sampling import as_told, expected_batches, kept_of
+from tests.support.plane.sampling_rank import rollout, told_of
+
+RANK = ROOT / "tests" / "support" / "plane" / "sampling_rank.py"
+LIMIT_S = 240
+MIX = """
+version: 1
+seed: 3
+tokenizer: {type: bytes}
+sources:
+  easy: {type: jsonl, path: easy.jsonl}
+  hard: {type: jsonl, path: hard.jsonl}
+mix: {stages: [{from_step: 0, weights: {easy: 2, hard: 1}}], stop: each_once}
+pack: {length: 32, method: none, overlong: drop}
+batch: {tokens: 384, micro_tokens: 32}
+"""
+
+
+@pytest.fixture
+def mix(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("easy", "hard"):
+        lines = [json.dumps({"text": f"{name} {i} " + "x" * (i % 9)}) for i in range(90)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "mix.yaml").write_text(MIX)
+    return tmp_path / "mix.yaml"
+
+
+def rewards_of(key):
+    return [[1, 1], [0, 0], [1, 0]][key[1] % 3]
+
+
+def steps_of(mix):
+    """Return the prompts of every step of a mix."""
+    with omniload.open(mix, arrays="numpy") as loader:
+        return [[(piece.key, piece.tokens) for piece in batch.pieces()] for batch in loader]
+
+
+@pytest.mark.parametrize("surplus", ["carry", "drop"])
+def test_batches_are_those_of_a_plain_loop_over_the_mix_and_replay(mix, tmp_path, surplus):
+    steps, run = steps_of(mix), tmp_path / "run"
+    with omniload.open(mix, arrays="numpy", run_dir=run) as loader:
+        sampler = omniload.DynamicSampler(loader, groups=7, surplus=surplus)
+        states, found = [], []
+        while (batch := sampler.next_batch(rollout)) is not None:
+            found.append(batch)
+            states.append(json.loads(json.dumps(sampler.state_dict())))
+        counts = sampler.counts
+    with omniload.open(mix, arrays="numpy", run_dir=run) as loader:
+        replayed = list(omniload.DynamicSampler(loader, groups=7, surplus=surplus).batches())
+    with omniload.open(mix, arrays="numpy", run_dir=run) as loader:
+        sampler = omniload.DynamicSampler(loader, groups=7, surplus=surplus)
+        sampler.load_state_dict(states[2])
+        resumed = list(sampler.batches(rollout))
+
+    assert sum(map(len, steps)) == 180
+    wanted, left = expected_batches(steps, rewards_of, 7, surplus)
+    assert [batch.rounds for batch in found] == [rounds for rounds, _ in wanted]
+    worth = set().union(*(kept_of(step, rewards_of) for step in steps))
+    tokens_of = {key[:3]: tokens for step in steps for key, tokens in step}
+    trained = [group.prompt for batch in found for group in batch.groups]
+    assert len({prompt.key for prompt in trained}) == len(trained) == 7 * len(wanted) > 20
+    assert {prompt.key for prompt in trained} <= worth
+    assert all(np.array_equal(prompt.tokens, tokens_of[prompt.key]) for prompt in trained)
+    assert [as_told([b]) for b in replayed] == [as_told([b]) for b in found]
+    assert [b.digest for b in replayed] == [b.digest for b in found]
+    assert [told_of(b) for b in resumed] == [told_of(b) for b in found[3:]]
+    assert counts["easy"].drawn == counts["hard"].drawn == 90
+    assert sum(each.waiting for each in counts.values()) == len(left)
+    assert all(each.is_whole() for each in counts.values())
+
+
+def test_a_loader_of_prompts_that_are_cut_is_refused(mix):
+    with omniload.open(
+        mix, arrays="numpy", pack_length=8, pack_overlong="split", batch_micro_tokens=8
+    ) as loader:
+        sampler = omniload.DynamicSampler(loader, groups=2, max_rounds=50)
+        with pytest.raises(omniload.ConfigError, match=r"a prompt of (easy|hard) was cut"):
+            list(sampler.batches(rollout))
+
+
+@pytest.mark.ray
+def test_two_ranks_have_the_batches_of_one(mix):
+    pytest.importorskip("torch")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
+    done = subprocess.run(
+        [sys.executable, *command, RANK, mix, "5", "4"],
+        env=kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(told) == 2, done.stderr[-3000:]
+    with omniload.open(mix, arrays="numpy") as loader:
+        alone = omniload.DynamicSampler(loader, groups=5)
+        wanted = [told_of(alone.next_batch(rollout)) for _ in range(4)]
+
+    first, second = sorted(told, key=lambda each: each["rank"])
+    assert first["left"][0] == second["left"][0] == [3, 4]
+    assert "waited up to 1 s for the others' rollouts" in first["left"][1]
+    assert first["state"] == second["state"]
+    for mine, others, whole in zip(first["batches"], second["batches"], wanted, strict=True):
+        assert (len(mine["groups"]), len(others["groups"])) == (3, 2)
+        assert mine["digest"] == others["digest"] == whole["digest"]
+        assert mine["rounds"] == others["rounds"] == whole["rounds"]
+        groups = json.loads(json.dumps(whole["groups"]))
+        assert sorted(mine["groups"] + others["groups"]) == sorted(groups)

@@ -1,0 +1,61 @@
+"""One rank of a job that samples groups, as a user would write it. Prints what it was handed as JSON.
+
+sampling_rank.py MIX GROUPS BATCHES
+"""
+
+import json
+import sys
+
+import torch.distributed as dist
+
+import omniload
+from omniload.front.joining import torch_part
+
+
+def rollout(prompts):
+    """Return rewards by the number of the prompt: of every third all right, of every third all wrong."""
+    rewards = [[[1, 1], [0, 0], [1, 0]][prompt.key[1] % 3] for prompt in prompts]
+    answers = [[prompt.tokens[:i] for i in range(2)] for prompt in prompts]
+    return omniload.Rollouts(rewards=rewards, answers=answers)
+
+
+def told_of(batch):
+    return {
+        "digest": batch.digest,
+        "rounds": batch.rounds,
+        "groups": [
+            [group.prompt.key, group.prompt.tokens.tolist(), [a.tolist() for a in group.answers]]
+            for group in batch.groups
+        ],
+    }
+
+
+def message_of_an_exchange_that_one_rank_leaves():
+    """Return what rank 0 is told where rank 1 does not come."""
+    exchange = torch_part("exchange_of")(None, 1.0)
+    found = [len(part) for part in exchange.all_gather(b"x" * (3 + exchange.rank))]
+    said = ""
+    if exchange.rank == 0:
+        try:
+            exchange.all_gather(b"x")
+        except omniload.UnavailableError as error:
+            said = str(error)
+    dist.barrier()
+    return found, said
+
+
+def main():
+    mix, groups, batches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group("gloo")
+    left = message_of_an_exchange_that_one_rank_leaves()
+    with omniload.open(mix, run_dir=f"{mix}.run", arrays="numpy") as loader:
+        sampler = omniload.DynamicSampler(loader, groups=groups)
+        found = [told_of(sampler.next_batch(rollout)) for _ in range(batches)]
+        state = sampler.state_dict()
+    told = {"rank": dist.get_rank(), "left": left, "state": state, "batches": found}
+    sys.stdout.write(json.dumps(told) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
