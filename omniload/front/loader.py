@@ -7,6 +7,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import NoReturn, Protocol, Self
 
+import numpy as np
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, StateError
@@ -16,6 +17,8 @@ from omniload.client import Client
 from omniload.front.copying import CopyAhead
 from omniload.front.rows import BatchForm, PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
+from omniload.mix.journal.rewards import RewardLog
+from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
 __all__ = ["Loader", "OpenClient", "require_whole"]
 
@@ -101,10 +104,11 @@ class Loader:
         vocab_size: int | None = None,
         num_steps: int | None = None,
         losses: LossLog | None = None,
+        rewards: RewardLog | None = None,
         run_dir: Path | None = None,
         num_ranks: int = 1,
     ) -> None:
-        self._num_steps, self._losses = num_steps, losses
+        self._num_steps, self._losses, self._rewards = num_steps, losses, rewards
         self._open_client, self._form, self._state = open_client, form, _as_state(state)
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
@@ -158,24 +162,39 @@ class Loader:
         self._ahead.begin(self._opened().peek())
         return handed
 
-    def observe(self, rows: PackedRows, losses: object) -> None:
-        """Note the loss of each document, for ``omniload mix audit``; without ``run_dir=`` nothing is kept.
+    def observe(self, rows: PackedRows, losses: object = None, *, rewards: object = None) -> None:
+        """Note the loss of each document, for ``omniload mix audit``, or rewards; policies go by both.
 
-        It costs one copy of the losses to the host, and a line in the run's folder, which keeps the latest
-        64 MiB of each rank.
+        It costs one copy of them to the host, and a line in the run's folder, which keeps the latest 64 MiB of each
+        rank; without ``run_dir=`` nothing is kept. ``DynamicSampler`` notes the rewards of its rollouts by itself.
 
         Args:
             rows: The batch that was handed out last, or one of its microbatches.
             losses: Loss of each of its labels, ``[R, T]``; any value where the label is -100.
+            rewards: Reward of each answer of each of its ``pieces()``, ``[K, G]``; above 0 of a right answer.
 
         Raises:
-            ConfigError: The losses have another shape than the labels, or the rows are shared among cp peers.
+            ConfigError: Losses have another shape than the labels, rewards another than the pieces, or the rows are
+                shared among cp peers; or neither is given.
         """
+        if losses is None and rewards is None:
+            raise ConfigError("observe is given neither losses nor rewards; give one of them")
+        if rewards is not None:
+            self._note_rewards(rows, rewards)
+        if losses is None:
+            return
         found = rows.losses_by_document(losses)
         if self._losses is not None:
             step = self._opened().next_step - 1
             names = self.source_names
             self._losses.add(step, names, found.keys_K4, found.sums_K, found.labels_K)
+
+    def _note_rewards(self, rows: PackedRows, rewards: object) -> None:
+        sources_K = np.array([piece.key[0] for piece in rows.pieces()], np.int64)
+        by_source = rewards_of_sources(sources_K, checked_rewards(rewards, len(sources_K)))
+        if self._rewards is not None:
+            found = {self.source_names[source]: each for source, each in by_source.items()}
+            self._rewards.add(self._opened().next_step - 1, found)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON."""

@@ -24,6 +24,7 @@ from omniload.front.settings import with_settings
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
 from omniload.mix.journal.losses import LossLog
+from omniload.mix.journal.rewards import RewardLog
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
@@ -185,6 +186,7 @@ def _loader_of(
         vocab_size=vocab_size_of(spec),
         num_steps=spec.num_steps,
         losses=None if spec.run_dir is None else LossLog(spec.run_dir, rank),
+        rewards=None if spec.run_dir is None else RewardLog(spec.run_dir, rank),
         run_dir=spec.run_dir,
         num_ranks=spec.tree.size_of("dp"),
     )

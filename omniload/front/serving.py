@@ -49,6 +49,7 @@ from omniload.front.rows import Labels
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.losses import LossLog
+from omniload.mix.journal.rewards import RewardLog
 
 __all__ = ["ServedPlane", "join", "serve"]
 
@@ -203,6 +204,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         vocab_size=note.vocab_size,
         num_steps=note.num_steps,
         losses=None if note.run_dir is None else LossLog(note.run_dir, rank),
+        rewards=None if note.run_dir is None else RewardLog(note.run_dir, rank),
         run_dir=note.run_dir,
         num_ranks=world_size,
     )

@@ -19,9 +19,10 @@ from omniload.mix.edits.edit import MOST_EDITS, SetWeights
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.losses import SourceLoss, losses_by_source
+from omniload.mix.journal.rewards import rewards_by_source
 from omniload.mix.policy.rules import GROUP, decide, seen_at
 from omniload.mix.run_record import read_run_record
-from omniload.mix.schema.policies import LossPolicy, RegisteredPolicy, SteeringConfig
+from omniload.mix.schema.policies import LossPolicy, RegisteredPolicy, RewardPolicy, SteeringConfig
 
 __all__ = ["Steering", "steer"]
 
@@ -40,7 +41,7 @@ class Steering:
     run: Path
     config: SteeringConfig
     losses_from: int = field(init=False)
-    """First step whose losses no decision has counted."""
+    """First step whose losses and rewards no decision has counted."""
     decided_at: int = field(init=False)
     """Step of the last decision: the next is due ``every`` steps later."""
 
@@ -53,7 +54,7 @@ class Steering:
         """Take a decision that is due, or is wanted ``now``, and have the mix changed where it asks for that.
 
         Returns:
-            What was decided; ``None`` where nothing is due, or no loss was reported that it could go by.
+            What was decided; ``None`` where nothing is due, or nothing was reported that it could go by.
 
         Raises:
             OmniloadError: As for ``change_mix`` and ``decide``.
@@ -62,12 +63,15 @@ class Steering:
         step = planned_to(self.run, history)
         if not now and step < self.decided_at + self.config.every:
             return None
-        reported, stop = losses_by_source(self.run, self.losses_from)
+        reported, losses_to = losses_by_source(self.run, self.losses_from)
+        rewards, rewards_to = rewards_by_source(self.run, self.losses_from)
         if isinstance(self.config.policy, LossPolicy) and not any(
             found.labels for found in reported.values()
         ):
             return None
-        seen = seen_at(history, step, *_means(reported))
+        if isinstance(self.config.policy, RewardPolicy) and not rewards:
+            return None
+        seen = seen_at(history, step, *_means(reported), rewards)
         most = {
             name: source.max_fraction
             for name, source in history.latest.sources.items()
@@ -78,6 +82,7 @@ class Steering:
         said: JsonObject = {
             "step": step,
             "losses": dict(seen.losses),
+            "useful": {name: each.kept / max(each.groups, 1) for name, each in rewards.items()},
             "before": dict(seen.shares),
             "after": dict(seen.shares),
             "revision": None,
@@ -86,7 +91,7 @@ class Steering:
             taken = change_mix(self.run, SetWeights(weights=shares), None, _ANSWER_S)
             step = taken.edit.step
             said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
-        self.losses_from, self.decided_at = stop, step
+        self.losses_from, self.decided_at = max(losses_to, rewards_to), step
         return said
 
     def _history(self) -> History:
@@ -126,7 +131,8 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
         said = steering.look(now=True)
         if said is None:
             raise StateError(
-                f"{run}: no loss was reported from step {steering.losses_from} on; call loader.observe in the loop"
+                f"{run}: no {config.policy.type} was reported from step {steering.losses_from} on; call loader.observe "
+                "in the loop"
             )
         _tell(said, as_json=as_json)
         return

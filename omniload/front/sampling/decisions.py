@@ -1,14 +1,19 @@
 """Decisions on batches as the first rank keeps them in the run's folder, and tells them to all in a replay."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.metrics import GROUPS_JUDGED
 from omniload.front.sampling.together import Together
 from omniload.machine.groups.filler import Filling
 from omniload.mix.journal.groups import BatchDecision, GroupJournal, RoundDecision, decision_of
+from omniload.mix.journal.rewards import SourceRewards
+from omniload.plan.groups.verdicts import ALL_RIGHT, ALL_WRONG, KEPT
 
-__all__ = ["Decisions"]
+__all__ = ["Decisions", "shown_by"]
+
+_VERDICTS = {KEPT: "kept", ALL_RIGHT: "all_right", ALL_WRONG: "all_wrong"}
 
 
 class Decisions:
@@ -96,3 +101,20 @@ class Decisions:
         found = next(self._kept, None)
         self._expected = batch + 1
         return {"line": None if found is None else found.line().decode()}
+
+
+def shown_by(decision: BatchDecision, names: Sequence[str]) -> dict[str, SourceRewards]:
+    """Return what the rounds of a batch showed of each source, by name, and count it for Prometheus."""
+    found = {
+        names[source]: SourceRewards(answers=told.answers, right=told.right)
+        for source, told in decision.answers.items()
+    }
+    for each in decision.rounds:
+        for source, verdict in zip(
+            each.keys_N3[:, 0].tolist(), each.verdicts_N.tolist(), strict=True
+        ):
+            of_source = found.setdefault(names[source], SourceRewards())
+            of_source.groups += 1
+            of_source.kept += verdict == KEPT
+            GROUPS_JUDGED.labels(names[source], _VERDICTS[verdict]).inc()
+    return found

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 from omniload.base.errors import ConfigError, StateError
-from omniload.base.metrics import GROUPS_JUDGED
 from omniload.base.state import Json, JsonObject
 from omniload.front.loader import require_whole
 from omniload.front.opening import check_timeout
-from omniload.front.sampling.decisions import Decisions
+from omniload.front.sampling.decisions import Decisions, shown_by
 from omniload.front.sampling.exchange import Exchange, exchange_for
 from omniload.front.sampling.reports import END, event_of, report_of
 from omniload.front.sampling.state import SamplerState
@@ -48,6 +47,7 @@ from omniload.machine.groups.filler import (
     Waiting,
 )
 from omniload.mix.journal.groups import BatchDecision, GroupJournal, Surplus
+from omniload.mix.journal.rewards import RewardLog
 from omniload.plan.groups.dealing import EVERYBODY
 
 __all__ = ["DynamicSampler", "PromptLoader", "Rollout", "RoundLimitError"]
@@ -55,7 +55,6 @@ __all__ = ["DynamicSampler", "PromptLoader", "Rollout", "RoundLimitError"]
 Rollout = Callable[[list[Prompt]], Any]
 """From prompts to ``Rollouts``, or to rewards ``[N, G]`` alone."""
 _SHOWN = 8
-_VERDICTS = ("kept", "all_right", "all_wrong")
 
 
 class RoundLimitError(ConfigError):
@@ -147,6 +146,7 @@ class DynamicSampler:
         )
         self._filler = Filler(filling=self._filling)
         journal = None if loader.run_dir is None else GroupJournal(loader.run_dir)
+        self._rewards = None if loader.run_dir is None else RewardLog(loader.run_dir, 0)
         self._decisions = Decisions(self._together, journal, self._filling)
         self._begin(())
 
@@ -319,7 +319,7 @@ class DynamicSampler:
         ]
         self._pass_on((*going, *due.carried), lambda: self._decisions.settle(decision))
         if self._decisions.replayed is None and me == 0:
-            _count(decision, self._loader.source_names)
+            self._note(decision)
         mine = [
             self._held[group.key]
             for group, rank in zip(due.groups, due.ranks, strict=True)
@@ -333,6 +333,12 @@ class DynamicSampler:
             rounds=len(decision.rounds),
             digest=decision.digest,
         )
+
+    def _note(self, decision: BatchDecision) -> None:
+        """Note what the rounds of a batch showed, for policies and figures."""
+        found = shown_by(decision, self._loader.source_names)
+        if self._rewards is not None and decision.rounds:
+            self._rewards.add(decision.rounds[-1].step, found)
 
     def _pass_on(self, groups: Sequence[Waiting], settle: Callable[[], None]) -> None:
         """Have every rank hold groups, once each rank has settled what is to be before."""
@@ -360,14 +366,6 @@ class DynamicSampler:
             "prompts that are answered rightly now and then, draw more of them in a step (batch.tokens of the mix), "
             "ask for fewer groups, or raise max_rounds"
         )
-
-
-def _count(decision: BatchDecision, names: Sequence[str]) -> None:
-    for each in decision.rounds:
-        for source, verdict in zip(
-            each.keys_N3[:, 0].tolist(), each.verdicts_N.tolist(), strict=True
-        ):
-            GROUPS_JUDGED.labels(names[source], _VERDICTS[verdict]).inc()
 
 
 def _finite(name: str, value: object, *, least: float = -math.inf) -> float:

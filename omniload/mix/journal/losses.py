@@ -9,7 +9,6 @@ They are figures, not state: nothing is resumed from them, and a line that canno
 warning. What a kill tore off stays a line of its own.
 """
 
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -24,12 +23,11 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
+from omniload.mix.journal.bounded import BoundedLog
 
 __all__ = ["LossLog", "PieceKey", "PieceLoss", "SourceLoss", "losses_by_source", "losses_of_step"]
 
 _LOG = get_logger(__name__)
-_MOST_BYTES = 32 << 20
-"""Of one file; the one before it is kept: about 1.5 million documents of a rank in both."""
 _STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 _COLUMNS = ("source", "position", "sub", "first")
 
@@ -43,8 +41,8 @@ class LossLog:
     """Takes the losses that one rank reports. A disk that is full costs the figures, never the run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
-        self._path = run_dir / "losses" / f"rank-{rank}.jsonl"
-        self._failed = False
+        # Both files that are kept hold about 1.5 million documents of a rank.
+        self._log = BoundedLog(run_dir / "losses" / f"rank-{rank}.jsonl", "losses of documents")
 
     def add(
         self,
@@ -63,8 +61,6 @@ class LossLog:
             sums_K: Sum of the losses of each.
             labels_K: Labels of each.
         """
-        if self._failed:
-            return
         columns = dict(zip(_COLUMNS, (np.ascontiguousarray(c) for c in keys_K4.T), strict=True))
         line = orjson.dumps(
             {
@@ -77,22 +73,7 @@ class LossLog:
             },
             option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
         )
-        try:
-            self._append(line)
-        except OSError as error:
-            self._failed = True
-            _LOG.warning("losses of documents are kept no more: %s: %s", self._path, error)
-
-    def _append(self, line: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else b"\n" + line
-            file.write(line)
-        if size + len(line) > _MOST_BYTES:
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
+        self._log.append(line)
 
 
 @system_refusals("the losses of a run")

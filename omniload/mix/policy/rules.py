@@ -13,18 +13,20 @@ Source:
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from omniload.base.errors import ConfigError
 from omniload.base.settings.registry import registered
 from omniload.mix.edits.edit import AddSource
 from omniload.mix.edits.history import History
+from omniload.mix.journal.rewards import SourceRewards
 from omniload.mix.schema.policies import (
     ConstantPolicy,
     LossPolicy,
     PolicyConfig,
     RegisteredPolicy,
+    RewardPolicy,
     TemperaturePolicy,
 )
 
@@ -49,10 +51,16 @@ class Seen:
     """Mean loss of a label of each source of which any was reported."""
     labels: Mapping[str, int]
     """Labels of them."""
+    rewards: Mapping[str, SourceRewards] = field(default_factory=dict)
+    """Groups of answers, and answers, of each source of which any were reported."""
 
 
 def seen_at(
-    history: History, step: int, losses: Mapping[str, float], labels: Mapping[str, int]
+    history: History,
+    step: int,
+    losses: Mapping[str, float],
+    labels: Mapping[str, int],
+    rewards: Mapping[str, SourceRewards],
 ) -> Seen:
     """Return what a decision for a step goes by; a source that an edit added has what that edit gave it."""
     shares = history.shares_at(step)
@@ -69,6 +77,7 @@ def seen_at(
         shares=shares,
         losses=losses,
         labels=labels,
+        rewards=rewards,
     )
 
 
@@ -97,6 +106,8 @@ def _decided(config: PolicyConfig, seen: Seen) -> Mapping[str, float]:
             return _tempered(config, seen)
         case LossPolicy():
             return _by_loss(config, seen)
+        case RewardPolicy():
+            return _by_reward(config, seen)
         case RegisteredPolicy():
             return _asked(config, seen)
         case _:
@@ -129,13 +140,32 @@ def _by_loss(config: LossPolicy, seen: Seen) -> dict[str, float]:
         name: share * math.exp(config.rate * (excess.get(name, mean) - highest))
         for name, share in seen.shares.items()
     }
+    return _with_declared(moved, seen, config.declared)
+
+
+def _by_reward(config: RewardPolicy, seen: Seen) -> dict[str, float]:
+    useful = {
+        name: found.kept / found.groups
+        for name, found in seen.rewards.items()
+        if found.groups and seen.shares.get(name)
+    }
+    # A source of which nothing was seen is drawn like the mean.
+    mean = sum(useful.values()) / max(len(useful), 1)
+    moved = {
+        name: seen.declared[name] * useful.get(name, mean) if share > 0 else 0.0
+        for name, share in seen.shares.items()
+    }
+    if not sum(moved.values()):
+        return dict(seen.shares)
+    return _with_declared(moved, seen, config.declared)
+
+
+def _with_declared(moved: Mapping[str, float], seen: Seen, part: float) -> dict[str, float]:
+    """Return moved shares of which a part is what the file declares."""
     total = sum(moved.values())
     kept = {name: seen.declared[name] if share > 0 else 0.0 for name, share in seen.shares.items()}
     all_kept = sum(kept.values()) or 1.0
-    return {
-        name: (1 - config.declared) * moved[name] / total + config.declared * kept[name] / all_kept
-        for name in moved
-    }
+    return {name: (1 - part) * moved[name] / total + part * kept[name] / all_kept for name in moved}
 
 
 def _asked(config: RegisteredPolicy, seen: Seen) -> dict[str, float]:

@@ -14,6 +14,7 @@ __all__ = [
     "LossPolicy",
     "PolicyConfig",
     "RegisteredPolicy",
+    "RewardPolicy",
     "SteeringConfig",
     "TemperaturePolicy",
 ]
@@ -68,6 +69,18 @@ class TemperaturePolicy(StrictModel):
         return self
 
 
+class RewardPolicy(StrictModel):
+    """More of the sources whose groups of answers differ in reward, less of those that are all right or all wrong.
+
+    A share becomes what the file declares, times the part of the source's groups since the last decision whose rewards
+    differ, normalised.
+    """
+
+    type: Literal["reward"]
+    declared: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """How much of each share stays what the mix file declares: what is too hard now is looked at again later."""
+
+
 class RegisteredPolicy(StrictModel):
     """A function of yours, which an installed distribution registers under ``omniload.policies``."""
 
@@ -81,7 +94,7 @@ class RegisteredPolicy(StrictModel):
 
 
 PolicyConfig = Annotated[
-    ConstantPolicy | LossPolicy | TemperaturePolicy | RegisteredPolicy,
+    ConstantPolicy | LossPolicy | RewardPolicy | TemperaturePolicy | RegisteredPolicy,
     Field(discriminator="type"),
 ]
 

@@ -15,8 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
+from omniload.mix.journal.rewards import SourceRewards
 
-__all__ = ["ALL_RIGHT", "ALL_WRONG", "KEPT", "checked_rewards", "verdicts_of"]
+__all__ = [
+    "ALL_RIGHT",
+    "ALL_WRONG",
+    "KEPT",
+    "checked_rewards",
+    "rewards_of_sources",
+    "verdicts_of",
+]
 
 KEPT, ALL_RIGHT, ALL_WRONG = 0, 1, 2
 """What is said of a group: its rewards differ; they are equal and of right answers; or of wrong ones."""
@@ -83,3 +91,22 @@ def checked_rewards(rewards: Any, num_prompts: int) -> NDArray[np.float64]:  # n
             "numbers; give an answer that cannot be judged the reward of a wrong one"
         )
     return found_NG
+
+
+def rewards_of_sources(
+    sources_N: NDArray[np.integer[Any]], rewards_NG: NDArray[np.float64]
+) -> dict[int, SourceRewards]:
+    """Return what the groups of each source show, by its number; a reward above 0 is of a right answer."""
+    kept_N = verdicts_of(rewards_NG) == KEPT
+    right_N = (rewards_NG > 0).sum(axis=1)
+    found = {}
+    for source in np.unique(sources_N).tolist():
+        mine_N = sources_N == source
+        groups = int(mine_N.sum())
+        found[source] = SourceRewards(
+            groups=groups,
+            kept=int(kept_N[mine_N].sum()),
+            answers=groups * rewards_NG.shape[1],
+            right=int(right_N[mine_N].sum()),
+        )
+    return found

@@ -10,6 +10,7 @@ import pytest
 
 import omniload
 from tests.house.modules import ROOT
+from tests.support.plane.mix_commands import json_of
 from tests.support.plane.sampling import as_told, expected_batches, kept_of
 from tests.support.plane.sampling_rank import rollout, told_of
 
@@ -80,6 +81,27 @@ def test_batches_are_those_of_a_plain_loop_over_the_mix_and_replay(mix, tmp_path
     assert counts["easy"].drawn == counts["hard"].drawn == 90
     assert sum(each.waiting for each in counts.values()) == len(left)
     assert all(each.is_whole() for each in counts.values())
+
+
+def test_a_policy_moves_the_mix_of_a_run_that_samples_and_its_replay_alike(mix, tmp_path):
+    run, file = tmp_path / "run", tmp_path / "steer.yaml"
+    file.write_text("{version: 1, every: 5, policy: {type: reward}}")
+
+    def of_hard_alone(prompts):
+        return [[1, int(prompt.source == "easy")] for prompt in prompts]
+
+    with omniload.open(mix, arrays="numpy", run_dir=run, prefetch_steps=2) as loader:
+        sampler = omniload.DynamicSampler(loader, groups=4)
+        found = [sampler.next_batch(of_hard_alone)]
+        said = json_of("steer", run, file, "--once")
+        found += list(sampler.batches(of_hard_alone))
+    with omniload.open(mix, arrays="numpy", run_dir=run, prefetch_steps=2) as loader:
+        replayed = list(omniload.DynamicSampler(loader, groups=4).batches())
+
+    assert said["useful"] == {"easy": 0, "hard": 1}
+    assert said["after"]["hard"] > 0.9
+    assert 0 < said["step"] < 10
+    assert [batch.digest for batch in replayed] == [batch.digest for batch in found]
 
 
 def test_a_loader_of_prompts_that_are_cut_is_refused(mix):

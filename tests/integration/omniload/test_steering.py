@@ -164,6 +164,26 @@ def test_a_policy_of_losses_waits_for_some(mix_path, tmp_path):
     assert "no loss was reported from step 0 on; call loader.observe" in str(result.exception)
 
 
+def test_a_policy_of_rewards_goes_by_those_that_the_loop_reports(mix_path, tmp_path):
+    run, file = tmp_path / "run", a_file(tmp_path, type="reward", declared=0.2)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        batch = loader.next_batch()
+        none = run_mix("steer", run, file, "--once")
+        number = loader.source_names.index(HARD)
+        rewards = [[1, piece.key[0] == number] for piece in batch.pieces()]
+        with pytest.raises(omniload.ConfigError, match=r"rewards have shape \[0\]"):
+            loader.observe(batch, rewards=[])
+        with pytest.raises(omniload.ConfigError, match="neither losses nor rewards"):
+            loader.observe(batch)
+        loader.observe(batch, rewards=rewards)
+        said = json_of("steer", run, file, "--once")
+
+    assert "no reward was reported from step 0 on" in str(none.exception)
+    assert said["useful"].pop(HARD) == 0
+    assert set(said["useful"].values()) == {1}
+    assert said["after"][HARD] == pytest.approx(0.2 * said["before"][HARD])
+
+
 def test_a_largest_share_is_kept_to(mix_path, tmp_path):
     mix = yaml.safe_load(mix_path.read_text())
     mix["sources"][HARD]["max_fraction"] = 0.55

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from omniload.mix.journal import losses
+from omniload.mix.journal import bounded
 from omniload.mix.journal.losses import LossLog, losses_by_source, losses_of_step
 
 KEYS = np.asarray([[0, 5, 0, 0], [1, 9, 2, 16]])
@@ -28,7 +28,7 @@ def test_what_two_ranks_report_is_found_by_piece_and_the_later_report_counts(tmp
 
 
 def test_the_latest_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(losses, "_MOST_BYTES", 2000)
+    monkeypatch.setattr(bounded, "_MOST_BYTES", 2000)
     log = LossLog(tmp_path, 0)
 
     for step in range(100):

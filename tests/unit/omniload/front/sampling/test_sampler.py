@@ -10,6 +10,7 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from omniload.base.metrics import REGISTRY
 from omniload.base.state import sealed
 from omniload.mix.journal.groups import GROUPS_NAME
+from omniload.mix.journal.rewards import rewards_by_source
 from tests.support.plane.sampling import LoaderInMemory, Ranks, as_told, some_steps
 
 STEPS = some_steps([4] * 6)
@@ -84,6 +85,20 @@ def test_groups_are_a_figure_by_source_and_verdict():
         found.all_right,
         found.all_wrong,
     ]
+
+
+def test_what_rounds_showed_of_sources_is_noted_for_policies_and_not_by_a_replay(tmp_path):
+    sampler = a_sampler(groups=2, run_dir=tmp_path)
+    list(sampler.batches(rollout))
+    found, stop = rewards_by_source(tmp_path, 0)
+    list(a_sampler(groups=2, run_dir=tmp_path).batches())
+
+    assert stop == 6
+    for name, counts in sampler.counts.items():
+        assert found[name].groups == counts.drawn
+        assert found[name].kept == counts.kept + counts.waiting
+        assert (found[name].answers, found[name].right) == (counts.answers, counts.right_answers)
+    assert rewards_by_source(tmp_path, 0)[0] == found
 
 
 def test_too_many_rounds_are_told_with_what_was_found_and_may_go_on():

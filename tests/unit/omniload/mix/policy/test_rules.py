@@ -1,6 +1,7 @@
 """Policies against the formulas of their papers, and what none of them may do."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.settings import registry
 from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.history import History
+from omniload.mix.journal.rewards import SourceRewards
 from omniload.mix.policy.rules import Seen, capped, decide, seen_at
 from omniload.mix.schema.policies import SteeringConfig
 from omniload.mix.sources import ParquetSource
@@ -46,6 +48,7 @@ policies = st.sampled_from(
         {"type": "constant"},
         {"type": "loss", "rate": 0.5},
         {"type": "loss", "rate": 1e6, "declared": 0.01, "reference": {"web": 3.0}},
+        {"type": "reward"},
         {"type": "temperature", "start": 100, "to_step": 50},
         {"type": "temperature", "start": 0.01, "end": 0.01, "to_step": 50},
     ]
@@ -55,7 +58,12 @@ policies = st.sampled_from(
 @given(policies, weights, weights, losses, st.integers(0, 100))
 def test_shares_sum_to_one_and_what_is_left_out_stays_so(policy, now, declared, losses, step):
     now, declared = ([w / sum(found) for w in found] for found in (now, declared))
-    told = seen(now, declared=declared, losses=losses, step=step)
+    told = replace(
+        seen(now, declared=declared, losses=losses, step=step),
+        rewards={
+            name: SourceRewards(groups=3, kept=int(loss) % 4) for name, loss in losses.items()
+        },
+    )
     if not any(d for d, n in zip(declared, now, strict=True) if n) and policy["type"] != "loss":
         return  # nothing that is drawn has a share in the file
 
@@ -96,6 +104,44 @@ def test_no_source_falls_below_its_part_of_the_file():
     declared = decide(policy, seen(shares, declared=[0.25] * 4, losses={"web": 9.0, "code": 1}), {})
     assert min(declared.values()) >= 0.2 * 0.25 - 1e-12
     assert declared["web"] > 0.8
+
+
+def rewarded(shares, groups, **changes):
+    rewards = {
+        name: SourceRewards(groups=10, kept=kept, answers=80, right=40)
+        for name, kept in groups.items()
+    }
+    return replace(seen(shares, **changes), rewards=rewards)
+
+
+def test_sources_whose_groups_differ_in_reward_gain_and_those_too_easy_or_too_hard_lose():
+    policy = a_policy(type="reward", declared=0.2)
+    declared = np.array([0.4, 0.3, 0.2, 0.1])
+    told = rewarded([0.25] * 4, {"books": 0, "code": 5, "news": 10, "web": 0}, declared=declared)
+
+    found = decide(policy, told, {})
+
+    moved = declared * np.array([0, 0.5, 1, 0])
+    assert list(found.values()) == pytest.approx(
+        (0.8 * moved / moved.sum() + 0.2 * declared).tolist()
+    )
+
+
+def test_a_source_without_rewards_is_drawn_like_the_mean_and_one_that_was_left_out_stays_so():
+    policy = a_policy(type="reward", declared=0.5)
+    told = rewarded([0.5, 0.3, 0.2, 0.0], {"books": 2, "code": 6}, declared=[0.25] * 4)
+
+    found = decide(policy, told, {})
+
+    assert found["books"] < found["news"] < found["code"]
+    assert found["news"] == pytest.approx(1 / 3)
+    assert found["web"] == 0
+
+
+def test_rewards_that_never_differ_move_nothing():
+    told = rewarded([0.7, 0.3], {"books": 0, "code": 0}, declared=[0.5, 0.5])
+
+    assert decide(a_policy(type="reward"), told, {}) == pytest.approx({"books": 0.7, "code": 0.3})
 
 
 @pytest.mark.parametrize(("step", "temperature"), [(0, 5), (100, 5), (150, 3), (200, 1), (999, 1)])
@@ -142,7 +188,7 @@ def test_an_added_source_is_declared_by_the_edit_that_added_it():
     history = history.edited(AddSource(name="books", source=source, weight=4), 10)
     history = history.edited(SetWeights(weights={"books": 1, "web": 1, "code": 0}), 20)
 
-    found = seen_at(history, 30, {}, {})
+    found = seen_at(history, 30, {}, {}, {})
 
     assert found.shares == {"code": 0.0, "web": 0.5, "books": 0.5}
     assert found.declared == {"code": 0.125, "web": 0.375, "books": 0.5}

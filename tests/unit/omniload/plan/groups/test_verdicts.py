@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError
+from omniload.mix.journal.rewards import SourceRewards
 from omniload.plan.groups.verdicts import (
     ALL_RIGHT,
     ALL_WRONG,
     KEPT,
     checked_rewards,
+    rewards_of_sources,
     verdicts_of,
 )
 
@@ -68,3 +70,14 @@ def test_rewards_may_be_a_list_an_array_or_a_tensor(rewards):
 def test_what_are_no_rewards_is_told_with_the_value_and_the_remedy(rewards, said):
     with pytest.raises(ConfigError, match=said):
         checked_rewards(rewards, 2)
+
+
+def test_groups_are_counted_by_source():
+    rewards = np.array([[1, 0], [1, 1], [0, 0], [-1, 2]], float)
+
+    found = rewards_of_sources(np.array([3, 0, 3, 3]), rewards)
+
+    assert found == {
+        0: SourceRewards(groups=1, kept=0, answers=2, right=2),
+        3: SourceRewards(groups=3, kept=2, answers=6, right=2),
+    }

@@ -1,0 +1,42 @@
+"""Files of figures that a trainer reports: lines appended, of bounded size, never at the cost of the run."""
+
+import os
+from pathlib import Path
+
+from omniload.base.log import get_logger
+
+__all__ = ["BoundedLog"]
+
+_LOG = get_logger(__name__)
+_MOST_BYTES = 32 << 20
+"""Of one file; the one before it is kept."""
+
+
+class BoundedLog:
+    """Takes lines. A full disk costs the figures, never the run; what a kill tore off stays a line of its own."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        """Append to ``path``; ``what`` it holds is for messages."""
+        self._path, self._what = path, what
+        self._failed = False
+
+    def append(self, line: bytes) -> None:
+        """Append a line, with its newline."""
+        if self._failed:
+            return
+        try:
+            self._append(line)
+        except OSError as error:
+            self._failed = True
+            _LOG.warning("%s are kept no more: %s: %s", self._what, self._path, error)
+
+    def _append(self, line: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
+        if size + len(line) > _MOST_BYTES:
+            self._path.replace(self._path.with_name(self._path.name + ".1"))

@@ -1,0 +1,94 @@
+"""Rewards of sources as a trainer reported them: ``rewards/rank-R.jsonl`` in the run's folder, of bounded size.
+
+A line for each report, columns by source::
+
+    {"step": 12, "names": ["code", "web"], "groups": [8, 8], "kept": [5, 0], "answers": [64, 64], "right": [20, 64]}
+
+They are figures, not state: nothing is resumed from them, and a line that cannot be read is passed over with a
+warning.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from omniload.base.errors import system_refusals
+from omniload.base.log import get_logger
+from omniload.base.state import whole_number
+from omniload.mix.journal.bounded import BoundedLog
+
+__all__ = ["RewardLog", "SourceRewards", "rewards_by_source"]
+
+_LOG = get_logger(__name__)
+_STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
+_COLUMNS = ("groups", "kept", "answers", "right")
+_LIMIT = 1 << 48
+
+
+@dataclass(slots=True)
+class SourceRewards:
+    """What was reported of a source."""
+
+    groups: int = 0
+    """Prompts with their answers."""
+    kept: int = 0
+    """Those of them whose rewards differ."""
+    answers: int = 0
+    right: int = 0
+
+
+class RewardLog:
+    """Takes the rewards that one rank reports. A disk that is full costs the figures, never the run."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._log = BoundedLog(run_dir / "rewards" / f"rank-{rank}.jsonl", "rewards of sources")
+
+    def add(self, step: int, found: Mapping[str, SourceRewards]) -> None:
+        """Note what the groups of a step showed of each source."""
+        columns = {name: [getattr(each, name) for each in found.values()] for name in _COLUMNS}
+        line = {"step": step, "names": list(found), **columns}
+        self._log.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+
+@system_refusals("the rewards of a run")
+def rewards_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceRewards], int]:
+    """Return what was reported of each source in the steps from ``first`` on, and the first step of which nothing was.
+
+    A line that a resumed run reported again counts again: it is a share of some hundred groups.
+    """
+    found: dict[str, SourceRewards] = {}
+    stop = first
+    for path in sorted((run_dir / "rewards").glob("rank-*.jsonl*")):
+        with path.open("rb") as file:
+            for line in file:
+                at = _STEP.match(line)
+                if at is None or int(at[1]) < first or not line.endswith(b"\n"):
+                    continue
+                try:
+                    told = _told_in(line)
+                except (KeyError, TypeError, ValueError) as error:
+                    _LOG.warning("%s: a damaged line is passed over: %r", path, error)
+                    continue
+                for name, columns in told.items():
+                    each = found.setdefault(name, SourceRewards())
+                    for column, value in zip(_COLUMNS, columns, strict=True):
+                        setattr(each, column, getattr(each, column) + value)
+                stop = max(stop, int(at[1]) + 1)
+    return found, stop
+
+
+def _told_in(line: bytes) -> dict[str, list[int]]:
+    """Return the columns of each source in a line: all of them, or the error of the first that is damaged."""
+    held = orjson.loads(line)
+    told: dict[str, list[int]] = {}
+    for name, *values in zip(held["names"], *(held[column] for column in _COLUMNS), strict=True):
+        groups, kept, answers, right = (whole_number(value, below=_LIMIT) for value in values)
+        if kept > groups or right > answers:
+            raise ValueError(
+                f"{kept} of {groups} groups of {name!r:.40}, {right} of {answers} answers"
+            )
+        told[str(name)] = [groups, kept, answers, right]
+    return told
