@@ -28,7 +28,7 @@ def test_every_metric_opens_with_the_projects_name_and_ends_in_its_unit():
     assert names
     assert [n for n in names if not n.startswith("omniload_")] == []
     units = {"planned", "skipped", "ratio", "seconds", "bytes"}
-    units |= {"requests", "hits", "misses", "evictions", "errors", "retries", "calls"}
+    units |= {"groups", "requests", "hits", "misses", "evictions", "errors", "retries", "calls"}
     assert [n for n in names if n.split("_")[-1] not in units] == []
 
 
