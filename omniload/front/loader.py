@@ -20,7 +20,7 @@ from omniload.mix.journal.losses import LossLog
 from omniload.mix.journal.rewards import RewardLog
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
-__all__ = ["Loader", "OpenClient", "require_whole"]
+__all__ = ["Loader", "OpenClient", "RunNotes", "require_whole"]
 
 _LOG = get_logger(__name__)
 
@@ -87,6 +87,15 @@ def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
     _LOG.warning("%s; give a later step, or None for the data's end, to go on", said)
 
 
+class RunNotes:
+    """What a rank notes in the folder of its run: figures of its loop."""
+
+    def __init__(self, run_dir: Path, rank: int, *, leads: bool = True) -> None:
+        """Note in ``run_dir``; ``leads`` where ``rank`` speaks for those that have the same batches."""
+        self.run_dir, self.leads = run_dir, leads
+        self.losses, self.rewards = LossLog(run_dir, rank), RewardLog(run_dir, rank)
+
+
 class Loader:
     """Batches of one rank in step order; torch's ``Stateful``.
 
@@ -103,12 +112,10 @@ class Loader:
         names: Sequence[str] = (),
         vocab_size: int | None = None,
         num_steps: int | None = None,
-        losses: LossLog | None = None,
-        rewards: RewardLog | None = None,
-        run_dir: Path | None = None,
+        notes: RunNotes | None = None,
         num_ranks: int = 1,
     ) -> None:
-        self._num_steps, self._losses, self._rewards = num_steps, losses, rewards
+        self._num_steps, self._notes = num_steps, notes
         self._open_client, self._form, self._state = open_client, form, _as_state(state)
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
@@ -117,8 +124,10 @@ class Loader:
         """Names of the sources; ``source_ids`` are places here."""
         self.vocab_size = vocab_size
         """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
-        self.run_dir = run_dir
+        self.run_dir = None if notes is None else notes.run_dir
         """Folder that keeps what is known of the run; ``None`` without one."""
+        self.leads = notes is None or notes.leads
+        """Whether it is this rank that speaks for those along tp, pp and ep, which have the same batches."""
         self.num_ranks = num_ranks
         """Ranks along dp, of which each takes other samples."""
         self._client: Client | None = None
@@ -184,17 +193,17 @@ class Loader:
         if losses is None:
             return
         found = rows.losses_by_document(losses)
-        if self._losses is not None:
+        if self._notes is not None:
             step = self._opened().next_step - 1
             names = self.source_names
-            self._losses.add(step, names, found.keys_K4, found.sums_K, found.labels_K)
+            self._notes.losses.add(step, names, found.keys_K4, found.sums_K, found.labels_K)
 
     def _note_rewards(self, rows: PackedRows, rewards: object) -> None:
         sources_K = np.array([piece.key[0] for piece in rows.pieces()], np.int64)
         by_source = rewards_of_sources(sources_K, checked_rewards(rewards, len(sources_K)))
-        if self._rewards is not None:
+        if self._notes is not None:
             found = {self.source_names[source]: each for source, each in by_source.items()}
-            self._rewards.add(self._opened().next_step - 1, found)
+            self._notes.rewards.add(self._opened().next_step - 1, found)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON."""

@@ -16,15 +16,13 @@ from omniload.base.errors import ConfigError
 from omniload.base.extras import refuse_namesake
 from omniload.base.state import Json
 from omniload.front.joining import Alone, Together, torch_part
-from omniload.front.launch import DeviceMesh, Place, launch_of, place_of
-from omniload.front.loader import Loader, OpenClient
+from omniload.front.launch import DeviceMesh, Launch, Place, launch_of, place_of
+from omniload.front.loader import Loader, OpenClient, RunNotes
 from omniload.front.record import text_as_run
 from omniload.front.rows import Arrays, BatchForm, Labels, NumpyArrays
 from omniload.front.settings import with_settings
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
-from omniload.mix.journal.losses import LossLog
-from omniload.mix.journal.rewards import RewardLog
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
@@ -88,32 +86,31 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
         StateError: ``state`` does not fit the mix or the data.
         UnavailableError: A rank has not joined in time.
     """
-    _refuse_workers()
+    _refuse_misuse(split, run_dir)
     check_choices(runtime=runtime, labels=labels, arrays=arrays)
     check_timeout(timeout)
-    _refuse_run_of(split, run_dir)
     launch = launch_of(os.environ, rank=rank, world_size=world_size)
     place = place_of(launch, mesh)
     spec = spec_of(mix, split, settings, runtime, place, launch.restarts)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps))
     form = form_of(arrays, _labels_for(place, labels), device)
+    notes = _notes_in(spec.run_dir, launch, place)
     if launch.world_size == 1:
-        loader = _loader_of(Alone(spec), form, spec, state)
+        loader = _loader_of(Alone(spec), form, spec, state, notes)
         loader.start()
         return loader
     meet = None if address is None else Path(address)
-    return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state, launch.rank)
+    return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state, notes)
 
 
-def _refuse_run_of(split: str | None, run_dir: str | Path | None) -> None:
-    if split is not None and run_dir is not None:
-        raise ConfigError(
-            f"split is {split!r} and run_dir is {str(run_dir)!r}: a run keeps what is trained on; leave one of them out"
-        )
+def _notes_in(run_dir: Path | None, launch: Launch, place: Place) -> RunNotes | None:
+    if run_dir is None:
+        return None
+    return RunNotes(run_dir, launch.rank, leads=place.fetches(launch.rank))
 
 
-def _refuse_workers() -> None:
-    """Refuse another distribution's omniload, and a worker of torch's DataLoader."""
+def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
+    """Refuse another distribution's omniload, a worker of torch's DataLoader, and the run of a split."""
     refuse_namesake()
     torch_data = sys.modules.get("torch.utils.data")
     worker = None if torch_data is None else torch_data.get_worker_info()
@@ -121,6 +118,10 @@ def _refuse_workers() -> None:
         raise ConfigError(
             f"the mix is opened in worker {worker.id} of {worker.num_workers} of torch's DataLoader; every worker "
             "would hand out the same batches: open it in the trainer's process, it prefetches by itself"
+        )
+    if split is not None and run_dir is not None:
+        raise ConfigError(
+            f"split is {split!r} and run_dir is {str(run_dir)!r}: a run keeps what is trained on; leave one of them out"
         )
 
 
@@ -176,7 +177,7 @@ def _loader_of(
     form: BatchForm,
     spec: PlaneSpec,
     state: Mapping[str, Json] | None,
-    rank: int = 0,
+    notes: RunNotes | None,
 ) -> Loader:
     return Loader(
         open_client,
@@ -185,9 +186,7 @@ def _loader_of(
         names=spec.mix.names,
         vocab_size=vocab_size_of(spec),
         num_steps=spec.num_steps,
-        losses=None if spec.run_dir is None else LossLog(spec.run_dir, rank),
-        rewards=None if spec.run_dir is None else RewardLog(spec.run_dir, rank),
-        run_dir=spec.run_dir,
+        notes=notes,
         num_ranks=spec.tree.size_of("dp"),
     )
 

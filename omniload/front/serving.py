@@ -35,7 +35,7 @@ from omniload.base.writing import write_whole
 from omniload.client import Client
 from omniload.front.joining import take_turn
 from omniload.front.launch import Place
-from omniload.front.loader import Loader, OpenClient, require_whole
+from omniload.front.loader import Loader, OpenClient, RunNotes, require_whole
 from omniload.front.opening import (
     check_choices,
     check_timeout,
@@ -48,8 +48,6 @@ from omniload.front.opening import (
 from omniload.front.rows import Labels
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
-from omniload.mix.journal.losses import LossLog
-from omniload.mix.journal.rewards import RewardLog
 
 __all__ = ["ServedPlane", "join", "serve"]
 
@@ -203,9 +201,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         names=note.names,
         vocab_size=note.vocab_size,
         num_steps=note.num_steps,
-        losses=None if note.run_dir is None else LossLog(note.run_dir, rank),
-        rewards=None if note.run_dir is None else RewardLog(note.run_dir, rank),
-        run_dir=note.run_dir,
+        notes=None if note.run_dir is None else RunNotes(note.run_dir, rank),
         num_ranks=world_size,
     )
 

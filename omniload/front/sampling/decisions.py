@@ -17,10 +17,13 @@ _VERDICTS = {KEPT: "kept", ALL_RIGHT: "all_right", ALL_WRONG: "all_wrong"}
 
 
 class Decisions:
-    """What was decided on batches, told to all ranks alike; only the first one reads and writes."""
+    """What was decided on batches, told to all ranks alike by the first one, which reads it and may write it."""
 
-    def __init__(self, together: Together, journal: GroupJournal | None, filling: Filling) -> None:
+    def __init__(
+        self, together: Together, journal: GroupJournal | None, filling: Filling, *, writes: bool
+    ) -> None:
         self._together, self._journal, self._filling = together, journal, filling
+        self._writes = writes
         self._kept: Iterator[BatchDecision] | None = None
         self._expected = 0
         """Batch of the decision that ``_kept`` yields next."""
@@ -80,7 +83,7 @@ class Decisions:
                     f"batch {decision.batch} has digest {decision.digest} after {len(decision.rounds)} rounds, and had "
                     f"{then.digest} after {len(then.rounds)}; the data has changed, or the state is of another run"
                 )
-        elif self._journal is not None and self._together.exchange.rank == 0:
+        elif self._journal is not None and self._writes:
             self._kept = None
             self._journal.append(decision)
 

@@ -67,6 +67,7 @@ class PromptLoader(Protocol):
     source_names: tuple[str, ...]
     run_dir: Path | None
     num_ranks: int
+    leads: bool
 
     def next_batch(self) -> Any:  # noqa: ANN401 -- a TrainingBatch, or what has its step and pieces
         """Return the prompts of the next step, ``None`` when the data has ended."""
@@ -146,8 +147,10 @@ class DynamicSampler:
         )
         self._filler = Filler(filling=self._filling)
         journal = None if loader.run_dir is None else GroupJournal(loader.run_dir)
-        self._rewards = None if loader.run_dir is None else RewardLog(loader.run_dir, 0)
-        self._decisions = Decisions(self._together, journal, self._filling)
+        # Ranks along tp, pp and ep come to the same; one of them writes.
+        self._writes = loader.leads and self._ranks.rank == 0
+        self._rewards = RewardLog(loader.run_dir, 0) if loader.run_dir and self._writes else None
+        self._decisions = Decisions(self._together, journal, self._filling, writes=self._writes)
         self._begin(())
 
     def _begin(self, held: Sequence[Group]) -> None:
@@ -318,7 +321,7 @@ class DynamicSampler:
             group for group, rank in zip(due.groups, due.ranks, strict=True) if group.owner != rank
         ]
         self._pass_on((*going, *due.carried), lambda: self._decisions.settle(decision))
-        if self._decisions.replayed is None and me == 0:
+        if self._decisions.replayed is None and self._writes:
             self._note(decision)
         mine = [
             self._held[group.key]

@@ -55,6 +55,8 @@ class LoaderInMemory:
 
     source_names = NAMES
 
+    leads = True
+
     def __init__(self, steps, rank=0, num_ranks=1, run_dir=None):
         self.steps, self.rank, self.num_ranks, self.run_dir = steps, rank, num_ranks, run_dir
         self.step = 0

@@ -49,3 +49,30 @@ def test_steps_may_be_a_number_of_numpy(tmp_path, monkeypatch):
 
     with omniload.open(MIX, steps=np.int64(2), arrays="numpy") as loader:
         assert [batch.step for batch in loader] == [0, 1]
+
+
+class TwoByTwo:
+    """A mesh of two ranks along dp, each with two along tp; ``at`` is one of them."""
+
+    mesh_dim_names = ("dp", "tp")
+    mesh = np.arange(4).reshape(2, 2)
+
+    def __init__(self, *at):
+        self.at = at
+
+    def size(self, mesh_dim):
+        return 2
+
+    def get_coordinate(self):
+        return self.at
+
+
+@pytest.mark.parametrize(("at", "leads"), [((0, 0), True), ((0, 1), False), ((1, 0), True)])
+def test_a_loader_says_how_many_ranks_there_are_and_whether_it_speaks_for_its_peers(
+    tmp_path, at, leads
+):
+    loader = omniload.open(
+        MIX, mesh=TwoByTwo(*at), rank=2 * at[0] + at[1], world_size=4, run_dir=tmp_path
+    )
+
+    assert (loader.num_ranks, loader.leads, loader.run_dir) == (2, leads, tmp_path)

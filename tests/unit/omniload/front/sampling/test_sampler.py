@@ -347,6 +347,45 @@ def test_an_argument_is_refused_with_its_value(settings, said):
         a_sampler(**settings)
 
 
+def test_of_ranks_that_share_their_prompts_one_writes(tmp_path):
+    loader = LoaderInMemory(STEPS, run_dir=tmp_path)
+    loader.leads = False
+
+    batch = omniload.DynamicSampler(loader, groups=3).next_batch(rollout)
+
+    assert batch.digest == a_sampler().next_batch(rollout).digest
+    assert list(tmp_path.iterdir()) == []
+
+
+class FailsOnce:
+    """An exchange of one rank that fails at its n-th call."""
+
+    rank, size = 0, 1
+
+    def __init__(self, at):
+        self.left = at
+
+    def all_gather(self, part):
+        self.left -= 1
+        if self.left == 0:
+            raise UnavailableError("a rank is gone")
+        return [part]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_call_that_an_exchange_failed_is_taken_up_again(tmp_path, at):
+    sampler = a_sampler(run_dir=tmp_path, exchange=FailsOnce(at))
+
+    with pytest.raises(UnavailableError, match="a rank is gone"):
+        sampler.next_batch(rollout)
+    batch = sampler.next_batch(rollout)
+
+    assert batch.digest == a_sampler().next_batch(rollout).digest
+    assert len((tmp_path / GROUPS_NAME).read_bytes().splitlines()) == 1
+    assert sampler.counts["easy"].is_whole()
+    assert sum(counts.drawn for counts in sampler.counts.values()) == 12
+
+
 def test_ranks_need_a_way_to_agree():
     with pytest.raises(ConfigError, match="of 2 ranks, and there is no process group"):
         omniload.DynamicSampler(LoaderInMemory(STEPS, 0, 2), groups=1)
