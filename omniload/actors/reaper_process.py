@@ -2,7 +2,9 @@
 
 Ray's own processes notice the SIGKILL of their opener only after most of a minute. The
 reaper waits for the end of the opener; then it kills every process that carries the mark of
-the plane in its environment, and removes the plane's folders.
+the plane in its environment, and removes the plane's folders. Ray's agents write their titles over
+their environment, as long as there is room in it: they are known by their parent, or by the plane's
+folder, where they have their logs open.
 
 This module is the reaper's program, run by its path: it needs psutil alone.
 """
@@ -28,6 +30,8 @@ LEAVE = b"leave\n"
 PATIENCE_S = 30.0
 """How long killed processes may take to end."""
 _ROUND_S = 0.05
+_TITLE = "ray::"
+"""What the titles of Ray's processes begin with."""
 
 
 def marks_of(process: psutil.Process) -> list[str]:
@@ -37,19 +41,38 @@ def marks_of(process: psutil.Process) -> list[str]:
     return []
 
 
-def end_all(mark: str) -> list[int]:
-    """Kill every process that carries a mark, but the caller.
+def end_all(mark: str, folders: Sequence[Path] = ()) -> list[int]:
+    """Kill every process that carries a mark, but the caller, and those of Ray that carry it no longer.
+
+    Args:
+        mark: The mark.
+        folders: Of the plane: a process of Ray with an open file below one is the plane's.
 
     Returns:
         Process ids of those that were found, and may take a moment to end.
     """
+    others = [process for process in psutil.process_iter() if process.pid != os.getpid()]
+    marked = {process.pid for process in others if mark in marks_of(process)}
     ended = []
-    for process in psutil.process_iter():
-        if process.pid != os.getpid() and mark in marks_of(process):
+    for process in others:
+        if process.pid in marked or _lost_its_mark(process, marked, folders):
             with suppress(psutil.Error):
                 process.kill()
                 ended.append(process.pid)
     return ended
+
+
+def _lost_its_mark(process: psutil.Process, marked: set[int], folders: Sequence[Path]) -> bool:
+    """Tell whether a process is one of Ray, started by a marked one, whose title stands where its mark did."""
+    with suppress(psutil.Error, OSError):
+        if not process.name().startswith(_TITLE) or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.ppid() in marked or any(
+            Path(file.path).is_relative_to(folder)
+            for file in process.open_files()
+            for folder in folders
+        )
+    return False
 
 
 def clean_up(
@@ -95,7 +118,8 @@ def _main(mark: str, opener: str, *folders: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _wait_for_end(int(opener))
-    if left := clean_up(lambda: end_all(mark), [Path(folder) for folder in folders]):
+    owned = [Path(folder) for folder in folders]
+    if left := clean_up(lambda: end_all(mark, owned), owned):
         sys.stderr.write(
             f"processes {left} of a data plane were killed and have not ended after {PATIENCE_S:.0f} s; "
             "they wait for the kernel, look at the disk or the mount they use\n"

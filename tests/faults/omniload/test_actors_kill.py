@@ -56,6 +56,14 @@ def left_of(mark):
     return [process for process in psutil.process_iter() if mark in marks_of(process)]
 
 
+def is_there(process):
+    """Whether a process has not ended, be it that nobody has asked for its exit code yet."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def shared_memory_of(mark):
     """Return the files of shared memory that processes of a mark have mapped and that have a name."""
     maps = [Path(f"/proc/{p.pid}/maps").read_text(errors="replace") for p in left_of(mark)]
@@ -71,18 +79,23 @@ class Opener:
         self.mark = f"test-{secrets.token_hex(8)}"
         # Not below the test's folder: the paths of Ray's sockets must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="ok-"))
+        # A small one: what Ray's agents write over it reaches the mark, wherever it stands.
+        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _OPENER, str(folder / "mix.yaml"), kind, stage],
-            env={**os.environ, MARKS: self.mark, "TMPDIR": str(self.temporary)},
+            env={**environment, MARKS: self.mark, "TMPDIR": str(self.temporary)},
             stdout=subprocess.PIPE,
         )
         assert self.process.stdout.readline() == b"there\n"
         self.memory = shared_memory_of(self.mark)
+        # By their parents: Ray's agents write their titles over their environment, and the mark in it.
+        self.started = psutil.Process(self.process.pid).children(recursive=True)
 
     def seconds_until_gone(self):
         return seconds_until(
             lambda: (
                 not left_of(self.mark)
+                and not any(map(is_there, self.started))
                 and not any(self.temporary.iterdir())
                 and not any(map(Path.exists, self.memory))
             )
