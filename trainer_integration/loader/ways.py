@@ -37,8 +37,13 @@ class Ways:
         """Take out of ``keywords`` what torch does not know.
 
         Raises:
-            ConfigError: A value is none of those there are.
+            ConfigError: A value is none of those there are, or a keyword is torchdata's.
         """
+        if "snapshot_every_n_steps" in keywords:
+            raise ConfigError(
+                f"snapshot_every_n_steps={keywords['snapshot_every_n_steps']!r:.60} is of torchdata's loader; leave it "
+                "out: a state of this one is of every batch"
+            )
         taken = {name: keywords.pop(name) for name in _CHOICES if name in keywords}
         for name, value in taken.items():
             if value not in _CHOICES[name]:

@@ -319,6 +319,11 @@ def test_what_is_no_state_of_a_loader_is_told_as_such_and_not_as_of_another_rele
         DataLoader(Numbers(4)).load_state_dict({"a": 1, "b": 2})
 
 
+def test_torchdatas_keyword_is_told_to_be_needless():
+    with pytest.raises(ConfigError, match=r"snapshot_every_n_steps=3 .*leave it out"):
+        DataLoader(Numbers(4), snapshot_every_n_steps=3)
+
+
 def test_what_is_no_state_is_refused():
     with pytest.raises(StateError, match="of type list"):
         DataLoader(Numbers(3)).load_state_dict([1])
