@@ -44,9 +44,9 @@ def serve(
     options = options or BridgeOptions()
     target = os.path.realpath(mountpoint)
     if not options.take_over and device_of_mount(target, mount_table()) is not None:
-        raise StateError(
-            f"{mountpoint!r} is a mount already; unmount it, or go on with it: --take-over"
-        )
+        can_go_on = type(filesystem).handed_over is not FileSystem.handed_over
+        goes_on = ", or go on with it: --take-over" if can_go_on else ""
+        raise StateError(f"{mountpoint!r} is a mount already; unmount it{goes_on}")
     if chosen(options) == "device":
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready)
         return

@@ -61,9 +61,9 @@ class TestFsspecStoreThatPuts(StoreContract):
 class TestFsspecStoreThatRenames(StoreContract):
     @pytest.fixture
     def store(self, tmp_path):
-        # ``fsspec_store`` leads no URL of a directory here: this client would follow links out of it.
+        # A directory stands in for a server: no URL leads to it through this client.
         client = LocalFileSystem(skip_instance_cache=True)
-        return RenamingStore(FsspecBackend(client, str(tmp_path), "test:"))
+        return RenamingStore(FsspecBackend(client, str(tmp_path), f"sftp://host{tmp_path}"))
 
 
 @pytest.mark.parametrize("path", ["a/../b", "a//b", "./a", "a\0b", "n" * 256])

@@ -9,7 +9,6 @@ those to write: a user without access to a file through a mount has none here ei
 their file, so the folders above it do not keep them: nobody may list where they lie, and nobody guesses their names.
 """
 
-import errno
 import os
 import stat as stat_bits
 import uuid
@@ -22,6 +21,7 @@ from typing_extensions import override
 
 from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.stores.handle_cache import never_changes
+from fusefs.stores.local.answers import check_shown, entry_of, errors_of, is_shown
 from fusefs.stores.local.beneath import Beneath, umask
 from fusefs.stores.local.durability import Settling, sync_all, sync_directory
 from fusefs.stores.local.own_folders import OBJECTS, hidden_mode, mode_of_new
@@ -34,15 +34,12 @@ from fusefs.stores.protocol import (
     Store,
     Usage,
     check_whole,
-    name_of,
     parent_of,
 )
 from omniload.base.errors import UnavailableError
 
 __all__ = ["LocalStore"]
 
-_OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN})
-"""What a kernel file system says when what is behind it does not answer."""
 _PRIVATE = 0o600
 _TO_READ, _TO_SEARCH = 0o044, 0o055
 """What others may be given of a file and of a directory: to write here is the daemon's alone."""
@@ -84,13 +81,13 @@ class LocalStore(Store):
 
     @override
     def stat(self, path: str) -> Entry:
-        with _errors(path):
-            return _entry(path, self._at.stat(path))
+        with errors_of(path):
+            return entry_of(path, self._at.stat(path))
 
     @override
     def listing(self, path: str) -> list[Entry]:
         entries = []
-        with _errors(path):
+        with errors_of(path):
             directory = self._at.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 with os.scandir(directory) as found:
@@ -98,8 +95,8 @@ class LocalStore(Store):
                         # Removed between scan and stat: it is gone, which is what a listing should say.
                         with suppress(FileNotFoundError):
                             said = item.stat(follow_symlinks=False)
-                            if _is_shown(said):
-                                entries.append(_entry(item.name, said))
+                            if is_shown(said):
+                                entries.append(entry_of(item.name, said))
             finally:
                 os.close(directory)
         return entries
@@ -126,18 +123,18 @@ class LocalStore(Store):
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[int]:
-        with _errors(path):
+        with errors_of(path):
             # Nobody writes to a pipe that was put in a file's place: its opening must not wait.
             file = self._at.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
-                _check_shown(path, os.fstat(file))
+                check_shown(path, os.fstat(file))
                 yield file
             finally:
                 os.close(file)
 
     @override
     def create(self, path: str) -> ObjectWriter:
-        with _errors(path):
+        with errors_of(path):
             return _LocalWriter(self._open_new(path), self._at, path)
 
     @override
@@ -145,10 +142,10 @@ class LocalStore(Store):
         self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
     ) -> Entry | None:
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
-        with _errors(path):
+        with errors_of(path):
             file = self._open_new(temporary)
         try:
-            with _errors(path):
+            with errors_of(path):
                 _write(file, data)
                 if self._settling is None:
                     os.fsync(file)
@@ -158,14 +155,14 @@ class LocalStore(Store):
                 there = self._entry_or_none(path)
             if before is not None:
                 before(there)
-            with _errors(path):
+            with errors_of(path):
                 if self._settling is not None and there is not None:
                     # What takes the place of something is durable before it does: else a power
                     # failure could leave nothing of both.
                     self._settling.carry_out(lambda: os.fsync(file))
                 os.fchmod(file, self._mode_of_file(mode))
                 self._move_in(temporary, path)
-                return _entry(path, os.fstat(file))
+                return entry_of(path, os.fstat(file))
         except BaseException:
             with suppress(OSError):
                 self._unlink(temporary)
@@ -186,7 +183,7 @@ class LocalStore(Store):
 
     @override
     def rename(self, source: str, target: str) -> None:
-        with _errors(source):
+        with errors_of(source):
             self._make_parents(target)
             if self._settling is None:
                 self._move(source, target)
@@ -207,7 +204,7 @@ class LocalStore(Store):
 
     @override
     def remove(self, path: str) -> None:
-        with _errors(path):
+        with errors_of(path):
             self._unlink(path)
 
     def _unlink(self, path: str) -> None:
@@ -216,7 +213,7 @@ class LocalStore(Store):
 
     @override
     def make_directory(self, path: str) -> None:
-        with _errors(path):
+        with errors_of(path):
             self._make_parents(path)
             self._mkdir(path)
 
@@ -230,12 +227,12 @@ class LocalStore(Store):
 
     @override
     def remove_directory(self, path: str) -> None:
-        with _errors(path), self._at.parent(path) as (above, name):
+        with errors_of(path), self._at.parent(path) as (above, name):
             os.rmdir(name, dir_fd=above)
 
     @override
     def usage(self) -> Usage | None:
-        with _errors(""):
+        with errors_of(""):
             found = self._at.space()
         return Usage(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
@@ -329,13 +326,13 @@ class _LocalWriter(ObjectWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        with _errors(self._path):
+        with errors_of(self._path):
             _write(self._file, data)
 
     @override
     def close(self) -> None:
         file, self._file = self._file, -1
-        with _errors(self._path):
+        with errors_of(self._path):
             try:
                 os.fsync(file)
             finally:
@@ -355,45 +352,3 @@ def _write(file: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-
-
-def _is_shown(found: os.stat_result) -> bool:
-    return stat_bits.S_ISREG(found.st_mode) or stat_bits.S_ISDIR(found.st_mode)
-
-
-def _check_shown(path: str, found: os.stat_result) -> None:
-    if stat_bits.S_ISLNK(found.st_mode):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-    if not _is_shown(found):
-        raise PermissionError(
-            errno.EPERM, "is neither file nor directory; remove it from the store itself", path
-        )
-
-
-def _entry(path: str, found: os.stat_result) -> Entry:
-    _check_shown(path, found)
-    is_directory = stat_bits.S_ISDIR(found.st_mode)
-    size = 0 if is_directory else found.st_size
-    mode = stat_bits.S_IMODE(found.st_mode)
-    return Entry(name_of(path), is_directory, size, found.st_mtime_ns, mode)
-
-
-@contextmanager
-def _errors(path: str) -> Iterator[None]:
-    """Have errors of the kernel be those of the protocol, with the path of the store in them."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _OUTAGE:
-            raise UnavailableError(f"{path!r}: the file system below answers: {error}") from error
-        if error.errno == errno.ELOOP:
-            raise OSError(
-                errno.ELOOP,
-                "a symbolic link of the store itself stands there or above, and is never followed; "
-                "mount --bind shows a directory in two places",
-                path,
-            ) from error
-        if error.errno is not None and error.filename != path:
-            # Else it names the last component, or none.
-            raise OSError(error.errno, error.strerror, path) from error
-        raise
