@@ -64,7 +64,7 @@ class FileWriter:
     @property
     def is_small(self) -> bool:
         """Whether the file is plain so far, and of a few pages."""
-        return not self._striped and self._size_bytes <= _SMALL_BYTES
+        return not self._striped and self._size_bytes <= min(_SMALL_BYTES, self._plain_limit)
 
     def would_wait(self, size_bytes: int) -> bool:
         """Return whether writing ``size_bytes`` more may have to wait for the store."""
@@ -200,7 +200,8 @@ class FileWriter:
         return sum(map(len, self._held)) + len(self._tail)
 
     def _is_plain(self) -> bool:
-        if self._striped:
+        # A unit may be larger than the limit, and then nothing was sent yet.
+        if self._striped or self._unpublished() > self._plain_limit:
             return False
         return may_be_plain([*self._held, self._tail])
 

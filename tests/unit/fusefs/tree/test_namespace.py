@@ -20,6 +20,21 @@ def files():
         yield built
 
 
+@pytest.mark.parametrize("limit", [0, 1, 4096, 8191, 8192])
+def test_the_limit_of_plain_files_holds_where_a_unit_is_larger(limit):
+    with some_files(striping=Striping(unit=8192, count=3), plain_limit=limit) as files:
+        for name, size in {"at": limit, "above": limit + 1}.items():
+            files.write_file(name, b"x" * size)
+            files.store.publish(f"foreign {name}", b"y" * size)
+
+        assert files.stat("at").stored == "plain"
+        assert files.stat("above").stored == "manifest"
+        for name, size in {"at": limit, "above": limit + 1}.items():
+            for path, data in {name: b"x" * size, f"foreign {name}": b"y" * size}.items():
+                files.set_attributes(path, Attributes(mode=0o600))
+                assert (files.stat(path).mode, contents(files, path)) == (0o600, data)
+
+
 def test_a_small_file_is_plain_and_a_large_one_is_a_manifest(files):
     files.write_file("small", b"x" * 4096)
     files.write_file("large", b"x" * 4097)
