@@ -8,7 +8,6 @@ import pytest
 from fusefs.bridge.api.waiting import run_blocking
 from fusefs.format.attributes import Attributes
 from fusefs.stores.local import durability
-from fusefs.stores.local import store as local_store
 from fusefs.stores.local.durability import Settling
 from fusefs.stores.local.store import LocalStore
 from fusefs.vfs.file.open_file import SpoolPlace
@@ -33,7 +32,7 @@ def done(monkeypatch):
 
     monkeypatch.setattr(os, "rename", renamed)
     monkeypatch.setattr(os, "fsync", lambda file: calls.append(("fsync", named(file))))
-    monkeypatch.setattr(local_store, "syncfs", lambda file: calls.append(("syncfs", named(file))))
+    monkeypatch.setattr(durability, "syncfs", lambda file: calls.append(("syncfs", named(file))))
     # Only what asks for it becomes durable here, and nothing by time.
     monkeypatch.setattr(durability, "SETTLES_WITHIN_S", 3600.0)
     return calls
