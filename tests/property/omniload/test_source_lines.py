@@ -199,9 +199,12 @@ def test_raise_blames_the_first_bad_line_by_its_number(opened, content):
         assert f"a.jsonl:{bad[0]}: " in first
 
 
-@given(st.lists(lines, min_size=1, max_size=8).filter(any))
+@given(st.lists(lines, max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([b"MMIDIDX\x00\x00"])
 def test_skip_drops_exactly_the_bad_lines_and_counts_them(tmp_path_factory, content):
+    # The first line shows what the file is: one that begins as an index of Megatron's is refused as such.
+    content = [b'{"text": "of JSON"}', *content]
     folder = tmp_path_factory.mktemp("skip")
     (folder / "a.jsonl").write_bytes(b"".join(line + b"\n" for line in content))
     config = JsonlSource(
