@@ -11,26 +11,22 @@ from torch import Tensor
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, system_refusals
-from omniload.base.reading import read_kept_file
-from omniload.base.state import JsonObject
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
 from omniload.source.tokenize import read_tokenizer
-from trainer_integration.mixtral.names import (
-    from_mixtral,
+from trainer_integration.mixtral.config import (
+    CONFIG,
+    WEIGHTS,
     mixtral_config,
     model_config,
-    require_shape,
-    to_mixtral,
+    names_of,
+    read_config,
 )
+from trainer_integration.mixtral.names import from_mixtral, to_mixtral
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.vision.model import VisionLanguageModel
 
-__all__ = ["read_mixtral", "require_weights", "weights_of", "write_mixtral", "write_tokenizer"]
-
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_MOST_BYTES = 16 << 20
+__all__ = ["read_mixtral", "weights_of", "write_mixtral", "write_tokenizer"]
 
 
 @system_refusals("the exported model")
@@ -60,11 +56,11 @@ def write_mixtral(
     if held := sorted(path.name for path in folder.iterdir()):
         raise StateError(f"{folder} holds {held[:3]}; give a new folder")
     tensors = to_mixtral(model.state_dict(), model.config)
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / _CONFIG).touch()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).touch()
     # The library keeps the file to its owner; who may read the folder is decided as for every other file.
-    (folder / _WEIGHTS).chmod((folder / _CONFIG).stat().st_mode)
-    (folder / _CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 @system_refusals("the exported model")
@@ -92,23 +88,9 @@ def read_mixtral(folder: Path) -> MoETransformer:
         IntegrityError: A file is not what its kind is.
         StateError: A file or a weight is missing.
     """
-    model = MoETransformer(model_config(_json_of(folder / _CONFIG)))
+    model = MoETransformer(model_config(read_config(folder)))
     model.take_weights(weights_of(folder, model.config))
     return model
-
-
-def require_weights(folder: Path, config: MoEConfig) -> None:
-    """Refuse a folder that a run of this model cannot begin with, by its ``config.json``, before any rank is started.
-
-    Raises:
-        ConfigError: The weights are of a model of another shape, naming each value.
-        IntegrityError: A file is not what its kind is.
-        StateError: A file is missing.
-    """
-    require_shape(config, _json_of(folder / _CONFIG))
-    for name in _names_of(folder):
-        if not (folder / name).is_file():
-            raise StateError(f"{folder} has no {name}; give the folder of a whole model")
 
 
 def weights_of(folder: Path, config: MoEConfig) -> Iterator[tuple[str, Tensor]]:
@@ -147,7 +129,7 @@ class _Stored(Mapping[str, Tensor]):
 def _opened(folder: Path) -> Iterator[_Stored]:
     files: dict[str, safe_open] = {}
     with ExitStack() as opened:
-        for name in _names_of(folder):
+        for name in names_of(folder):
             try:
                 file = opened.enter_context(safe_open(folder / name, framework="pt"))
             except FileNotFoundError:
@@ -158,32 +140,3 @@ def _opened(folder: Path) -> Iterator[_Stored]:
                 raise IntegrityError(f"{folder / name} is no safetensors file: {error}") from error
             files |= dict.fromkeys(file.keys(), file)
         yield _Stored(files)
-
-
-def _names_of(folder: Path) -> list[str]:
-    """Return the names of the files that hold the weights."""
-    names = [_WEIGHTS]
-    if (folder / _INDEX).exists():
-        listed = _json_of(folder / _INDEX).get("weight_map")
-        if not isinstance(listed, dict) or not all(
-            isinstance(name, str) and Path(name).name == name for name in listed.values()
-        ):
-            raise IntegrityError(
-                f"{folder / _INDEX}: weight_map does not name files of this folder"
-            )
-        names = sorted({str(name) for name in listed.values()})
-    return names
-
-
-def _json_of(path: Path) -> JsonObject:
-    try:
-        content = json.loads(
-            read_kept_file(path, most_bytes=_MOST_BYTES, what="a model's description")
-        )
-    except FileNotFoundError:
-        raise StateError(f"{path.parent} has no {path.name}; give the folder of a model") from None
-    except ValueError as error:
-        raise IntegrityError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise IntegrityError(f"{path} holds no object; give the folder of a model")
-    return content

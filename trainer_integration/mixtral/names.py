@@ -7,18 +7,16 @@ Shape suffixes:
     E  experts        V  vocabulary        D  width
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from omniload.base.errors import ConfigError, StateError
-from omniload.base.state import Json, JsonObject
+from omniload.base.errors import StateError
 from trainer_integration.moe.config import MoEConfig
 
-__all__ = ["from_mixtral", "mixtral_config", "model_config", "require_shape", "to_mixtral"]
+__all__ = ["from_mixtral", "to_mixtral"]
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 _ALIKE = {
@@ -27,102 +25,11 @@ _ALIKE = {
     "norm2.weight_D": "post_attention_layernorm.weight",
     "router.weight_ED": "block_sparse_moe.gate.weight",
 }
-_SHAPE = {
-    *("vocab_size", "dim", "hidden", "num_layers", "num_heads", "num_kv_heads", "num_experts"),
-    *("top_k", "norm_epsilon", "rope_theta", "tied_embeddings"),
-}
-"""What decides which function the weights compute; the rest of a model's settings is about its training."""
 _TOP = {
     "embedding_VD": "model.embed_tokens.weight",
     "norm.weight_D": "model.norm.weight",
     "output_VD": "lm_head.weight",
 }
-
-
-def mixtral_config(
-    config: MoEConfig, *, longest: int, end_of_document: int | None = None
-) -> JsonObject:
-    """Return what ``config.json`` of the exported model holds.
-
-    Args:
-        config: The model.
-        longest: Tokens of the longest context it was trained on, for those who ask.
-        end_of_document: Token at which generation ends; unsaid, transformers would end at token 2, whatever it is.
-
-    Raises:
-        ConfigError: Mixtral cannot compute what the model does.
-    """
-    _require_mixtral(config)
-    return {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.dim,
-        "intermediate_size": config.hidden,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "num_local_experts": config.num_experts,
-        "num_experts_per_tok": config.top_k,
-        "rms_norm_eps": config.norm_epsilon,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tied_embeddings,
-        "max_position_embeddings": longest,
-        "sliding_window": None,
-        "hidden_act": "silu",
-        "torch_dtype": "float32",
-        "bos_token_id": None,
-        "eos_token_id": end_of_document,
-    }
-
-
-def model_config(content: Mapping[str, Json]) -> MoEConfig:
-    """Return the model that a ``config.json`` of a Mixtral describes.
-
-    Raises:
-        ConfigError: It is of another family, or uses what the included model has not.
-    """
-    if content.get("model_type") != "mixtral":
-        raise ConfigError(
-            f"model_type is {content.get('model_type')!r}; only mixtral can be imported"
-        )
-    heads, dim = content.get("num_attention_heads"), content.get("hidden_size")
-    if not isinstance(heads, int) or not isinstance(dim, int) or heads < 1:
-        raise ConfigError(
-            f"num_attention_heads is {heads!r}, hidden_size {dim!r}; both are whole numbers"
-        )
-    if content.get("sliding_window") is not None:
-        raise ConfigError(
-            f"sliding_window is {content['sliding_window']!r}; the included model attends to whole documents"
-        )
-    if content.get("head_dim") not in (None, dim // heads):
-        raise ConfigError(
-            f"head_dim is {content['head_dim']!r}; here it is hidden_size / heads, {dim // heads}"
-        )
-    rope = content.get("rope_parameters")
-    theta = rope.get("rope_theta") if isinstance(rope, dict) else content.get("rope_theta", 1e6)
-    if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"rope_type is {rope['rope_type']!r}; the included model has the default one only"
-        )
-    found = MoEConfig.model_validate(
-        {
-            "vocab_size": content.get("vocab_size"),
-            "dim": dim,
-            "hidden": content.get("intermediate_size"),
-            "num_layers": content.get("num_hidden_layers"),
-            "num_heads": heads,
-            "num_kv_heads": content.get("num_key_value_heads", heads),
-            "num_experts": content.get("num_local_experts"),
-            "top_k": content.get("num_experts_per_tok"),
-            "norm_epsilon": content.get("rms_norm_eps"),
-            "rope_theta": theta,
-            "tied_embeddings": content.get("tie_word_embeddings", False),
-        }
-    )
-    _require_mixtral(found)
-    return found
 
 
 def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tensor]:
@@ -156,29 +63,6 @@ def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tens
                 else:
                     found[into + "w1.weight"], found[into + "w3.weight"] = matrix.chunk(2)
     return {name: tensor.contiguous() for name, tensor in found.items()}
-
-
-def require_shape(config: MoEConfig, content: Mapping[str, Json]) -> None:
-    """Refuse weights of another function than the model of a run computes.
-
-    Args:
-        config: The model of the run.
-        content: Of the folder's ``config.json``.
-
-    Raises:
-        ConfigError: Naming every value that differs, as the training file is to give it.
-    """
-    found = model_config(content)
-    own, theirs = (each.model_dump(include=_SHAPE) for each in (config, found))
-    differ = [
-        f"{name} {json.dumps(value)} (the run has {json.dumps(own[name])})"
-        for name, value in theirs.items()
-        if value != own[name]
-    ]
-    if differ:
-        raise ConfigError(
-            f"the weights are of a model with {', '.join(differ)}; give the run the values of the weights"
-        )
 
 
 def from_mixtral(tensors: Mapping[str, Tensor], config: MoEConfig) -> Iterator[tuple[str, Tensor]]:
@@ -237,15 +121,3 @@ class _Reader:
                 "belong together"
             )
         return tensor
-
-
-def _require_mixtral(config: MoEConfig) -> None:
-    if config.top_k == 1:
-        raise ConfigError(
-            "top_k is 1: the included model weighs a single expert by its probability, Mixtral by 1; choose 2 or more"
-        )
-    if config.bias_rate or config.capacity_factor is not None:
-        raise ConfigError(
-            f"bias_rate is {config.bias_rate}, capacity_factor {config.capacity_factor}: Mixtral has neither a bias "
-            "nor dropped choices, so it would compute something else"
-        )

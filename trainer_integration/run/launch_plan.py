@@ -25,7 +25,7 @@ from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.place import CheckpointPlace, place_of
 from trainer_integration.config import TrainConfig, load_train
-from trainer_integration.mixtral.folder import require_weights
+from trainer_integration.mixtral.config import require_weights
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.parallel.crossover_table import read_crossover
 from trainer_integration.run.launch_record import write_launch_record

@@ -5,14 +5,14 @@ import torch
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from tests.support.trainer.moe_builders import a_config, a_model
-from trainer_integration.mixtral.folder import read_mixtral, require_weights, write_mixtral
-from trainer_integration.mixtral.names import (
-    from_mixtral,
+from trainer_integration.mixtral.config import (
     mixtral_config,
     model_config,
     require_shape,
-    to_mixtral,
+    require_weights,
 )
+from trainer_integration.mixtral.folder import read_mixtral, write_mixtral
+from trainer_integration.mixtral.names import from_mixtral, to_mixtral
 
 
 @pytest.mark.parametrize("tied", [False, True])
