@@ -105,7 +105,8 @@ def validated(root: Node | None, model: type[Model], *, name: str) -> Model:
     try:
         return _validated({} if root is None or root.content is None else root.value, model)
     except ValidationError as error:
-        raise ConfigError("\n".join(_faults(error, model, root, name))) from error
+        # Pydantic's own text says less, and would stand above ours wherever it is not caught.
+        raise ConfigError("\n".join(_faults(error, model, root, name))) from None
 
 
 def fault_at(message: str, *at: str | int) -> PydanticCustomError:
@@ -161,7 +162,7 @@ def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> M
         return _validated(dict(fields), model)
     except ValidationError as error:
         faults = (f"{name}: {_dotted(loc)}: {said}" for loc, _, said in _found(error, model))
-        raise ConfigError("\n".join(_first(faults))) from error
+        raise ConfigError("\n".join(_first(faults))) from None
 
 
 def _validated(value: object, model: type[Model]) -> Model:

@@ -22,7 +22,8 @@ _WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 def message_text(text: str) -> str:
     """Return a text as messages show it; one that was made before stays as it is."""
-    text = _escaped(without_secrets(text))
+    # Spelt out first: what is spelt out may be a part of a URL's scheme.
+    text = without_secrets(_escaped(text))
     if len(text) <= _LONGEST_WORD:
         return text
     text = _WORD.sub(lambda found: _shortened(found[0], _HEAD, _TAIL), text)

@@ -105,11 +105,12 @@ def test_a_state_is_asked_for_with_each_batch_and_costs_microseconds():
     next(iter_batches)
     base = loader.base_dataloader
     base.state_dict()
-    began_s = time.perf_counter()
+    # Of this thread's own work: whatever else the machine does says nothing of the code.
+    began_s = time.thread_time()
     for _ in range(1000):
         base.state_dict()
 
-    assert (time.perf_counter() - began_s) / 1000 < 200e-6
+    assert (time.thread_time() - began_s) / 1000 < 200e-6
 
 
 def test_the_loader_that_accelerate_remade_has_no_state_of_its_own():

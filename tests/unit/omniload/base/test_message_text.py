@@ -5,7 +5,7 @@ import pickle
 
 import click
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -63,6 +63,7 @@ def test_many_names_in_a_line_are_as_long_as_one():
 
 
 @given(st.text(max_size=60) | st.text("ab\u202e\x1b\n s:/@", min_size=1000, max_size=1100))
+@example("\u202e://:@x")
 def test_a_message_that_was_made_stays_as_it_is(text):
     assert message_text(message_text(text)) == message_text(text)
 
