@@ -22,7 +22,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from omniload.base.errors import StateError
-from omniload.base.message_text import message_text
+from omniload.base.message_text import log_text
 
 __all__ = [
     "RoleLog",
@@ -49,7 +49,7 @@ class _Discreet(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        return message_text(super().format(record))
+        return log_text(super().format(record))
 
 
 class RoleLog(RotatingFileHandler):

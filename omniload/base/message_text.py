@@ -9,7 +9,7 @@ import re
 
 from omniload.base.secrets import without_secrets
 
-__all__ = ["message_text"]
+__all__ = ["log_text", "message_text"]
 
 _LONGEST_WORD = 1024
 """Characters without white space: few paths and no key of settings have as many."""
@@ -22,8 +22,7 @@ _WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 def message_text(text: str) -> str:
     """Return a text as messages show it; one that was made before stays as it is."""
-    # Spelt out first: what is spelt out may be a part of a URL's scheme.
-    text = without_secrets(_escaped(text))
+    text = log_text(text)
     if len(text) <= _LONGEST_WORD:
         return text
     text = _WORD.sub(lambda found: _shortened(found[0], _HEAD, _TAIL), text)
@@ -33,6 +32,12 @@ def message_text(text: str) -> str:
         else line
         for line in text.split("\n")
     )
+
+
+def log_text(text: str) -> str:
+    """Return a text as a log keeps it: all of it, for a line of a library or of a user's program is nobody's to cut."""
+    # Spelt out first: what is spelt out may be a part of a URL's scheme.
+    return without_secrets(_escaped(text))
 
 
 def _escaped(text: str) -> str:

@@ -248,11 +248,13 @@ def run_command(
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
     variables = environment_of(given.environment.interpreter, os.environ) | spawning()
     sys.stdout.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)  # Python ignores them, and a program inherits that
+    # Python ignores them, and a program inherits that.
+    ignored = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execvpe(program[0], list(program), variables)  # noqa: S606 -- what the user asked for
     except (OSError, ValueError) as error:  # ValueError: of an empty word
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
         said = getattr(error, "strerror", None) or error
         raise ConfigError(f"{program[0]!r} cannot be run: {said}") from error
 

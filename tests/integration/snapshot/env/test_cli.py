@@ -343,6 +343,9 @@ def test_a_mistake_is_told_with_a_remedy(place, words, error, message):
 
     assert type(found) is error
     assert message in str(found)
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN, (
+        "of this process, not of what it was to become"
+    )
 
 
 def test_a_key_that_is_not_there_falls_back_to_the_command_and_says_that_keys_differ(place):

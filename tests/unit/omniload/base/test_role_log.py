@@ -107,7 +107,7 @@ def test_a_file_and_the_one_before_it_stay_and_a_line_is_cut(logs, monkeypatch):
     role.maxBytes = 40_000
 
     for number in range(20):
-        role.note(logging.WARNING, f"{number} " + "xxx\n" * 5_000)
+        role.note(logging.WARNING, f"{number} " + "x" * 20_000)
 
     assert sorted(path.name for path in role.path.parent.iterdir()) == [
         "loader-0.log",

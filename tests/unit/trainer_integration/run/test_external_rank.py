@@ -119,8 +119,14 @@ class Meeting:
     def __init__(self):
         self.posted = []
 
+        self.awaited = []
+
     def post(self, _key, text):
         self.posted.append(json.loads(text))
+
+    def read(self, key, _timeout_s):
+        self.awaited.append(key)
+        return "heard"
 
 
 @pytest.fixture
@@ -203,6 +209,7 @@ def test_the_other_ranks_are_told_why_the_log_cannot_be_opened(lead, monkeypatch
         lead(Place(), lambda _: False, meeting=meeting)
 
     assert [note["failed"] for note in meeting.posted] == ["StateError"]
+    assert meeting.awaited == ["job/heard/1"]  # rank 0 hosts what they read
 
 
 def test_a_display_that_fails_ends_no_job(lead):
