@@ -1,13 +1,19 @@
 """A Mixtral's ``config.json`` and the files beside it, read without torch: a job is checked before it starts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from omniload.base.config import checked
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.reading import read_kept_file
 from omniload.base.state import Json, JsonObject
 from trainer_integration.moe.config import MoEConfig
+
+if TYPE_CHECKING:
+    from safetensors import safe_open
 
 __all__ = [
     "CONFIG",
@@ -15,6 +21,7 @@ __all__ = [
     "mixtral_config",
     "model_config",
     "names_of",
+    "opened_file",
     "read_config",
     "require_shape",
     "require_weights",
@@ -22,7 +29,7 @@ __all__ = [
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """Files of a folder."""
-_INDEX = "model.safetensors.index.json"
+_INDEX, _SUFFIX = "model.safetensors.index.json", ".safetensors"
 _MOST_BYTES = 16 << 20
 _SHAPE = {
     *("vocab_size", "dim", "hidden", "num_layers", "num_heads", "num_kv_heads", "num_experts"),
@@ -98,7 +105,7 @@ def model_config(content: Mapping[str, Json]) -> MoEConfig:
         raise ConfigError(
             f"rope_type is {rope['rope_type']!r}; the included model has the default one only"
         )
-    found = MoEConfig.model_validate(
+    found = checked(
         {
             "vocab_size": content.get("vocab_size"),
             "dim": dim,
@@ -111,7 +118,9 @@ def model_config(content: Mapping[str, Json]) -> MoEConfig:
             "norm_epsilon": content.get("rms_norm_eps"),
             "rope_theta": theta,
             "tied_embeddings": content.get("tie_word_embeddings", False),
-        }
+        },
+        MoEConfig,
+        name=CONFIG,
     )
     _require_mixtral(found)
     return found
@@ -150,8 +159,28 @@ def require_weights(folder: Path, config: MoEConfig) -> None:
     """
     require_shape(config, read_config(folder))
     for name in names_of(folder):
-        if not (folder / name).is_file():
-            raise StateError(f"{folder} has no {name}; give the folder of a whole model")
+        with opened_file(folder, name, "np"):
+            pass  # its head says how long it is, and is held against its size
+
+
+@contextmanager
+def opened_file(folder: Path, name: str, framework: Literal["np", "pt"]) -> "Iterator[safe_open]":
+    """Open one of the files that hold the weights, to give arrays of numpy or tensors of torch.
+
+    Raises:
+        IntegrityError: It is no safetensors file, or cut short.
+        StateError: It is missing.
+    """
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 -- whoever only asks for help needs none
+
+    try:
+        opened = safe_open(folder / name, framework=framework)
+    except FileNotFoundError:
+        raise StateError(f"{folder} has no {name}; give the folder of a whole model") from None
+    except SafetensorError as error:
+        raise IntegrityError(f"{folder / name} is no safetensors file: {error}") from error
+    with opened as file:
+        yield file
 
 
 def read_config(folder: Path) -> JsonObject:
@@ -170,7 +199,8 @@ def names_of(folder: Path) -> list[str]:
     if (folder / _INDEX).exists():
         listed = _json_of(folder / _INDEX).get("weight_map")
         if not isinstance(listed, dict) or not all(
-            isinstance(name, str) and Path(name).name == name for name in listed.values()
+            isinstance(name, str) and Path(name).name == name and name.endswith(_SUFFIX)
+            for name in listed.values()
         ):
             raise IntegrityError(
                 f"{folder / _INDEX}: weight_map does not name files of this folder"

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import override
 
-from omniload.base.errors import ConfigError, IntegrityError, StateError, system_refusals
+from omniload.base.errors import ConfigError, StateError, system_refusals
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
 from omniload.source.tokenize import read_tokenizer
 from trainer_integration.mixtral.config import (
@@ -19,6 +19,7 @@ from trainer_integration.mixtral.config import (
     mixtral_config,
     model_config,
     names_of,
+    opened_file,
     read_config,
 )
 from trainer_integration.mixtral.names import from_mixtral, to_mixtral
@@ -130,13 +131,6 @@ def _opened(folder: Path) -> Iterator[_Stored]:
     files: dict[str, safe_open] = {}
     with ExitStack() as opened:
         for name in names_of(folder):
-            try:
-                file = opened.enter_context(safe_open(folder / name, framework="pt"))
-            except FileNotFoundError:
-                raise StateError(
-                    f"{folder} has no {name}; give the folder of a whole model"
-                ) from None
-            except SafetensorError as error:
-                raise IntegrityError(f"{folder / name} is no safetensors file: {error}") from error
-            files |= dict.fromkeys(file.keys(), file)
+            file = opened.enter_context(opened_file(folder, name, "pt"))
+            files |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
         yield _Stored(files)

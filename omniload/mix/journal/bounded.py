@@ -1,15 +1,18 @@
 """Files of figures that a trainer reports: lines appended, of bounded size, never at the cost of the run."""
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 from omniload.base.log import get_logger
 
-__all__ = ["BoundedLog"]
+__all__ = ["BoundedLog", "take_from"]
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
 """Of one file; the one before it is kept."""
+_STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 
 
 class BoundedLog:
@@ -40,3 +43,28 @@ class BoundedLog:
             file.write(line)
         if size + len(line) > _MOST_BYTES:
             self._path.replace(self._path.with_name(self._path.name + ".1"))
+
+
+def take_from(folder: Path, first: int, take: Callable[[bytes], None]) -> int:
+    """Hand on every whole line of a step from ``first`` on that ranks have appended; return the step behind the last.
+
+    Args:
+        folder: Of the ranks' files, each line of which begins with its step.
+        first: The first step that is asked for.
+        take: Takes a line. One that it raises KeyError, TypeError, ValueError or IndexError for is damaged: that is
+            told, and it is passed over.
+    """
+    stop = first
+    for path in sorted(folder.glob("rank-*.jsonl*")):
+        with path.open("rb") as file:
+            for line in file:
+                at = _STEP.match(line)
+                if at is None or int(at[1]) < first or not line.endswith(b"\n"):
+                    continue
+                try:
+                    take(line)
+                except (KeyError, TypeError, ValueError, IndexError) as error:
+                    _LOG.warning("%s: a damaged line is passed over: %r", path, error)
+                    continue
+                stop = max(stop, int(at[1]) + 1)
+    return stop

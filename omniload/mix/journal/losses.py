@@ -9,7 +9,6 @@ They are figures, not state: nothing is resumed from them, and a line that canno
 warning. What a kill tore off stays a line of its own.
 """
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
-from omniload.mix.journal.bounded import BoundedLog
+from omniload.mix.journal.bounded import BoundedLog, take_from
 
 __all__ = ["LossLog", "PieceKey", "PieceLoss", "SourceLoss", "losses_by_source", "losses_of_step"]
 
 _LOG = get_logger(__name__)
-_STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 _COLUMNS = ("source", "position", "sub", "first")
 
 PieceKey = tuple[str, int, int, int]
@@ -112,19 +110,7 @@ def losses_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceLoss], 
     number is passed over.
     """
     found: dict[str, SourceLoss] = {}
-    stop = first
-    for path in sorted((run_dir / "losses").glob("rank-*.jsonl*")):
-        with path.open("rb") as file:
-            for line in file:
-                at = _STEP.match(line)
-                if at is None or int(at[1]) < first or not line.endswith(b"\n"):
-                    continue
-                try:
-                    _add_line(found, orjson.loads(line))
-                except (KeyError, TypeError, ValueError, IndexError) as error:
-                    _LOG.warning("%s: a damaged line is passed over: %r", path, error)
-                    continue
-                stop = max(stop, int(at[1]) + 1)
+    stop = take_from(run_dir / "losses", first, lambda line: _add_line(found, orjson.loads(line)))
     return found, stop
 
 

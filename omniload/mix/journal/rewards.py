@@ -8,7 +8,6 @@ They are figures, not state: nothing is resumed from them, and a line that canno
 warning.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,11 @@ import orjson
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
 from omniload.base.state import whole_number
-from omniload.mix.journal.bounded import BoundedLog
+from omniload.mix.journal.bounded import BoundedLog, take_from
 
 __all__ = ["RewardLog", "SourceRewards", "rewards_by_source"]
 
 _LOG = get_logger(__name__)
-_STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
 _COLUMNS = ("groups", "kept", "answers", "right")
 _LIMIT = 1 << 48
 
@@ -60,24 +58,14 @@ def rewards_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceReward
     A line that a resumed run reported again counts again: it is a share of some hundred groups.
     """
     found: dict[str, SourceRewards] = {}
-    stop = first
-    for path in sorted((run_dir / "rewards").glob("rank-*.jsonl*")):
-        with path.open("rb") as file:
-            for line in file:
-                at = _STEP.match(line)
-                if at is None or int(at[1]) < first or not line.endswith(b"\n"):
-                    continue
-                try:
-                    told = _told_in(line)
-                except (KeyError, TypeError, ValueError) as error:
-                    _LOG.warning("%s: a damaged line is passed over: %r", path, error)
-                    continue
-                for name, columns in told.items():
-                    each = found.setdefault(name, SourceRewards())
-                    for column, value in zip(_COLUMNS, columns, strict=True):
-                        setattr(each, column, getattr(each, column) + value)
-                stop = max(stop, int(at[1]) + 1)
-    return found, stop
+    return found, take_from(run_dir / "rewards", first, lambda line: _add_line(found, line))
+
+
+def _add_line(found: dict[str, SourceRewards], line: bytes) -> None:
+    for name, columns in _told_in(line).items():
+        each = found.setdefault(name, SourceRewards())
+        for column, value in zip(_COLUMNS, columns, strict=True):
+            setattr(each, column, getattr(each, column) + value)
 
 
 def _told_in(line: bytes) -> dict[str, list[int]]:

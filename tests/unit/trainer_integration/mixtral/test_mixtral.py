@@ -100,8 +100,14 @@ def test_a_file_that_is_missing_or_damaged_is_named_before_a_run_begins(tmp_path
     weights = tmp_path / "out" / "model.safetensors"
     require_weights(tmp_path / "out", a_config())
     weights.write_bytes(b"x" * 100)
-    with pytest.raises(IntegrityError, match=r"model\.safetensors is no safetensors file"):
-        read_mixtral(tmp_path / "out")
+    for reader in (read_mixtral, lambda folder: require_weights(folder, a_config())):
+        with pytest.raises(IntegrityError, match=r"model\.safetensors is no safetensors file"):
+            reader(tmp_path / "out")
+    write_mixtral(a_model(), tmp_path / "cut", longest=32)
+    cut = tmp_path / "cut" / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-9])
+    with pytest.raises(IntegrityError, match="no safetensors file"):
+        require_weights(tmp_path / "cut", a_config())
     weights.unlink()
 
     for reader in (
@@ -116,9 +122,18 @@ def test_a_file_that_is_missing_or_damaged_is_named_before_a_run_begins(tmp_path
         require_weights(tmp_path, a_config())
 
 
-def test_an_index_may_not_name_files_elsewhere(tmp_path):
+@pytest.mark.parametrize(
+    "changes", [{"vocab_size": "x"}, {"num_hidden_layers": None}, {"rms_norm_eps": 5}]
+)
+def test_a_number_that_is_none_is_told_with_its_file(changes):
+    with pytest.raises(ConfigError, match=r"config\.json: (vocab_size|num_layers|norm_epsilon): "):
+        model_config(mixtral_config(a_config(), longest=32) | changes)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "..", "", "model.bin", 3])
+def test_an_index_may_not_name_files_elsewhere(tmp_path, name):
     write_mixtral(a_model(), tmp_path / "out", longest=32)
-    index = {"weight_map": {"lm_head.weight": "../secret.safetensors"}}
+    index = {"weight_map": {"lm_head.weight": name}}
     (tmp_path / "out" / "model.safetensors.index.json").write_text(json.dumps(index))
 
     with pytest.raises(IntegrityError, match="does not name files of this folder"):
