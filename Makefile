@@ -68,8 +68,9 @@ bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
 		"startup.containerd --folder .bench/containerd --report"; \
 	do $(BIN)/python -m benchmarks.$$line || exit 1; done
 
-soak: $(STAMP) ## Race readers with writers over mounts for some ten minutes
+soak: $(STAMP) ## Race readers with writers over mounts, then test every property by new random examples
 	@$(BIN)/python -m benchmarks.fusefs.versions --no-report
+	@$(BIN)/python -m pytest $(LANES) tests/property --hypothesis-profile=thorough
 
 mutants: $(STAMP) ## Try the mutants of tests/mutants against the tests that are to catch them
 	@$(BIN)/python -m tests.mutants

@@ -1,5 +1,6 @@
 """token_mean over real ranks: DistributedDataParallel's gradient is that of one rank with all tokens."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -28,14 +29,21 @@ def _losses(model, tokens):
     return model(tokens).square().sum()
 
 
+def _gradient(rank):
+    model = DistributedDataParallel(_model())
+    token_mean(_losses(model, _tokens(rank)), _COUNTS[rank]).backward()
+    return model.module.weight.grad
+
+
 def _rank(rank, folder):
     # The loopback alone: a machine's name may lead elsewhere.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    model = DistributedDataParallel(_model())
-    token_mean(_losses(model, _tokens(rank)), _COUNTS[rank]).backward()
-    torch.save(model.module.weight.grad, f"{folder}/{rank}.pt")
+    torch.save(_gradient(rank), f"{folder}/{rank}.pt")
+    # A model is a ring of references and holds the group: were it left to the interpreter's end, a
+    # thread of gloo that still lets go of its last work would find no interpreter, and abort.
+    gc.collect()
     dist.destroy_process_group()
 
 
