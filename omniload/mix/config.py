@@ -65,12 +65,10 @@ MOST_ROWS = 1 << 20
 """Rows of a step, or of what waits for one, at most: the planner keeps a record of each."""
 _LEAST_AHEAD, _MOST_AHEAD = 4, 64
 """Steps that are built ahead where the mix does not say how many."""
-_TOKENS_AHEAD = 1 << 20
-"""Tokens that they hold about, between the two."""
-_PARTS_AHEAD = 4
-"""Steps ahead are planned in so many parts: while ranks take one, the next are made."""
-_MOST_AT_ONCE = 16
-"""Steps of a part at most; beyond that a part costs little less a step and its first step waits for more."""
+_TOKENS_AHEAD = 1 << 21
+"""Tokens that they hold about, between the two: while ranks take one window, the next is made."""
+_TOKENS_AT_ONCE, _MOST_AT_ONCE = 1 << 20, 16
+"""Tokens and steps of a window at most; a longer one costs little less a step, and its first waits for more."""
 _SHOWN = 12
 """Names of sources that a message lists."""
 
@@ -363,7 +361,8 @@ class MixConfig(StrictModel):
     @property
     def steps_at_once(self) -> int:
         """Steps that are planned, built and handed over together: what each costs beside its tokens is shared."""
-        return min(max(1, self.steps_ahead // _PARTS_AHEAD), _MOST_AT_ONCE)
+        fitting = min(_TOKENS_AT_ONCE // self.batch.tokens, _MOST_AT_ONCE)
+        return max(1, min(fitting, self.steps_ahead // 2))
 
     @property
     def steps_held(self) -> int:

@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ _DECODING = 3
 """Times its size that decoding a unit takes about: as it lies, as Arrow decodes it, and as a column."""
 
 _FOLDER = "/var/tmp"  # noqa: S108 -- files there have no name
+
+_GIVE_BACK_EVERY_S = 10.0
+"""How often what Arrow holds beyond its need goes back to the system."""
 
 _WAIT_S = 30.0
 """Longest that a decoding waits for others to make room: a store that hangs must not hold up other sources."""
@@ -208,6 +212,7 @@ class BlockMemory:
         """What each block takes of memory; their sum beside them, since every read asks for it."""
         self._blocks_bytes = 0
         self._decodings = self._unit_bytes = self._others_bytes = 0
+        self._give_back_s = time.monotonic()
 
     @property
     def used_bytes(self) -> int:
@@ -242,8 +247,13 @@ class BlockMemory:
                 self._decodings -= 1
                 self._unit_bytes = max(self._unit_bytes, writer.unit_bytes)
                 self._changed.notify_all()
-            if self.limit_bytes is not None:
-                pa.default_memory_pool().release_unused()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Have Arrow give back what was freed, now and then: what it keeps, the next block is decoded into."""
+        if self.limit_bytes is not None and time.monotonic() >= self._give_back_s:
+            self._give_back_s = time.monotonic() + _GIVE_BACK_EVERY_S
+            pa.default_memory_pool().release_unused()
 
     def hold(self, block: HeldBlock) -> HeldBlock:
         """Count what a block takes, until nobody refers to it, and return it."""

@@ -65,7 +65,9 @@ def drained(columns: list[Ragged], dtype: np.dtype[Any]) -> Ragged:
     if len(columns) == 1:
         return columns.pop()
     offsets = np.zeros(sum(map(len, columns)) + 1, np.int64)
-    values = np.empty(sum(len(column.values_V) for column in columns), dtype)
+    size = sum(len(column.values_V) for column in columns)
+    # Of Arrow's memory, which it keeps for a while: numpy's own would be new pages for every block.
+    values = np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype, size)
     row = at = 0
     columns.reverse()
     while columns:

@@ -125,3 +125,17 @@ def test_help_loads_no_noun(bare, tmp_path):
     assert [
         m for m in ("numpy", "pyarrow", "pydantic", "fusefs", "snapshot") if f" {m}\n" in imports
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("set_before", "found"), [({}, "1000"), ({"MIMALLOC_PURGE_DELAY": "10"}, "10")]
+)
+def test_arrow_keeps_freed_memory_for_a_second_unless_the_user_has_said_otherwise(
+    set_before, found
+):
+    environment = {k: v for k, v in os.environ.items() if k != "MIMALLOC_PURGE_DELAY"} | set_before
+    asked = "import omniload, os, sys; print(os.environ['MIMALLOC_PURGE_DELAY'], 'pyarrow' in sys.modules)"
+
+    code, text = called(sys.executable, "-c", asked, env=environment)
+
+    assert (code, text.split()) == (0, [found, "False"]), text

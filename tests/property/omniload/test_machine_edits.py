@@ -281,7 +281,7 @@ def test_steps_that_are_skipped_are_left_out_and_all_others_are_those_of_the_run
 
 
 def test_of_many_steps_that_are_skipped_next_to_nothing_is_read(monkeypatch):
-    mix = a_mix(sources=NAMES, rows=8, length=16)
+    mix = a_mix(sources=NAMES, rows=8, length=16, runtime={"prefetch_steps": 3})
     lengths = [[[16]] * 500] * 3
     world = {"dp": 1, "num_loaders": 1, "num_constructors": 1, "seed": 1}
     plain, digests = simulated(mix, lengths, world)

@@ -142,7 +142,7 @@ def test_a_planner_takes_over_where_every_rank_must_be_and_knows_the_states_behi
     first = make_planner(spec, FACTS)
     with open_journal(tmp_path, first, durable=False) as journal:
         planned(first, journal)
-        for rank_has in range(3):
+        for rank_has in range(4):
             for command in first.handle(StepTaken(step=rank_has, dp_rank=0)):
                 if isinstance(command, AppendJournal):
                     journal.append(command.record)
@@ -155,7 +155,7 @@ def test_a_planner_takes_over_where_every_rank_must_be_and_knows_the_states_behi
         known = [second.state_at(step) for step in range(began_at, reached + 1)]
         assert planned(second, journal)[0] == began_at
 
-    assert began_at == reached - spec.mix.steps_ahead == 3
+    assert began_at == reached - spec.mix.steps_ahead == 4
     assert known == [first.state_at(step) for step in range(began_at, reached + 1)]
     assert (tmp_path / JOURNAL_NAME).read_bytes().startswith(before)
 

@@ -425,31 +425,31 @@ def test_a_source_that_a_draw_ran_out_of_holds_up_the_next_plan():
 
 
 def test_small_steps_are_planned_together_once_there_is_room_for_all_of_them():
-    planner, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=8))
+    planner, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=4))
 
-    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [2, 2, 2, 2]
+    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [2, 2]
     assert of_kind(planner.handle(StepTaken(step=0, dp_rank=0)), PublishPlans) == []
     later = planner.handle(StepTaken(step=1, dp_rank=0))
-    assert steps_of(later) == [8, 9]
+    assert steps_of(later) == [4, 5]
     assert [len(c.plans) for c in of_kind(later, PublishPlans)] == [2]
 
 
 def test_steps_that_are_planned_together_are_journaled_before_any_is_published():
-    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=8))
+    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=4))
 
     kinds = [type(c) for c in commands if isinstance(c, AppendJournal | PublishPlans)]
     assert kinds[:3] == [AppendJournal, AppendJournal, PublishPlans]
 
 
 def test_no_more_steps_are_planned_together_than_there_are():
-    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=40), num_steps=13)
+    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=40), num_steps=19)
 
-    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [10, 3]
-    assert of_kind(commands, EndOfData) == [EndOfData(step=13)]
+    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [16, 3]
+    assert of_kind(commands, EndOfData) == [EndOfData(step=19)]
 
 
 def test_what_steps_that_go_together_used_is_let_go_together():
-    planner, _ = a_running_planner([10] * 200, mix=a_small_mix(prefetch=8))
+    planner, _ = a_running_planner([10] * 200, mix=a_small_mix(prefetch=4))
 
     assert of_kind(planner.handle(StepTaken(step=0, dp_rank=0)), ReleaseSteps) == []
     assert planner.state_at(0)["step"] == 0

@@ -112,7 +112,7 @@ def test_what_ranks_of_a_world_that_is_over_say_is_not_heeded():
 
 
 def test_a_step_that_every_rank_has_is_held_until_all_have_the_next_one():
-    planner, _ = a_running_planner()
+    planner, _ = a_running_planner(prefetch_steps=3)  # steps are let go one by one
 
     assert of_kind(take(planner, 0), ReleaseSteps) == []
     assert of_kind(take(planner, 1), ReleaseSteps) == [ReleaseSteps(step=1)]

@@ -220,10 +220,14 @@ def test_more_sources_than_a_batch_can_number_are_refused():
     ("tokens", "asked", "ahead", "at_once"),
     [
         (8_192, 0, 64, 16),
-        (65_536, 0, 16, 4),
+        (131_072, 0, 16, 8),
+        (1 << 19, 0, 4, 2),
+        (1 << 20, 0, 4, 1),
         (1 << 22, 0, 4, 1),
-        (8_192, 4, 4, 1),
+        (8_192, 1, 1, 1),
+        (8_192, 4, 4, 2),
         (8_192, 1024, 1024, 16),
+        (1 << 22, 64, 64, 1),
     ],
 )
 def test_small_steps_are_made_further_ahead_and_several_at_once(tokens, asked, ahead, at_once):

@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
+from omniload.source import block_memory
 from omniload.source.block_memory import BlockMemory
 
 KIB = 1024
@@ -165,3 +167,29 @@ def test_what_is_counted_is_what_the_blocks_that_live_take(blocks, limit):
             living.pop(0)
 
         assert memory.used_bytes == sum(block.size_bytes for block in living)
+
+
+def test_what_arrow_has_freed_goes_back_to_the_system_now_and_then_alone(tmp_path, monkeypatch):
+    given_back, clock = [], [100.0]
+    pool = SimpleNamespace(release_unused=lambda: given_back.append(clock[0]))
+    monkeypatch.setattr(block_memory.pa, "default_memory_pool", lambda: pool)
+    monkeypatch.setattr(block_memory.time, "monotonic", lambda: clock[0])
+    memory = BlockMemory(1 << 30, tmp_path)
+
+    for now in (100.0, 100.1, 109.9, 110.0, 110.1):
+        clock[0] = now
+        with memory.writing():
+            pass
+
+    assert given_back == [100.0, 110.0]
+
+
+def test_without_a_limit_arrow_keeps_what_it_has_freed(monkeypatch):
+    monkeypatch.setattr(block_memory.pa, "default_memory_pool", _refused)
+
+    with BlockMemory().writing():
+        pass
+
+
+def _refused():
+    raise AssertionError("nothing is given back")
