@@ -252,9 +252,13 @@ def _of_experts(summary: RunSummary) -> Chart:
         "Token slots of the busiest expert over the mean of its layer, in the worst layer, over all "
         f"ranks: median {summary.expert_imbalance:.3f}. The balance loss pulls it towards 1."
     )
-    panels = [_panel("expert_imbalance", "Busiest / mean, worst layer", floor=1.0)]
+    panels = [
+        _panel("expert_imbalance", "Busiest / mean, worst layer", floor=1.0),
+        _panel("balance_loss", "Balance loss", is_small=True),
+    ]
     if not math.isnan(summary.router_entropy):
         panels.append(_panel("router_entropy", "Entropy of the routers, nats", is_small=True))
+        panels.append(_panel("z_loss", "z-loss of the routers", floor=0.0, is_small=True))
     if not math.isnan(summary.drop_rate):
         text += f" Choices that found no room at their expert: {summary.drop_rate:.2%}."
         panels.append(

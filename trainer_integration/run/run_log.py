@@ -13,12 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, BinaryIO, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file, read_kept_file
+from trainer_integration.training.step_figures import StepFigures
 from trainer_integration.writers.opening import Writers
 
 __all__ = [
@@ -44,8 +45,6 @@ LOG_NAME = "log.jsonl"
 _STRIDE_BYTES = 1 << 20
 _MOST_BYTES = 4 << 30
 """Of a log that is read whole: ten million steps."""
-_OFTEN_MISSING = ("expert_imbalance", "z_loss", "router_entropy", "drop_rate", "mfu")
-"""In logs of older releases, and where nobody knows."""
 MOST_EXPERTS = 16
 """Whose loads are figures of their own; of more, ``expert_imbalance`` says enough."""
 
@@ -67,23 +66,14 @@ EventKind = Literal[
 """What can happen to a job."""
 
 
-class StepLine(StrictModel):
+class StepLine(StepFigures):
     """One optimiser step, over all ranks."""
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")  # a loss may be no number
 
     kind: Literal["step"] = "step"
     version: Literal[1] = 1
     attempt: int
     """Times the job was started before, in this launch."""
     step: int
-    loss: float
-    """Mean cross entropy of a label, in nats."""
-    balance_loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    """Tokens trained on, without padding."""
     seconds: float
     """Wall time of the step on rank 0, the wait for data included."""
     wait_s: tuple[float, ...]
@@ -94,16 +84,6 @@ class StepLine(StrictModel):
     """Planned: heaviest rank over the mean, by cost."""
     bound: float
     """Least possible ``imbalance`` for the rows of the step."""
-    expert_imbalance: float | None = None
-    """Token slots of the busiest expert over the mean, in the worst layer; ``None`` in older logs."""
-    z_loss: float | None = None
-    """Mean z-loss of the routers; this and what follows of routers: ``None`` in older logs."""
-    expert_slots: tuple[int, ...] | None = None
-    """Rows that each expert computed, all layers together, ``[experts]``."""
-    router_entropy: float | None = None
-    """Mean entropy of the routers' probabilities, in nats."""
-    drop_rate: float | None = None
-    """Choices of experts that were dropped over all choices."""
     model_flops: float | None = None
     """FLOPs of the model in the step, forward and backward, over all ranks; over ``seconds`` they are FLOP/s."""
     mfu: float | None = None
@@ -116,25 +96,24 @@ class StepLine(StrictModel):
 
 
 def figures_of(line: StepLine) -> dict[str, float]:
-    """Return what a step's line tells, each figure a number.
+    """Return what a step's line tells, each figure a number; those of ``StepFigures`` by their names.
 
     Shares of sources are ``share/NAME``, losses on the evaluation mix ``evaluation/NAME``, rows of an expert over
     the mean ``expert_load/E``.
     """
     figures: dict[str, float] = {
-        "loss": line.loss,
-        "balance_loss": line.balance_loss,
-        "grad_norm": line.grad_norm,
-        "lr": line.lr,
-        "tokens": line.tokens,
+        **{
+            name: value
+            for name in StepFigures.model_fields
+            if _is_number(value := getattr(line, name))
+        },
         "seconds": line.seconds,
         "tokens_per_s": line.tokens / line.seconds if line.seconds > 0 else 0.0,
         "wait_s": max(line.wait_s, default=0.0),
         "imbalance": line.imbalance,
     }
-    for name in _OFTEN_MISSING:
-        if (value := getattr(line, name)) is not None:
-            figures[name] = value
+    if line.mfu is not None:
+        figures["mfu"] = line.mfu
     if line.model_flops is not None and line.seconds > 0:
         figures["model_flops_per_s"] = line.model_flops / line.seconds
     slots = line.expert_slots or ()
@@ -144,6 +123,10 @@ def figures_of(line: StepLine) -> dict[str, float]:
     figures |= {f"evaluation/{name}": loss for name, loss in (line.evaluation or {}).items()}
     total = max(sum(line.tokens_by_source.values()), 1)
     return figures | {f"share/{name}": n / total for name, n in line.tokens_by_source.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 class EventLine(StrictModel):

@@ -200,21 +200,12 @@ class Trainer:
         return StepLine(
             attempt=self._spec.attempt,
             step=batch.step,
-            loss=result.loss,
-            balance_loss=result.balance_loss,
-            grad_norm=result.grad_norm,
-            lr=result.lr,
-            tokens=result.tokens,
+            **dict(result.figures),
             seconds=seconds,
             wait_s=tuple(figures[:, 0].tolist()),
             compute_s=tuple(figures[:, 1].tolist()),
             imbalance=batch.imbalance,
             bound=batch.bound,
-            expert_imbalance=result.expert_imbalance,
-            z_loss=result.z_loss,
-            expert_slots=result.expert_slots,
-            router_entropy=result.router_entropy,
-            drop_rate=result.drop_rate,
             model_flops=result.flops,
             mfu=None
             if self._peak is None

@@ -22,6 +22,7 @@ from trainer_integration.moe.parallel.sharding import is_sharded
 from trainer_integration.training.optimizer import FlatAdamW
 from trainer_integration.training.progress import TrainingProgress
 from trainer_integration.training.spike_guard import Spike
+from trainer_integration.training.step_figures import StepFigures
 from trainer_integration.training.throughput import model_flops, token_pairs
 
 __all__ = [
@@ -56,26 +57,8 @@ class StepResult:
 
     step: int
     """Number of the step."""
-    loss: float
-    """Mean cross entropy of a label, in nats."""
-    balance_loss: float
-    """Mean balance loss; 1 where experts are evenly busy."""
-    z_loss: float
-    """Mean z-loss of the routers."""
-    grad_norm: float
-    """Norm of the gradient before clipping."""
-    lr: float
-    """Learning rate of the step."""
-    tokens: int
-    """Tokens trained on, without padding."""
-    expert_imbalance: float
-    """Token slots of the busiest expert over the mean, worst layer; 0 where the step had no tokens."""
-    expert_slots: tuple[int, ...]
-    """Rows that each expert computed, all layers together, ``[E]``."""
-    router_entropy: float
-    """Mean entropy of a router's probabilities, in nats: the logarithm of the experts where it has no opinion."""
-    drop_rate: float
-    """Choices that were dropped over all choices."""
+    figures: StepFigures
+    """What the step tells of the model; none of them is missing."""
     flops: float
     """FLOPs of the model, forward and backward."""
     spike: Spike | None
@@ -127,19 +110,11 @@ def train_step(
         model.move_biases(totals.slots_LE)
     else:
         optimizer.set_rate(batch.step, progress.tokens)
-    choices = tokens * model.config.top_k * model.config.num_layers
     return StepResult(
         step=batch.step,
-        loss=totals.token_loss / labels,
-        balance_loss=totals.balance_loss / labels,
-        z_loss=totals.z_loss / labels,
-        grad_norm=grad_norm,
-        lr=optimizer.adamw.param_groups[0]["lr"],
-        tokens=tokens,
-        expert_imbalance=_imbalance(totals.slots_LE),
-        expert_slots=tuple(totals.slots_LE.sum(0).tolist()),
-        router_entropy=totals.entropy / max(1, tokens),
-        drop_rate=totals.dropped / max(1, choices),
+        figures=_figures(
+            totals, model, labels, grad_norm=grad_norm, lr=optimizer.adamw.param_groups[0]["lr"]
+        ),
         flops=model_flops(model.config, tokens, totals.pairs) + totals.flops_beside,
         spike=spike,
         seconds_compute=seconds_compute,
@@ -229,6 +204,25 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
         slots_LE += output.router.slots_LE
     figures[-1] = token_pairs(batch) / model.peers.size  # peers that share rows count them together
     return StepSums(figures=figures, slots_LE=slots_LE)
+
+
+def _figures(
+    totals: StepTotals, model: MoETransformer, labels: int, *, grad_norm: float, lr: float
+) -> StepFigures:
+    tokens = int(totals.tokens)
+    choices = tokens * model.config.top_k * model.config.num_layers
+    return StepFigures(
+        loss=totals.token_loss / labels,
+        balance_loss=totals.balance_loss / labels,
+        grad_norm=grad_norm,
+        lr=lr,
+        tokens=tokens,
+        expert_imbalance=_imbalance(totals.slots_LE),
+        z_loss=totals.z_loss / labels,
+        expert_slots=tuple(totals.slots_LE.sum(0).tolist()),
+        router_entropy=totals.entropy / max(1, tokens),
+        drop_rate=totals.dropped / max(1, choices),
+    )
 
 
 def _imbalance(slots_LE: Tensor) -> float:

@@ -67,11 +67,13 @@ def test_losses_follow_those_of_one_rank(ranks, dp, sp):
     answers = ranks.run(moe_cases.losses, dp=dp, sp=sp)
 
     for results in answers:
-        assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], abs=1e-5)
-        assert [r.balance_loss for r in results] == pytest.approx(
-            [r.balance_loss for r in expected], abs=1e-5
+        assert [r.figures.loss for r in results] == pytest.approx(
+            [r.figures.loss for r in expected], abs=1e-5
         )
-        assert [r.tokens for r in results] == [r.tokens for r in expected]
+        assert [r.figures.balance_loss for r in results] == pytest.approx(
+            [r.figures.balance_loss for r in expected], abs=1e-5
+        )
+        assert [r.figures.tokens for r in results] == [r.figures.tokens for r in expected]
         assert [r.flops for r in results] == pytest.approx([r.flops for r in expected])
 
 

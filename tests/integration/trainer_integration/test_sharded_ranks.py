@@ -54,13 +54,15 @@ def test_losses_and_norms_follow_those_of_one_rank_and_clipped_steps_too(ranks, 
 
     answers = ranks.run(moe_cases.losses, dp=dp, sp=sp, fsdp=True)
 
-    assert min(r.grad_norm for r in expected) > 1  # where clipping begins
+    assert min(r.figures.grad_norm for r in expected) > 1  # where clipping begins
     for results in answers:
-        assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], abs=1e-5)
-        norms = [r.grad_norm for r in results]
-        assert norms == pytest.approx([r.grad_norm for r in expected], rel=1e-5)
+        assert [r.figures.loss for r in results] == pytest.approx(
+            [r.figures.loss for r in expected], abs=1e-5
+        )
+        norms = [r.figures.grad_norm for r in results]
+        assert norms == pytest.approx([r.figures.grad_norm for r in expected], rel=1e-5)
         # A spike must be one to all ranks.
-        assert norms == [r.grad_norm for r in answers[0]]
+        assert norms == [r.figures.grad_norm for r in answers[0]]
 
 
 @pytest.mark.parametrize("changes", [{"tied_embeddings": True}, {"top_k": 1}])

@@ -67,7 +67,8 @@ def figures_of(results):
     return [
         figure
         for r in results
-        for figure in (r.step, r.loss, r.balance_loss, r.grad_norm, r.tokens, r.flops)
+        for told in [r.figures]
+        for figure in (r.step, told.loss, told.balance_loss, told.grad_norm, told.tokens, r.flops)
     ]
 
 

@@ -34,7 +34,7 @@ def summed_gradient(deal, num_ranks, num_microbatches):
         model = a_model()
         optimizer = an_optimizer(model, clip_norm=math.inf)
         result = train_step(model, optimizer, a_batch(0, microbatches, loss_tokens=LABELS))
-        gradient, loss = gradient + optimizer.gradients, loss + result.loss
+        gradient, loss = gradient + optimizer.gradients, loss + result.figures.loss
     return gradient, loss
 
 

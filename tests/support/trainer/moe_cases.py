@@ -180,7 +180,7 @@ def evaluated_between_steps(groups, *, spec, **changes):
     after = kept_bytes(model.parameters())
     names = sorted(tensors_of(model, optimizer.adamw, groups))
     results.append(train_step(model, optimizer, batch_of(groups, 1, rows_of(1)), groups))
-    return [r.loss for r in results], (before, after), names
+    return [r.figures.loss for r in results], (before, after), names
 
 
 def kept_bytes(tensors):
@@ -230,7 +230,7 @@ def trained(
         train_step(model, optimizer, batch_of(groups, first, rows_of(first)), groups)
         assert saver.finish().step == save
         assert saver.finish() is None
-    return [r.loss for r in results], kept
+    return [r.figures.loss for r in results], kept
 
 
 def _checkpoints(groups, model, folder, striped):

@@ -4,7 +4,6 @@
 ``world_size``-th row.
 """
 
-import dataclasses
 from pathlib import Path
 
 from omniload.base.errors import OmniloadError
@@ -43,8 +42,7 @@ def run(job, groups):
         place, size = dp_place(groups)
         mine = a_microbatch(rows[place::size])
         batch = a_batch(step, [mine], loss_tokens=labels_of(rows))
-        result = dataclasses.asdict(train_step(model, optimizer, batch, groups))
-        answer["results"].append(result)
+        answer["results"].append(dict(train_step(model, optimizer, batch, groups).figures))
         if job["save_at"] == step + 1:
             checkpoints.save(step + 1, model, optimizer.adamw, {"version": 1, "next": step + 1})
     answer["weights"] = [float(p.detach().double().square().sum()) for p in model.parameters()]

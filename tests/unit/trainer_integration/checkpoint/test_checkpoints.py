@@ -50,7 +50,7 @@ def test_a_run_that_is_resumed_goes_on_to_the_last_bit(tmp_path):
             train_on(model, optimizer, step),
             train_on(resumed, resumed_optimizer, step),
         )
-        assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
+        assert found.figures == expected.figures
     assert all(
         torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True)
     )
@@ -74,7 +74,7 @@ def test_saving_does_not_disturb_the_run(tmp_path):
 
     expected, found = train_on(*quiet, 2), train_on(*saved, 2)
 
-    assert found.loss == expected.loss
+    assert found.figures == expected.figures
     assert torch.equal(quiet[0].embedding_VD, saved[0].embedding_VD)
 
 

@@ -36,6 +36,7 @@ from trainer_integration.report.report import page_of, read_finished, write_repo
 from trainer_integration.report.run_summary import SourceShare, source_shares, summary_of
 from trainer_integration.run.launch_record import LAUNCH_RECORD_NAME, read_launch_record
 from trainer_integration.run.run_log import StepLine
+from trainer_integration.training.step_figures import StepFigures
 
 
 @pytest.fixture
@@ -497,6 +498,9 @@ def test_what_routers_did_is_in_the_summary_and_drawn(run):
     assert "found no room at their expert: 25.00%" in page
     drawn = {line["key"] for chart in data_of(page)["charts"] for line in chart["lines"]}
     assert {"expert_imbalance", "router_entropy", "drop_rate"} <= drawn
+    numbers = {name for name, held in dict(lines[0]).items() if isinstance(held, int | float)}
+    assert numbers & StepFigures.model_fields.keys() - {"tokens"} <= drawn  # tokens are an axis
+    assert all(dict(lines[0])[name] is not None for name in StepFigures.model_fields)
     loads = {f"expert_load/{expert}" for expert in (0, 1, 2, 3, 8, 9, 10, 11)}
     assert {key for key in drawn if key.startswith("expert_load")} == loads
     assert loads <= set(data_of(page)["runs"][0]["figures"])

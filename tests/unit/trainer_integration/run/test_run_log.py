@@ -15,6 +15,7 @@ from trainer_integration.run.run_log import (
     parse_line,
     read_log,
 )
+from trainer_integration.training.step_figures import StepFigures
 
 
 def write(run, lines, **named):
@@ -144,3 +145,13 @@ def test_figures_of_a_step_hold_evaluations_flops_and_the_load_of_each_expert():
     assert (found["mfu"], found["evaluation/law"]) == (0.4, 2.5)
     assert (found["expert_load/0"], found["expert_load/1"]) == (1.5, 0.5)
     assert not figures_of(a_step(3)).keys() & {"mfu", "model_flops_per_s", "expert_load/0"}
+
+
+def test_each_number_that_a_step_tells_of_the_model_is_a_figure_by_its_name():
+    told = {
+        name: float(n) for n, name in enumerate(StepFigures.model_fields) if name != "expert_slots"
+    }
+
+    found = figures_of(a_step(3, **told))
+
+    assert {name: found[name] for name in told} == told

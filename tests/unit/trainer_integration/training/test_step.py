@@ -52,10 +52,10 @@ def test_training_does_not_depend_on_how_rows_are_dealt_to_microbatches(split):
     parts = trained([a_batch(step, microbatches_of(step)) for step in range(3)])
 
     for a, b in zip(whole[1], parts[1], strict=True):
-        assert b.loss == pytest.approx(a.loss, rel=1e-5)
-        assert b.balance_loss == pytest.approx(a.balance_loss, rel=1e-5)
-        assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-4)
-        assert b.tokens == a.tokens
+        assert b.figures.loss == pytest.approx(a.figures.loss, rel=1e-5)
+        assert b.figures.balance_loss == pytest.approx(a.figures.balance_loss, rel=1e-5)
+        assert b.figures.grad_norm == pytest.approx(a.figures.grad_norm, rel=1e-4)
+        assert b.figures.tokens == a.figures.tokens
     assert all(
         all_close(a, b, 2e-4)
         for a, b in zip(whole[0].parameters(), parts[0].parameters(), strict=True)
@@ -86,7 +86,7 @@ def test_the_loss_is_the_mean_over_labels_not_over_microbatches():
     losses = []
     for microbatches in ([long], [short], [long, short]):
         model = a_model()
-        losses.append(train_step(model, an_optimizer(model), a_batch(0, microbatches)).loss)
+        losses.append(train_step(model, an_optimizer(model), a_batch(0, microbatches)).figures.loss)
 
     assert losses[2] == pytest.approx((31 * losses[0] + 25 * losses[1]) / 56, rel=1e-6)
 
@@ -98,9 +98,9 @@ def test_a_rank_without_rows_changes_nothing_but_its_weight_decay():
 
     result = train_step(model, optimizer, a_batch(0, [a_microbatch([]), a_microbatch([[]])]))
 
-    assert result.loss == 0
-    assert result.tokens == 0
-    assert result.expert_imbalance == 0
+    assert result.figures.loss == 0
+    assert result.figures.tokens == 0
+    assert result.figures.expert_imbalance == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -113,13 +113,14 @@ def test_loss_falls_and_figures_are_reported():
         train_step(model, optimizer, a_batch(step, [a_microbatch([[text]])])) for step in range(60)
     ]
 
-    assert results[-1].loss < results[0].loss / 4
+    assert results[-1].figures.loss < results[0].figures.loss / 4
     assert results[5].step == 5
-    assert results[5].tokens == 32
-    assert results[1].lr == 2e-2
-    assert 1 <= results[5].expert_imbalance <= 4
-    assert results[5].grad_norm > 0
+    assert results[5].figures.tokens == 32
+    assert results[1].figures.lr == 2e-2
+    assert 1 <= results[5].figures.expert_imbalance <= 4
+    assert results[5].figures.grad_norm > 0
     assert results[5].seconds_compute > 0
+    assert None not in dict(results[5].figures).values()
 
 
 def test_the_weight_of_the_balance_loss_steers_the_router():
@@ -166,7 +167,7 @@ def test_a_step_whose_gradient_leaps_leaves_the_model_as_it_was_and_the_next_tra
     leaps = dataclasses.replace(batches[10], loss_tokens=1)
     result = train_step(model, optimizer, leaps, progress=progress)
 
-    assert result.spike.norm == result.grad_norm > 10 * result.spike.mean
+    assert result.spike.norm == result.figures.grad_norm > 10 * result.spike.mean
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert train_step(model, optimizer, batches[11], progress=progress).spike is None
     assert not torch.equal(before[0], next(model.parameters()))
@@ -181,5 +182,5 @@ def test_a_schedule_of_tokens_goes_by_those_of_the_run():
 
     result = train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]), progress=progress)
 
-    assert progress.tokens == 89 + result.tokens
-    assert result.lr == pytest.approx(progress.tokens / 1_000)
+    assert progress.tokens == 89 + result.figures.tokens
+    assert result.figures.lr == pytest.approx(progress.tokens / 1_000)
