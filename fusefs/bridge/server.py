@@ -7,8 +7,8 @@ from collections.abc import Callable
 from fusefs.bridge.api.options import BridgeOptions
 from fusefs.bridge.api.protocol import FileSystem
 from fusefs.bridge.device import binding as device_binding
-from fusefs.bridge.process.tuning import device_of_mount, mount_table
 from omniload.base.errors import StateError
+from omniload.base.linux.mount_table import fuse_mount_at
 
 __all__ = ["chosen", "serve"]
 
@@ -43,7 +43,7 @@ def serve(
     """
     options = options or BridgeOptions()
     target = os.path.realpath(mountpoint)
-    if not options.take_over and device_of_mount(target, mount_table()) is not None:
+    if not options.take_over and fuse_mount_at(target) is not None:
         can_go_on = type(filesystem).handed_over is not FileSystem.handed_over
         goes_on = ", or go on with it: --take-over" if can_go_on else ""
         raise StateError(f"{mountpoint!r} is a mount already; unmount it{goes_on}")

@@ -19,8 +19,9 @@ from fusefs.bridge.device.passthrough import Passthrough
 from fusefs.bridge.device.requests import Requests
 from fusefs.bridge.device.wire import IN_HEADER, OUT_HEADER, Init, Opcode
 from fusefs.bridge.process.handover import FINISH_WITHIN_S, Door, handed_over, listen, take
-from fusefs.bridge.process.tuning import device_of_mount, mount_table, tune_kernel
+from fusefs.bridge.process.tuning import tune_kernel
 from omniload.base.errors import StateError
+from omniload.base.linux.mount_table import fuse_mount_at
 from omniload.base.log import get_logger
 
 __all__ = ["serve"]
@@ -126,7 +127,8 @@ def _check_same_mount(device: str, target: str) -> None:
 
 
 def _mounted_as(target: str) -> str | None:
-    return device_of_mount(target, mount_table())
+    mount = fuse_mount_at(target)
+    return mount.device if mount else None
 
 
 def _served(

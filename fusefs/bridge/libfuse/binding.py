@@ -18,9 +18,10 @@ from fusefs.bridge.device.passthrough import NO_PASSTHROUGH
 from fusefs.bridge.libfuse.loop import Loop
 from fusefs.bridge.process.handover import FINISH_WITHIN_S, Door, handed_over, listen
 from fusefs.bridge.process.launch import why_not
-from fusefs.bridge.process.tuning import device_of_mount, mount_table, tune_kernel
+from fusefs.bridge.process.tuning import tune_kernel
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import missing_extra
+from omniload.base.linux.mount_table import fuse_mount_at
 from omniload.base.log import get_logger
 
 try:
@@ -130,8 +131,9 @@ class _Service:
         # The open file is one for both processes. libfuse waits in its reads, the next process
         # must not; here nobody reads before this is undone.
         os.set_blocking(device, False)
+        mount = fuse_mount_at(self._target)
         return {
-            "mount": device_of_mount(self._target, mount_table()),
+            "mount": mount.device if mount else None,
             "passthrough": NO_PASSTHROUGH,
             "request_bytes": self._request_bytes,
             "filesystem": handed_state,

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from fusefs.bridge.api.options import BridgeOptions
-from fusefs.bridge.process.tuning import line_of_mount, mount_table
 from omniload.base.errors import (
     ConfigError,
     DefectError,
@@ -27,6 +26,7 @@ from omniload.base.errors import (
     UnavailableError,
     project_error,
 )
+from omniload.base.linux.mount_table import fuse_mount_at
 from omniload.base.log import get_logger, set_up_logging
 from omniload.base.writing import open_log
 
@@ -210,7 +210,7 @@ def umount(mountpoint: str) -> None:
         check=False,
     )
     if done.returncode:
-        if line_of_mount(os.path.realpath(mountpoint), mount_table()) is None:
+        if fuse_mount_at(os.path.realpath(mountpoint)) is None:
             raise StateError(f"{mountpoint!r} is not mounted through FUSE; give a mount point")
         busy = "; close what is open there: fuser -vm names the processes"
         remedy = busy if "busy" in done.stderr else ""

@@ -24,13 +24,9 @@ import orjson
 
 from fusefs.bridge.process import launch
 from fusefs.bridge.process.sockets import address_of, credentials_of, is_taken, peer_name
-from fusefs.bridge.process.tuning import (
-    device_of_mount,
-    holders_of_mount,
-    line_of_mount,
-    mount_table,
-)
+from fusefs.bridge.process.tuning import holders_of_mount
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
+from omniload.base.linux.mount_table import fuse_mount_at
 from omniload.base.log import get_logger
 
 __all__ = ["UnmountClient", "UnmountNotifier", "umount"]
@@ -253,7 +249,8 @@ def _who_answers(address: bytes) -> str:
 
 def _owner(target: str) -> int:
     """Return the user of the mount: root unmounts for others, too."""
-    found = re.search(r"\buser_id=(\d+)", line_of_mount(target, mount_table()) or "")
+    mount = fuse_mount_at(target)
+    found = re.search(r"\buser_id=(\d+)", mount.options if mount else "")
     return int(found[1]) if found is not None else os.getuid()
 
 
@@ -289,13 +286,13 @@ def umount(
         launch.umount(mountpoint)
         return
     with closing(waiter):
-        device = device_of_mount(os.path.realpath(mountpoint), mount_table())
+        mount = fuse_mount_at(os.path.realpath(mountpoint))
         launch.umount(mountpoint)
         process = waiter.about["process"]
         try:
             lost = waiter.wait(within_s, report)
         except TimeoutError:
-            if device is not None and (holders := holders_of_mount(device)):
+            if mount is not None and (holders := holders_of_mount(mount.device)):
                 raise UnavailableError(
                     f"{mountpoint!r} is unmounted here, but its process {process} still works after {within_s:g} s: "
                     f"the mount lives on in the mount namespaces of {', '.join(holders)}; end those containers or "

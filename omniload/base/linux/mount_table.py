@@ -2,10 +2,11 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mount", "mounts_here", "parse_mounts"]
+__all__ = ["Mount", "fuse_mount_at", "mounts_everywhere", "mounts_here", "parse_mounts"]
 
 
 class Mount(NamedTuple):
@@ -16,11 +17,46 @@ class Mount(NamedTuple):
     """``overlay``, ``fuse.omniload`` and the like."""
     source: str
     options: str
+    device: str = ""
+    """Number of its device, as ``0:41``."""
 
 
 def mounts_here(process: Path = Path("/proc/self")) -> list[Mount]:
     """Return the mounts of a process; names have any bytes. A dead mount stands there, and is not asked."""
     return parse_mounts(os.fsdecode((process / "mountinfo").read_bytes()))
+
+
+def fuse_mount_at(path: str) -> Mount | None:
+    """Return the uppermost FUSE mount at an absolute real path, or None; the mount itself would have to answer."""
+    found = [each for each in mounts_here() if each.path == path and each.kind.startswith("fuse")]
+    return found[-1] if found else None
+
+
+def mounts_everywhere(
+    processes: Path = Path("/proc"),
+) -> Iterator[tuple[Path, list[Mount] | None]]:
+    """Yield a process of each mount namespace with what is mounted there: containers hold copies of mounts.
+
+    Args:
+        processes: The folder that shows processes.
+
+    Yields:
+        The process's folder, and its mounts; ``None`` where this user may not look at them.
+    """
+    asked = set[str]()
+    for folder in sorted(processes.glob("[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            namespace = os.readlink(folder / "ns" / "mnt")  # noqa: PTH115
+            if namespace in asked:
+                continue
+            mounts = mounts_here(folder)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except OSError:
+            yield folder, None
+            continue
+        asked.add(namespace)
+        yield folder, mounts
 
 
 def parse_mounts(text: str) -> list[Mount]:
@@ -29,7 +65,7 @@ def parse_mounts(text: str) -> list[Mount]:
     for line in filter(None, text.split("\n")):
         words = line.split(" ")
         rest = words[words.index("-", 6) + 1 :]
-        found.append(Mount(_plain(words[4]), rest[0], _plain(rest[1]), _plain(rest[2])))
+        found.append(Mount(_plain(words[4]), rest[0], _plain(rest[1]), _plain(rest[2]), words[2]))
     return found
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux import calls
-from omniload.base.linux.mount_table import Mount, mounts_here
-from omniload.base.units import decimal_of
+from omniload.base.linux.mount_table import Mount, mounts_everywhere, mounts_here
 from snapshot.env.node.cache import Tree
 
 __all__ = [
@@ -60,24 +59,12 @@ def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
     Only the first namespace of processes holds those of every container; and only root may
     look at what others have mounted.
     """
-    keys, asked, whole = set[str](), set[str](), False
+    keys, whole = set[str](), False
     with suppress(OSError):
         whole = (proc / "self" / "ns" / "pid").stat().st_ino == _FIRST_PROCESSES
-    for process in proc.iterdir():
-        if decimal_of(process.name) is None:
-            continue
-        try:
-            space = os.readlink(process / "ns" / "mnt")  # noqa: PTH115
-            if space in asked:
-                continue
-            mounts = mounts_here(process)
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
-        except OSError:
-            whole = False
-            continue
-        asked.add(space)
-        keys |= {mount.source.partition(":")[2] for mount in _ours(mounts)}
+    for _, mounts in mounts_everywhere(proc):
+        whole = whole and mounts is not None
+        keys |= {mount.source.partition(":")[2] for mount in _ours(mounts or [])}
     return keys, whole
 
 

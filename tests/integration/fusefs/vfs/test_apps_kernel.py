@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.bridge.process.tuning import device_of_mount
 from fusefs.mounts.lifecycle import MountConfig, start
+from omniload.base.linux.mount_table import fuse_mount_at
 from tests.support.fusefs.model import fast_directory
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT, proven_mount
 
@@ -176,7 +176,7 @@ def test_the_kernels_read_ahead_is_what_was_asked_for(bridge):
         (it.root / "f").write_bytes(DATA)
         assert (it.root / "f").read_bytes() == DATA
 
-        device = device_of_mount(str(it.root), Path("/proc/self/mountinfo").read_text())
+        device = fuse_mount_at(str(it.root)).device
         assert Path(f"/sys/class/bdi/{device}/read_ahead_kb").read_text() == "2048\n"
 
 

@@ -14,6 +14,8 @@ from fusefs.bridge.device import attachment
 from fusefs.bridge.process import launch
 from fusefs.cli import command
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.linux import mount_table
+from omniload.base.linux.mount_table import Mount
 
 
 class Anything(FileSystem):
@@ -87,9 +89,8 @@ def test_a_place_that_cannot_be_used_is_an_error_of_the_state(
 
 
 def test_a_place_that_is_a_mount_already_is_not_mounted_over(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        server, "mount_table", lambda: f"90 1 0:41 / {tmp_path} rw - fuse.omnifs omnifs rw\n"
-    )
+    mounted = Mount(str(tmp_path), "fuse.omnifs", "omnifs", "rw", "0:41")
+    monkeypatch.setattr(mount_table, "mounts_here", lambda: [mounted])
     with pytest.raises(
         StateError, match=r"is a mount already; unmount it$"
     ):  # and nothing takes it over

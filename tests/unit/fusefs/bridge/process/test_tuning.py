@@ -1,4 +1,4 @@
-"""Lookup a mount without asking it, choosing a binding, and one backing file per inode."""
+"""Choosing a binding, and one backing file per inode."""
 
 import os
 
@@ -9,30 +9,6 @@ from fusefs.bridge.api.options import BridgeOptions
 from fusefs.bridge.device import passthrough as passing
 from fusefs.bridge.device.passthrough import Passthrough
 from fusefs.bridge.device.wire import outdated_notice
-from fusefs.bridge.process.tuning import device_of_mount
-
-MOUNTS = """\
-22 1 0:20 / /proc rw - proc proc rw
-90 1 0:41 / /mnt/a rw shared:1 - fuse.omnifs omnifs rw,user_id=0
-91 90 0:42 / /mnt/a rw shared:1 - fuse.omnifs omnifs rw,user_id=0
-92 1 0:43 / /mnt/with\\040space rw - fuse.example example rw
-94 1 0:44 / /mnt/tab\\011here\\134\u00a0\udcff rw - fuse.example example rw
-93 1 8:1 / /mnt/disk rw - ext4 /dev/sda1 rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("target", "device"),
-    [
-        ("/mnt/a", "0:42"),  # the uppermost of two
-        ("/mnt/with space", "0:43"),
-        ("/mnt/tab\there\\\u00a0\udcff", "0:44"),
-        ("/mnt/disk", None),
-        ("/mnt/none", None),
-    ],
-)
-def test_the_device_of_a_mount_is_read_from_the_table(target, device):
-    assert device_of_mount(target, MOUNTS) == device
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,15 @@
 """The kernel's list of mounts."""
 
-from omniload.base.linux.mount_table import Mount, mounts_here, parse_mounts
+import pytest
+
+from omniload.base.linux import mount_table
+from omniload.base.linux.mount_table import (
+    Mount,
+    fuse_mount_at,
+    mounts_everywhere,
+    mounts_here,
+    parse_mounts,
+)
 
 LINES = r"""
 24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
@@ -11,9 +20,9 @@ LINES = r"""
 
 def test_mounts_are_read_with_and_without_optional_fields():
     assert parse_mounts(LINES) == [
-        Mount("/", "ext4", "/dev/vda", "rw,discard"),
-        Mount("/env/lib", "overlay", "omniload-env:abc", "ro,lowerdir=/a:/b"),
-        Mount("/with blank", "overlay", "overlay", "ro,lowerdir=/a"),
+        Mount("/", "ext4", "/dev/vda", "rw,discard", "254:0"),
+        Mount("/env/lib", "overlay", "omniload-env:abc", "ro,lowerdir=/a:/b", "0:45"),
+        Mount("/with blank", "overlay", "overlay", "ro,lowerdir=/a", "0:46"),
     ]
 
 
@@ -23,3 +32,56 @@ def test_no_mounts_are_no_lines():
 
 def test_the_root_of_this_process_is_mounted():
     assert "/" in {mount.path for mount in mounts_here()}
+
+
+MOUNTS = """\
+22 1 0:20 / /proc rw - proc proc rw
+90 1 0:41 / /mnt/a rw shared:1 - fuse.omnifs omnifs rw,user_id=0
+91 90 0:42 / /mnt/a rw shared:1 - fuse.omnifs omnifs rw,user_id=0
+92 1 0:43 / /mnt/with\\040space rw - fuse.example example rw
+94 1 0:44 / /mnt/tab\\011here\\134\u00a0\udcff rw - fuse.example example rw
+93 1 8:1 / /mnt/disk rw - ext4 /dev/sda1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "device"),
+    [
+        ("/mnt/a", "0:42"),  # the uppermost of two
+        ("/mnt/with space", "0:43"),
+        ("/mnt/tab\there\\\u00a0\udcff", "0:44"),
+        ("/mnt/disk", None),
+        ("/mnt/none", None),
+    ],
+)
+def test_a_fuse_mount_is_found_in_the_table_without_asking_it(monkeypatch, target, device):
+    monkeypatch.setattr(mount_table, "mounts_here", lambda: parse_mounts(MOUNTS))
+
+    found = fuse_mount_at(target)
+
+    assert (found.device if found else None) == device
+
+
+def a_process(proc, number, namespace):
+    """Make a folder as /proc has one of each process, with the lines above as its mounts."""
+    folder = proc / str(number)
+    (folder / "ns").mkdir(parents=True)
+    (folder / "ns" / "mnt").symlink_to(namespace)
+    (folder / "mountinfo").write_text(LINES)
+    return folder
+
+
+def test_each_mount_namespace_is_looked_at_once(tmp_path):
+    (tmp_path / "sys").mkdir()
+    first, _, other, unseen, ended = (
+        a_process(tmp_path, number, f"mnt:[{namespace}]")
+        for number, namespace in ((2, 1), (10, 1), (11, 2), (12, 3), (13, 4))
+    )
+    (unseen / "mountinfo").unlink()
+    (unseen / "mountinfo").mkdir()  # an error that is not of a process that has ended
+    (ended / "mountinfo").unlink()
+
+    found = list(mounts_everywhere(tmp_path))
+
+    assert [folder for folder, _ in found] == [first, other, unseen]
+    assert [mounts for _, mounts in found] == [parse_mounts(LINES), parse_mounts(LINES), None]
