@@ -24,7 +24,7 @@ from snapshot.image.block.refs import block_refs
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
-from snapshot.image.mount.fork import ForkedProcess, can_fork, start_forked
+from snapshot.image.mount.fork import ForkedProcess, start_forked
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.image.trace.store import (
     TraceStore,
@@ -110,21 +110,14 @@ def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.P
     return start_daemon(__name__, data, settings.mountpoint, log_path=log_path)
 
 
-def mount_resolved(
-    settings: ImageMount, image: Image | None, *, log_path: str
-) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Mount an image as ``mount`` does, and cheaper where this process may be forked.
-
-    A fork has all modules, and the manifest if it was read; another process does both again.
-    """
-    if can_fork():
-        return start_forked(
-            lambda ready: serve(settings, ready, image),
-            settings.mountpoint,
-            log_path=log_path,
-            role="image",
-        )
-    return mount(settings, log_path=log_path)
+def mount_resolved(settings: ImageMount, image: Image | None, *, log_path: str) -> ForkedProcess:
+    """Mount an image as ``mount`` does, by a fork: it has all modules, and the manifest if it was read."""
+    return start_forked(
+        lambda ready: serve(settings, ready, image),
+        settings.mountpoint,
+        log_path=log_path,
+        role="image",
+    )
 
 
 def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | None = None) -> None:

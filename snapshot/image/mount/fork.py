@@ -2,7 +2,7 @@
 
 Starting another Python costs a command half a second of processor time for nothing but the
 modules that it has itself. A fork is right only where no other thread runs: a lock that
-one holds would stay held in the child for ever. Elsewhere ``daemons.start_daemon`` serves.
+one holds would stay held in the child for ever.
 """
 
 import os
@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable
 
 from fusefs.bridge.process.launch import clear_dead_mount, failure_of, report_failure
+from omniload.base.errors import StateError
 from omniload.base.log import get_logger, set_up_logging
 from omniload.base.writing import open_log
 
-__all__ = ["DEFECT_CODE", "ForkedProcess", "can_fork", "fork", "start_forked"]
+__all__ = ["DEFECT_CODE", "ForkedProcess", "check_alone", "fork", "start_forked"]
 
 _log = get_logger(__name__)
 
@@ -44,9 +45,17 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGTERM)
 
 
-def can_fork() -> bool:
-    """Return whether this process may be forked: no other thread of Python's runs."""
-    return threading.active_count() == 1
+def check_alone() -> None:
+    """Check that this process may be forked: no other thread of Python's runs.
+
+    Raises:
+        StateError: One does.
+    """
+    if (threads := threading.active_count()) > 1:
+        raise StateError(
+            f"a process of {threads} threads cannot be forked into a mount or a command; start "
+            "'omniload image run' as a process of its own"
+        )
 
 
 def start_forked(

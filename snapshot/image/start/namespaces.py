@@ -1,30 +1,25 @@
-"""The way into an image: in a forked process, or in a Python of its own with STATUS FOLDER USER GROUP GIVEN WORD...
+"""The way into an image, in a forked process.
 
 In a folder with ``image``, ``upper``, ``work`` and ``root`` it makes new mount and process
-namespaces, an overlay at ``root``, and becomes the command there; to the descriptor STATUS it
-writes the number of the command's process, then ``done``, or what went wrong. It imports next
-to nothing of the project, so that it starts at once.
-GIVEN is JSON: the variables of the command, and the binds as source, target and whether read-only.
+namespaces, an overlay at ``root``, and becomes the command there.
 
 ``unshare --fork`` of util-linux 2.38 would lose the exit code of a command that was
 signalled. The variables of the image are for the command alone: given to a program of this
 machine, ``LD_PRELOAD`` would have it load code of the image before it is inside.
 """
 
-import json
 import os
 import signal
-import sys
 import time
 import warnings  # noqa: F401 -- by execvpe, which must not import it from the image
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from omniload.base.linux import calls
 from omniload.base.linux.calls import MS_BIND, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT, MS_SLAVE
 from omniload.base.linux.exec_with_parent import end_with_parent
+from snapshot.image.start.bind_mounts import Bind
 
-__all__ = ["enter", "main"]
+__all__ = ["enter"]
 
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
 _SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
@@ -41,24 +36,24 @@ _MOUNTS = (
 )
 
 
-def main() -> None:
-    """Enter as the arguments of this process say, and end as the command ends."""
-    status, folder, user, group, given, *words = sys.argv[1:]
-    sys.exit(enter(int(status), folder, (int(user), int(group)), json.loads(given), words))
-
-
 def enter(
-    status: int, folder: str, ids: tuple[int, int], given: Mapping[str, Any], words: Sequence[str]
+    status: int,
+    folder: str,
+    ids: tuple[int, int],
+    variables: Mapping[str, str],
+    binds: Sequence[Bind],
+    words: Sequence[str],
 ) -> int:
     """Make the namespaces, start the command in them, wait; return its exit code, 128 + N for signal N.
 
     This process cannot start another one afterwards: its process namespace has ended.
 
     Args:
-        status: Descriptor that gets the number of the command's process, then ``done``.
+        status: Descriptor that gets the number of the command's process, then ``done``, or what went wrong.
         folder: Where the command runs.
         ids: Its user and group.
-        given: ``variables``, its environment; ``binds``, each source, target, and whether read-only.
+        variables: Its environment.
+        binds: What of this machine it sees.
         words: The command.
     """
     try:
@@ -76,22 +71,23 @@ def enter(
         return 128 - code if code < 0 else code
     try:
         end_with_parent(signal.SIGKILL)
-        _mount(status, given["binds"])
+        _mount(status, binds)
         os.write(status, b"done\n")
         os.close(status)
-        _become(folder, ids, dict(given["variables"]), list(words))
+        _become(folder, ids, dict(variables), list(words))
     finally:
         os._exit(126)  # never back into what this process was forked from
 
 
-def _mount(status: int, binds: Sequence[tuple[str, str, bool]]) -> None:
+def _mount(status: int, binds: Sequence[Bind]) -> None:
     mounts = list(_MOUNTS)
-    for source, target, read_only in binds:
-        mounts.append((source, f"root{target}", "", MS_BIND | MS_REC, ""))
+    for bind in binds:
+        target = f"root{bind.target}"
+        mounts.append((bind.source, target, "", MS_BIND | MS_REC, ""))
         # What a start was given stays as it was then.
-        mounts.append(("none", f"root{target}", "", MS_REC | MS_PRIVATE, ""))
-        if read_only:
-            mounts.append(("none", f"root{target}", "", MS_BIND | MS_REMOUNT | MS_RDONLY, ""))
+        mounts.append(("none", target, "", MS_REC | MS_PRIVATE, ""))
+        if bind.read_only:
+            mounts.append(("none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY, ""))
     for source, target, kind, flags, data in mounts:
         try:
             calls.mount(source, target, kind, flags, data)
@@ -125,7 +121,3 @@ def _become(folder: str, ids: tuple[int, int], variables: dict[str, str], words:
     # Nothing may be imported here, which a traceback would do: the files are the image's now.
     os.write(2, f"omniload: {words[0]}: {problem}\n".encode("utf-8", "surrogateescape"))
     os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

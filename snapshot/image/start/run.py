@@ -5,36 +5,29 @@ process namespace, as in any container, so that nothing it started outlives it. 
 network of the machine.
 """
 
-import json
 import os
 import shutil
 import signal
 import stat as stat_bits
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from fusefs.bridge.process.launch import umount
 from omniload.base.errors import ConfigError, StateError
 from snapshot.image.mount.daemon import ImageMount, mount_resolved
-from snapshot.image.mount.fork import ForkedProcess, can_fork, fork
-from snapshot.image.start import namespaces as entering
+from snapshot.image.mount.fork import check_alone, fork
 from snapshot.image.start.bind_mounts import Bind, make_mount_points
+from snapshot.image.start.namespaces import enter
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Process
 from snapshot.private_folder import put_file
 
 __all__ = ["Start", "check_machine", "etc_text", "ids_of", "prepare_upper", "run_in", "start_of"]
 
-_CHECKOUT = Path(__file__).parents[3]
-_ENTER = (
-    f"import sys; sys.path.insert(0, sys.argv.pop(1)); from {entering.__name__} import main; main()"
-)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS = ("fusermount3",)
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -151,9 +144,10 @@ def run_in(
 
     Raises:
         ConfigError: The image is not there, or a bind cannot lie where it is to.
-        StateError: The overlay cannot be mounted.
+        StateError: The overlay cannot be mounted, or another thread runs here.
     """
     check_machine()
+    check_alone()
     with _scratch(scratch) as place:
         place.chmod(0o755)  # users of the image pass through it
         for name in ("image", "upper", "work", "root"):
@@ -227,7 +221,13 @@ def etc_text(image: Path, name: str) -> str:
 
 def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], None]) -> int:
     reading, status = os.pipe()
-    process = _entered(place, start, ids, reading, status)
+
+    def child() -> int:
+        os.close(reading)
+        os.chdir(place)
+        return enter(status, start.folder, ids, start.variables, start.binds, start.words)
+
+    process = fork(child)
     os.close(status)
     with os.fdopen(reading, "rb") as pipe:
         said = sorted(pipe.readlines(), key=lambda line: not line.strip().isdigit())
@@ -241,34 +241,6 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
     entered()
     with _forwarding(int(said[0])):
         return process.wait()
-
-
-def _entered(
-    place: Path, start: Start, ids: tuple[int, int], reading: int, status: int
-) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Start the process that enters: a fork where this one may be forked, else another Python."""
-    given = {"variables": dict(start.variables), "binds": [astuple(bind) for bind in start.binds]}
-    if can_fork():
-
-        def child() -> int:
-            os.close(reading)
-            os.chdir(place)
-            return entering.enter(status, start.folder, ids, given, start.words)
-
-        return fork(child)
-    line = [
-        sys.executable,
-        "-I",
-        "-c",
-        _ENTER,
-        str(_CHECKOUT),
-        str(status),
-        start.folder,
-        *map(str, ids),
-    ]
-    return subprocess.Popen(  # noqa: S603 -- our own interpreter and file
-        [*line, json.dumps(given), *start.words], cwd=place, pass_fds=[status]
-    )
 
 
 @contextmanager
