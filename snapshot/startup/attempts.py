@@ -22,7 +22,7 @@ from snapshot.startup.path import (
     critical_path,
     is_meeting,
 )
-from snapshot.startup.runs import Run, RunsOfStage, runs_of, spans_of
+from snapshot.startup.runs import Run, runs_of, spans_of
 
 __all__ = [
     "BETWEEN",
@@ -186,18 +186,15 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 
 def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
     joined = runs_of(events)
-    names = dict.fromkeys(each.stage for each in joined)
-    if len(names) > _MOST_STAGES:
+    last_ns = max(event.time_ns for event in events)
+    nodes_of: defaultdict[str, list[NodeStage]] = defaultdict(list)
+    for (node, name), found in joined.runs.items():
+        nodes_of[name].append(_node_stage(node, found))
+    if len(nodes_of) > _MOST_STAGES:
         raise StateError(
-            f"attempt {key[1]} of job {key[0]!r} has {len(names)} stages, more than "
+            f"attempt {key[1]} of job {key[0]!r} has {len(nodes_of)} stages, more than "
             f"{_MOST_STAGES}; give parts of a stage the same name on every node"
         )
-    last_ns = max(event.time_ns for event in events)
-    nodes_of: dict[str, list[NodeStage]] = {name: [] for name in names}
-    for each in joined:
-        if each.runs:
-            nodes_of[each.stage].append(_node_stage(each))
-    nodes_of = {name: nodes for name, nodes in nodes_of.items() if nodes}
     begins = [node.begin_ns for nodes in nodes_of.values() for node in nodes]
     steps = nodes_of.get(FIRST_STEP, [])
     ends = [node.end_ns for node in steps if node.end_ns is not None]
@@ -218,22 +215,21 @@ def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
         reached=reached,
         bytes=_sum_bytes(stage.bytes for stage in stages),
         doubt=_doubt(nodes_of),
-        strays=sum(each.strays for each in joined),
-        backward=sum(each.backward for each in joined),
+        strays=joined.strays,
+        backward=joined.backward,
     )
 
 
-def _node_stage(joined: RunsOfStage) -> NodeStage:
-    runs = joined.runs
+def _node_stage(node: str, runs: Sequence[Run]) -> NodeStage:
     ends = [run.end_ns for run in runs if run.end_ns is not None]
     finished = len(ends) == len(runs)
     facts = {name: text for run in runs for name, text in run.facts.items()}
     return NodeStage(
-        node=joined.node,
+        node=node,
         begin_ns=min(run.begin_ns for run in runs),
         end_ns=max(ends) if finished else None,
         seconds=sum(end - begin for begin, end in spans_of(runs)) / _NS if finished else None,
-        runs=runs,
+        runs=tuple(runs),
         bytes=_sum_bytes(run.bytes for run in runs),
         facts=facts,
     )

@@ -4,10 +4,11 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from snapshot.startup.events import StageEvent
 
-__all__ = ["Run", "RunsOfStage", "entered_of", "runs_of", "spans_of"]
+__all__ = ["Joined", "Run", "entered_of", "runs_of", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +22,18 @@ class Run:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunsOfStage:
-    """All runs of a stage on a node."""
+class Joined(NamedTuple):
+    """The runs of one attempt, and what of its lines is none."""
 
-    node: str
-    stage: str
-    runs: tuple[Run, ...]
-    """In order of their begin."""
+    runs: dict[tuple[str, str], list[Run]]
+    """By node and stage, at least one each, in order of their begin."""
     strays: int
     """Ends that no begin came before."""
     backward: int
     """Runs whose end was before their begin; they end when they begin."""
 
 
-def runs_of(events: Iterable[StageEvent]) -> list[RunsOfStage]:
+def runs_of(events: Iterable[StageEvent]) -> Joined:
     """Pair the events of one attempt.
 
     Events with a ``run`` are paired by it, in the order they are given: it is written by
@@ -43,27 +41,23 @@ def runs_of(events: Iterable[StageEvent]) -> list[RunsOfStage]:
     their times, which leaves the time in which any run was going the same however they
     belong together.
     """
-    grouped: defaultdict[tuple[str, str], defaultdict[str, list[StageEvent]]]
-    grouped = defaultdict(lambda: defaultdict(list))
+    grouped: defaultdict[tuple[str, str, str], list[StageEvent]] = defaultdict(list)
     for event in events:
-        grouped[event.node, event.stage][event.run].append(event)
-    found = []
-    for (node, stage), of_run in grouped.items():
-        runs: list[Run] = []
-        strays = backward = 0
-        for run, lines in of_run.items():
-            if not run:
-                # At the same moment a begin comes first: a stage may take no time.
-                lines.sort(key=lambda line: (line.time_ns, line.event))
-            paired, unpaired, turned = _paired(lines)
-            runs += paired
-            strays += unpaired
-            backward += turned
-        runs.sort(key=lambda run: run.begin_ns)
-        found.append(
-            RunsOfStage(node=node, stage=stage, runs=tuple(runs), strays=strays, backward=backward)
-        )
-    return found
+        grouped[event.node, event.stage, event.run].append(event)
+    runs: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+    strays = backward = 0
+    for (node, stage, run), lines in grouped.items():
+        if not run:
+            # At the same moment a begin comes first: a stage may take no time.
+            lines.sort(key=lambda line: (line.time_ns, line.event))
+        paired, unpaired, turned = _paired(lines)
+        if paired:
+            runs[node, stage] += paired
+        strays += unpaired
+        backward += turned
+    for each in runs.values():
+        each.sort(key=lambda run: run.begin_ns)
+    return Joined(dict(runs), strays, backward)
 
 
 def _paired(lines: Iterable[StageEvent]) -> tuple[list[Run], int, int]:

@@ -141,10 +141,10 @@ def test_every_begin_becomes_a_run_and_every_end_ends_one_or_is_a_stray(events):
     joined = runs_of(events)
 
     begins = sum(event.event == "begin" for event in events)
-    runs = [run for each in joined for run in each.runs]
+    runs = [run for each in joined.runs.values() for run in each]
     assert len(runs) == begins
     ended = sum(run.end_ns is not None for run in runs)
-    assert ended + sum(each.strays for each in joined) == len(events) - begins
+    assert ended + joined.strays == len(events) - begins
     assert all(run.end_ns is None or run.end_ns >= run.begin_ns for run in runs)
 
 

@@ -18,8 +18,10 @@ def seconds(joined):
 
 
 def joined(events):
-    (found,) = runs_of(events)
-    return found
+    """Return what ``runs_of`` gives for events of one stage on one node, its runs alone."""
+    found = runs_of(events)
+    (runs,) = found.runs.values()
+    return found._replace(runs=runs)
 
 
 def test_a_begin_and_an_end_make_a_run_with_what_the_end_tells():
@@ -30,13 +32,13 @@ def test_a_begin_and_an_end_make_a_run_with_what_the_end_tells():
 
 
 def test_nothing_is_nothing():
-    assert runs_of([]) == []
+    assert runs_of([]) == ({}, 0, 0)
 
 
 def test_stages_and_nodes_are_not_mixed():
     events = a_pair("image", "a", 0, 1) + a_pair("image", "b", 0, 1) + a_pair("queue", "a", 0, 1)
 
-    assert {(each.node, each.stage) for each in runs_of(events)} == {
+    assert set(runs_of(events).runs) == {
         ("a", "image"),
         ("b", "image"),
         ("a", "queue"),
