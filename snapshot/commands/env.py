@@ -347,23 +347,21 @@ def verify_command(
       omniload env verify -o /mnt/envs
       omniload env verify --node
     """  # noqa: D301 -- click's own marker
-    from snapshot.commands.env_verify import show_environment, show_node  # noqa: PLC0415
+    from snapshot.commands import env_show as showing  # noqa: PLC0415
 
     if node:
-        show_node(as_json=as_json)
+        showing.show_node(as_json=as_json)
         return
     if url is None:
         raise ConfigError("no store to compare with; name it with -o, or compare with --node")
-    from snapshot.commands.env_show import manifest_of  # noqa: PLC0415
-
     environment = given.environment
     record = environment.heal_locked()
     if key is None and record is None:
         raise StateError(f"{environment.interpreter.prefix} holds no snapshot; give a KEY")
     with opened(url) as repository:
-        manifest = manifest_of(repository, key or (record.key if record else ""))
+        manifest = showing.manifest_of(repository, key or (record.key if record else ""))
     environment.check_fits(TreeHead.of(manifest))
-    show_environment(manifest, environment.targets, as_json=as_json)
+    showing.show_environment(manifest, environment.targets, as_json=as_json)
 
 
 @command.command("umount")

@@ -1,20 +1,32 @@
-"""The output of ``omniload env show``, as text and as JSON."""
+"""The output of ``omniload env show`` and ``verify``, as text and as JSON."""
 
 import json
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from omniload.base.errors import StateError
+from omniload.base.errors import IntegrityError, StateError
 from omniload.base.units import format_bytes
-from snapshot.env.format.entries import Kind
+from snapshot.env.format.entries import Kind, Target
 from snapshot.env.format.manifest import Manifest
 from snapshot.env.key.keys import differences, shown
+from snapshot.env.node.cache import NodeCache
+from snapshot.env.node.verification import verify_node
 from snapshot.env.store.repository import Repository
+from snapshot.env.target.verification import faults_of
 
-__all__ = ["manifest_of", "show_all", "show_difference", "show_one", "summary_of"]
+__all__ = [
+    "manifest_of",
+    "show_all",
+    "show_difference",
+    "show_environment",
+    "show_node",
+    "show_one",
+    "summary_of",
+]
 
 
 def manifest_of(repository: Repository, start: str) -> Manifest:
@@ -100,3 +112,43 @@ def show_difference(left: Manifest, right: Manifest, *, as_json: bool) -> None:
         click.echo(f"{each.place}: {each.left or '(absent)'} -> {each.right or '(absent)'}")
     if not found:
         click.echo("the same key")
+
+
+def show_environment(manifest: Manifest, targets: Sequence[Target], *, as_json: bool) -> None:
+    """Print what differs between an environment and its snapshot.
+
+    Raises:
+        IntegrityError: Something does.
+    """
+    faults = faults_of(manifest, targets, digests=True)
+    if as_json:
+        click.echo(json.dumps({"key": manifest.head.key, "faults": [f._asdict() for f in faults]}))
+    else:
+        for fault in faults:
+            click.echo(shown(f"{fault.kind}: {fault.path}: {fault.detail}"))
+        click.echo(f"{len(manifest.entries)} paths compared, {len(faults)} faults")
+    if faults:
+        raise IntegrityError(
+            f"{len(faults)} paths are not as in {manifest.head.key[:16]}; restore it"
+        )
+
+
+def show_node(*, as_json: bool) -> None:
+    """Print what is damaged in the node cache, and remove it.
+
+    Raises:
+        IntegrityError: A tree is damaged.
+    """
+    found = list(verify_node(NodeCache()))
+    damaged = [each for each in found if each.faults]
+    if as_json:
+        click.echo(json.dumps([each._asdict() for each in found]))
+    else:
+        for each in damaged:
+            click.echo(shown(f"{each.key[:16]}: {len(each.faults)} damaged: {each.faults[0]}"))
+        click.echo(f"{len(found)} trees compared, {len(damaged)} damaged")
+    if damaged:
+        raise IntegrityError(
+            f"{len(damaged)} of {len(found)} trees are damaged and removed; restore again where "
+            "they are linked or mounted, which fetches them from the store"
+        )
