@@ -43,8 +43,6 @@ class RegistrySettings:
 
     plain_http: bool | None = None
     """Without TLS; None: only to this machine itself."""
-    ca_file: str | None = None
-    """Certificates of the authorities that are trusted; None: the system's."""
     timeout_s: float = 30.0
     """Longest silence of a connection, and longest wait for the headers of an answer."""
     least_bytes_per_s: float = 16 << 10
@@ -80,7 +78,6 @@ class Transport:
             connect_s=min(10.0, self._settings.timeout_s),
             num_pools=4,
             maxsize=self._settings.connections,
-            ca_certs=self._settings.ca_file,
         )
         self._lock = threading.Lock()
         self._authorization_of: dict[str, str] = {}
