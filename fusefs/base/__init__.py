@@ -1,1 +1,1 @@
-"""What every room uses: serial executors, pools of threads, huge pages, errnos."""
+"""What every room uses: serial executors, pools of threads, huge pages."""

@@ -1,14 +1,32 @@
-"""Every handler ends in an answer or an errno: any other exception would end the mount."""
+"""From exceptions to errnos: every handler ends in an answer or an errno; any other exception would end the mount."""
 
 import errno
 
-from fusefs.base.errnos import errno_of
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import IntegrityError, OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["errno_answered"]
+__all__ = ["errno_answered", "errno_of"]
 
 _LOG = get_logger(__name__)
+_ERRNO_OF: tuple[tuple[type[BaseException], int], ...] = (
+    (FileNotFoundError, errno.ENOENT),
+    (FileExistsError, errno.EEXIST),
+    (NotADirectoryError, errno.ENOTDIR),
+    (IsADirectoryError, errno.EISDIR),
+    (PermissionError, errno.EPERM),
+    (UnavailableError, errno.ETIMEDOUT),
+    (IntegrityError, errno.EIO),
+    (StateError, errno.EIO),
+    (ValueError, errno.EINVAL),
+    (MemoryError, errno.ENOMEM),
+)
+
+
+def errno_of(error: BaseException) -> int:
+    """Return the errno a filesystem call reports for ``error``; EIO when unknown."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    return next((code for kind, code in _ERRNO_OF if isinstance(error, kind)), errno.EIO)
 
 
 def errno_answered(request: str, error: BaseException) -> int:

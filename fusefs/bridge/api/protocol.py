@@ -11,7 +11,7 @@ nothing else: that is all a binding can wait for. A call that awaits nothing cos
 A file system whose calls simply block is adapted by ``blocking.Threaded``.
 
 *Errors.* An ``OSError`` reaches the caller with its errno; ``OmniloadError`` and
-``ValueError`` by the table of ``fusefs.base.errnos``; anything else is logged as a defect and
+``ValueError`` by the table of ``fusefs.bridge.api.errno_answers``; anything else is logged as a defect and
 becomes ``EIO``. None ends the mount.
 
 *One at a time.* All calls of one mount run on one thread; another call may run wherever one awaits.

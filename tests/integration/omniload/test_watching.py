@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import omniload
 from omniload.actors import status_file
-from omniload.actors.role_metrics import FIGURES
 from omniload.actors.roles import loader, sources
+from omniload.actors.roles.planner_metrics import FIGURES
 from omniload.actors.status_file import read_status
 from omniload.base.clock import SystemClock
 from omniload.base.errors import StateError, UnavailableError

@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fusefs.base.errnos import errno_of
+from fusefs.bridge.api.errno_answers import errno_of
 from fusefs.format.manifest import Manifest, decode_manifest, encode_manifest
 from fusefs.format.manifest_header import (
     HEADER_BYTES,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fusefs.base.errnos import errno_of
+from fusefs.bridge.api.errno_answers import errno_of
 from fusefs.mounts import fstab
 from fusefs.mounts.fstab import Call, parsed
 from fusefs.vfs.inode_table import ROOT, InodeTable
