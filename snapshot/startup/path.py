@@ -15,14 +15,13 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from snapshot.startup.runs import Run, entered_of, spans_of
 
 __all__ = [
     "FIRST_STEP",
     "SCHEDULER_STAGES",
-    "NodeSpans",
     "PathPart",
     "critical_path",
     "is_meeting",
@@ -36,6 +35,8 @@ FIRST_STEP = "first_step"
 
 Span = tuple[int, int]
 """Begin and end, nanoseconds."""
+Stages = Mapping[str, Sequence[Span]]
+"""When the stages of one node run, each in order and apart; meetings from where the node's last process entered."""
 _Meeting = tuple[str, int]
 """Name of its stage, and its number on a node counted from the last: the last try is the one that counts."""
 
@@ -49,15 +50,6 @@ class PathPart:
     node: str
     begin_ns: int
     end_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpans:
-    """When the stages of one node run: spans of a stage in order, apart from each other."""
-
-    stages: Mapping[str, Sequence[Span]]
-    meetings: Mapping[str, Sequence[Span]] = field(default_factory=dict)
-    """Those of ``stages`` that are meetings: from where the last process of the node entered."""
 
 
 def is_meeting(stage: str) -> bool:
@@ -88,53 +80,48 @@ def critical_path(
     Returns:
         As ``path_of``.
     """
-    stages: defaultdict[str, dict[str, list[Span]]] = defaultdict(dict)
-    meetings: defaultdict[str, dict[str, list[Span]]] = defaultdict(dict)
+    nodes: defaultdict[str, dict[str, list[Span]]] = defaultdict(dict)
     for name, of_node in runs.items():
+        # Until its last process is there, a node is where that process still is.
+        spans = entered_of if is_meeting(name) else spans_of
         for node, given in of_node.items():
-            if is_meeting(name):
-                # Until its last process is there, a node is where that process still is.
-                meetings[node][name] = stages[node][name] = entered_of(given, last_ns)
-            else:
-                stages[node][name] = spans_of(given, last_ns)
-    if not stages:
+            nodes[node][name] = spans(given, last_ns)
+    if not nodes:
         return ()
-    spans = {node: NodeSpans(stages=own, meetings=meetings[node]) for node, own in stages.items()}
     queued = {
-        node: stages[node][name][-1][1] for name in SCHEDULER_STAGES for node in runs.get(name, ())
+        node: nodes[node][name][-1][1] for name in SCHEDULER_STAGES for node in runs.get(name, ())
     }
     queue = max(queued, key=lambda node: (queued[node], node), default="")
-    last = _last_node(spans, FIRST_STEP if reached else None)
-    return path_of(spans, last, begin_ns, end_ns, queue=queue)
+    last = _last_node(nodes, FIRST_STEP if reached else None)
+    return path_of(nodes, last, begin_ns, end_ns, queue=queue)
 
 
-def _last_node(spans: Mapping[str, NodeSpans], step: str | None) -> str:
+def _last_node(nodes: Mapping[str, Stages], step: str | None) -> str:
     """Return the node that the end was waited for.
 
     Args:
-        spans: By node.
+        nodes: By name.
         step: The stage that ends the start; ``None`` where it was not reached. Then it is the
             node that was busy last, in no meeting, where it would wait itself, and of those
             the one that was longest at what it did.
     """
 
     def lateness(node: str) -> tuple[int, bool, int, str]:
-        own = spans[node]
         return max(
-            (ends[-1][1], name not in own.meetings, -ends[-1][0], node)
-            for name, ends in own.stages.items()
+            (ends[-1][1], not is_meeting(name), -ends[-1][0], node)
+            for name, ends in nodes[node].items()
         )
 
     if step is not None:
         return max(
-            (node for node in spans if step in spans[node].stages),
-            key=lambda node: (spans[node].stages[step][-1][1], node),
+            (node for node in nodes if step in nodes[node]),
+            key=lambda node: (nodes[node][step][-1][1], node),
         )
-    return max(spans, key=lateness)
+    return max(nodes, key=lateness)
 
 
 def path_of(
-    nodes: Mapping[str, NodeSpans], last: str, begin_ns: int, end_ns: int, *, queue: str = ""
+    nodes: Mapping[str, Stages], last: str, begin_ns: int, end_ns: int, *, queue: str = ""
 ) -> tuple[PathPart, ...]:
     """Divide the time from begin to end among stages of the nodes that the others waited for.
 
@@ -170,29 +157,30 @@ def path_of(
             came_ns, following = came_last[meeting]
             since_ns = max(begin_ns, min(came_ns, at_ns))
         if node not in lines:
-            lines[node] = _Timeline.of(node, nodes[node].stages, begin_ns, end_ns)
+            lines[node] = _Timeline.of(node, nodes[node], begin_ns, end_ns)
         walked.append(lines[node].between(since_ns, at_ns))
         if since_ns == begin_ns:
             break
         node, at_ns = following, since_ns
     parts = [part for piece in reversed(walked) for part in piece]
     if queue and parts and parts[0].stage is None:
-        own = nodes[parts[0].node].stages
-        before = {name: spans for name, spans in nodes[queue].stages.items() if name not in own}
+        own = nodes[parts[0].node]
+        before = {name: spans for name, spans in nodes[queue].items() if name not in own}
         parts[:1] = _Timeline.of(queue, before, begin_ns, parts[0].end_ns).parts
     return tuple(_joined(parts))
 
 
-def _meetings_of(node: NodeSpans) -> list[tuple[int, _Meeting]]:
+def _meetings_of(node: Stages) -> list[tuple[int, _Meeting]]:
     """Return when a node entered each meeting, in order."""
     return sorted(
         (entered_ns, (name, len(spans) - number))
-        for name, spans in node.meetings.items()
+        for name, spans in node.items()
+        if is_meeting(name)
         for number, (entered_ns, _) in enumerate(spans)
     )
 
 
-def _came_last(nodes: Mapping[str, NodeSpans]) -> dict[_Meeting, tuple[int, str]]:
+def _came_last(nodes: Mapping[str, Stages]) -> dict[_Meeting, tuple[int, str]]:
     """Return when each meeting was complete, and which node entered it last."""
     found: dict[_Meeting, tuple[int, str]] = {}
     for name, node in nodes.items():
@@ -210,9 +198,7 @@ class _Timeline:
     begins_ns: list[int]
 
     @classmethod
-    def of(
-        cls, node: str, stages: Mapping[str, Sequence[Span]], begin_ns: int, end_ns: int
-    ) -> "_Timeline":
+    def of(cls, node: str, stages: Stages, begin_ns: int, end_ns: int) -> "_Timeline":
         parts = list(_joined(_divided(node, stages, begin_ns, end_ns)))
         return cls(parts, [part.begin_ns for part in parts])
 
@@ -231,9 +217,7 @@ class _Timeline:
         ]
 
 
-def _divided(
-    node: str, stages: Mapping[str, Sequence[Span]], begin_ns: int, end_ns: int
-) -> Iterator[PathPart]:
+def _divided(node: str, stages: Stages, begin_ns: int, end_ns: int) -> Iterator[PathPart]:
     """Yield whose each moment of a node is, in order."""
     waiting = sorted(
         (begin, end, stage) for stage, all_of in stages.items() for begin, end in all_of

@@ -3,15 +3,14 @@
 import pytest
 
 from snapshot.startup.attempts import attempts_of
-from snapshot.startup.path import NodeSpans, is_meeting, path_of
+from snapshot.startup.path import is_meeting, path_of
 from tests.support.snapshot.startup_builders import NS, a_pair
 
 
 def path(stages, begin, end):
     """Return the path of one node."""
     return [
-        (part.stage, part.begin_ns, part.end_ns)
-        for part in path_of({"n": NodeSpans(stages=stages)}, "n", begin, end)
+        (part.stage, part.begin_ns, part.end_ns) for part in path_of({"n": stages}, "n", begin, end)
     ]
 
 
