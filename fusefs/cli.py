@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -12,6 +11,7 @@ from typing import Any
 
 import click
 
+from fusefs.bridge.process.launch import followed
 from fusefs.config import FilesConfig
 from fusefs.mounts.lifecycle import is_watched, start
 from fusefs.mounts.lifecycle import umount as unmount
@@ -114,9 +114,7 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
         click.echo(f"{shown} at {target}, process {process.pid}{beside}")
         process.returncode = 0  # it outlives us, and nobody here waits for it
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: process.send_signal(received))
-    sys.exit(process.wait())
+    sys.exit(followed(process))
 
 
 @command.command("umount")

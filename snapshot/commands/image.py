@@ -2,14 +2,13 @@
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fusefs.bridge.process.launch import umount
+from fusefs.bridge.process.launch import followed, umount
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from snapshot.commands.containerd import export_command, serve_command
@@ -128,9 +127,7 @@ def mount_command(
         click.echo(f"{what} at {mountpoint}, process {process.pid}")
         process.returncode = 0  # it outlives us, and nobody here waits for it
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: process.send_signal(received))
-    sys.exit(process.wait())
+    sys.exit(followed(process))
 
 
 @command.command("umount")

@@ -33,6 +33,7 @@ from omniload.base.writing import open_log
 __all__ = [
     "clear_dead_mount",
     "failure_of",
+    "followed",
     "report_failure",
     "run_daemon",
     "start_daemon",
@@ -109,6 +110,13 @@ def start_daemon(
         code = process.wait()
         raise failure_of(answer, code, log_path)
     return process
+
+
+def followed(process: "subprocess.Popen[bytes]") -> int:
+    """Pass what ends this process on to a daemon, wait for that to end, and return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: process.send_signal(received))
+    return process.wait()
 
 
 def failure_of(answer: bytes, code: int, log_path: str | None) -> OmniloadError:

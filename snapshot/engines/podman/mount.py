@@ -17,7 +17,6 @@ from fusefs.bridge.process.launch import run_daemon, start_daemon
 from omniload.base.clock import SystemClock
 from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError
-from omniload.base.log import get_logger
 from omniload.base.units import Bytes, Seconds
 from snapshot.engines.podman.images import (
     ImageOpener,
@@ -41,8 +40,6 @@ from snapshot.oci.manifest import Platform
 from snapshot.oci.reference import Reference
 
 __all__ = ["LayerStoreMount", "layer_store_settings", "main", "mount", "serve"]
-
-_log = get_logger(__name__)
 
 _REPEATED = {"mirror": "mirrors", "registry": "registries", "plain": "plain"}
 _NO_OPTIONS = frozenset({"mountpoint", "mirrors", "registries", "bridge"})
@@ -176,12 +173,6 @@ class _Parts:
         for starts in self._starts.values():
             starts.finish()
         self._images.close()
-        _log.info(
-            "bytes by tier: %s; %d requests, %d waits",
-            self._loader.bytes_of,
-            self._loader.requests,
-            self._loader.waits,
-        )
 
     def _opened(self, served: ServedImage) -> None:
         """Begin to fetch the hot blocks of an image: the engine asks before it starts anything from it."""

@@ -222,6 +222,8 @@ class BlockLoader:
         for future in waiting:
             future.set_exception(UnavailableError("the image is being unmounted; mount it again"))
         self._pool.shutdown(cancel_futures=True)
+        moved, asked = self.bytes_of, self.requests
+        _log.info("bytes by tier: %s; %d requests, %d waits", moved, asked, self.waits)
 
     def _apply(self, event: Event) -> None:
         """Hand an event to the machine and carry out what it says; the lock is held."""

@@ -235,12 +235,6 @@ class _Serving:
         self._loader.close()
         if numbers := self._peers.numbers():
             _log.info("bytes of peers: %s", numbers)
-        _log.info(
-            "bytes by tier: %s; %d requests, %d waits",
-            self._loader.bytes_of,
-            self._loader.requests,
-            self._loader.waits,
-        )
         if self._recording is not None:
             self._recording.finish()
 
