@@ -1,6 +1,6 @@
 """Reads the event files of many nodes. They come from anywhere, so every size is bounded."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -145,29 +145,19 @@ def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
                 f"{name}:{number}: line of {len(line)} bytes, longer than {MOST_LINE_BYTES}; "
                 "it is no file of start-up events"
             )
-        for part in _whole_parts(line, may_be_cut=number == len(lines)):
-            if part is None:
-                torn += 1
-                continue
-            try:
-                events.append(parse_event(part))
-            except StateError as error:
-                raise StateError(f"{name}:{number}: {error}") from error
+        if (begin := line.rfind(_HEAD)) > 0:
+            torn += 1
+            line = line[begin:]  # noqa: PLW2901 -- what is whole of it
+        if not line.strip():
+            continue
+        if number == len(lines) and not _is_json(line):
+            torn += 1
+            continue
+        try:
+            events.append(parse_event(line))
+        except StateError as error:
+            raise StateError(f"{name}:{number}: {error}") from error
     return events, torn
-
-
-def _whole_parts(line: bytes, *, may_be_cut: bool) -> Iterator[bytes | None]:
-    """Yield what is to be parsed in a line, and ``None`` for each part that was cut."""
-    while line.strip():
-        if _is_json(line):
-            yield line
-            return
-        begin = line.find(_HEAD, 1)
-        if begin < 0:
-            yield None if may_be_cut else line
-            return
-        yield None
-        line = line[begin:]
 
 
 def _is_json(line: bytes) -> bool:
