@@ -59,6 +59,11 @@ class Panel:
     is_small: bool = False
     has_lost_work: bool = False
 
+    def is_held_by(self, figures: JsonObject) -> bool:
+        """Return whether the figures of a run (``run_figures``) hold any of its lines."""
+        held = figures[self.of]
+        return isinstance(held, dict) and any(line.key in held for line in self.lines)
+
     def to_json(self) -> JsonObject:
         """Return it as ``charts.js`` reads it."""
         options = {"floor": self.floor, "quantile": self.quantile}
@@ -255,17 +260,14 @@ def _of_experts(summary: RunSummary) -> Chart:
     panels = [
         _panel("expert_imbalance", "Busiest / mean, worst layer", floor=1.0),
         _panel("balance_loss", "Balance loss", is_small=True),
+        _panel("router_entropy", "Entropy of the routers, nats", is_small=True),
+        _panel("z_loss", "z-loss of the routers", floor=0.0, is_small=True),
+        _panel(
+            "drop_rate", "Choices that were dropped", format="percent", floor=0.0, is_small=True
+        ),
     ]
-    if not math.isnan(summary.router_entropy):
-        panels.append(_panel("router_entropy", "Entropy of the routers, nats", is_small=True))
-        panels.append(_panel("z_loss", "z-loss of the routers", floor=0.0, is_small=True))
     if not math.isnan(summary.drop_rate):
         text += f" Choices that found no room at their expert: {summary.drop_rate:.2%}."
-        panels.append(
-            _panel(
-                "drop_rate", "Choices that were dropped", format="percent", floor=0.0, is_small=True
-            )
-        )
     if 0 < len(summary.expert_slots) <= MOST_EXPERTS:
         panels.append(_of_expert_loads(summary.expert_slots))
     return Chart(title="Evenness of the experts", caption=text, panels=tuple(panels))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,14 +133,15 @@ def page_of(run: Finished, *, beside: Finished | None = None, reload_s: float | 
         template = _environment().get_template("report.html.j2")
     except ModuleNotFoundError as error:
         raise missing_extra("the report (`omniload train show RUN --html`)", error) from error
-    charts = _charts(run)
+    figures = [run_figures(each.name, each.lines, each.history) for each in runs]
+    charts = _charts(run, figures[0])
     return template.render(
         run=run,
         beside=beside,
         summary=run.summary,
         tiles=_tiles_of(runs),
         charts=charts,
-        data=_data(runs, charts, reload_s),
+        data=_data(figures, charts, reload_s),
         is_running=reload_s is not None,
         events=_told(events_of(run.lines)),
         edits=edit_places(run.history.edits),
@@ -192,17 +193,20 @@ def _save(seconds: float) -> str:
     return "not logged" if math.isnan(seconds) else f"{seconds:.2f} s"
 
 
-def _charts(run: Finished) -> list[Chart]:
+def _charts(run: Finished, figures: JsonObject) -> list[Chart]:
+    """Return the charts of a run, without panels of figures that its log does not hold."""
     seconds_N, memory = memory_by_kind(run.lines)
     shares = shares_of(last_of_each_step(run.lines), run.mix)
-    return charts_of(run.summary, shares, list(memory) if len(seconds_N) > 1 else [])
+    charts = charts_of(run.summary, shares, list(memory) if len(seconds_N) > 1 else [])
+    return [replace(c, panels=tuple(p for p in c.panels if p.is_held_by(figures))) for c in charts]
 
 
-def _data(runs: Sequence[Finished], charts: Sequence[Chart], reload_s: float | None) -> JsonObject:
+def _data(
+    figures: Sequence[JsonObject], charts: Sequence[Chart], reload_s: float | None
+) -> JsonObject:
     """Return what the page's script draws."""
     panels: list[Json] = [panel.to_json() for chart in charts for panel in chart.panels]
-    figures: list[Json] = [run_figures(run.name, run.lines, run.history) for run in runs]
-    return {"version": 1, "runs": figures, "charts": panels, "reload_s": reload_s}
+    return {"version": 1, "runs": list(figures), "charts": panels, "reload_s": reload_s}
 
 
 def _failed(event: TimedEvent) -> bool:

@@ -498,13 +498,22 @@ def test_what_routers_did_is_in_the_summary_and_drawn(run):
     assert "found no room at their expert: 25.00%" in page
     drawn = {line["key"] for chart in data_of(page)["charts"] for line in chart["lines"]}
     assert {"expert_imbalance", "router_entropy", "drop_rate"} <= drawn
-    numbers = {name for name, held in dict(lines[0]).items() if isinstance(held, int | float)}
-    assert numbers & StepFigures.model_fields.keys() - {"tokens"} <= drawn  # tokens are an axis
-    assert all(dict(lines[0])[name] is not None for name in StepFigures.model_fields)
     loads = {f"expert_load/{expert}" for expert in (0, 1, 2, 3, 8, 9, 10, 11)}
     assert {key for key in drawn if key.startswith("expert_load")} == loads
     assert loads <= set(data_of(page)["runs"][0]["figures"])
     assert "the 4 busiest and the 4 idlest of 12" in page
+
+
+def test_each_number_that_a_step_tells_of_the_model_is_drawn(run):
+    fields = StepFigures.model_fields
+    told = {n: 0.5 for n in fields if n != "expert_slots" and not fields[n].is_required()}
+    lines = tuple(a_step(step, **told) for step in range(2))
+
+    page = a_page(run, lines=lines, summary=summary_of(lines, a_mix()))
+
+    drawn = {line["key"] for chart in data_of(page)["charts"] for line in chart["lines"]}
+    # Tokens are an axis, and slots have a line for each expert.
+    assert fields.keys() - {"tokens", "expert_slots"} <= drawn
 
 
 def test_a_long_error_stays_one_line_in_a_pipe():
