@@ -9,8 +9,8 @@ DEMO_STAMP := $(VENV)/.installed-demo
 # Training frameworks, beside everything of VENV.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
-# Four lanes of tests, a worker each; tests/conftest.py says which may run side by side.
-LANES := -n 4 --dist loadgroup
+# Four lanes of tests, a worker each, and one for what only computes; tests/conftest.py says which may run side by side.
+LANES := -n 5 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system demo test collected test-fast check format bench soak mutants docs clean
@@ -42,7 +42,7 @@ test: $(STAMP) $(FRAMEWORKS_STAMP) ## Run every check and every test
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check collected
 	@$(BIN)/python -m pytest $(LANES)
 
-# Beside the checks, which use one core: four lanes then find every test module compiled.
+# Beside the checks, which use one core: five workers then find every test module compiled.
 collected: $(STAMP)
 	@$(BIN)/python -m pytest --collect-only -qq > $(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
 

@@ -1,11 +1,13 @@
 """Rules for every test: what unit tests may touch, how properties are searched, what must not be left behind."""
 
 import gc
+import itertools
 import os
 import socket
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -30,13 +32,16 @@ LANES = {
         *("distribution", "frameworks", "front_ranks", "external_launchers"),
         *("hdfs", "journal_stores"),
     ),
-    "files": ("fusefs", "data_loader"),
+    "files": ("fusefs", "trainer_integration"),
     "images": ("snapshot", "docs", "hosts"),
 }
 """Words of the paths of a lane's tests, the first lane that has one; what has none goes to the lane ``jobs``.
 
-Each takes about as long as any other.
+Each takes about as long as any other: the end of a run says how long.
 """
+REST = "jobs"
+COMPUTES = "what computes"
+"""Tests in no lane: a worker that has none of the lanes takes them, and others when their lane has ended."""
 
 # The same examples in every run: a change is refused for what it does, never for what was drawn.
 settings.register_profile(
@@ -115,8 +120,8 @@ def pytest_collection():
 def pytest_collection_modifyitems(items):
     """Keep tests that start processes or mounts in a few lanes, one test of each at a time.
 
-    Side by side with what only computes they fill the cores of a small machine; more of them
-    at once would compete for memory and make each other late.
+    They wait much: beside a worker that only computes they fill the cores of a small machine. More of
+    them at once would compete for memory and make each other late.
     """
     for item in items:
         marked = any(item.get_closest_marker(name) for name in ("ray", "fuse", "slow"))
@@ -138,7 +143,20 @@ def pytest_collection_finish(session):
 
 def _lane(path):
     place = str(path.relative_to(TESTS))
-    return next((lane for lane, words in LANES.items() if any(w in place for w in words)), "jobs")
+    return next((lane for lane, words in LANES.items() if any(w in place for w in words)), REST)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say how long each lane took: the run takes as long as the longest of them."""
+    if config.getoption("dist", "no") != "loadgroup":
+        return
+    took_s = Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            _, _, lane = report.nodeid.rpartition("@")
+            took_s[lane if lane in {*LANES, REST} else COMPUTES] += report.duration
+    said = ", ".join(f"{lane} {seconds:.0f} s" for lane, seconds in took_s.most_common())
+    terminalreporter.write_line(f"lanes: {said}")
 
 
 @pytest.hookimpl(wrapper=True)
