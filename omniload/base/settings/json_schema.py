@@ -7,7 +7,9 @@ the time that every process of a run needs to import them, and no run looks at t
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
@@ -37,16 +39,20 @@ def json_schema_of(model: type[BaseModel]) -> Schema:
     return model.model_json_schema(schema_generator=_OfFile)
 
 
-def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+# Python parses a whole module to find one class in it, and a class is extended by many.
+@cache
+def _docstrings(model: type[BaseModel]) -> Mapping[str, str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef), f"{model.__name__} is no class of a file"
+    found = {}
     for field, said in zip(body.body, body.body[1:], strict=False):
         match field, said:
             case (
                 ast.AnnAssign(target=ast.Name(id=key)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                yield key, inspect.cleandoc(text)
+                found[key] = inspect.cleandoc(text)
+    return MappingProxyType(found)
 
 
 class _OfFile(GenerateJsonSchema):
