@@ -19,6 +19,7 @@ from snapshot.engines.containerd.views import MountedViews
 from snapshot.image.mount.daemon import AUTO, ImageMount
 from snapshot.image.mount.options import mount_settings, platform_of
 from snapshot.oci.image import open_store
+from snapshot.private_folder import private_folder
 
 __all__ = ["export_command", "mount_template", "serve_command"]
 
@@ -60,11 +61,13 @@ def serve_command(
         raise ConfigError(f"user {os.geteuid()} cannot mount for containers; run it as root")
     require_text(socket, root)
     start_server = _part("server").start_server
-    set_up_logging("INFO", role="snapshotter")
     template, place = mount_template(options), Path(root).absolute()
+    # Better said now than by the first mount, to whoever starts a container.
+    indexes = private_folder(Path(template.cache) / "indexes")
+    set_up_logging("INFO", role="snapshotter")
     place.mkdir(parents=True, exist_ok=True)
     images = RegistryImages(
-        Path(template.cache) / "indexes",
+        indexes,
         template.mirrors,
         template.platform,
         lazy_from,

@@ -45,6 +45,18 @@ def test_only_root_may_serve(monkeypatch):
         call("serve")
 
 
+def test_a_file_as_cache_is_refused_before_a_container_needs_it(tmp_path, monkeypatch):
+    pytest.importorskip("grpc")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    file = tmp_path / "cache"
+    file.touch()
+
+    with pytest.raises(ConfigError, match=rf"^{file} is no folder; name another cache"):
+        call("serve", "--root", str(tmp_path / "root"), "-o", f"cache={file}")
+
+    assert not (tmp_path / "root").exists()
+
+
 @pytest.mark.parametrize("words", [("serve",), ("export", "registry.example/a:v")])
 def test_without_grpc_the_extra_is_named(monkeypatch, words):
     def missing(name):
