@@ -30,7 +30,8 @@ COMPUTING = (UNIT, TESTS / "house", TESTS / "property", TESTS / "mutants")
 LANES = {
     "packages": (
         *("distribution", "frameworks", "front_ranks", "external_launchers"),
-        *("hdfs", "journal_stores"),
+        # They share one HDFS, but for those that kill its nodes.
+        *("hdfs", "journal_stores", "token_cache_stores", "env/test_places"),
     ),
     "files": ("fusefs", "trainer_integration"),
     "images": ("snapshot", "docs", "hosts"),

@@ -14,7 +14,7 @@ from omniload.mix.journal.place import JOURNAL_NAME, journal_at
 from omniload.mix.journal.reading import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.fusefs.s3 import s3_server
-from tests.support.hdfs.cluster import hdfs_cluster, why_not
+from tests.support.hdfs.cluster import why_not
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.journal_contract import StoredJournalContract, claiming
 
@@ -30,11 +30,10 @@ def s3(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with hdfs_cluster(datanodes=1) as running:
-        os.environ.update(running.client_environment())
-        yield running
+@pytest.fixture
+def cluster(hdfs):
+    os.environ.update(hdfs.client_environment())
+    return hdfs
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from omniload.source.token_cache.places import StorePlace
 from tests.faults.omniload.test_source_token_cache_faults import a_source, read_whole
 from tests.support.fusefs.s3 import s3_server
-from tests.support.hdfs.cluster import hdfs_cluster, why_not
+from tests.support.hdfs.cluster import why_not
 
 pytestmark = pytest.mark.slow
 
@@ -23,11 +23,10 @@ def s3(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with hdfs_cluster(datanodes=1) as running:
-        os.environ.update(running.client_environment())
-        yield running
+@pytest.fixture
+def cluster(hdfs):
+    os.environ.update(hdfs.client_environment())
+    return hdfs
 
 
 def require_filled_and_used(folder, url):

@@ -15,7 +15,7 @@ from fusefs.stores.url import open_store
 from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.fusefs.builders import contents
-from tests.support.hdfs.cluster import hdfs_cluster, why_not
+from tests.support.hdfs.cluster import why_not
 from tests.support.trainer.striped_rank import STRIPING, Job, empty, full, run
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
 from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
@@ -27,11 +27,10 @@ pytestmark = [
 SHARD = "shard-00002-of-00002.safetensors"
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with hdfs_cluster() as running:
-        os.environ.update(running.client_environment())
-        yield running
+@pytest.fixture
+def cluster(hdfs):
+    os.environ.update(hdfs.client_environment())
+    return hdfs
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing_extensions import override
 from snapshot.commands.env import command
 from snapshot.env.node.cache import CACHE_VARIABLE
 from tests.support.fusefs.model import fast_directory
-from tests.support.hdfs.cluster import hdfs_cluster, why_not
 from tests.support.snapshot.env_builders import discard
 from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel
 
@@ -91,12 +90,10 @@ def saved_restored_and_pruned(place):
     assert place.version() == ""
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"REAL HDFS NOT TESTED: {why_not()}")
-def test_a_snapshot_lives_and_ends_on_a_real_hdfs(tmp_path):
-    with hdfs_cluster(datanodes=1) as cluster:
-        place = Place(tmp_path, f"{cluster.url}/envs", cluster.client_environment())
+def test_a_snapshot_lives_and_ends_on_a_real_hdfs(tmp_path, hdfs):
+    place = Place(tmp_path, f"{hdfs.url}/envs", hdfs.client_environment())
 
-        saved_restored_and_pruned(place)
+    saved_restored_and_pruned(place)
 
 
 class HerePlace(Place):
