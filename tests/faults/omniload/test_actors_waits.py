@@ -287,6 +287,7 @@ def test_a_stopped_planner_that_nobody_replaces_is_named_and_the_plane_closes(
     tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setattr(Roster, "handle", lambda *_: ())
+    monkeypatch.setattr("omniload.actors.ray.plane._CLOSE_S", 1.0)
     spec = a_spec(tmp_path, dp=2)
     ray_mix = spec.mix.model_copy(
         update={"runtime": spec.mix.runtime.model_copy(update={"kind": "ray"})}
