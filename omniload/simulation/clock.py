@@ -148,6 +148,15 @@ class Lane:
         self._waiting.append(begin)
         self._go_on()
 
+    def keep(self) -> None:
+        """Hold on to the thread of the call that has just been carried out: it waits for something else."""
+        self._free -= 1
+
+    def let_go(self) -> None:
+        """Let a thread that was kept take other calls."""
+        self._free += 1
+        self._go_on()
+
     def _go_on(self) -> None:
         while self._free and self._waiting:
             self._free -= 1

@@ -85,6 +85,8 @@ class Simulated:
     hosts: int
     sources: int
     loaders: int
+    readers: int
+    """Further readers of sources, beside the loaders."""
     constructors: int
     seed: int
     steps: int

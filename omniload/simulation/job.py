@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
-from omniload.machine.loader_groups import LoaderShare, costs_of, partition
+from omniload.machine.loader_groups import LoaderShare, SourceCost, costs_of, partition
 from omniload.machine.planner import Planner
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
@@ -12,7 +12,7 @@ from omniload.plan.world import World
 from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.kept_profile import KeptProfile
 
-__all__ = ["Job", "a_planner_of", "hosts_of", "job_of", "shares_of"]
+__all__ = ["Job", "a_planner_of", "hosts_of", "job_of", "reads_of", "shares_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ def hosts_of(ranks: int, hosts: int) -> list[str]:
     return [f"host-{rank * hosts // ranks:05}" for rank in range(ranks)]
 
 
-def shares_of(job: Job, profile: Profile) -> tuple[LoaderShare, ...]:
-    """Return the loaders as a job of this size is opened with them."""
+def reads_of(job: Job, profile: Profile) -> list[SourceCost]:
+    """Return what each source costs its loader, and how many read it, as a job of this size is opened with them."""
     spec, costs = job.spec, job.costs(profile)
     kept = {
         name: KeptProfile(
@@ -69,10 +69,15 @@ def shares_of(job: Job, profile: Profile) -> tuple[LoaderShare, ...]:
         )
         for name, source in zip(spec.mix.names, costs, strict=True)
     }
-    runtime = spec.mix.runtime
-    # Further readers of a source are not simulated: its loader does all of the work.
-    alone = [replace(cost, readers=1) for cost in costs_of(spec.mix, kept)]
-    return partition(alone, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
+    return costs_of(spec.mix, kept, cores=max(1, int(job.cores)))
+
+
+def shares_of(job: Job, profile: Profile) -> tuple[LoaderShare, ...]:
+    """Return the loaders as a job of this size is opened with them."""
+    runtime = job.spec.mix.runtime
+    return partition(
+        reads_of(job, profile), num_loaders=runtime.loaders, max_loaders=runtime.scaling.most
+    )
 
 
 def _token_s(costs: SourceCosts) -> float:

@@ -14,10 +14,11 @@ from omniload.machine.source_loader import SourceLoader
 from omniload.simulation.clock import Clock, Host, Lane, Process
 from omniload.simulation.figures import Connections, HostFigures, RoleFigures, Simulated, Waits
 from omniload.simulation.hollow import HollowSource, hollow_rows
-from omniload.simulation.job import Job, a_planner_of, hosts_of, shares_of
+from omniload.simulation.job import Job, a_planner_of, hosts_of, reads_of, shares_of
+from omniload.simulation.loaders import SimulatedLoader, SimulatedReader
 from omniload.simulation.profile import BuildCosts, MessageCosts, Profile
 from omniload.simulation.ranks import LocalRank, Rank, RayRank, Trainer
-from omniload.simulation.roles import SimulatedConstructor, SimulatedLoader, SimulatedPlanner
+from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
 from omniload.simulation.wire import Wire
 
 __all__ = ["simulate"]
@@ -89,6 +90,7 @@ class _Run:
             for _ in range(job.hosts)
         ]
         self.shares = shares_of(job, profile)
+        self.readers_S = [cost.readers for cost in reads_of(job, profile)]
         self.warm_up = mix.steps_ahead + mix.steps_at_once
         self.num_steps = self.warm_up + job.steps
         self._peaks: dict[int, int] = {}
@@ -157,6 +159,24 @@ class _Run:
                     builds=self.builds,
                     lane=lane,
                     memory=mix.loader.memory,
+                    readers={s: self._readers(s, only) for s in share.sources},
+                )
+            )
+        return made
+
+    def _readers(self, source: int, only: Process | None) -> list[SimulatedReader]:
+        """Return the further readers of a source: processes beside its loader, or threads of the one process."""
+        costs, readers = self.job.costs(self.profile)[source], self.readers_S[source]
+        made = []
+        for _ in range(readers - 1):
+            process = only or self.hosts[0].process("reader", self.profile.threads)
+            made.append(
+                SimulatedReader(
+                    process=process,
+                    wire=self.wire,
+                    lane=Lane(process, 1),
+                    block_bytes=costs.block_bytes // readers,
+                    memory=self.job.spec.mix.loader.memory // readers,
                 )
             )
         return made
@@ -247,7 +267,11 @@ class _Run:
     def _weigh(self) -> None:
         """Note what every process takes of memory now, where it is more than before."""
         held: dict[int, int] = {}
-        roles: list[_Holds] = [*self.loaders, *self.constructors, *self.ranks, self.planner]
+        readers = [
+            each for loader in self.loaders for its in loader.readers.values() for each in its
+        ]
+        roles: list[_Holds] = [*self.loaders, *readers, *self.constructors, *self.ranks]
+        roles.append(self.planner)
         for each in roles:
             held[id(each.process)] = held.get(id(each.process), 0) + each.held_bytes
         own = {"node": self.messages.node_bytes, "rank": 0}
@@ -269,6 +293,7 @@ class _Run:
             hosts=job.hosts,
             sources=len(job.originals),
             loaders=len(self.loaders),
+            readers=sum(self.readers_S) - len(self.readers_S),
             constructors=len(self.constructors),
             seed=job.seed,
             steps=steps,

@@ -10,14 +10,10 @@ from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.layout import constructors_by_host
 from omniload.simulation.job import Job, hosts_of
-from omniload.simulation.measuring import (
-    measure_builds,
-    measure_messages,
-    measure_sources,
-    measure_threads,
-)
+from omniload.simulation.measuring import measure_builds, measure_messages
 from omniload.simulation.planning import measure_planner
 from omniload.simulation.profile import Profile
+from omniload.simulation.reading import measure_sources, measure_threads
 
 __all__ = ["Shown", "measured_sources", "with_planner", "with_runtime"]
 

@@ -41,8 +41,14 @@ class SourceCosts(StrictModel):
     """Each token of it, transforms included."""
     block_s: Seconds
     """Decoding a block: read whenever positions of another one are wanted."""
+    merge_s: Seconds
+    """Putting what several readers have read of a range together."""
+    merge_token_s: Seconds
+    """Each token of it."""
     block_positions: Annotated[int, Field(ge=1, le=1 << 43)]
     """Records of a block."""
+    block_units: Annotated[int, Field(ge=1, le=1 << 43)]
+    """Units of a block, which several readers divide among them."""
     block_bytes: Size
     """Memory of a decoded block."""
     bytes_per_token: Annotated[float, Field(ge=4, le=1 << 20, allow_inf_nan=False)]
@@ -117,8 +123,8 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[1] = 1
-    """Of this format."""
+    version: Literal[2] = 2
+    """Of this format; 1 said nothing of units and of what is merged, so it cannot tell what several readers take."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

@@ -1,4 +1,4 @@
-"""Shells of the machines under a virtual clock: they carry events in and commands out, and count what that costs.
+"""Planner and constructors under a virtual clock: shells that carry events and commands, and count what that costs.
 
 Each does what the shell of the same role does in a run (``omniload.actors``): which thread handles what,
 what is asked of whom, and in how many messages.
@@ -28,20 +28,17 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.machine.planner import Planner
-from omniload.machine.source_loader import SourceLoader
 from omniload.mix.columns import ColumnRanges, SampleColumns
-from omniload.mix.samples import SampleTable
 from omniload.plan.records import StepPlan
 from omniload.simulation.clock import Lane, Process, Then
-from omniload.simulation.hollow import HollowSource, hollow_columns, size_of_batch
-from omniload.simulation.profile import BuildCosts, PlannerCosts, SourceCosts
+from omniload.simulation.hollow import size_of_batch
+from omniload.simulation.loaders import SimulatedLoader, size_of_request, size_of_table
+from omniload.simulation.profile import BuildCosts, PlannerCosts
 from omniload.simulation.wire import Wire
 
-__all__ = ["SimulatedConstructor", "SimulatedLoader", "SimulatedPlanner"]
+__all__ = ["SimulatedConstructor", "SimulatedPlanner"]
 
 _PIECE_BYTES, _ROW_BYTES = 28, 16
-_SAMPLE_BYTES = 16
-_REQUESTED_BYTES = 20
 
 
 class _Waiting(Protocol):
@@ -52,114 +49,9 @@ class _Waiting(Protocol):
         ...
 
 
-def _size_of_table(table: SampleTable) -> int:
-    """Return the bytes of what a loader reports."""
-    return _SAMPLE_BYTES * len(table)
-
-
 def _size_of_plan(plan: StepPlan) -> int:
     """Return the bytes of a plan, or of a part of one."""
     return _PIECE_BYTES * len(plan.pieces) + _ROW_BYTES * plan.num_rows
-
-
-@dataclass(slots=True)
-class SimulatedLoader:
-    """A source loader: reads in some threads, and answers constructors in others."""
-
-    process: Process
-    wire: Wire
-    machine: SourceLoader
-    sources: Mapping[int, HollowSource]
-    costs: Mapping[int, SourceCosts]
-    builds: BuildCosts
-    lane: Lane
-    """Threads that read, and that answer."""
-    memory: int
-    """Cap of what its samples take."""
-    _blocks: dict[int, int] = field(default_factory=dict, init=False)
-    """The block that each source has decoded."""
-
-    def read(self, command: ReadAhead, report: Callable[[SamplesReported], None]) -> None:
-        """Read a range and report it."""
-        self.lane.call(lambda: self._begin_read(command, report))
-
-    def _begin_read(
-        self, command: ReadAhead, report: Callable[[SamplesReported], None]
-    ) -> tuple[float, Then]:
-        (answer,) = self.machine.handle(command)
-        asked_s = self.wire.receiving_s()
-        if isinstance(answer, SamplesReported):
-            return asked_s, lambda: report(answer)
-        read = self.sources[command.source].read(answer.start, answer.stop)
-        costs = self.costs[command.source]
-        tokens = int(read.tokens.offsets[-1])
-        blocks = self._decoded(command.source, answer.start, answer.stop)
-        seconds = costs.read_s + tokens * costs.token_s + blocks * costs.block_s
-
-        def held() -> None:
-            (reported,) = self.machine.handle(read)
-            assert isinstance(reported, SamplesReported)
-            report(reported)
-
-        size_bytes = _size_of_table(read.table)
-        return asked_s + seconds + self.wire.sending_s(size_bytes), held
-
-    def _decoded(self, source: int, start: int, stop: int) -> int:
-        """Return how many blocks are decoded for a range that were not at hand."""
-        costs = self.costs[source]
-        if costs.block_positions >= costs.positions_per_epoch:  # one block for all epochs
-            first, last = 0, 0
-        else:
-            first, last = start // costs.block_positions, (stop - 1) // costs.block_positions
-        at_hand = self._blocks.get(source)
-        self._blocks[source] = last
-        return last - first + (at_hand != first)
-
-    def slices(
-        self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
-    ) -> None:
-        """Answer a constructor of another process: what it asks for, copied."""
-        self.lane.call(lambda: self._begin_slices(requests, answer))
-
-    def _begin_slices(
-        self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
-    ) -> tuple[float, Then]:
-        found = self.columns(requests)
-        size_bytes = self.size_of(requests, found)
-        asked_s = self.wire.receiving_s(sum(_size_of_request(each) for each in requests))
-        seconds = asked_s + self.slices_s(requests, found) + self.wire.sending_s(size_bytes)
-        return seconds, lambda: answer(found, size_bytes)
-
-    def columns(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
-        """Return what a constructor asks for, as the machine finds it."""
-        lengths = (self.machine.ranges_of([each]).tokens.lengths_N for each in requests)
-        return [hollow_columns(each) for each in lengths]
-
-    def slices_s(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> float:
-        """Return what finding and copying them takes."""
-        tokens = sum(int(each.tokens.offsets[-1]) for each in found)
-        costs = self.builds
-        return len(requests) * costs.slices_request_s + tokens * costs.slices_token_s
-
-    def size_of(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> int:
-        """Return the bytes of an answer, further columns included."""
-        return round(
-            sum(
-                int(columns.tokens.offsets[-1]) * self.costs[request.source].bytes_per_token
-                for request, columns in zip(requests, found, strict=True)
-            )
-        )
-
-    @property
-    def held_bytes(self) -> int:
-        """What it holds: samples, and decoded blocks as far as the cap has room; the rest lies on disk."""
-        samples = self.machine.held_bytes()
-        blocks = sum(self.costs[source].block_bytes for source in self._blocks)
-        return max(samples, min(samples + blocks, self.memory))
-
-
-def _size_of_request(request: SliceRequest) -> int:
-    return _REQUESTED_BYTES * len(request.positions_N)
 
 
 @dataclass(slots=True)
@@ -227,7 +119,7 @@ class SimulatedConstructor:
             requests = [fetch.requests[place] for place in places]
             loader = self.loader_of[requests[0].source]
             ask = partial(self._ask_one, loader, requests, partial(answered, number))
-            size_bytes = sum(map(_size_of_request, requests))
+            size_bytes = sum(map(size_of_request, requests))
             self.wire.carry(self.process, loader.process, ask, size_bytes)
 
     def _ask_one(
@@ -320,7 +212,7 @@ class SimulatedPlanner:
     def _begin(self, event: PlannerEvent) -> tuple[float, Then]:
         size_bytes = 0
         if isinstance(event, SamplesReported):
-            size_bytes = _size_of_table(event.table)
+            size_bytes = size_of_table(event.table)
             self._tables.setdefault(event.source, deque()).append((event.table.stop, size_bytes))
         seconds = 0.0 if isinstance(event, Started) else self.wire.receiving_s(size_bytes)
         seconds += self.costs.taken_s if isinstance(event, StepTaken) else self.costs.report_s
@@ -369,7 +261,7 @@ class SimulatedPlanner:
         return self.wire.sending_s(size_bytes)
 
     def _report(self, loader: SimulatedLoader, report: SamplesReported) -> None:
-        hear, size_bytes = partial(self.hear, report), _size_of_table(report.table)
+        hear, size_bytes = partial(self.hear, report), size_of_table(report.table)
         self.wire.carry(loader.process, self.process, hear, size_bytes)
 
     def _release(self, step: int) -> None:

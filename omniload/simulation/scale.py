@@ -35,6 +35,10 @@ def with_sources(mix: MixConfig, count: int) -> MixConfig:
         for name in names
         for k in range(copies[name])
     }
+    readers = content["loader"]["readers"]
+    content["loader"]["readers"] = {
+        _copy(name, k): count for name, count in readers.items() for k in range(copies[name])
+    }
     for stage in content["mix"]["stages"]:
         stage["weights"] = {
             _copy(name, k): weight / copies[name]

@@ -30,7 +30,13 @@ def profiles(draw):
         node_bytes=1 << 20,
     )
     sources = {
-        name: some_costs(draw(st.integers(0, 9)), read_s=draw(seconds), block_s=draw(seconds))
+        name: some_costs(
+            draw(st.integers(0, 9)),
+            read_s=draw(seconds),
+            block_s=draw(seconds),
+            merge_s=draw(seconds),
+            block_units=draw(st.integers(1, 5)),
+        )
         for name in ("web", "code")
     }
     both = {"builds": {"local": builds, "ray": builds}}
@@ -46,6 +52,8 @@ def jobs(draw):
             "prefetch_steps": draw(st.sampled_from([1, 4, 8])),
             "loaders": draw(st.integers(0, 2)),
         },
+        # Said for both: what measured costs ask for may be any other number.
+        loader={"readers": {name: draw(st.integers(1, 3)) for name in ("code", "web")}},
     )
     ranks = draw(st.sampled_from([1, 2, 4, 16]))
     return a_job(

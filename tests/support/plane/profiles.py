@@ -19,13 +19,16 @@ __all__ = ["a_job", "a_profile", "planned", "some_costs"]
 
 
 def some_costs(seed: int = 0, **changes: Any) -> SourceCosts:
-    """Return a source of 1,000 records of some 20 tokens, in blocks of 100."""
+    """Return a source of 1,000 records of some 20 tokens, in blocks of 100 and of four units."""
     lengths = np.random.default_rng(seed).integers(5, 40, 60).tolist()
     defaults = {
         "read_s": 1e-4,
         "token_s": 1e-7,
         "block_s": 1e-3,
+        "merge_s": 1e-5,
+        "merge_token_s": 1e-9,
         "block_positions": 100,
+        "block_units": 4,
         "block_bytes": 10_000,
         "bytes_per_token": 4.0,
         "positions_per_epoch": 1_000,

@@ -83,3 +83,19 @@ def test_bytes_go_through_the_network_of_a_host_one_behind_the_other():
     run(clock)
 
     assert host.transfer_s(1_000_000) == pytest.approx(1.5)
+
+
+def test_a_thread_that_is_kept_takes_no_call_until_it_is_let_go():
+    clock, host = a_host()
+    lane, found = Lane(host.process("loader"), 1), []
+
+    def waits_for_another():
+        lane.keep()
+        clock.after(5.0, lane.let_go)
+
+    lane.call(lambda: (1.0, waits_for_another))
+    lane.call(lambda: (1.0, ended(clock, found, "next")))
+
+    run(clock)
+
+    assert found == [("next", 7.0)]

@@ -1,0 +1,235 @@
+"""Source loaders under a virtual clock, and the further readers of their sources.
+
+What a loader and each reader have of a range follows from the units of its blocks, as in a run
+(``source.parts``): a reader without a unit of a block gives nothing of it.
+
+Shape suffixes:
+    B  blocks      R  readers of a source, its loader first
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.machine.messages import ReadAhead, SamplesReported, SliceRequest
+from omniload.machine.source_loader import SamplesRead, SourceLoader
+from omniload.mix.columns import SampleColumns
+from omniload.mix.samples import SampleTable
+from omniload.simulation.clock import Lane, Process, Then
+from omniload.simulation.hollow import HollowSource, hollow_columns
+from omniload.simulation.profile import BuildCosts, SourceCosts
+from omniload.simulation.wire import Wire
+
+__all__ = [
+    "SimulatedLoader",
+    "SimulatedReader",
+    "parts_of_blocks",
+    "size_of_request",
+    "size_of_table",
+]
+
+_SAMPLE_BYTES = 16
+_REQUESTED_BYTES = 20
+_RANGE_BYTES = 16
+
+
+def size_of_table(table: SampleTable) -> int:
+    """Return the bytes of what a loader reports."""
+    return _SAMPLE_BYTES * len(table)
+
+
+def size_of_request(request: SliceRequest) -> int:
+    """Return the bytes of what a constructor asks of a source."""
+    return _REQUESTED_BYTES * len(request.positions_N)
+
+
+def parts_of_blocks(blocks_B: NDArray[np.int64], units: int, readers: int) -> NDArray[np.float64]:
+    """Return the part of each block that is each reader's, ``[R, B]``; those of a block sum to 1.
+
+    Args:
+        blocks_B: Numbers of the blocks: each begins with another reader, as ``Share`` has it.
+        units: Of a block.
+        readers: Of the source.
+    """
+    first_RB = (np.arange(readers)[:, None] - blocks_B) % readers
+    parts: NDArray[np.float64] = np.maximum(0, -(-(units - first_RB) // readers)) / units
+    return parts
+
+
+@dataclass(slots=True)
+class SimulatedReader:
+    """A further reader of a source: reads its part when its loader asks, one call at a time."""
+
+    process: Process
+    wire: Wire
+    lane: Lane
+    """Its one thread."""
+    block_bytes: int
+    """Of its part of a decoded block."""
+    memory: int
+    """Cap of that."""
+    has_read: bool = field(default=False, init=False)
+
+    def read(self, seconds: float, size_bytes: int, answered: Then) -> None:
+        """Read for so long and answer so much."""
+        self.has_read = True
+        spent_s = self.wire.receiving_s(_RANGE_BYTES) + seconds + self.wire.sending_s(size_bytes)
+        self.lane.call(lambda: (spent_s, answered))
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds: its part of a decoded block, as far as the cap has room."""
+        return min(self.block_bytes, self.memory) if self.has_read else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What each reader of a source has of a read."""
+
+    seconds_R: NDArray[np.float64]
+    bytes_R: NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class SimulatedLoader:
+    """A source loader: reads in some threads, and answers constructors in others."""
+
+    process: Process
+    wire: Wire
+    machine: SourceLoader
+    sources: Mapping[int, HollowSource]
+    costs: Mapping[int, SourceCosts]
+    builds: BuildCosts
+    lane: Lane
+    """Threads that read, and that answer."""
+    memory: int
+    """Cap of what its samples take."""
+    readers: Mapping[int, Sequence[SimulatedReader]] = field(default_factory=dict)
+    """Further readers of each source that has some."""
+    _blocks: dict[int, int] = field(default_factory=dict, init=False)
+    """The block that each source has decoded."""
+
+    def read(self, command: ReadAhead, report: Callable[[SamplesReported], None]) -> None:
+        """Read a range and report it."""
+        self.lane.call(lambda: self._begin_read(command, report))
+
+    def _begin_read(
+        self, command: ReadAhead, report: Callable[[SamplesReported], None]
+    ) -> tuple[float, Then]:
+        (answer,) = self.machine.handle(command)
+        asked_s = self.wire.receiving_s()
+        if isinstance(answer, SamplesReported):
+            return asked_s, lambda: report(answer)
+        read = self.sources[command.source].read(answer.start, answer.stop)
+        parts = self._parts(read)
+        told_s = self.wire.sending_s(size_of_table(read.table))
+        if others := self.readers.get(command.source, ()):
+            asked_s += len(others) * self.wire.sending_s(_RANGE_BYTES)
+            return asked_s, lambda: self._read_parts(read, parts, told_s, report)
+        return asked_s + float(parts.seconds_R[0]) + told_s, lambda: self._hold(read, report)
+
+    def _hold(self, read: SamplesRead, report: Callable[[SamplesReported], None]) -> None:
+        (reported,) = self.machine.handle(read)
+        assert isinstance(reported, SamplesReported)
+        report(reported)
+
+    def _read_parts(
+        self,
+        read: SamplesRead,
+        parts: _Parts,
+        told_s: float,
+        report: Callable[[SamplesReported], None],
+    ) -> None:
+        """Read a part while other readers read theirs; once all are there, put them together."""
+        others, costs = self.readers[read.source], self.costs[read.source]
+        missing = [len(others) + 1]
+        self.lane.keep()
+
+        def ended() -> None:
+            self.lane.let_go()
+            self._hold(read, report)
+
+        def one_is_there() -> None:
+            missing[0] -= 1
+            if missing[0]:
+                return
+            received_s = sum(self.wire.receiving_s(round(each)) for each in parts.bytes_R[1:])
+            merged_s = costs.merge_s + int(read.tokens.offsets[-1]) * costs.merge_token_s
+            self.process.work(received_s + merged_s + told_s, ended)
+
+        for number, reader in enumerate(others, 1):
+            size_bytes = round(float(parts.bytes_R[number]))
+            carry = self.wire.carry
+            back = partial(carry, reader.process, self.process, one_is_there, size_bytes)
+            ask = partial(reader.read, float(parts.seconds_R[number]), size_bytes, back)
+            carry(self.process, reader.process, ask, _RANGE_BYTES)
+        self.process.work(float(parts.seconds_R[0]), one_is_there)
+
+    def _parts(self, read: SamplesRead) -> _Parts:
+        """Return what each reader reads of a range, and how long; blocks that were not at hand are decoded."""
+        costs, start, stop = self.costs[read.source], read.table.start, read.table.stop
+        size = costs.block_positions
+        if size >= costs.positions_per_epoch:  # one block for all epochs
+            blocks_B, positions_B = np.zeros(1, np.int64), np.asarray([stop - start])
+        else:
+            blocks_B = np.arange(start // size, (stop - 1) // size + 1)
+            ends_B = np.minimum(stop, (blocks_B + 1) * size)
+            positions_B = ends_B - np.maximum(start, blocks_B * size)
+        is_new_B = np.ones(len(blocks_B))
+        is_new_B[0] = self._blocks.get(read.source) != blocks_B[0]
+        self._blocks[read.source] = int(blocks_B[-1])
+        tokens_B = int(read.tokens.offsets[-1]) * positions_B / max(1, stop - start)
+        parts_RB = parts_of_blocks(blocks_B, costs.block_units, self._readers_of(read.source))
+        seconds_R = parts_RB @ (tokens_B * costs.token_s + is_new_B * costs.block_s)
+        return _Parts(
+            seconds_R=seconds_R + costs.read_s * (parts_RB.max(axis=1) > 0),
+            bytes_R=parts_RB @ tokens_B * costs.bytes_per_token,
+        )
+
+    def _readers_of(self, source: int) -> int:
+        return 1 + len(self.readers.get(source, ()))
+
+    def slices(
+        self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
+    ) -> None:
+        """Answer a constructor of another process: what it asks for, copied."""
+        self.lane.call(lambda: self._begin_slices(requests, answer))
+
+    def _begin_slices(
+        self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
+    ) -> tuple[float, Then]:
+        found = self.columns(requests)
+        size_bytes = self.size_of(requests, found)
+        asked_s = self.wire.receiving_s(sum(size_of_request(each) for each in requests))
+        seconds = asked_s + self.slices_s(requests, found) + self.wire.sending_s(size_bytes)
+        return seconds, lambda: answer(found, size_bytes)
+
+    def columns(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
+        """Return what a constructor asks for, as the machine finds it."""
+        lengths = (self.machine.ranges_of([each]).tokens.lengths_N for each in requests)
+        return [hollow_columns(each) for each in lengths]
+
+    def slices_s(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> float:
+        """Return what finding and copying them takes."""
+        tokens = sum(int(each.tokens.offsets[-1]) for each in found)
+        costs = self.builds
+        return len(requests) * costs.slices_request_s + tokens * costs.slices_token_s
+
+    def size_of(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> int:
+        """Return the bytes of an answer, further columns included."""
+        return round(
+            sum(
+                int(columns.tokens.offsets[-1]) * self.costs[request.source].bytes_per_token
+                for request, columns in zip(requests, found, strict=True)
+            )
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds: samples, and decoded blocks as far as the cap has room; the rest lies on disk."""
+        samples = self.machine.held_bytes()
+        blocks = sum(self.costs[s].block_bytes // self._readers_of(s) for s in self._blocks)
+        return max(samples, min(samples + blocks, self.memory))

@@ -1,0 +1,173 @@
+"""What reading takes of this machine: each source of a mix opened and read a little, and threads that read at once.
+
+Everything is processor time, so that other work on the machine counts for little.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from omniload.actors.plane import PlaneSpec
+from omniload.simulation.profile import SourceCosts
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
+from omniload.source.parts.blocks import SampleBlock, merged
+from omniload.source.parts.share import Part
+from omniload.source.source import RecordSource, Source, open_source
+
+__all__ = ["line_through", "measure_sources", "measure_threads", "spent_s"]
+
+_SMALL_READ, _LARGE_READ = 16, 256
+"""Records of the two sizes of reads."""
+_REPEATS = 5
+_MOST_RECORDS, _MOST_TOKENS = 2_048, 1 << 20
+"""Of a source whose samples are looked at."""
+_THREADS_S = 0.15
+
+
+def spent_s(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the processor seconds of this process that a call takes, and what it returns."""
+    began_s = time.process_time()
+    found = call()
+    return time.process_time() - began_s, found
+
+
+def line_through(x0: float, y0: float, x1: float, y1: float) -> tuple[float, float]:
+    """Return offset and slope of the line through two points, neither below 0."""
+    slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else y1 / max(1.0, x1)
+    offset = y0 - slope * x0
+    return (offset, slope) if offset >= 0 else (0.0, y1 / max(1.0, x1))
+
+
+def measure_sources(spec: PlaneSpec, advance: Callable[[int], object]) -> dict[str, SourceCosts]:
+    """Read a little of every source; ``advance`` is called as each is done.
+
+    Raises:
+        OmniloadError: As for ``open_source``.
+    """
+    found = {}
+    for name in spec.mix.names:
+        found[name] = _measure_source(spec, name)
+        advance(1)
+    return found
+
+
+def _opened(spec: PlaneSpec, name: str) -> RecordSource:
+    mix = spec.mix
+    return open_source(
+        name,
+        mix.sources[name].using(mix.batch.columns_used),
+        seed=mix.seed,
+        tokenizer=mix.tokenizer,
+        base_dir=spec.base_dir,
+        cache_dir=spec.cache_dir,
+        row_length=mix.pack.length,
+    )
+
+
+def _block_of(spec: PlaneSpec, name: str) -> tuple[int, int]:
+    """Return the records and the units of a block of a source, on average."""
+    config = spec.mix.sources[name]
+    cache = IndexCache(folder=spec.cache_dir, source=name) if spec.cache_dir else None
+    rows_U = open_format(name, config, base_dir=spec.base_dir, cache=cache).format.units().rows_U
+    filled_U = rows_U[rows_U > 0]
+    most = config.shuffle.block_units if config.shuffle.method == "block" else 1
+    units = max(1, min(most, len(filled_U)))
+    return max(1, round(float(filled_U.mean()) * units)), units
+
+
+def _measure_source(spec: PlaneSpec, name: str) -> SourceCosts:
+    source, (block, units) = _opened(spec, name), _block_of(spec, name)
+    epoch = source.positions_per_epoch
+    if block < epoch:  # what is loaded once is paid for by the block after this one
+        source.read(block, min(block + _SMALL_READ, epoch))
+    decode_s, _ = spent_s(lambda: source.read(0, min(_SMALL_READ, epoch)))
+    small_s, small = _reads(source, _SMALL_READ, min(block, epoch))
+    large_s, large = _reads(source, _LARGE_READ, min(block, epoch))
+    token_s = max(0.0, large_s - small_s) / max(1, large - small)
+    if large <= small:
+        token_s = large_s / max(1, large)
+    merge_s, merge_token_s = _merges(source, min(block, epoch))
+    seen = _looked_at(source, min(block, epoch, _MOST_RECORDS))
+    table = seen.table
+    counts = np.bincount(table.positions_N, minlength=table.stop)
+    tokens = max(1, len(seen.tokens.values_V))
+    size = sum(column.values_V.nbytes for column in (seen.tokens, *seen.others.values()))
+    return SourceCosts(
+        read_s=max(0.0, small_s - small * token_s),
+        token_s=token_s,
+        block_s=max(0.0, decode_s - small_s),
+        merge_s=merge_s,
+        merge_token_s=merge_token_s,
+        block_positions=block,
+        block_units=units,
+        block_bytes=round(size / table.stop * block),
+        bytes_per_token=max(4.0, size / tokens),
+        positions_per_epoch=epoch,
+        counts=counts.tolist(),
+        lengths=table.lengths_N.tolist(),
+    )
+
+
+def _reads(source: Source, records: int, end: int) -> tuple[float, int]:
+    """Return the seconds and tokens of a read of so many records within the block at hand."""
+    found = []
+    for number in range(_REPEATS):
+        start = number * records % max(1, end - records)
+        seconds, read = spent_s(lambda: source.read(start, min(start + records, end)))  # noqa: B023 -- called here
+        found.append((seconds, len(read.tokens.values_V)))
+    return median(s for s, _ in found), round(median(tokens for _, tokens in found))
+
+
+def _merges(source: RecordSource, end: int) -> tuple[float, float]:
+    """Return what it takes to put the reads of two readers together: of each, and of each token."""
+    reads = [(0, min(records, end)) for records in (_SMALL_READ, _LARGE_READ)]
+    # One reader after the other: each decodes its units of the block once.
+    of_readers = [[source.read_part(*read, Part(n, 2)) for read in reads] for n in range(2)]
+    found = []
+    for parts in zip(*of_readers, strict=True):
+        each = [spent_s(lambda: merged(parts)) for _ in range(_REPEATS)]  # noqa: B023 -- called here
+        found.append((median(s for s, _ in each), len(each[0][1].tokens.values_V)))
+    (small_s, small), (large_s, large) = found
+    return line_through(small, small_s, large, large_s)
+
+
+def _looked_at(source: Source, records: int) -> SampleBlock:
+    """Read the first records, fewer where they are long."""
+    first = source.read(0, min(_SMALL_READ, records))
+    each = max(1.0, len(first.tokens.values_V) / first.table.stop)
+    found = source.read(0, max(first.table.stop, min(records, int(_MOST_TOKENS / each))))
+    return found if len(found.table) else source.read(0, records)
+
+
+def measure_threads(spec: PlaneSpec) -> float:
+    """Return how many cores two threads of a process get that read; the best of some tries."""
+    sources = [_opened(spec, name) for name in [*spec.mix.names, *spec.mix.names][:2]]
+    for source in sources:
+        source.read(0, 1)
+    got = max(_cores_of_two(sources) for _ in range(_REPEATS))
+    return float(np.clip(got, 1.0, len(os.sched_getaffinity(0))))
+
+
+def _cores_of_two(sources: Sequence[Source]) -> float:
+    until_s = time.perf_counter() + _THREADS_S
+
+    def read(source: Source) -> None:
+        end = max(1, source.positions_per_epoch - _LARGE_READ)
+        at = 0
+        while time.perf_counter() < until_s:
+            source.read(at, at + _LARGE_READ)
+            at = (at + _LARGE_READ) % end
+
+    began_s, spent_s = time.perf_counter(), time.process_time()
+    threads = [threading.Thread(target=read, args=(source,)) for source in sources]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.process_time() - spent_s) / (time.perf_counter() - began_s)
