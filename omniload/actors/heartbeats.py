@@ -7,6 +7,7 @@ local runtime, into a small file a second in the folder of the plane's Ray.
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,15 +32,19 @@ _BEAT_S = 1.0
 class Activity:
     """What one role does at present. Safe to call from several threads."""
 
-    def __init__(self, name: str, *, reads: bool = False, log: RoleLog | None = None) -> None:
+    def __init__(
+        self, name: str, *, reads: bool = False, log: RoleLog | None = None, host: str = ""
+    ) -> None:
         """Begin with nothing to do.
 
         Args:
             name: Of the role.
             reads: Whether calls to stores that are under way in this process are the role's.
             log: Gets what is logged while the role does something, and what it fails with.
+            host: What people call this host; by default its own name.
         """
         self.name, self._reads, self._log = name, reads, log
+        self._host = host or socket.gethostname()
         self._lock = threading.Lock()
         self._tasks: dict[object, Task] = {}
         self.figures = Figures()
@@ -77,6 +82,10 @@ class Activity:
         task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
         self.idle = lambda: task
 
+    def go(self) -> None:
+        """Say nothing from now on of what the role waits for while it has no task."""
+        self.idle = lambda: None
+
     def progress(self) -> Progress:
         """Return the role's heartbeat of now."""
         with self._lock:
@@ -95,6 +104,7 @@ class Activity:
             calls=calls,
             figures=self.figures.read(),
             log="" if self._log is None else str(self._log.path),
+            host=self._host,
         )
 
 
@@ -135,11 +145,11 @@ class FolderBoard(Board):
             A function that ends it.
         """
         ended = threading.Event()
-        self._write(activity)
+        self.note(activity.progress())
 
         def beat() -> None:
             while not ended.wait(_BEAT_S):
-                self._write(activity)
+                self.note(activity.progress())
 
         thread = threading.Thread(target=beat, name="omniload-heartbeat", daemon=True)
         thread.start()
@@ -162,16 +172,17 @@ class FolderBoard(Board):
             found[progress.name] = progress
         return found
 
+    def note(self, progress: Progress) -> None:
+        """Write the heartbeat of a role, by the clock of this host."""
+        heartbeat = json.dumps(progress.to_json()).encode()
+        try:
+            write_whole(self._place_of(progress.name), heartbeat)
+        except OSError:
+            return  # the plane is being closed, or its disk is full: its heart is seen to stop
+
     def forget(self, name: str) -> None:
         """Take a role that has ended off the board."""
         self._place_of(name).unlink(missing_ok=True)
 
     def _place_of(self, name: str) -> Path:
         return self._folder / f"{name.replace(' ', '-')}.json"
-
-    def _write(self, activity: Activity) -> None:
-        heartbeat = json.dumps(activity.progress().to_json()).encode()
-        try:
-            write_whole(self._place_of(activity.name), heartbeat)
-        except OSError:
-            return  # the plane is being closed, or its disk is full: its heart is seen to stop

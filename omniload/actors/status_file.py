@@ -44,6 +44,8 @@ class RoleLine(StrictModel):
     memory_bytes: int | None
     """Resident memory of its process; nothing for one on another host."""
     log: str = ""
+    host: str = ""
+    """What people call the host that it is on."""
     in_trouble: bool = False
 
 
@@ -61,8 +63,13 @@ class PlaneStatus(StrictModel):
     roles: tuple[RoleLine, ...]
 
 
-def write_status(folder: Path | None, board: Board) -> Callable[[], None]:
+def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[[], None]:
     """Write the status now and every second, in a thread; without a folder do nothing.
+
+    Args:
+        folder: Of the run.
+        board: Heartbeats of all roles.
+        host: What roles call this host; by default its own name.
 
     Returns:
         A function that ends it; the last status stays.
@@ -70,13 +77,13 @@ def write_status(folder: Path | None, board: Board) -> Callable[[], None]:
     if folder is None:
         return _nothing
     ended = threading.Event()
-    place = folder / STATUS_NAME
+    place, here = folder / STATUS_NAME, host or socket.gethostname()
 
     def keep() -> None:
         before: dict[str, Progress] = {}
         while True:
             roles = board.read()
-            _write(place, _status(roles, before))
+            _write(place, _status(roles, before, here))
             before = roles
             if ended.wait(_EVERY_S):
                 return
@@ -112,14 +119,15 @@ def read_status(folder: Path) -> PlaneStatus:
         ) from error
 
 
-def _status(roles: dict[str, Progress], before: dict[str, Progress]) -> PlaneStatus:
+def _status(roles: dict[str, Progress], before: dict[str, Progress], here: str) -> PlaneStatus:
     lines = [
-        RoleLine(**asdict(status), memory_bytes=_memory_of(status.pid))
+        RoleLine(
+            **asdict(status),
+            memory_bytes=_memory_of(status.pid) if status.host == here else None,
+        )
         for status in status_of(roles, before, time.monotonic())
     ]
-    return PlaneStatus(
-        written_at=time.time(), host=socket.gethostname(), pid=os.getpid(), roles=tuple(lines)
-    )
+    return PlaneStatus(written_at=time.time(), host=here, pid=os.getpid(), roles=tuple(lines))
 
 
 def _memory_of(pid: int) -> int | None:

@@ -59,6 +59,8 @@ class Progress:
     """What it counts of itself; what only grows ends in ``_total``."""
     log: str = ""
     """File of its lines; empty without one."""
+    host: str = ""
+    """What people call the host that it is on."""
 
     def moved(self, by_s: float) -> "Progress":
         """Return it by another host's clock, which is ahead by so many seconds."""

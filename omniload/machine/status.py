@@ -33,6 +33,8 @@ class RoleStatus:
     """How fast those grow that only grow, a second; nothing at the first look."""
     log: str = ""
     """File of its lines; empty without one."""
+    host: str = ""
+    """What people call the host that it is on."""
     in_trouble: bool = False
     """Whether it is stopped, holds up a rank, or waits for a store that does not answer."""
 
@@ -87,6 +89,7 @@ def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus
         figures=dict(role.figures),
         rates=_rates(role, before),
         log=role.log,
+        host=role.host,
     )
 
 

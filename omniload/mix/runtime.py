@@ -110,7 +110,8 @@ class RuntimeConfig(StrictModel):
     scaling: ScalingConfig = ScalingConfig()
     """How the number of source loaders follows their load."""
     shadows: int = Field(default=0, ge=0, le=2)
-    """Processes that stand by for each source loader, their sources open, and take over when it is lost."""
+    """Processes that stand by for each source loader, their sources open, and take over when it is lost; on another
+    host than the loader where Ray has one with a free core, which must find the same data."""
     constructors: int = Field(default=0, ge=0, le=4096)
     """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
     elastic: bool = False

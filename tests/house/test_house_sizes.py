@@ -9,17 +9,17 @@ MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
 FOLDER_MODULES = 16
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
-    "omniload/actors/heartbeats.py": (180, "what a role says, in memory, in a file and in its log"),
+    "omniload/actors/heartbeats.py": (190, "what a role says, in memory, in a file and in its log"),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
     "omniload/actors/local/plane.py": (200, "opens and closes every role, and has its ranks"),
     "omniload/actors/ray/keeper.py": (
-        240,
+        250,
         "carries out every command of the roster, and what loaders are added or retired",
     ),
-    "omniload/actors/ray/actors.py": (290, "three roles, and how each begins"),
+    "omniload/actors/ray/actors.py": (300, "three roles, and how each begins"),
     "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        235,
+        245,
         "every actor of a plane, who holds what, and which sources",
     ),
     "omniload/actors/ray/handle.py": (

@@ -12,11 +12,12 @@ from typing import Any
 from typing_extensions import override
 
 from omniload.actors.edits import taken_within
-from omniload.actors.heartbeats import Activity, FolderBoard
+from omniload.actors.heartbeats import Activity, Board, FolderBoard, MemoryBoard
 from omniload.actors.journal import open_journal
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks
 from omniload.actors.ray.processes import Process
@@ -29,7 +30,7 @@ from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ChangeAsked, ResizeAsked
+from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.history import History
@@ -64,15 +65,23 @@ class PlannerOpening:
 class _Member:
     """What every actor answers to whoever keeps the roster, or waits on another host."""
 
-    _told_board: FolderBoard
+    _told_board: Board
 
     def _appear(
-        self, name: str, board: FolderBoard, logs: Path | None, *, reads: bool = False
+        self, name: str, board: FolderBoard | None, logs: Path | None, *, reads: bool = False
     ) -> Activity:
-        """Be seen to be there; return the role's activity. Whatever this process logs is the role's."""
+        """Be seen to be there; return the role's activity. Whatever this process logs is the role's.
+
+        Without a board on this host its heartbeats are told to whoever asks.
+        """
         log = RoleLogs(logs).of(name)
         speak_for(log)
-        activity, self._told_board = Activity(name, reads=reads, log=log), board
+        activity = Activity(name, reads=reads, log=log, host=host_here())
+        if board is None:
+            own = MemoryBoard()
+            self._told_board = own
+            return own.add(activity)
+        self._told_board = board
         board.post(activity)
         return activity
 
@@ -100,14 +109,14 @@ class LoaderActor(_Member, LoaderShell):
     reaches callers as a dead actor, without what was wrong.
     """
 
-    def __init__(self, name: str, board: FolderBoard, logs: Path | None) -> None:
+    def __init__(self, name: str, board: FolderBoard | None, logs: Path | None) -> None:
         """Be there, so that processes start together, and be seen to be."""
         self._activity = self._appear(name, board, logs, reads=True)
         self._start_reader = partial(RayReader, loader=name, logs=logs)
         self._is_open = threading.Event()
 
-    def open(self, spec: PlaneSpec, sources: Sequence[int]) -> dict[int, SourceFacts]:
-        """Open the sources, once and before any other call, and return what was found."""
+    def open(self, spec: PlaneSpec, sources: Sequence[int], life: int) -> dict[int, SourceFacts]:
+        """Open the sources, once and before any other call, and return what was found; ``life`` lives were before."""
         super().__init__(
             spec.history.latest,
             sources,
@@ -116,8 +125,16 @@ class LoaderActor(_Member, LoaderShell):
             activity=self._activity,
             start_reader=self._start_reader,
         )
+        if life:
+            self._activity.rest("stands by, its sources open")
         self._is_open.set()
         return self.facts()
+
+    @override
+    def take_over(self, command: TakeOver) -> None:
+        """Serve what another loader served, and stand by no more."""
+        self._activity.go()
+        super().take_over(command)
 
     @override
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:

@@ -14,6 +14,9 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
+from omniload.actors.ray.hosts.placing import Placing
+from omniload.actors.ray.hosts.relay import BEATS
+from omniload.actors.ray.hosts.room import nodes_with_room
 from omniload.actors.ray.layout import ranks_with_threads
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.data_constructor import DataConstructor
@@ -29,13 +32,16 @@ _LEAST_LOADER_THREADS = 5
 _PLANNER_THREADS = 6
 
 
-def _actor_of(shell: type, *, threads: int, node: str) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
+def _actor_of(shell: type, *, threads: int, node: str, is_away: bool = False) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
     """Return the actor class of a shell whose methods run in so many threads, on a node."""
     # Not restarted by Ray: a restart would run __init__ again and lose what was held. The
     # supervisor starts the whole plane again from the last saved state instead.
     remote: Any = ray.remote
-    here = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    options = {"max_concurrency": threads, "scheduling_strategy": here}
+    # Another host may be gone by now: then Ray starts it where it can.
+    here = NodeAffinitySchedulingStrategy(node_id=node, soft=is_away)
+    options: dict[str, Any] = {"max_concurrency": threads, "scheduling_strategy": here}
+    if is_away:  # it has no folder of this host's heartbeats: the keeper asks for them
+        options["concurrency_groups"] = {BEATS: 1}
     return remote(max_restarts=0, num_cpus=0, **options)(shell)
 
 
@@ -55,10 +61,12 @@ class Crew:
             spec: The run.
             shares: What each loader carries.
             address: Where the plane is.
-            node: Node of this process, on which planner and loaders run.
+            node: Node of this process, on which planner and loaders run; shadows of loaders may be on others.
         """
         self.spec, self.board = spec, FolderBoard(address.board)
         self._address, self._node = address, node
+        self.placing = Placing(node, nodes_with_room)
+        """Which node each loader is on."""
         self._numbers, self._turns = count(), count(1)
         self._threads: dict[str, int] = {}
         self.sources_of: dict[str, tuple[int, ...]] = {}
@@ -134,9 +142,11 @@ class Crew:
         if member.role in self.sources_of:
             wanted = self._threads[member.role] + 1  # one stays
             threads = max(_LEAST_LOADER_THREADS, wanted)
-            bare = _actor_of(LoaderActor, threads=threads, node=self._node)
+            node = self.placing.place(member)
+            is_away = self.placing.is_away(member)
+            bare = _actor_of(LoaderActor, threads=threads, node=node, is_away=is_away)
             actor = bare.options(name=member.name).remote(
-                member.name, self.board, self._address.logs
+                member.name, None if is_away else self.board, self._address.logs
             )
         elif member.role in self.dp_ranks_of:
             actor = self._start_constructor(member)
@@ -163,7 +173,8 @@ class Crew:
 
     def open_loader(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         """Have a loader open its sources; return the answer to be, which is what it found."""
-        return self.actors[member].open.remote(self.spec, self.opened_by(member.role))
+        opened = self.opened_by(member.role)
+        return self.actors[member].open.remote(self.spec, opened, member.number)
 
     def open_planner(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         """Have a planner begin; return the answer to be."""
@@ -219,8 +230,9 @@ class Crew:
         held = list(self._processes.items())
         return frozenset(member.name for member, process in held if process.is_stopped())
 
-    def end(self, member: Member) -> None:
+    def end(self, member: Member, *, is_replaced: bool = False) -> None:
         """End a member for good, also one that is stopped; it may have ended already."""
+        self.placing.end(member, is_replaced=is_replaced)
         process = self._processes.pop(member, None)
         if process is not None:
             process.kill()

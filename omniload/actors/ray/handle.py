@@ -24,6 +24,7 @@ from omniload.actors.ray.answers import (
 )
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
+from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.planner_link import PlannerLink
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
@@ -126,7 +127,7 @@ class RayHandle(RankHandle):
 
     def _appear(self) -> None:
         """Be seen as the rank that this is."""
-        self._activity = Activity(self._name, log=self._logs.of(self._name))
+        self._activity = Activity(self._name, log=self._logs.of(self._name), host=host_here())
         self._activity.rest("has asked for no batch")
         self._end_heartbeats = self._here.post(self._activity)
 

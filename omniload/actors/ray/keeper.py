@@ -13,6 +13,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.handing_over import HandingOver
+from omniload.actors.ray.hosts.relay import Relay
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster import (
@@ -53,6 +54,7 @@ class Keeper:
         )
         self._handing_over = HandingOver(crew, self._events.put)
         self._slow_calls = SlowCalls()
+        self._relay = Relay(crew.board, self._events.put)
         self._asked_released: Any = None
         self._thread = threading.Thread(target=self._run, name="omniload-keeper", daemon=True)
 
@@ -121,6 +123,8 @@ class Keeper:
             planner = self._crew.holding(PLANNER)
             self._asked_released = future_of(planner.released_to.remote(), PLANNER)
             self._asked_released.add_done_callback(self._hear_released)
+        away = {member.name: self._crew.actors[member] for member in self._crew.placing.away()}
+        self._relay.ask(away, time.monotonic())
         beats = self._crew.board.read()
         for line in self._slow_calls.see(beats):
             _LOG.warning("%s", line)
@@ -137,9 +141,11 @@ class Keeper:
                 case StartMember(member=member):
                     self._start(member)
                 case EndMember(member=member, why=why):
-                    done = "is replaced" if self._roster.wants(member.role) else "ends"
+                    is_replaced = self._roster.wants(member.role)
+                    done = "is replaced" if is_replaced else "ends"
                     _LOG.warning("%s %s: %s", member.name, done, why)
-                    self._crew.end(member)
+                    self._relay.forget(member.name)
+                    self._crew.end(member, is_replaced=is_replaced)
                 case HandOver(member=member):
                     self._handing_over.to(member)
                 case Abandoned(role=role, why=why):
@@ -192,7 +198,10 @@ class Keeper:
         opening = future_of(self._crew.open_loader(member), member.name)
 
         def heard(done: "Future[Any]") -> None:
-            self._events.put(opened(member, done, dict(self._crew.facts)))
+            event = opened(member, done, dict(self._crew.facts))
+            if isinstance(event, MemberReady):
+                self._events.put(partial(self._crew.placing.stands_ready, member))
+            self._events.put(event)
 
         opening.add_done_callback(heard)
 

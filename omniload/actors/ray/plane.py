@@ -25,6 +25,7 @@ from omniload.actors.ray.hosts.addressing import address_of, head_of, lifeline_o
 from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.connection import node_here
 from omniload.actors.ray.hosts.members import cluster_of, listening_of
+from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover
@@ -120,7 +121,7 @@ class RayPlane(DataPlane):
             cost_S = seconds_in_loaders(spec.mix, kept(spec.cache_dir, spec.mix.names))
             self._scaling = Scaling(crew, self._keeper, self._gate, cost_S, logs.of(SCALER))
         self._opened.callback(
-            write_status(spec.run_dir, boards_of(self.address, self.address.board)[1])
+            write_status(spec.run_dir, boards_of(self.address, self.address.board)[1], host_here())
         )
         self._opened.callback(answer_edits(spec.run_dir, partial(changed_by, crew, self._gate)))
 

@@ -92,6 +92,9 @@ def _roles_table(status: PlaneStatus) -> Table:
     columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]
     columns += [("waited", True), ("memory", True), ("heard", True), ("waits for", False)]
     rows = [_row(role) for role in status.roles]
+    if len({role.host for role in status.roles}) > 1:
+        columns.insert(1, ("on", False))
+        rows = [[row[0], role.host, *row[1:]] for row, role in zip(rows, status.roles, strict=True)]
     return table(f"data plane of process {status.pid} on {status.host}{said}", columns, rows)
 
 

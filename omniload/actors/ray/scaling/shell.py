@@ -9,6 +9,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.heartbeats import Activity
 from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -54,7 +55,7 @@ class Scaling:
         self._scaler = Scaler(least=scaling.least, most=scaling.most, cost_S=cost_S)
         self._meter = WorkMeter()
         self._planned: tuple[float, int] | None = None
-        self.activity = Activity(SCALER, log=log)
+        self.activity = Activity(SCALER, log=log, host=host_here())
         self.activity.figures.note(loaders=len(crew.sources_of))
         self.activity.figures.count("loader_changes_total", 0)
         self.activity.rest("follows the load of the source loaders")

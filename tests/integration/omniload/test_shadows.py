@@ -1,0 +1,247 @@
+"""Shadows of source loaders: two that are lost together with their loader's process, and those on another host."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.batch.digest import batch_digest
+from omniload.client import Client
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.house.modules import ROOT
+from tests.support.plane.corpora import a_corpus
+from tests.support.plane.shadow_rank import ANSWER
+from tests.support.plane.two_hosts import ADDRESSES, on, two_hosts
+from tests.support.trainer.run_lines import write_mix
+
+pytest.importorskip("ray")
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("leaves_nothing_behind"),
+]
+
+STEPS = 20
+WHOLE_WITHIN_S = 120
+SEEN_WITHIN_S = 30
+
+
+def a_mix(folder):
+    return a_corpus(folder, records=2_000, rows=16, micro_rows=4)
+
+
+def a_spec(folder, mix, **changes):
+    return PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(), **changes)
+
+
+def steps_of(client, count):
+    return [batch_digest(client.next_batch()) for _ in range(count)]
+
+
+def unbroken(spec, count):
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        return steps_of(client, count)
+
+
+def until(done, within_s=WHOLE_WITHIN_S):
+    """Wait until a call gives something true; return that."""
+    until_s = time.monotonic() + within_s
+    while not (found := done()):
+        assert time.monotonic() < until_s, f"not within {within_s} s"
+        time.sleep(0.1)
+    return found
+
+
+def members_of(plane):
+    """Return the process of each member of the one loader, by its name."""
+    beats = FolderBoard(plane.address.board).read().values()
+    return {each.name: psutil.Process(each.pid) for each in beats if each.name.startswith("loader")}
+
+
+@pytest.mark.parametrize("killed", [2, 3])
+def test_the_steps_come_though_a_loader_and_its_shadows_die_at_once(tmp_path, killed):
+    mix = a_mix(tmp_path)
+    expected = unbroken(a_spec(tmp_path, mix), 3 * STEPS)
+    runtime = mix.runtime.model_copy(update={"kind": "ray", "loaders": 1, "shadows": 2})
+
+    with (
+        open_plane(a_spec(tmp_path, mix.model_copy(update={"runtime": runtime}))) as plane,
+        Client(plane.handle(0)) as client,
+    ):
+        until(plane.is_whole)
+        steps = steps_of(client, STEPS)
+        members = members_of(plane)
+        struck = sorted(members)[:killed]
+        for name in struck:
+            members[name].kill()
+        steps += steps_of(client, STEPS)
+        holder = plane.holders()["loader-0"]
+        until(plane.is_whole)
+        steps += steps_of(client, STEPS)
+        at_last = members_of(plane)
+
+    assert steps == expected
+    assert sorted(members) == ["loader-0", "loader-0+1", "loader-0+2"]
+    # The shadow that is left, or where none is, the first of those that were started since.
+    assert holder == "loader-0+2" if killed == 2 else holder not in members
+    assert len(at_last) == 3
+    assert not set(struck) & at_last.keys()
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: network namespaces need root")
+    with two_hosts() as names:
+        yield names
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files of one test: short, for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="shadows", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def environment(scratch):
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
+    return mine | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+
+
+class TwoNodes:
+    """A Ray of others with a node on each host, and a plane that was opened on the first."""
+
+    def __init__(self, hosts, scratch):
+        self.hosts, self.scratch, self.begun = hosts, scratch, []
+        self.said = (scratch / "said").open("w")
+        self.head = f"{ADDRESSES[0]}:21998"
+
+    def start(self, number, *place):
+        ray = Path(sys.executable).with_name("ray")
+        node = on(
+            self.hosts[number],
+            *(ray, "start", "--block", f"--node-ip-address={ADDRESSES[number]}", *place),
+            *("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats"),
+            f"--temp-dir={self.scratch}/{number}",
+            env=environment(self.scratch) | {"PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.begun.append(node)
+        while "Ray runtime started" not in (line := node.stdout.readline()):
+            assert line, f"{' '.join(node.args)} did not start"
+
+    def open(self, mix, run, keywords):
+        script = ROOT / "tests" / "support" / "plane" / "shadow_rank.py"
+        self.plane = on(
+            self.hosts[0],
+            *(sys.executable, script, mix, run, json.dumps(keywords)),
+            env=environment(self.scratch) | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+        )
+        self.begun.append(self.plane)
+
+    def ask(self, *words):
+        self.plane.stdin.write(" ".join(map(str, words)) + "\n")
+        self.plane.stdin.flush()
+        while not (line := self.plane.stdout.readline()).startswith(ANSWER):
+            assert line, (self.scratch / "said").read_text()[-3000:]
+        return json.loads(line.removeprefix(ANSWER))
+
+    def close(self):
+        """Have the plane end as it ends by itself."""
+        self.plane.stdin.close()
+        assert self.plane.wait(60) == 0, (self.scratch / "said").read_text()[-3000:]
+
+    def processes_of(self, number):
+        there, found = Path(f"/run/netns/{self.hosts[number]}").stat().st_ino, []
+        for process in psutil.process_iter():
+            with suppress(OSError):
+                if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
+                    found.append(process)
+        return found
+
+    def kill(self, number):
+        """End a host's processes, all at once: stopped first, so that none tells another of its end."""
+        processes = self.processes_of(number)
+        for sent in (signal.SIGSTOP, signal.SIGKILL):
+            for process in processes:
+                with suppress(psutil.Error):
+                    process.send_signal(sent)
+
+
+@contextmanager
+def two_nodes(hosts, scratch):
+    nodes = TwoNodes(hosts, scratch)
+    try:
+        nodes.start(0, "--head", "--port=21998", "--include-dashboard=false")
+        nodes.start(1, f"--address={nodes.head}")
+        yield nodes
+    finally:
+        for number in (0, 1):
+            nodes.kill(number)
+        for process in nodes.begun:
+            process.wait(60)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        nodes.said.close()
+
+
+def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_gone(
+    hosts, tmp_path, scratch
+):
+    mix = a_mix(tmp_path)
+    write_mix(tmp_path / "mix.yaml", mix)
+    expected = unbroken(a_spec(tmp_path, mix), 4 * STEPS)
+    here, away = ADDRESSES
+
+    with two_nodes(hosts, scratch) as nodes:
+        nodes.open(
+            tmp_path / "mix.yaml",
+            tmp_path / "run",
+            {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 3.0},
+        )
+        steps = nodes.ask("take", STEPS)
+        nodes.ask("whole")
+        places = [until(lambda: placed(nodes, "loader-0", "loader-0+1"), SEEN_WITHIN_S)]
+        nodes.ask("kill", "loader-0")
+        steps += nodes.ask("take", STEPS)
+        holders = [nodes.ask("holders")["loader-0"]]
+        nodes.ask("whole")
+        places.append(until(lambda: placed(nodes, "loader-0+1", "loader-0+2"), SEEN_WITHIN_S))
+        nodes.kill(1)
+        steps += nodes.ask("take", STEPS)
+        holders.append(nodes.ask("holders")["loader-0"])
+        nodes.ask("whole")
+        steps += nodes.ask("take", STEPS)
+        places.append(nodes.ask("where"))
+        nodes.close()
+
+    assert steps == expected
+    assert places[0] == {"loader-0": here, "loader-0+1": away}
+    assert places[1] == {"loader-0+1": away, "loader-0+2": here}
+    assert holders == ["loader-0+1", "loader-0+2"]
+    assert set(places[2].values()) == {here}
+
+
+def placed(nodes, *members):
+    """Return the hosts of members once the status knows of them all, else nothing."""
+    where = nodes.ask("where")
+    return {name: where[name] for name in members} if where.keys() >= set(members) else None

@@ -1,0 +1,67 @@
+"""A plane of one rank that does what it is told, a line of standard input each. Answers in JSON, among lines of Ray.
+
+shadow_rank.py MIX RUN KEYWORDS      keywords of the runtime as JSON
+
+    take N      the digests of the next N steps
+    whole       waits until every role is held and every shadow stands by
+    where       the host of each role, as the status of the run says
+    holders     the member that holds each role
+    kill ROLE   SIGKILL for its process
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from omniload.actors.opening import open_plane
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.status_file import read_status
+from omniload.batch.digest import batch_digest
+from omniload.client import Client
+from omniload.mix.config import load_mix
+from omniload.plan.place_tree import ClientPlaceTree
+
+ANSWER = "answer: "
+WHOLE_WITHIN_S = 120
+
+
+def wait_until(done):
+    until_s = time.monotonic() + WHOLE_WITHIN_S
+    while not done():
+        assert time.monotonic() < until_s, f"not whole within {WHOLE_WITHIN_S} s"
+        time.sleep(0.1)
+    return True
+
+
+def answers(plane, client, run):
+    return {
+        "take": lambda count: [batch_digest(client.next_batch()) for _ in range(int(count))],
+        "whole": lambda: wait_until(plane.is_whole),
+        "where": lambda: {role.name: role.host for role in read_status(run).roles},
+        "holders": plane.holders,
+        "kill": lambda role: os.kill(plane.pids()[role], signal.SIGKILL),
+    }
+
+
+def main(mix_file, run, keywords):
+    mix, base_dir = load_mix(mix_file)
+    runtime = mix.runtime.model_copy(update={"kind": "ray"} | keywords)
+    spec = PlaneSpec(
+        mix=mix.model_copy(update={"runtime": runtime}),
+        base_dir=base_dir,
+        tree=ClientPlaceTree.of(),
+        run_dir=run,
+    )
+    with open_plane(spec) as plane, Client(plane.handle(0)) as client:
+        able = answers(plane, client, run)
+        for line in sys.stdin:
+            word, *more = line.split()
+            sys.stdout.write(f"{ANSWER}{json.dumps(able[word](*more))}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,0 +1,47 @@
+"""What ``omniload mix top`` shows of where roles are."""
+
+import time
+
+import pytest
+from rich.console import Console
+
+from omniload.actors.status_file import PlaneStatus, RoleLine
+from omniload.commands.runs.top import roles_view
+
+
+def a_role(name, host):
+    return RoleLine(
+        name=name,
+        pid=7,
+        state="stands by",
+        age_s=0.0,
+        task_s=1.0,
+        waits_for=(),
+        figures={},
+        rates={},
+        memory_bytes=None,
+        host=host,
+    )
+
+
+def shown(tmp_path, *hosts):
+    roles = tuple(a_role(f"loader-{number}", host) for number, host in enumerate(hosts))
+    status = PlaneStatus(written_at=time.time(), host="10.0.0.1", pid=1, roles=roles)
+    console = Console(width=200)
+    with console.capture() as said:
+        console.print(roles_view(tmp_path, status))
+    return said.get()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_told"), [(("10.0.0.1", "10.0.0.2"), True), (("10.0.0.1", "10.0.0.1"), False)]
+)
+def test_where_each_role_is_is_told_once_there_are_two_hosts(tmp_path, hosts, is_told):
+    heading, *rows = (
+        [cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]]
+        for line in shown(tmp_path, *hosts).splitlines()
+        if line[:1] in "┃│"
+    )
+
+    assert heading[:3] == (["role", "on", "does"] if is_told else ["role", "does", "for"])
+    assert rows[1][:2] == ["loader-1", hosts[1] if is_told else "stands by"]
