@@ -14,9 +14,10 @@ from omniload.commands.display import emit_json, output, say
 from omniload.commands.options import json_option
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
-from omniload.importing.imported import Asked, mix_text
+from omniload.importing.imported import Asked, Imported, mix_text
 from omniload.importing.tools import TOOLS, read_as
 from omniload.mix.sources import SOURCE_TYPES
+from omniload.source.distinct.drawn_before import write_drawn
 
 __all__ = ["import_mix"]
 
@@ -73,6 +74,11 @@ def _count(_context: click.Context, option: click.Parameter, value: str | None) 
     help="Token that ends a document of flat files.",
 )
 @click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    help="A state of the tool's loader: what it had drawn is left out of the first epoch. Needs --output.",
+)
+@click.option(
     "--leave-out",
     multiple=True,
     metavar="KEY",
@@ -93,6 +99,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     source_type: str | None,
     dtype: str | None,
     end_of_document: int | None,
+    state: Path | None,
     leave_out: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -101,6 +108,10 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     Each key is carried over, noted as one without an equivalent that changes no sample, or refuses
     the file: nothing is left out silently. What a tool keeps in code or on its command line is given
     by options. The mix file is checked as far as it goes by itself; `omniload mix check` reads its data.
+
+    A state is read of llm-foundry, as JSON: of Mosaic Streaming. The records that its unfinished epoch had
+    drawn are written beside the mix file, which names them: the first epoch leaves them out, no sample is
+    drawn again before the others of its source were, and none is lost.
 
     \b
     Example:
@@ -116,9 +127,9 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         dtype=dtype,
         end_of_document=end_of_document,
         source_type=source_type,
+        state=state,
     )
-    found = read_as(tool, parsed(read_text(file), str(file)), asked)
-    report.raise_faults(str(file))
+    found = _read(tool, asked, output)
     beside = Path.cwd() if output is None else output.resolve().parent
     written = mix_text(
         found,
@@ -129,10 +140,33 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         tokenizer=_tokenizer(tokenizer, beside),
     )
     if output is not None:
-        if output.exists():
-            raise ConfigError(f"{output}: is there already; give another --output, or remove it")
-        write_whole(output, written.encode())
+        _write(found, written, output)
     _show(file, output, written, report, as_json=as_json)
+
+
+def _read(tool: str, asked: Asked, output: Path | None) -> Imported:
+    """Read the file; each source names the file of the records that were drawn of it, beside ``output``."""
+    if asked.state is not None and output is None:
+        raise ConfigError(
+            "--state needs --output: the records that were drawn lie beside the mix file"
+        )
+    found = read_as(tool, parsed(read_text(asked.file), str(asked.file)), asked)
+    asked.report.raise_faults(str(asked.file))
+    if output is not None:
+        for name in found.drawn:
+            found.sources[name]["drawn_before"] = f"{output.stem}.drawn/{name}.arrow"
+    return found
+
+
+def _write(found: Imported, written: str, output: Path) -> None:
+    """Write the mix file behind the files that it names."""
+    if output.exists():
+        raise ConfigError(f"{output}: is there already; give another --output, or remove it")
+    for name, shards in found.drawn.items():
+        path = output.parent / str(found.sources[name]["drawn_before"])
+        path.parent.mkdir(exist_ok=True)
+        write_drawn(path, shards)
+    write_whole(output, written.encode())
 
 
 def _tokenizer(path: Path | None, beside: Path) -> Mapping[str, Json] | None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError
@@ -40,6 +42,8 @@ class Asked:
     """Token that ends every document of flat files."""
     source_type: str | None = None
     """Type of the sources, where their paths do not say."""
+    state: Path | None = None
+    """A state of the tool's loader."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +60,8 @@ class Imported:
     method: Literal["best_fit", "concat_and_split"] = "best_fit"
     splits: dict[str, float] = field(default_factory=dict)
     """Shares of the documents that are held out."""
+    drawn: Mapping[str, Mapping[str, NDArray[np.int64]]] = field(default_factory=dict)
+    """Records that the first epoch of a source leaves out, by shard: the tool had drawn them."""
     seed: int | None = None
     row_tokens: int | None = None
     """Tokens of a row."""

@@ -13,10 +13,11 @@
 
 A stream has one of ``proportion``, ``repeat`` (epochs of it in one of the whole) and ``choose``
 (samples); without any its size counts. Those three need the number of samples, which
-``index.json`` of the folder says.
+``index.json`` of the folder says. So does a state, which is one of Mosaic Streaming.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from omniload.base.errors import OmniloadError
@@ -24,6 +25,9 @@ from omniload.base.reading import read_small_file
 from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.mosaic_states import Stream, drawn_of, read_mosaic_state
+from omniload.source.files import ShardFile
+from omniload.source.parsing.mds_index import shards_in
 
 __all__ = ["read"]
 
@@ -76,7 +80,10 @@ def read(document: object, asked: Asked) -> Imported:
     micro = top.take("device_train_microbatch_size", object, None)
     if found.row_tokens and isinstance(micro, int) and not isinstance(micro, bool):
         found.micro_tokens = micro * found.row_tokens
-    _read_streams(dataset, asked, found)
+    streams = _read_streams(dataset, asked, found)
+    if asked.state is not None:
+        state = read_mosaic_state(asked.state)
+        found.drawn = drawn_of(state, dataset, streams, asked.report)
     seed = dataset.take("shuffle_seed", int, top.take("seed", int, 0))
     found.seed = max(seed, 0)
     dataset.note(_OF_DATASETS)
@@ -102,13 +109,14 @@ def read(document: object, asked: Asked) -> Imported:
     return found
 
 
-def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> None:
-    """Read the streams, or the one that the dataset itself is."""
+def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> list[Stream]:
+    """Read the streams, or the one that the dataset itself is; return them where a state is of them."""
     encoding = dataset.peek("token_encoding_type") or "int64"
     streams = dataset.inner("streams")
     named = [(name, streams.inner(name)) for name in streams.keys]
     single = [] if named else [(asked.file.stem, dataset)]
-    shares: dict[str, tuple[str, float]] = {}
+    shares: dict[str, _Share] = {}
+    listed: list[Stream] = []
     for wanted, stream in named or single:
         name = new_name(wanted, found.sources)
         local, remote = stream.take("local", str, ""), stream.take("remote", str, "")
@@ -117,18 +125,43 @@ def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> None:
             stream.refuse("local", "and remote are missing")
         index = _index(folder)
         found.sources[name] = _source(folder, index, str(encoding), asked)
-        shares[name] = _share(stream, folder, index)
+        share = shares[name] = _share(stream, folder, index)
+        if asked.state is not None:
+            listed.append(_stream(name, stream, folder, index, share))
         if named:
             stream.note({
                 "download_retry": _SPEED, "download_timeout": _SPEED, "validate_hash": _SPEED, "keep_zip": _SPEED,
             })  # fmt: skip
             stream.end()
-    kinds = {kind for kind, _ in shares.values()}
+    kinds = {share.key or "repeat" for share in shares.values()}
     if "proportion" in kinds and len(kinds) > 1:
         dataset.refuse(
             "streams", f"have {', '.join(sorted(kinds))}: proportion is not mixed with others"
         )
-    found.stages.append((0, {name: weight for name, (_, weight) in shares.items()}))
+    found.stages.append((0, {name: share.weight for name, share in shares.items()}))
+    return listed
+
+
+def _stream(
+    name: str, stream: Fields, folder: str, index: dict[str, object] | None, share: "_Share"
+) -> Stream:
+    """Return a stream with its shards, whose sizes a state is of."""
+    shards: dict[str, int] = {}
+    file = f"{folder}/index.json"
+    if index is None:
+        stream.refuse(
+            "local",
+            f"has no {file} to read, and a state needs the sizes of shards: run this beside the data",
+        )
+    else:
+        try:
+            described = shards_in(ShardFile(path=file, size_bytes=0, stamp=""), index)
+            shards = {each.name: each.samples for each in described if each.samples}
+            if len(shards) < sum(each.samples > 0 for each in described):
+                stream.refuse("local", f"has a shard twice in {file}; replace the index")
+        except OmniloadError as error:
+            stream.refuse("local", str(error))
+    return Stream(source=name, shards=shards, key=share.key, value=share.value)
 
 
 def _folder(local: str, remote: str, split: str) -> str:
@@ -159,26 +192,37 @@ def _samples(index: dict[str, object]) -> float:
     return float(sum(count for count in counts if isinstance(count, int) and count > 0))
 
 
-def _share(stream: Fields, folder: str, index: dict[str, object] | None) -> tuple[str, float]:
-    """Return which key sets the share of a stream, and its weight by samples."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """What sets the share of a stream."""
+
+    key: str
+    """``proportion``, ``repeat`` or ``choose``; empty for its size."""
+    value: float
+    weight: float
+    """Its weight by samples."""
+
+
+def _share(stream: Fields, folder: str, index: dict[str, object] | None) -> _Share:
+    """Return the share of a stream."""
     given = {key: stream.number(key) for key in ("proportion", "repeat", "choose")}
     given = {key: value for key, value in given.items() if value is not None}
     if len(given) > 1:
         stream.refuse(
             next(iter(given)), f"stands beside {', '.join([*given][1:])}; a stream has one of them"
         )
-    key, value = next(iter(given.items()), ("repeat", 1.0))
+    key, value = next(iter(given.items()), ("", 1.0))
     assert value is not None
-    if key != "repeat":
-        return key, value
+    if key not in ("", "repeat"):
+        return _Share(key=key, value=value, weight=value)
     if index is None:
         stream.refuse(
             "repeat",
             f"or the size of the stream is its share, and {folder}/index.json cannot be read here: run this beside the "
             "data, or give the streams proportions",
         )
-        return key, 1.0
-    return key, value * _samples(index)
+        return _Share(key=key, value=value, weight=1.0)
+    return _Share(key=key, value=value, weight=value * _samples(index))
 
 
 def _columns(index: dict[str, object] | None) -> dict[str, str]:

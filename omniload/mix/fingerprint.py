@@ -16,8 +16,8 @@ from omniload.mix.sources import SourceBase
 
 __all__ = ["SourceFacts", "fingerprint_of", "source_parts"]
 
-_NOT_MEMBERSHIP = {"tags", "on_error", "path", "max_repetition", "max_fraction"}
-"""What may change: data that moved is told from other data by its shards, and a cap stops a run or does nothing."""
+_NOT_MEMBERSHIP = {"tags", "on_error", "path", "max_repetition", "max_fraction", "drawn_before"}
+"""What may change: what lies in files is told by what they hold, and a cap stops a run or does nothing."""
 _LATER_KEYS = (
     *("columns", "transforms", "images", "splits", "split", "key", "where", "dedupe"),
     "overlong",
@@ -39,6 +39,8 @@ class SourceFacts:
     """Digest of what the shards hold: one that was replaced by another of its name and size is another."""
     transforms_digest: str = ""
     """Digest of the files that its transforms read, such as a chat template; empty where they read none."""
+    drawn_before_digest: str = ""
+    """Digest of the records that another loader had drawn; empty where none are left out for that."""
 
 
 def fingerprint_of(
@@ -59,7 +61,8 @@ def fingerprint_of(
     Returns:
         Digests by part: ``seed``, ``mix``, ``pack``, ``batch.tokens``, ``tokenizer``,
         ``tokenizer.library``, and for each source ``sources.NAME`` (what was declared),
-        ``sources.NAME.records``, ``.order``, ``.shards``, ``.content`` and ``.transforms`` (what was found).
+        ``sources.NAME.records``, ``.order``, ``.shards``, ``.content``, ``.transforms`` and ``.drawn_before`` (what
+        was found).
     """
     parts: dict[str, str] = {
         "seed": str(mix.seed),
@@ -91,6 +94,8 @@ def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str,
     }
     if facts.transforms_digest:
         parts[f"sources.{name}.transforms"] = facts.transforms_digest
+    if facts.drawn_before_digest:
+        parts[f"sources.{name}.drawn_before"] = facts.drawn_before_digest
     return parts
 
 

@@ -7,8 +7,8 @@ from omniload.mix.schema.splits import TRAIN
 __all__ = ["held_out"]
 
 _SEED = 0
-_OF_TRAINING = {"max_fraction", "max_repetition"}
-"""Caps: what is held out is gone through once, whatever its sources share."""
+_OF_TRAINING = {"max_fraction", "max_repetition", "drawn_before"}
+"""What is held out is gone through once, whatever its sources share and whatever another loader had drawn."""
 
 
 def held_out(mix: MixConfig, split: str) -> MixConfig:

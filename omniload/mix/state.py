@@ -46,6 +46,11 @@ _OTHERS = {
     "_num_yielded": "torchdata's StatefulDataLoader",
 }
 """Whose states hold a key."""
+_INSTEAD = {
+    "Mosaic Streaming": ", or leave out what it had drawn: omniload mix import --from llm-foundry --state"
+}
+_ENERGON = "megatron.energon"
+"""Package of the classes that Energon's states are of."""
 _SHOWN_KEYS = 6
 """Keys that a message lists of what is no state."""
 
@@ -195,6 +200,11 @@ class MixState:
             StateError: No object, another version, a damaged state, or a mix or data other than the state's; the
                 message names every part that differs.
         """
+        if type(state).__module__.startswith(_ENERGON):
+            raise StateError(
+                f"this is a state of Megatron-Energon ({type(state).__name__}), whose places are of its workers and "
+                "shuffle buffers; begin with the saved model, and without a state"
+            )
         if not isinstance(state, Mapping):
             raise StateError(
                 f"the mix state is {state!r:.60}, no object; give what state_dict returned"
@@ -204,7 +214,7 @@ class MixState:
             if other := next((tool for key, tool in _OTHERS.items() if key in state), None):
                 raise StateError(
                     f"this is a state of {other}, and holds {held}: its order of samples is not that of a mix; begin "
-                    "with the saved model, and without a state"
+                    f"with the saved model, and without a state{_INSTEAD.get(other, '')}"
                 )
             raise StateError(
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
@@ -251,6 +261,7 @@ _MEANING = {
     "order": "its shards, their units or their records",
     "shards": "the names or sizes of its files",
     "content": "the bytes in files of the same names and sizes",
+    "drawn_before": "the records that another loader had drawn",
 }
 """What the digests of ``fingerprint_of`` are of."""
 

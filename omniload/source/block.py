@@ -67,6 +67,11 @@ class Block:
     spoilt: str
     filling: Filling | None = None
 
+    def places_of(self, rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the unit of each record, as the source numbers them, and its number within that."""
+        at_N = np.searchsorted(self.begins_U, rows_N, side="right") - 1
+        return np.asarray(self.units, np.int64)[at_N], rows_N - self.begins_U[at_N]
+
     def encoded(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:
         """Return the samples of records before any transform of tokens."""
         if self.samples is None:

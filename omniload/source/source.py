@@ -22,6 +22,7 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.schema.splits import TRAIN, content_keys, in_split
 from omniload.source.block import Block, UnitReader, decoded_block
 from omniload.source.block_memory import BlockMemory
+from omniload.source.distinct.drawn_before import DrawnBefore, drawn_before
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
@@ -52,6 +53,8 @@ class Source(Protocol):
     """Digest of what those shards hold."""
     transforms_digest: str
     """Digest of the files that transforms read; empty where they read none."""
+    drawn_before_digest: str = ""
+    """Digest of the records that another loader had drawn; empty where none are left out for that."""
 
     @property
     def facts(self) -> SourceFacts:
@@ -62,6 +65,7 @@ class Source(Protocol):
             shards_digest=self.shards_digest,
             content_digest=self.content_digest,
             transforms_digest=self.transforms_digest,
+            drawn_before_digest=self.drawn_before_digest,
         )
 
     def share(self, memory: BlockMemory) -> None:
@@ -107,6 +111,8 @@ class RecordRules:
     """The split that is drawn of it."""
     distinct: DistinctRecords | None = None
     """The records that no earlier one equals, where those alone are drawn."""
+    drawn_before: DrawnBefore | None = None
+    """The records that the first epoch leaves out, where another loader had drawn any."""
 
     def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_]:
         """Tell which records of a unit the split has, and conditions and earlier records leave in."""
@@ -144,6 +150,8 @@ class RecordSource(Source):
         self.transforms_digest = pipeline.digest
         self._order, self._format, self._pipeline = order, record_format, pipeline
         self._rules = rules
+        if rules.drawn_before is not None:
+            self.drawn_before_digest = rules.drawn_before.digest
         self._reader = UnitReader(
             read=record_format.read_unit,
             note=self._judge,
@@ -213,7 +221,11 @@ class RecordSource(Source):
         if not share.units:
             return None
         block, rows = self._decoded(share.units), share.rows_N
-        usable = np.flatnonzero(block.usable_R[rows])
+        usable_N = block.usable_R[rows]
+        if span.epoch == 0 and self._rules.drawn_before is not None:
+            units_N, records_N = block.places_of(rows)
+            usable_N = usable_N & self._rules.drawn_before.leaves(units_N, records_N)
+        usable = np.flatnonzero(usable_N)
         positions = span.start + share.places_N[usable]
         skipped = int(np.count_nonzero(block.bad_R[rows]))
         encoded = block.encoded(rows[usable], self._pipeline)
@@ -250,9 +262,8 @@ class RecordSource(Source):
         """Apply ``on_error`` to records that could not be made samples."""
         assert samples.bad_N is not None
         rows = rows_N[samples.bad_N]
-        places = np.searchsorted(block.begins_U, rows, side="right") - 1
-        units = np.asarray(block.units)[places]
-        records = (rows - block.begins_U[places]).tolist()
+        units, records_N = block.places_of(rows)
+        records = records_N.tolist()
         shard = int(self._format.units().shards_U[units[0]])
         path = f"{self._paths[shard]}: " if self._paths else ""
         first = f"{path}record {records[0]} of unit {int(units[0])}: {samples.reason}"
@@ -364,6 +375,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
             splits=config.splits or {},
             split=config.split or TRAIN,
             distinct=distinct_records(name, config, record_format, opened.files, cache),
+            drawn_before=drawn_before(name, config, units, opened.files, base_dir),
         ),
         digests=_digests_of(opened),
     ).keeping(tokens)

@@ -16,7 +16,8 @@ def placed(source: Source, folder: Path) -> Source:
     paths = tuple(path if "://" in path else str(folder / path) for path in source.paths)
     transforms = tuple(_placed(transform, folder) for transform in source.transforms)
     path = paths[0] if len(paths) == 1 else paths
-    return source.model_copy(update={"path": path, "transforms": transforms})
+    drawn = source.drawn_before and str(folder / source.drawn_before)
+    return source.model_copy(update={"path": path, "transforms": transforms, "drawn_before": drawn})
 
 
 def _placed(transform: TransformConfig, folder: Path) -> TransformConfig:

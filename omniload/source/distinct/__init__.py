@@ -1,1 +1,1 @@
-"""Records that equal an earlier one of their source: found once, kept with the index."""
+"""Records that are not drawn again: those that equal an earlier one, found once and kept, and what others had drawn."""

@@ -38,7 +38,7 @@ DISTINCT_VERSION = 1
 
 _NOT_DECISIVE = {
     *("tags", "shuffle", "on_error", "splits", "split"),
-    *("max_repetition", "max_fraction", "overlong"),
+    *("max_repetition", "max_fraction", "overlong", "drawn_before"),
 }
 """Keys of a source that change nothing about which records equal each other."""
 _VERSION, _OF = b"omniload.distinct", b"of"

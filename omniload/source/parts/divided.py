@@ -86,6 +86,7 @@ class DividedSource(Source):
         self.name, self.positions_per_epoch = own.name, own.positions_per_epoch
         self.fingerprint, self.transforms_digest = own.fingerprint, own.transforms_digest
         self.shards_digest, self.content_digest = own.shards_digest, own.content_digest
+        self.drawn_before_digest = own.drawn_before_digest
         self._parts = [Part(number, readers) for number in range(readers)]
         self._start = start
         self._others: Sequence[PartReader] | None = None

@@ -31,7 +31,7 @@ MAKING_VERSION = 1
 
 _NOT_OF_TOKENS = {
     *("path", "tags", "shuffle", "on_error", "transforms", "max_repetition", "max_fraction"),
-    *("splits", "split", "dedupe", "overlong"),
+    *("splits", "split", "dedupe", "overlong", "drawn_before"),
 }
 
 

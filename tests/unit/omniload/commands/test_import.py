@@ -1,16 +1,21 @@
 """``omniload mix import``: a file that stands beside its data becomes a mix that ``check`` finds sound."""
 
 import json
+import os
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from omniload.base.errors import ConfigError
+import omniload
+from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import load_mix
+from omniload.mix.schema.stages import WeightsConfig
 from tests.support.chats import write_model
 from tests.support.plane.mix_commands import json_of, run_mix
+from tests.support.plane.source_kinds import MdsTokens
 
 
 @pytest.fixture
@@ -95,3 +100,125 @@ def test_a_tag_that_names_code_is_refused(file):
     file.write_text("sources: !!python/object/apply:os.system [ls]\n")
 
     assert isinstance(run_mix("import", file, "--from", "veomni").exception, ConfigError)
+
+
+STATE = {"epoch": 2, "sample_in_epoch": 24, "num_canonical_nodes": 1, "shuffle_seed": 9176}
+SIZES = ("--length", "32", "--batch", "64")
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    """Write two streams of MDS, the training file over them, and a state; return the file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number, name in enumerate(("web", "code")):
+        (tmp_path / name).mkdir()
+        for shard in range(2):
+            texts = [f"{number}.{shard * 20 + i}" for i in range(20)]
+            MdsTokens().write(tmp_path / name / f"shard.{shard:05}.mds", texts)
+    streams = {name: {"local": name} for name in ("web", "code")}
+    content = {"train_loader": {"name": "text", "dataset": {"streams": streams, "shuffle": True}}}
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(content))
+    (tmp_path / "state.json").write_text(json.dumps(STATE))
+    return path
+
+
+def test_a_state_of_mosaic_is_brought_along(training, tmp_path):
+    result = run_mix(
+        "import",
+        training,
+        "--from",
+        "llm-foundry",
+        *SIZES,
+        "--state",
+        "state.json",
+        "-o",
+        "mix.yaml",
+    )
+
+    assert result.exception is None, result.output
+    assert "--state: epoch 2, 24 of 80 samples drawn" in result.output
+    mix, _ = load_mix(tmp_path / "mix.yaml")
+    assert {name: source.drawn_before for name, source in mix.sources.items()} == {
+        "web": "mix.drawn/web.arrow",
+        "code": "mix.drawn/code.arrow",
+    }
+    drawn = {
+        f"{number}.{int(shard[6:11]) * 20 + record}"
+        for number, name in enumerate(("web", "code"))
+        for shard, record in rows_of(tmp_path / "mix.drawn" / f"{name}.arrow")
+    }
+    assert len(drawn) == 24
+    whole = mix.model_copy(update={"mix": WeightsConfig(stages=mix.mix.stages, stop="each_once")})
+    with omniload.open(whole, arrays="numpy") as loader:
+        tokens = np.concatenate([batch.tokens.reshape(-1) for batch in loader])
+    every = {f"{number}.{i}" for number in range(2) for i in range(40)}
+    assert set(counted(tokens)) == every - drawn
+    assert len(counted(tokens)) == 56
+
+
+def rows_of(path):
+    table = pa.ipc.open_file(path).read_all().to_pydict()
+    return zip(table["shard"], table["record"], strict=True)
+
+
+def counted(tokens):
+    """Return the texts in rows of tokens that are bytes with an end behind each text."""
+    text = bytes(t if t < 256 else 0x20 for t in tokens.tolist() if t).decode()
+    return text.split()
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("energon", "is a pickle for every rank, which is never loaded"),
+        ("megatron", "in the order of index caches"),
+        ("nanotron", "its states are not known here"),
+    ],
+)
+def test_a_state_that_cannot_be_read_is_refused_before_it_is_opened(tmp_path, tool, said):
+    contents = {
+        "energon": {"__class__": "MetadatasetV2", "splits": {"train": {"path": "x"}}},
+        "megatron": {"train": ["a"]},
+        "nanotron": {"data_stages": []},
+    }
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(contents[tool]))
+    os.mkfifo(tmp_path / "state.pt")  # whoever reads it waits
+
+    result = run_mix(
+        *("import", tmp_path / "file.yaml", "--from", tool, "-o", tmp_path / "mix.yaml"),
+        *("--state", tmp_path / "state.pt"),
+    )
+
+    assert isinstance(result.exception, StateError)
+    assert f"no state of {tool} is read" in str(result.exception)
+    assert said in str(result.exception)
+    assert "drawn_before" in str(result.exception)
+    assert not (tmp_path / "mix.yaml").exists()
+
+
+def test_a_state_needs_a_place_for_its_records(training):
+    result = run_mix("import", training, "--from", "llm-foundry", *SIZES, "--state", "state.json")
+
+    assert "--state needs --output" in str(result.exception)
+
+
+def test_a_state_of_data_that_is_not_here_is_refused(training, tmp_path):
+    (tmp_path / "web" / "index.json").unlink()
+
+    result = run_mix(
+        "import",
+        training,
+        "--from",
+        "llm-foundry",
+        *SIZES,
+        "--state",
+        "state.json",
+        "-o",
+        "mix.yaml",
+    )
+
+    assert isinstance(result.exception, ConfigError)
+    assert "a state needs the sizes of shards: run this beside the data" in str(result.exception)
+    assert not (tmp_path / "mix.drawn").exists()

@@ -97,6 +97,18 @@ def test_a_state_of_another_loader_is_refused_by_the_name_of_that(state, tool):
         MixState.from_json(state, ("web",), {})
 
 
+def test_a_state_of_mosaic_is_told_how_to_be_brought_along():
+    with pytest.raises(StateError, match="mix import --from llm-foundry --state"):
+        MixState.from_json({"epoch": 0, "sample_in_epoch": 96}, ("web",), {})
+
+
+def test_a_state_of_energon_is_refused_by_name_whatever_it_is_made_of():
+    made = type("SavableDataLoaderState", (), {"__module__": "megatron.energon.savable_loader"})
+
+    with pytest.raises(StateError, match=r"of Megatron-Energon \(SavableDataLoaderState\), whose"):
+        MixState.from_json(made(), ("web",), {})
+
+
 def damaged(path, value):
     saved = json.loads(json.dumps(a_state().to_json(NAMES, PRINT)))
     *above, last = path

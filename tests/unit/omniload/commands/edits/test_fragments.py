@@ -24,3 +24,10 @@ def test_the_template_of_a_chat_starts_at_the_file():
     )
 
     assert placed(source, FOLDER).transforms[0].template == "/data/more/t.jinja"
+
+
+def test_the_records_that_others_had_drawn_start_at_the_file():
+    source = JsonlSource(type="jsonl", path="a.jsonl", drawn_before="web.arrow")
+
+    assert placed(source, FOLDER).drawn_before == "/data/more/web.arrow"
+    assert placed(source.model_copy(update={"drawn_before": None}), FOLDER).drawn_before is None

@@ -1,0 +1,371 @@
+"""A state of Mosaic Streaming as the records that its unfinished epoch had drawn.
+
+The state is five numbers; the order that they are a place in follows from the sizes of the shards and
+from settings of the training file (``omniload.importing.mosaic_order``). Here nothing is drawn again before
+the others of its source were: what was drawn more often than the least drawn record is left out of the first epoch.
+
+Shape suffixes:
+    S  streams      H  shards of a stream      R  samples of all streams, in their order
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import StateError
+from omniload.base.reading import read_small_file
+from omniload.base.state import Json, shown, whole_number
+from omniload.importing.fields import Fields, Report
+from omniload.importing.mosaic_order import (
+    ALGORITHMS,
+    Shuffle,
+    chosen_of_shards,
+    chosen_of_streams,
+    first_places,
+    places_of,
+)
+
+__all__ = ["MosaicState", "Stream", "drawn_of", "read_mosaic_state"]
+
+Value = TypeVar("Value")
+_MOST_BYTES = 1 << 20
+_MOST_SAMPLES = 1 << 31
+"""Samples of an epoch, and of all streams: they are gone through in memory, 8 bytes each at most."""
+_MOST_DRAWS = 1 << 33
+"""Samples of all epochs, where each chooses others."""
+_LARGEST_BLOCK = 1 << 40
+_INSTEAD = "begin a new epoch with the saved model: import the mix without --state"
+_AS_JSON = (
+    "write its dataset's state as JSON, where the checkpoint is trusted: "
+    "json.dump(loader.state_dict(), file), or of Composer's checkpoint state['state']['dataset_state']['train']"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MosaicState:
+    """What Mosaic's ``state_dict`` gives."""
+
+    epoch: int
+    sample_in_epoch: int
+    """Samples that all ranks together had taken."""
+    num_canonical_nodes: int
+    shuffle_seed: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, Json]) -> "MosaicState":
+        """Check a state.
+
+        Raises:
+            StateError: It is none, or a number is out of its range.
+        """
+        known = {"epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed"}
+        if missing := sorted(known - state.keys()):
+            raise StateError(
+                f"the state has no {missing[0]}, and holds {', '.join(map(repr, list(state)[:6])) or 'nothing'}; "
+                "a state of Mosaic Streaming has epoch, sample_in_epoch, num_canonical_nodes and shuffle_seed"
+            )
+        if unknown := sorted(state.keys() - known - {"initial_physical_nodes"}):
+            raise StateError(f"the state has {unknown[0]!r:.60}, which is not known; {_INSTEAD}")
+        below = {
+            "epoch": 1 << 31,
+            "sample_in_epoch": _MOST_SAMPLES,
+            "num_canonical_nodes": 1 << 20,
+            "shuffle_seed": 1 << 62,
+        }
+        try:
+            found = {
+                key: whole_number(
+                    state[key], below=most, least=1 if key == "num_canonical_nodes" else 0
+                )
+                for key, most in below.items()
+            }
+        except ValueError as error:
+            raise StateError(
+                f"the state of Mosaic Streaming is damaged: {error}; {_INSTEAD}"
+            ) from error
+        return cls(**found)
+
+
+def read_mosaic_state(path: Path) -> MosaicState:
+    """Read a state that was written as JSON.
+
+    Raises:
+        ConfigError: There is no such file, or a larger one.
+        StateError: It is a checkpoint of torch, which is not loaded, or no state.
+    """
+    content = read_small_file(path, most_bytes=_MOST_BYTES, what="a state of Mosaic Streaming")
+    if content[:1] == b"\x80" or content[:2] == b"PK":
+        raise StateError(
+            f"{path}: is a pickle, as torch.save writes it, which is never loaded; {_AS_JSON}"
+        )
+    try:
+        state = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{path}: is no JSON ({error!s:.100}); {_AS_JSON}") from error
+    if not isinstance(state, dict):
+        raise StateError(f"{path}: holds {shown(state)}, no object; {_AS_JSON}")
+    try:
+        return MosaicState.of(state)
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A stream of a dataset."""
+
+    source: str
+    """Name of the source that it becomes."""
+    shards: Mapping[str, int]
+    """Samples of each shard that has any, by its name."""
+    key: str
+    """What sets its share: ``proportion``, ``repeat`` or ``choose``; empty for its size."""
+    value: float
+
+    @property
+    def samples_H(self) -> NDArray[np.int64]:
+        """Samples of each shard."""
+        return np.array(list(self.shards.values()), np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """What a training file says of a dataset's order, as far as it matters here."""
+
+    algorithm: str
+    block_size: int | None
+    balanced: bool
+    """Whether every epoch chooses other samples of a stream that it does not go through whole."""
+    granularity: int
+    epoch_size: int | None
+
+    @classmethod
+    def of(cls, dataset: Fields) -> "_Settings":
+        """Read them; keys stay to be dealt with. What is wrong with one refuses the import."""
+        shuffled = _peeked(dataset, "shuffle", bool, default=False)
+        algorithm = _peeked(dataset, "shuffle_algo", str, "py1e")
+        block_size = _peeked(dataset, "shuffle_block_size", int, 0)
+        granularity = _peeked(dataset, "sampling_granularity", int, 1)
+        epoch_size = _peeked(dataset, "epoch_size", int, 0)
+        sampling = _peeked(dataset, "sampling_method", str, "balanced")
+        batching = _peeked(dataset, "batching_method", str, "random")
+        if algorithm not in ALGORITHMS or algorithm == "none":
+            known = ", ".join(sorted(ALGORITHMS.keys() - {"none"}))
+            dataset.refuse("shuffle_algo", f"is {algorithm!r:.60}; of {known} the order is known")
+        if batching != "random":
+            dataset.refuse(
+                "batching_method",
+                f"is {batching!r:.60}: its order is not known, random's is; {_INSTEAD}",
+            )
+        if sampling not in ("balanced", "fixed"):
+            dataset.refuse("sampling_method", f"is {sampling!r:.60}; balanced and fixed are known")
+        ranges = {
+            "shuffle_block_size": (block_size or 4, 4, _LARGEST_BLOCK),
+            "sampling_granularity": (granularity, 1, _MOST_SAMPLES),
+            "epoch_size": (epoch_size or 1, 1, _MOST_SAMPLES),
+        }
+        for key, (value, least, most) in ranges.items():
+            if not least <= value <= most:
+                dataset.refuse(key, f"is {value}; it is from {least} to {most}")
+        return cls(
+            algorithm=algorithm if shuffled else "none",
+            block_size=block_size or None,
+            balanced=sampling == "balanced",
+            granularity=granularity,
+            epoch_size=epoch_size or None,
+        )
+
+
+def drawn_of(
+    state: MosaicState, dataset: Fields, streams: Sequence[Stream], report: Report
+) -> dict[str, dict[str, NDArray[np.int64]]]:
+    """Return which records of each shard are to be left out of the first epoch, by source.
+
+    Args:
+        state: The state.
+        dataset: The dataset in the training file.
+        streams: Its streams, in its order.
+        report: Told of every source, and of what refuses the import.
+    """
+    settings = _Settings.of(dataset)
+    sizes_S = np.array([stream.samples_H.sum() for stream in streams], np.int64)
+    kinds = {stream.key == "proportion" for stream in streams}
+    if report.faults or not streams or len(kinds) > 1:
+        return {}
+    if not sizes_S.all():
+        report.refuse("", "a stream holds no sample, of which no state is known")
+        return {}
+    if kinds == {True} and not any(stream.value for stream in streams):
+        report.refuse("", "the streams have proportions that sum to 0")
+        return {}
+    epoch = _Epochs(state, settings, streams, sizes_S)
+    if said := epoch.refused():
+        report.refuse("--state", said)
+        return {}
+    left_out_R = epoch.left_out()
+    block = epoch.block_size if settings.block_size is None else settings.block_size
+    report.note(
+        "--state",
+        f"epoch {state.epoch}, {state.sample_in_epoch} of {epoch.size} samples drawn; as of streaming 0.6 to 0.13, "
+        + (
+            "not shuffled"
+            if settings.algorithm == "none"
+            else f"shuffled by {settings.algorithm} with shuffle_block_size {block}"
+        ),
+    )
+    found: dict[str, dict[str, NDArray[np.int64]]] = {}
+    begin = 0
+    for stream in streams:
+        records: dict[str, NDArray[np.int64]] = {}
+        first = begin
+        for shard, samples in stream.shards.items():
+            at = np.flatnonzero(left_out_R[begin : begin + samples])
+            begin += samples
+            if len(at):
+                records[shard] = at
+        left_out = sum(map(len, records.values()))
+        report.note(
+            "--state",
+            f"{left_out} of {begin - first} records of {stream.source} are left out of its first epoch",
+        )
+        if records:
+            found[stream.source] = records
+    return found
+
+
+class _Epochs:
+    """The epochs of a dataset up to the place of a state."""
+
+    def __init__(
+        self,
+        state: MosaicState,
+        settings: _Settings,
+        streams: Sequence[Stream],
+        sizes_S: NDArray[np.int64],
+    ) -> None:
+        self._state, self._settings, self._streams = state, settings, streams
+        self._sizes_S = sizes_S
+        self._chosen_S = self._chosen()
+        self.size = int(self._chosen_S.sum())
+        """Samples of an epoch."""
+        self._whole = bool((self._chosen_S == sizes_S).all())
+        """Whether an epoch goes through every stream once."""
+        self.block_size = max(4_000_000 // state.num_canonical_nodes, 1 << 18)
+        """Mosaic's, where the file does not say."""
+
+    def refused(self) -> str:
+        """Return why no records can be told; empty where they can."""
+        state, most = self._state, max(self.size, int(self._sizes_S.sum()))
+        if most > _MOST_SAMPLES:
+            return f"an epoch goes through {most} samples, more than {_MOST_SAMPLES}; {_INSTEAD}"
+        if self.size <= state.num_canonical_nodes:
+            return (
+                f"an epoch has {self.size} samples, not more than the {state.num_canonical_nodes} canonical nodes, so "
+                f"that samples come again in it; {_INSTEAD}"
+            )
+        # What makes an epoch even over ranks is drawn at its end.
+        if state.sample_in_epoch > 2 * self.size:
+            return (
+                f"{state.sample_in_epoch} samples were drawn of an epoch of {self.size}; is it of this data, and are "
+                "these the streams?"
+            )
+        if (
+            not self._whole
+            and self._settings.balanced
+            and ((state.epoch + 1) * self.size > _MOST_DRAWS)
+        ):
+            return (
+                f"{state.epoch + 1} epochs of {self.size} samples, each of others, are more than {_MOST_DRAWS}; "
+                + _INSTEAD
+            )
+        return ""
+
+    def left_out(self) -> NDArray[np.bool_]:
+        """Return which samples were drawn more often than the least drawn one of their stream, ``[R]``."""
+        counts_R = np.zeros(int(self._sizes_S.sum()), np.int32)
+        if not self._whole:
+            self._count_whole_epochs(counts_R)
+        samples: NDArray[np.int64] | None = None  # as they are numbered
+        if self._whole:
+            units_U = np.concatenate([stream.samples_H for stream in self._streams])
+        else:
+            units_U, samples = self._epoch(self._state.epoch)
+        shuffle = Shuffle(
+            algorithm=self._settings.algorithm,
+            seed=self._state.shuffle_seed,
+            epoch=self._state.epoch,
+            block_size=self._settings.block_size or self.block_size,
+        )
+        stretches = self._state.num_canonical_nodes
+        firsts = first_places(self.size, stretches, self._state.sample_in_epoch)
+        for first, places in zip(
+            firsts.tolist(), places_of(units_U, stretches, shuffle), strict=True
+        ):
+            drawn = places[:first]
+            np.add.at(counts_R, drawn if samples is None else samples[drawn], 1)
+        bounds = [0, *np.cumsum(self._sizes_S).tolist()]
+        return np.concatenate([counts_R[a:b] > counts_R[a:b].min() for a, b in pairwise(bounds)])
+
+    def _chosen(self) -> NDArray[np.int64]:
+        """Return the samples of each stream in an epoch."""
+        streams, sizes_S = self._streams, self._sizes_S
+        total = self._settings.epoch_size or int(sizes_S.sum())
+        if streams[0].key == "proportion":
+            proportions = [stream.value for stream in streams]
+            return chosen_of_streams(sizes_S, proportions, total, self._state.shuffle_seed)
+        if self._settings.epoch_size and not any(stream.key for stream in streams):
+            return chosen_of_streams(sizes_S, None, total, self._state.shuffle_seed)
+        wanted_S = [
+            stream.value * (size if stream.key == "repeat" else 1) if stream.key else size
+            for stream, size in zip(streams, sizes_S.tolist(), strict=True)
+        ]
+        return np.array([int(min(wanted, _MOST_SAMPLES + 1)) for wanted in wanted_S], np.int64)
+
+    def _count_whole_epochs(self, counts_R: NDArray[np.int32]) -> None:
+        epochs = self._state.epoch
+        if not self._settings.balanced and epochs:
+            _, samples = self._epoch(0)
+            counts_R += np.bincount(samples, minlength=len(counts_R)).astype(np.int32) * epochs
+            return
+        for epoch in range(epochs):
+            _, samples = self._epoch(epoch)
+            counts_R += np.bincount(samples, minlength=len(counts_R)).astype(np.int32)
+
+    def _epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the units of an epoch, and the samples in them, end to end."""
+        seed, settings = self._state.shuffle_seed, self._settings
+        random = np.random.default_rng(seed + epoch if settings.balanced else seed)
+        of_shards = seed + epoch if settings.balanced and settings.algorithm != "none" else seed
+        units: list[int] = []
+        samples: list[NDArray[np.int64]] = []
+        begin = 0
+        for stream, chosen in zip(self._streams, self._chosen_S.tolist(), strict=True):
+            sizes_H = stream.samples_H
+            chosen_H = chosen_of_shards(sizes_H, chosen, settings.granularity, of_shards)
+            for size, wanted in zip(sizes_H.tolist(), chosen_H.tolist(), strict=True):
+                times, rest = divmod(wanted, size)
+                units += [size] * times
+                samples += [np.arange(begin, begin + size, dtype=np.int64)] * times
+                if rest:
+                    units.append(rest)
+                    samples.append(begin + np.sort(random.choice(size, rest, replace=False)))
+                begin += size
+        return np.array(units, np.int64), np.concatenate(samples)
+
+
+def _peeked(dataset: Fields, key: str, kind: type[Value], default: Value) -> Value:
+    value = dataset.peek(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        dataset.refuse(
+            key, f"{shown(value)} is no {kind.__name__}; what --state is of cannot be told"
+        )
+        return default
+    return value

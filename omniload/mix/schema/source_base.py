@@ -1,0 +1,131 @@
+"""The keys that a source of any type has."""
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from omniload.base.config import StrictModel, fault_at
+from omniload.mix.schema.conditions import Where
+from omniload.mix.schema.records import Dedupe, OnError, Overlong, ShuffleConfig
+from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
+from omniload.mix.schema.transform_rules import require_columns, require_transforms_fit
+from omniload.mix.schema.transforms import (
+    ChatTransform,
+    ImagesTransform,
+    PreferenceTransform,
+    TransformConfig,
+    encoding_of,
+)
+
+__all__ = ["SourceBase"]
+
+
+class SourceBase(StrictModel):
+    """The keys that a source of any type has."""
+
+    path: str | tuple[str, ...]
+    """Files: paths, folders, globs with ``{0..9}`` and ``{a,b}``, or URLs that fsspec opens; relative ones start at the
+    mix file. Of a folder, the files of the type are taken."""
+    tags: dict[Name, str] = Field(default_factory=dict)
+    """Labels that travel with the source into reports."""
+    shuffle: ShuffleConfig = ShuffleConfig()
+    """Order of the records."""
+    on_error: OnError = OnError()
+    """What to do with a record that cannot be decoded."""
+    transforms: tuple[TransformConfig, ...] = ()
+    """What is done to records on their way to samples, in order."""
+    where: Where = Field(default_factory=dict)
+    """Conditions on columns (of ``jsonl``, on keys): only records for which all hold are drawn. ``{lang: [en, de]}`` is
+    one of several values, ``{lang: en}`` one, ``{quality: {at_least: 0.5}}`` a range; a null is left out."""
+    dedupe: Dedupe | None = None
+    """Of records that are equal, the first in the order of the files is drawn: equal by ``content``, their text, token
+    ids and images, or by ``key``, what the source names there. A reading of the whole source finds them, once."""
+    drawn_before: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
+    """A file of records that another loader had drawn in the epoch that it left, as ``omniload mix import --state``
+    writes it: they are left out of the first epoch here, and drawn in every other."""
+    overlong: Overlong | None = None
+    """Its documents longer than a row, in place of ``pack.overlong``: cut into pieces, cut off, or left out."""
+    max_repetition: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
+    """Most times that a run goes through its records: a step that asks for more stops it, as ``mix plan`` foresees."""
+    max_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share that any stage gives it, of what weights count; a mix that gives it more is refused."""
+    splits: Splits | None = None
+    """Splits of this source, in place of the mix's: ``{}`` holds nothing out."""
+    split: Name | None = None
+    """The split that is drawn of this source, in place of the mix's."""
+
+    @model_validator(mode="after")
+    def _transforms_fit(self) -> Self:
+        require_transforms_fit(self)
+        require_columns(self)
+        return self
+
+    @property
+    def holds_objects(self) -> bool:
+        """Whether a record has several keys or columns that can be read as one."""
+        return False
+
+    @property
+    def pair_columns(self) -> tuple[str, ...]:
+        """Keys or columns that are read beside that of the text: those of preference pairs; none without such."""
+        first = encoding_of(self.transforms)
+        return first.beside if isinstance(first, PreferenceTransform) else ()
+
+    @property
+    def images_transform(self) -> ImagesTransform | None:
+        """The transform that makes patches of its images, where it holds any."""
+        first = encoding_of(self.transforms)
+        return first if isinstance(first, ImagesTransform) else None
+
+    @property
+    def image_members(self) -> tuple[str, ...]:
+        """Where its images are: a column, or the extensions of members; none where it holds none."""
+        return ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The patterns as a tuple, however they were written."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether its records are text, to be tokenised, and not token ids."""
+        return True
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether its text may be nested values, such as lists of messages, that a transform takes as JSON."""
+        first = encoding_of(self.transforms)
+        return isinstance(first, ChatTransform | PreferenceTransform)
+
+    @property
+    def key_column(self) -> str | None:
+        """Column or key of a line that a document is known by, where something asks for it; else its content is."""
+        return None
+
+    @property
+    def wants_keys(self) -> bool:
+        """Whether anything asks what a document is known by."""
+        return bool(self.splits) or self.dedupe == "key"
+
+    @property
+    def share_drawn(self) -> float:
+        """The share of its documents that its split has, about."""
+        return share_of(self.splits, self.split or TRAIN) if self.splits else 1.0
+
+    def within(self, splits: Mapping[str, float], split: str) -> Self:
+        """Return the source with what it leaves to its mix: the splits there are, and the one that is drawn."""
+        own = dict(splits) if self.splits is None else self.splits
+        drawn = self.split or split
+        if drawn not in {TRAIN, *own}:
+            raise fault_at(
+                f"split is {drawn!r}, and the source has {', '.join([*own, TRAIN])}; choose one of them, or declare it "
+                "under splits",
+                *(("split",) if self.split else ()),
+            )
+        return self.model_copy(update={"splits": own, "split": drawn}) if own else self
+
+    def using(self, columns: Collection[str]) -> Self:  # noqa: ARG002 -- few types have any
+        """Return the source without further columns that are not among ``columns``: they are not read."""
+        return self

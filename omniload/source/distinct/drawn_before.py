@@ -1,0 +1,224 @@
+"""The records that another loader had drawn of a source, in the epoch that it left: a file that says which.
+
+An Arrow IPC file with two columns, ``shard`` (the name of a file, with as many of its folders as tell it from
+others) and ``record`` (its number there, from 0), and a version in the metadata of its schema. Whoever logged what
+another loader drew can write one; ``omniload mix import --state`` does for those whose order it knows.
+
+Shape suffixes:
+    U  units of the source        N  records asked for
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.base.reading import open_file
+from omniload.base.units import format_bytes
+from omniload.base.writing import write_whole
+from omniload.mix.sources import SourceConfig
+from omniload.source.distinct.first_seen import Bits
+from omniload.source.files import ShardFile
+from omniload.source.formats.format import UnitTable
+
+__all__ = ["DRAWN_VERSION", "DrawnBefore", "drawn_before", "write_drawn"]
+
+DRAWN_VERSION = 1
+"""Version of the file."""
+
+_VERSION = b"omniload.drawn"
+_SCHEMA = pa.schema(
+    [("shard", pa.string()), ("record", pa.int64())], metadata={_VERSION: str(DRAWN_VERSION)}
+)
+_MOST_BYTES = 8 << 30
+_MOST_NAME = 4_096
+_ROWS_AT_ONCE = 1 << 18
+_ZIPPED = (".zstd", ".zst", ".gz")
+_REMEDY = "let omniload mix import --state write it, or write it as docs/migrate.md says"
+
+
+class DrawnBefore:
+    """Tells which records another loader had drawn."""
+
+    def __init__(self, drawn: Bits, rows_U: NDArray[np.int64]) -> None:
+        self._drawn = drawn
+        self._begins_U = np.cumsum(rows_U) - rows_U
+        self.records = drawn.total()
+        """How many they are."""
+        self.digest = hashlib.blake2b(drawn.packed.tobytes(), digest_size=6).hexdigest()
+        """Of which they are, whatever file says so."""
+
+    def leaves(self, units_N: NDArray[np.int64], records_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which records, each by its unit and its number there, were not drawn, ``[N]``."""
+        at_N = self._begins_U[units_N] + records_N
+        found = self._drawn.packed[at_N >> 3] >> (at_N & 7).astype(np.uint8)
+        left_N: NDArray[np.bool_] = (found & 1) == 0
+        return left_N
+
+
+def write_drawn(path: Path, shards: Mapping[str, NDArray[np.int64]]) -> None:
+    """Write which records of each shard were drawn.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    out = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(out, _SCHEMA, options=options) as writer:
+        for name, records_N in shards.items():
+            for start in range(0, len(records_N), _ROWS_AT_ONCE):
+                some = np.asarray(records_N[start : start + _ROWS_AT_ONCE], np.int64)
+                columns = [pa.array([name] * len(some), pa.string()), pa.array(some)]
+                writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+    write_whole(path, out.getvalue())
+
+
+def drawn_before(
+    name: str,
+    config: SourceConfig,
+    units: UnitTable,
+    files: Sequence[ShardFile],
+    base_dir: Path,
+) -> DrawnBefore | None:
+    """Return the records that another loader had drawn; ``None`` where the source names no file of them.
+
+    Takes one bit of memory for each record of the source.
+
+    Args:
+        name: Name of the source, for messages.
+        config: What the mix file says of it.
+        units: Of its format.
+        files: Its shards.
+        base_dir: Folder that relative paths start at.
+
+    Raises:
+        ConfigError: The file is none, of another version, or names shards or records that the source has not; or
+            it names every record.
+        UnavailableError: The file system did not answer.
+    """
+    if config.drawn_before is None:
+        return None
+    path = base_dir / config.drawn_before
+    where = f"sources.{name}.drawn_before: {path}"
+    rows_F = np.bincount(units.shards_U, weights=units.rows_U, minlength=len(files))
+    shards = _Shards([file.path for file in files], rows_F.astype(np.int64), where)
+    total = int(units.rows_U.sum())
+    bits = _bits_in(path, where, shards, total)
+    found = DrawnBefore(bits, units.rows_U)
+    if found.records == total:
+        raise ConfigError(
+            f"{where}: names all {total} records of the source, so that the epoch was at its end; leave it out"
+        )
+    return found
+
+
+def _bits_in(path: Path, where: str, shards: "_Shards", total: int) -> Bits:
+    """Return which of ``total`` records a file names."""
+    bits = Bits.none(total)
+    try:
+        with open_file(path) as opened:
+            if (size := path.stat().st_size) > _MOST_BYTES:
+                raise ConfigError(
+                    f"{where}: holds {format_bytes(size)}, more than {format_bytes(_MOST_BYTES)}; {_REMEDY}"
+                )
+            with pa.ipc.open_file(pa.PythonFile(opened, mode="r")) as stored:
+                _require_ours(stored.schema, where)
+                for number in range(stored.num_record_batches):
+                    batch = stored.get_batch(number)
+                    batch.validate(full=True)
+                    bits.set(shards.numbers_of(batch))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{where}: no such file; keep it beside the mix file as long as the run is resumed"
+        ) from None
+    except (pa.ArrowException, StateError, ValueError, OSError) as error:
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # Arrow says damage by one without
+            raise UnavailableError(f"{where}: cannot be read: {error}; try again") from error
+        raise ConfigError(
+            f"{where}: is no such file of records: {error!s:.200}; {_REMEDY}"
+        ) from error
+    return bits
+
+
+def _require_ours(schema: pa.Schema, where: str) -> None:
+    version = (schema.metadata or {}).get(_VERSION)
+    if version != str(DRAWN_VERSION).encode():
+        raise ConfigError(
+            f"{where}: has {version!r:.40} for {_VERSION.decode()} in the metadata of its schema, this release reads "
+            f"{str(DRAWN_VERSION)!r}; {_REMEDY}"
+        )
+    for field in _SCHEMA:
+        at = schema.get_field_index(field.name)
+        kind = None if at < 0 else schema.field(at).type
+        if kind is not None and pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if kind != field.type:
+            raise ConfigError(
+                f"{where}: has {kind or 'nothing'} as column {field.name!r}, {field.type} is read; {_REMEDY}"
+            )
+
+
+class _Shards:
+    """The shards of a source by name, and the numbers of their records in it."""
+
+    def __init__(self, paths: Sequence[str], rows_F: NDArray[np.int64], where: str) -> None:
+        self._rows_F, self._where = rows_F, where
+        self._begins_F = np.cumsum(rows_F) - rows_F
+        self._by_last: dict[str, list[tuple[str, int]]] = {}
+        for number, path in enumerate(paths):
+            bare = _unzipped(path)
+            self._by_last.setdefault(bare.rpartition("/")[2], []).append((bare, number))
+
+    def numbers_of(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """Return the number of each record among all of the source.
+
+        Raises:
+            ConfigError: A shard or a record is not there.
+        """
+        shard, record = batch.column("shard"), batch.column("record")
+        if shard.null_count or record.null_count:
+            raise ConfigError(f"{self._where}: has an entry without a shard or a record; {_REMEDY}")
+        if not pa.types.is_dictionary(shard.type):
+            shard = shard.dictionary_encode()
+        names = [str(name) for name in shard.dictionary.to_pylist()]
+        chosen = shard.indices.to_numpy(zero_copy_only=False)
+        used, chosen_N = np.unique(chosen, return_inverse=True)
+        files = np.array([self._number(names[at]) for at in used.tolist()], np.int64)
+        files_N, records_N = files[chosen_N], record.to_numpy(zero_copy_only=False)
+        outside = (records_N < 0) | (records_N >= self._rows_F[files_N])
+        if outside.any():
+            at = int(outside.argmax())
+            raise ConfigError(
+                f"{self._where}: names record {records_N[at]} of {names[used[chosen_N[at]]]!r:.200}, which has "
+                f"{self._rows_F[files_N[at]]}; is it of these shards?"
+            )
+        numbers_N: NDArray[np.int64] = self._begins_F[files_N] + records_N
+        return numbers_N
+
+    def _number(self, name: str) -> int:
+        bare = _unzipped(name[:_MOST_NAME])
+        alike = [
+            number
+            for path, number in self._by_last.get(bare.rpartition("/")[2], ())
+            if path == bare or path.endswith(f"/{bare}")
+        ]
+        if len(alike) != 1:
+            raise ConfigError(
+                f"{self._where}: names the shard {name!r:.200}, and {len(alike)} files of the source are called so; "
+                + ("name more of its folders" if alike else "is it of these shards?")
+            )
+        return alike[0]
+
+
+def _unzipped(path: str) -> str:
+    """Return a path without what says that the file is compressed: it may be there either way."""
+    for suffix in _ZIPPED:
+        if path.endswith(suffix) and len(path) > len(suffix):
+            return path[: -len(suffix)]
+    return path
