@@ -97,3 +97,5 @@ class Batch:
     """Least possible ``imbalance`` for the rows of the step."""
     tokens_by_source: Mapping[str, int] = field(default_factory=dict)
     """Tokens of each source in the whole step over all ranks."""
+    source_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Tags of the sources that have any, by name: one table for all batches, whatever is in them."""

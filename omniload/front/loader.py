@@ -110,6 +110,7 @@ class Loader:
         *,
         state: Mapping[str, Json] | None = None,
         names: Sequence[str] = (),
+        tags: Mapping[str, Mapping[str, str]] | None = None,
         vocab_size: int | None = None,
         num_steps: int | None = None,
         notes: RunNotes | None = None,
@@ -122,6 +123,8 @@ class Loader:
         _check_left(self._state, num_steps)
         self.source_names = tuple(names)
         """Names of the sources; ``source_ids`` are places here."""
+        self.source_tags = () if tags is None else tuple(tags.get(name, {}) for name in names)
+        """Tags of each source, in the order of ``source_names``; after ``join``, from the first batch on."""
         self.vocab_size = vocab_size
         """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
         self.run_dir = None if notes is None else notes.run_dir
@@ -163,8 +166,9 @@ class Loader:
         batch = self._opened().next_batch(timeout)
         if batch is None:
             return None
-        if len(batch.tokens_by_source) > len(self.source_names):  # an edit of the mix added some
+        if len(batch.tokens_by_source) > len(self.source_tags):  # an edit of the mix added some
             self.source_names = tuple(batch.tokens_by_source)
+            self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)
         if self._ahead is None:
             return self._form.of(batch)
         handed = self._ahead.hand_over(batch)

@@ -23,6 +23,7 @@ from omniload.front.rows import Arrays, BatchForm, Labels, NumpyArrays
 from omniload.front.settings import with_settings
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
+from omniload.mix.schema.source_base import tags_of
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
@@ -184,6 +185,7 @@ def _loader_of(
         form,
         state=state,
         names=spec.mix.names,
+        tags=tags_of(spec.mix.sources),
         vocab_size=vocab_size_of(spec),
         num_steps=spec.num_steps,
         notes=notes,

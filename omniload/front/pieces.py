@@ -29,6 +29,11 @@ class Piece:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Columns of the whole sample, by name."""
 
+    @property
+    def source(self) -> int:
+        """Number of its source: its place among ``source_names``, and in ``source_tags`` of the batch."""
+        return self.key[0]
+
 
 def pieces_of(part: Microbatch | CpSlice) -> list[Piece]:
     """Return the pieces of some rows, in their order.

@@ -40,7 +40,7 @@ Labels: TypeAlias = Literal["shifted", "unshifted"]
 _FIELDS = frozenset(
     {
         *("tokens", "labels", "position_ids", "source_ids", "cu_seqlens"),
-        *("padding_mask", "attention_mask", "pairs"),
+        *("document_sources", "padding_mask", "attention_mask", "pairs"),
     }
 )
 """Tensors of rows, each made when it is first asked for."""
@@ -152,6 +152,14 @@ class PackedRows:
     def cu_seqlens(self) -> Any:  # noqa: ANN401
         """Bounds of the documents in the flattened rows ``[D + 1]``, int32, as varlen attention takes them."""
         return self._tensor(self._documents.cu_seqlens, np.int32)
+
+    @cached_property
+    def document_sources(self) -> Any:  # noqa: ANN401
+        """Number of the source of each document of ``cu_seqlens`` ``[D]``, int64; -1 for padding."""
+        if isinstance(self._part, CpSlice):
+            return self._tensor(self._part.sources_D, np.int64)
+        starts_D = self._documents.cu_seqlens[:-1]
+        return self._tensor(self._part.source_ids_RT.reshape(-1)[starts_D], np.int64)
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -344,6 +352,11 @@ class TrainingBatch(PackedRows):
     def tokens_by_source(self) -> Mapping[str, int]:
         """Tokens of each source in the step, over all ranks."""
         return self._batch.tokens_by_source
+
+    @cached_property
+    def source_tags(self) -> tuple[Mapping[str, str], ...]:
+        """Tags of each source, as the mix file gives them, by its number in ``source_ids``."""
+        return tuple(self._batch.source_tags.get(name, {}) for name in self.tokens_by_source)
 
     @override
     def to(self, device: object) -> "TrainingBatch":

@@ -19,6 +19,7 @@ from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
+from omniload.mix.schema.source_base import tags_of
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
@@ -119,6 +120,8 @@ class DataConstructor:
     """Peers that share a data-parallel rank's rows."""
     columns: tuple[str, ...] = (LOSS_MASK,)
     """Columns that its ranks use beside the tokens; others are never copied."""
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Tags of the sources that have any, by name."""
     rows: RowBuilder = build_rows
     """What lays out rows; a simulation does without their tokens."""
     generation: int = field(default=0, init=False)
@@ -133,6 +136,7 @@ class DataConstructor:
         return cls(
             dp_ranks=dp_ranks,
             names=mix.names,
+            tags=tags_of(mix.sources),
             row_length=mix.pack.length,
             cp_size=cp_size,
             columns=mix.batch.columns_used,
@@ -217,6 +221,9 @@ class DataConstructor:
         for plan, images in zip(pending.plans, pending.images, strict=True):
             # An edit may have added sources after the step was planned.
             by_name = dict(zip(self.names, plan.tokens_S, strict=False))
+            tags = self.tags
+            if len(by_name) < len(self.names):
+                tags = {name: held for name, held in tags.items() if name in by_name}
             for dp_rank in self.dp_ranks:
                 microbatches = tuple(islice(built, plan.num_microbatches))
                 if self.is_released(plan.step):
@@ -232,6 +239,7 @@ class DataConstructor:
                     imbalance=plan.imbalance,
                     bound=plan.bound,
                     tokens_by_source=by_name,
+                    source_tags=tags,
                 )
             fetched += 0 if images is None else len(images.samples_U3)
 

@@ -210,7 +210,7 @@ class Planner:
             return ()
         self.world, self._demand = world, None
         self._ranks = RankSteps.at(world.ranks(), world.step)
-        self._steps.place_again(self.mix, world)
+        self._steps.place_again(self.history.latest, world)
         serve = ServeWorld(world=world, windows=self._steps.windows)
         return (AppendWorld(world=world), serve, *self._release(), *self._advance(()))
 

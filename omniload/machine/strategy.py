@@ -29,6 +29,9 @@ from omniload.plan.strategies import (
 
 __all__ = ["dealt_by_chain", "place", "place_again"]
 
+_TAGS = "tags."
+"""Begins the name of a column that holds a tag of each piece's source."""
+
 
 def place(
     mix: MixConfig,
@@ -125,9 +128,16 @@ def dealt_by_chain(
         method=mix.balance.method,
         images=images,
         encoder_cost=QuadraticCost(mix.balance.encoder_linear, mix.balance.encoder_quadratic),
+        source_tags=[source.tags for source in mix.sources.values()],
     )
     patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
-    columns = {"sources": pieces.sources_P} | patches
+    tags = {
+        column: np.array([held.get(column.removeprefix(_TAGS), "") for held in request.source_tags])
+        for column in cost_columns
+        if column.startswith(_TAGS)
+    }
+    of_sources = {column: values_S[pieces.sources_P] for column, values_S in tags.items()}
+    columns = {"sources": pieces.sources_P} | patches | of_sources
     rows = DGraph.of_rows(pieces.lengths_P, membership.row_offsets, columns)
     placement = placed_by(strategy_of(name), name, rows, request)
     planned = None

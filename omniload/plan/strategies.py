@@ -20,7 +20,7 @@ Shape suffixes:
     R  rows
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol, cast
@@ -81,6 +81,8 @@ class PlacementRequest:
     """The images of the rows, where they hold any."""
     encoder_cost: CostFunction = _ENCODER
     """Cost of encoding an image of so many patches."""
+    source_tags: Sequence[Mapping[str, str]] = ()
+    """Tags of each source, by its number in the column ``sources``."""
 
     def distributed(self, rows: DGraph) -> DGraph:
         """Return ``rows`` with their buckets declared: the data-parallel ranks and their microbatches."""
@@ -204,7 +206,7 @@ def cost_of(balance: BalanceConfig) -> tuple[CostFunction, tuple[str, ...]]:
     """Return the cost function of a mix file, and the columns it is called with.
 
     A registered function is called with the lengths of the pieces, or with the columns that
-    its attribute ``of`` names.
+    its attribute ``of`` names; ``tags.NAME`` is a tag of the source of each, empty where it has none.
 
     Raises:
         ConfigError: As for ``strategy_of``.

@@ -23,6 +23,6 @@ def changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
     if isinstance(change, AddSource):
         mix = plane.planner.history().edited(change, request.at or 0).latest
         facts = plane.loader.open_also(len(mix.names) - 1, mix)
-        plane.constructor.know(mix.names)
+        plane.constructor.know(mix)
     asked = ChangeAsked(change=change, at=request.at, facts=facts)
     return taken_within(plane.planner.change(asked))

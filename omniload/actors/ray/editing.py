@@ -102,7 +102,7 @@ def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
     _stand_by(crew, role, number, mix)
     crew.note_serving(member, (number,))
     serving = crew.as_serving(member, (number,))
-    told = [crew.holding(name).know.remote(mix.names) for name in crew.dp_ranks_of]
+    told = [crew.holding(name).know.remote(mix) for name in crew.dp_ranks_of]
     told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
     for answer in told:
         answer_to(answer, "a data constructor")

@@ -14,6 +14,8 @@ from omniload.machine.data_constructor import (
 )
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import ColumnRanges
+from omniload.mix.config import MixConfig
+from omniload.mix.schema.source_base import tags_of
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
@@ -131,10 +133,10 @@ class ConstructorShell:
                 batches.append(self._machine.batch_of(step + len(batches), dp_rank, cp_rank))
         return tuple(batches)
 
-    def know(self, names: tuple[str, ...]) -> None:
-        """Know the names of all sources, also of one that an edit adds."""
+    def know(self, mix: MixConfig) -> None:
+        """Know the names and tags of all sources, also of one that an edit adds."""
         with self._changed:
-            self._machine.names = names
+            self._machine.names, self._machine.tags = mix.names, tags_of(mix.sources)
 
     def has(self, step: int) -> bool:
         """Return whether a step is built."""

@@ -18,7 +18,7 @@ from omniload.mix.schema.transforms import (
     encoding_of,
 )
 
-__all__ = ["SourceBase"]
+__all__ = ["SourceBase", "tags_of"]
 
 
 class SourceBase(StrictModel):
@@ -28,7 +28,8 @@ class SourceBase(StrictModel):
     """Files: paths, folders, globs with ``{0..9}`` and ``{a,b}``, or URLs that fsspec opens; relative ones start at the
     mix file. Of a folder, the files of the type are taken."""
     tags: dict[Name, str] = Field(default_factory=dict)
-    """Labels that travel with the source into reports."""
+    """Labels of the source, such as ``{domain: math}``: batches have them by source, and cost functions and strategies
+    may go by them."""
     shuffle: ShuffleConfig = ShuffleConfig()
     """Order of the records."""
     on_error: OnError = OnError()
@@ -129,3 +130,8 @@ class SourceBase(StrictModel):
     def using(self, columns: Collection[str]) -> Self:  # noqa: ARG002 -- few types have any
         """Return the source without further columns that are not among ``columns``: they are not read."""
         return self
+
+
+def tags_of(sources: Mapping[str, SourceBase]) -> dict[str, dict[str, str]]:
+    """Return the tags of the sources that have any, by name."""
+    return {name: source.tags for name, source in sources.items() if source.tags}

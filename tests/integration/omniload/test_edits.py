@@ -47,7 +47,7 @@ def books(tmp_path):
     """A file that declares a further source."""
     write_texts(tmp_path / "more" / "books.jsonl", [f"book {i} " * (i % 9 + 1) for i in range(40)])
     path = tmp_path / "more" / "books.yaml"
-    source = {"type": "jsonl", "path": "books.jsonl"}
+    source = {"type": "jsonl", "path": "books.jsonl", "tags": {"domain": "prose"}}
     path.write_text(yaml.safe_dump({"sources": {"books": source}}), encoding="utf-8")
     return path
 
@@ -94,6 +94,7 @@ def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(
     assert retired["after"] == pytest.approx({"ids": 3 / 7, "text": 0, "books": 4 / 7})
     assert list(batch.tokens_by_source) == ["ids", "text", "books"]
     assert all(batch.tokens_by_source.values())
+    assert batch.source_tags == {"books": {"domain": "prose"}}
     history = read_history(run_dir, load_mix(mix_path)[0])
     assert [edit.change.kind for edit in history.edits] == ["set", "add", "retire", "undo"]
     # The edits alone give the same steps again, from the start and from a state.
@@ -104,6 +105,8 @@ def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(
     assert replayed(again, len(digests) - at) == digests[at:]
     # A state alone brings the edits that hold by then to another folder.
     moved = a_spec(mix_path, run_dir=tmp_path / "other", state=whole)
+    with LocalPlane(moved) as plane, Client(plane.handle(0)) as client:
+        assert client.next_batch().source_tags == batch.source_tags
     assert replayed(moved, 2) == replayed(a_spec(mix_path, run_dir=run_dir, state=whole), 2)
     assert (tmp_path / "other" / EDITS_NAME).exists()
 
@@ -282,6 +285,7 @@ def test_two_ranks_of_a_plane_of_actors_see_the_edits_though_loaders_are_killed(
     assert replayed(a_spec(mix_path, edits=history.edits), len(digests)) == digests
     assert last.tokens_by_source["books"] > 0
     assert last.tokens_by_source["ids"] == 0
+    assert last.source_tags == {"books": {"domain": "prose"}}  # from a constructor that came later
 
 
 def test_steps_that_were_trained_on_are_skipped_and_the_run_goes_on_behind_them(mix_path, tmp_path):

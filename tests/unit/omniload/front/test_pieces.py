@@ -6,8 +6,9 @@ import pytest
 from omniload.base.errors import ConfigError
 from omniload.batch.microbatch import Batch
 from omniload.batch.slices import slice_for_cp
+from omniload.batch.wire import from_bytes, to_bytes
 from omniload.front.pieces import pieces_of
-from omniload.front.rows import NumpyArrays, TrainingBatch
+from omniload.front.rows import NumpyArrays, PackedRows, TrainingBatch
 from tests.support.plane.builders import a_microbatch, tokens_of
 
 
@@ -37,6 +38,31 @@ def test_a_batch_gives_the_pieces_of_all_its_microbatches():
     found = TrainingBatch(batch, NumpyArrays(), "shifted").pieces()
 
     assert [piece.key for piece in found] == 2 * [piece.key for piece in pieces_of(some_rows())]
+
+
+def test_pieces_documents_and_tokens_lead_to_the_tags_of_their_source():
+    tags = {"code": {"domain": "software"}}
+    batch = Batch(
+        step=0,
+        microbatches=(some_rows(), some_rows()),
+        loss_tokens=1,
+        imbalance=1.0,
+        bound=1.0,
+        tokens_by_source={"web": 10, "code": 3},
+        source_tags=tags,
+    )
+    rows = TrainingBatch(from_bytes(to_bytes(batch)), NumpyArrays(), "shifted")
+
+    assert rows.source_tags == ({}, {"domain": "software"})
+    assert rows.document_sources.tolist() == 2 * [0, 1, 0, -1]
+    assert len(rows.document_sources) == len(rows.cu_seqlens) - 1
+    assert [piece.source for piece in rows.pieces()] == 2 * [0, 1, 0]
+
+
+def test_documents_that_cp_peers_share_have_their_sources():
+    rows = PackedRows(slice_for_cp(some_rows(), 1, 2), NumpyArrays(), "shifted")
+
+    assert rows.document_sources.tolist() == [0, 1, 0, -1]
 
 
 def test_a_piece_outlives_its_batch():

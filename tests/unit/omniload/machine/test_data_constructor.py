@@ -70,6 +70,16 @@ def test_it_asks_once_for_each_source_with_one_token_more_where_a_sample_goes_on
     assert fetch.requests[1].stops_N.tolist() == [10, 10]
 
 
+def test_batches_have_one_table_of_tags_of_the_sources_that_their_step_knows():
+    tags = {"code": {"domain": "software"}, "added": {"domain": "late"}}
+    constructor = a_constructor(names=["web", "code", "added"], tags=tags)
+    batch = built(constructor, the_plan()).batch_of(0, 1)
+
+    assert list(batch.tokens_by_source) == ["web", "code"]
+    assert batch.source_tags == {"code": {"domain": "software"}}
+    assert built(a_constructor(tags=tags), the_plan()).batch_of(0, 0).source_tags is tags
+
+
 @pytest.mark.parametrize(("rank", "rows"), [(0, (ROWS[0], ROWS[2])), (1, (ROWS[1], ROWS[3]))])
 def test_every_rank_gets_its_rows_in_their_microbatches(rank, rows):
     batch = built(a_constructor(), the_plan()).batch_of(0, rank)

@@ -77,6 +77,23 @@ def by_tokens(lengths_P, sources_P):
 by_tokens.of = ("lengths", "sources")
 
 
+def dear_domain(lengths_P, domains_P):
+    return lengths_P * np.where(domains_P == "math", 100.0, 1.0)
+
+
+dear_domain.of = ("lengths", "tags.domain")
+
+
+def by_domain(rows, request):
+    """Give rank 0 the rows that begin with mathematics."""
+    is_math_S = np.array([tags.get("domain") == "math" for tags in request.source_tags])
+    first_R = is_math_S[rows.columns["sources"][rows.row_offsets[:-1]]]
+    ranks_R = np.where(first_R, 0, 1)
+    turns_R = np.where(first_R, np.cumsum(first_R), np.cumsum(~first_R)) - 1
+    graph = request.distributed(rows).cost(request.cost, of=request.cost_columns)
+    return graph.deal(ranks_R, turns_R // 2).plan(request.tree)
+
+
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """A distribution of the user's that registers two strategies, a cost and two things that are none."""
@@ -86,7 +103,8 @@ def installed(tmp_path, monkeypatch):
     (meta / "entry_points.txt").write_text(
         f"[omniload.strategies]\nodd_and_even = {__name__}:odd_and_even\nlost = {__name__}:lost\n"
         f"number = {__name__}:COST.linear\ngone = no_such_module:none\n"
-        f"[omniload.costs]\nby_tokens = {__name__}:by_tokens\n"
+        f"by_domain = {__name__}:by_domain\n"
+        f"[omniload.costs]\nby_tokens = {__name__}:by_tokens\ndear_domain = {__name__}:dear_domain\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     sys.path_importer_cache.clear()
@@ -115,6 +133,37 @@ def test_a_strategy_and_a_cost_of_the_users_reach_the_plan(installed):
     assert plan.dp_ranks_R.tolist() == [0, 1] * 4
     assert plan.microbatches_R.tolist() == [0, 0, 1, 1] * 2
     assert plan.imbalance == pytest.approx(1.0, abs=0.1)  # by tokens; by squares it is far more
+
+
+def a_tagged_step(**balance):
+    """As ``a_step``, of two sources in turns, of which one is tagged; samples fill a row each."""
+    mix = a_mix(sources=("news", "proofs"), rows=8, length=16, micro_rows=2)
+    proofs = mix.sources["proofs"].model_copy(update={"tags": {"domain": "math"}})
+    sources = {"news": mix.sources["news"], "proofs": proofs}
+    mix = mix.model_copy(update={"balance": BalanceConfig(**balance), "sources": sources})
+    state = MixState.start(2)
+    ahead = known_ahead(state, [[[16]], [[16]]], 40)
+    return place(mix, TREE, state, membership_of(mix, state, ahead))
+
+
+def sources_of_rows(plan):
+    return plan.pieces.sources_P[plan.row_offsets[:-1]]
+
+
+def test_a_cost_goes_by_the_tags_of_sources(installed):
+    plan = a_tagged_step(cost="dear_domain")
+
+    sources_R = sources_of_rows(plan)
+    assert sorted(sources_R.tolist()) == [0] * 4 + [1] * 4
+    # Two of the dear source for each rank: any other dealing is uneven.
+    assert [int(sources_R[plan.dp_ranks_R == rank].sum()) for rank in (0, 1)] == [2, 2]
+    assert plan.imbalance == pytest.approx(1.0)
+
+
+def test_a_strategy_goes_by_the_tags_of_sources(installed):
+    plan = a_tagged_step(strategy="by_domain")
+
+    assert plan.dp_ranks_R.tolist() == np.where(sources_of_rows(plan) == 1, 0, 1).tolist()
 
 
 def test_what_is_trained_on_is_the_same_under_every_strategy(installed):
