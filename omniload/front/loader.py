@@ -18,6 +18,7 @@ from omniload.front.copying import CopyAhead
 from omniload.front.rows import BatchForm, PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
 from omniload.mix.journal.rewards import RewardLog
+from omniload.mix.state import refuse_others
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
 __all__ = ["Loader", "OpenClient", "RunNotes", "require_whole"]
@@ -43,7 +44,7 @@ def _as_state(state: object) -> JsonObject | None:
     """Return a state to continue from; ``None`` for none and for an empty one, as torch's trainers hand over.
 
     Raises:
-        StateError: It is no mapping.
+        StateError: It is no mapping, or another loader's.
     """
     if state is None:
         return None
@@ -52,6 +53,7 @@ def _as_state(state: object) -> JsonObject | None:
             f"the state is {str(state)!r:.80}, a {type(state).__name__}; read it first, as by json.load, and hand over "
             "what state_dict() returned"
         )
+    refuse_others(state)
     if not isinstance(state, Mapping):
         raise StateError(
             f"the state is of type {type(state).__name__}; hand over what state_dict() returned"

@@ -267,13 +267,15 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     amounts, name = mix.mix.amounts, mix.names[number]
     source = _source_of(history, name)
     ends = mix.mix.stop == "each_once" or (amounts and amounts[name].kind == "epochs")
-    if ends and source is not None and source.share_drawn < 1:
+    if ends and source is not None and source.may_end_empty:
         return  # it ends, as a split of few documents may without any
     # Of all that was ever seen: a queue that was just drawn empty says nothing.
     own = None if source is None else source.overlong
     dropping = (own or mix.pack.overlong) == "drop"
     barren = queue.shortest is None or (dropping and queue.shortest > mix.pack.length)
-    if queue.seen_positions >= epoch and barren:
+    # Another loader may have left nothing of the first epoch.
+    tried = 2 * epoch if source is not None and source.drawn_before else epoch
+    if queue.seen_positions >= tried and barren:
         raise ConfigError(
             f"sources.{name}: none of its {epoch} records gives a sample that fits pack.length {mix.pack.length}; "
             "remove the source, or change overlong, its conditions, its transforms or its text key"

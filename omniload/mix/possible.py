@@ -119,12 +119,14 @@ def _faults_of_cursors(
         position, _, token = state.cursors_S[s]
         drawn, records = state.drawn_S[s], positions_per_epoch_S[s]
         # An epoch without a sample is refused when it is read, so each one gone through gave something; a split
-        # that ends may have none.
+        # that ends may have none, and so may the first epoch, where another loader had drawn of it.
         amounts = mix.mix.amounts
         end = records if amounts is None else amounts[name].units(records)
         ends = mix.mix.stop in ("each_once", "amounts") and state.cursors_S[s] == (end, 0, 0)
-        ends = ends and mix.sources[name].share_drawn < 1
-        if position // records > drawn and not ends:
+        source = mix.sources[name]
+        ends = ends and source.may_end_empty
+        given = position // records - (source.drawn_before is not None)
+        if given > drawn and not ends:
             yield (
                 f"source {name!r} stands at position {position}, after {position // records} epochs of {records} "
                 f"records, and {drawn} were drawn of it"

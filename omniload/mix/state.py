@@ -32,7 +32,16 @@ from omniload.mix.pieces import (
     PieceTable,
 )
 
-__all__ = ["COUNT_LIMIT", "EDITED_VERSION", "STATE_VERSION", "Cursor", "MixState", "cursor_of"]
+__all__ = [
+    "COUNT_LIMIT",
+    "EDITED_VERSION",
+    "STATE_VERSION",
+    "Cursor",
+    "MixState",
+    "cursor_of",
+    "refuse_others",
+    "writer_of",
+]
 
 STATE_VERSION = 2
 EDITED_VERSION = 3
@@ -200,22 +209,13 @@ class MixState:
             StateError: No object, another version, a damaged state, or a mix or data other than the state's; the
                 message names every part that differs.
         """
-        if type(state).__module__.startswith(_ENERGON):
-            raise StateError(
-                f"this is a state of Megatron-Energon ({type(state).__name__}), whose places are of its workers and "
-                "shuffle buffers; begin with the saved model, and without a state"
-            )
+        refuse_others(state)
         if not isinstance(state, Mapping):
             raise StateError(
                 f"the mix state is {state!r:.60}, no object; give what state_dict returned"
             )
         if "version" not in state:
             held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS])) or "nothing"
-            if other := next((tool for key, tool in _OTHERS.items() if key in state), None):
-                raise StateError(
-                    f"this is a state of {other}, and holds {held}: its order of samples is not that of a mix; begin "
-                    f"with the saved model, and without a state{_INSTEAD.get(other, '')}"
-                )
             raise StateError(
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
@@ -236,6 +236,32 @@ class MixState:
             raise StateError(
                 f"the mix state is damaged ({error!r}); resume from an earlier checkpoint"
             ) from error
+
+
+def writer_of(state: object) -> str | None:
+    """Return which other loader a state shows to be of; ``None`` where it shows none."""
+    if type(state).__module__.startswith(_ENERGON):
+        return "Megatron-Energon"
+    if not isinstance(state, Mapping) or "version" in state:
+        return None
+    return next((tool for key, tool in _OTHERS.items() if key in state), None)
+
+
+def refuse_others(state: object) -> None:
+    """Refuse a state that another loader shows to have written, by the name of that.
+
+    Raises:
+        StateError: With what to do instead.
+    """
+    if (other := writer_of(state)) is None:
+        return
+    held = ""
+    if isinstance(state, Mapping):
+        held = f", and holds {', '.join(map(repr, list(state)[:_SHOWN_KEYS])) or 'nothing'}"
+    raise StateError(
+        f"this is a state of {other}{held}: its order of samples is not that of a mix; begin with the saved model, and "
+        f"without a state{_INSTEAD.get(other, '')}"
+    )
 
 
 def _require_same(saved: Json, now: Mapping[str, str]) -> None:

@@ -115,6 +115,11 @@ class SourceBase(StrictModel):
         """The share of its documents that its split has, about."""
         return share_of(self.splits, self.split or TRAIN) if self.splits else 1.0
 
+    @property
+    def may_end_empty(self) -> bool:
+        """Whether its first epoch may give no sample though others do, or its split has none."""
+        return self.share_drawn < 1 or self.drawn_before is not None
+
     def within(self, splits: Mapping[str, float], split: str) -> Self:
         """Return the source with what it leaves to its mix: the splits there are, and the one that is drawn."""
         own = dict(splits) if self.splits is None else self.splits

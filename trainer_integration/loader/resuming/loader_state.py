@@ -13,6 +13,7 @@ import orjson
 
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
+from omniload.mix.state import writer_of
 from trainer_integration.loader.resuming.order import Place
 from trainer_integration.loader.samples import Start, are_alike
 
@@ -92,6 +93,12 @@ class LoaderState:
         Raises:
             StateError: It is none, of another version, damaged, or out of range.
         """
+        other = writer_of(state)
+        if other is not None and not other.startswith("torchdata"):  # of which most are read
+            raise StateError(
+                f"this is a state of {other}, whose places are not those of a dataset of torch's; resume with that "
+                "loader, or begin a new epoch with the saved model"
+            )
         if "version" not in state:
             held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS]))
             raise StateError(

@@ -121,6 +121,15 @@ def test_what_is_no_state_is_refused_with_its_type(make):
         make().load_state_dict([1])
 
 
+def test_a_state_of_another_loader_is_refused_by_the_name_of_that_before_anything_opens(make):
+    energon = type("SavableDataLoaderState", (), {"__module__": "megatron.energon.savable_loader"})
+
+    with pytest.raises(StateError, match="a state of Megatron-Energon: its order"):
+        make(energon())
+    with pytest.raises(StateError, match="Mosaic Streaming, and holds 'sample_in_epoch'"):
+        make().load_state_dict({"sample_in_epoch": 3})
+
+
 def test_a_path_in_place_of_a_state_is_told_to_be_read(make, tmp_path):
     for state in (tmp_path / "state.json", "state.json"):
         with pytest.raises(StateError, match=r"(PosixPath|str); read it first"):

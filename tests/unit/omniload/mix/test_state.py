@@ -105,8 +105,15 @@ def test_a_state_of_mosaic_is_told_how_to_be_brought_along():
 def test_a_state_of_energon_is_refused_by_name_whatever_it_is_made_of():
     made = type("SavableDataLoaderState", (), {"__module__": "megatron.energon.savable_loader"})
 
-    with pytest.raises(StateError, match=r"of Megatron-Energon \(SavableDataLoaderState\), whose"):
+    with pytest.raises(StateError, match="a state of Megatron-Energon: its order of samples"):
         MixState.from_json(made(), ("web",), {})
+
+
+def test_a_state_of_energon_that_is_a_mapping_is_known_by_its_class():
+    made = type("FlexState", (dict,), {"__module__": "megatron.energon.state"})
+
+    with pytest.raises(StateError, match="of Megatron-Energon, and holds '_sample_count': its"):
+        MixState.from_json(made(_sample_count=3), ("web",), {})
 
 
 def damaged(path, value):

@@ -319,6 +319,15 @@ def test_what_is_no_state_of_a_loader_is_told_as_such_and_not_as_of_another_rele
         DataLoader(Numbers(4)).load_state_dict({"a": 1, "b": 2})
 
 
+def test_a_state_of_a_loader_that_is_not_torchs_is_refused_by_the_name_of_that():
+    mosaic = {"epoch": 0, "sample_in_epoch": 96, "num_canonical_nodes": 1}
+
+    with pytest.raises(StateError, match=r"of Mosaic Streaming, whose places .* begin a new epoch"):
+        DataLoader(Numbers(4)).load_state_dict(mosaic)
+    with pytest.raises(StateError, match="no state of a loader: it has no version"):
+        DataLoader(Numbers(4)).load_state_dict({"_snapshot": {}})  # a part of one of torchdata's
+
+
 def test_torchdatas_keyword_is_told_to_be_needless():
     with pytest.raises(ConfigError, match=r"snapshot_every_n_steps=3 .*leave it out"):
         DataLoader(Numbers(4), snapshot_every_n_steps=3)

@@ -103,6 +103,25 @@ def test_what_is_held_out_is_not_touched():
     assert trained == sorted(set(LEFT) - set(whole))
 
 
+@pytest.mark.parametrize("stop", ["never", "each_once"])
+def test_a_first_epoch_in_which_nothing_is_left_to_train_on_is_gone_through(stop):
+    rows = [{"text": f"d{i}" if i < 49 else ""} for i in range(50)]
+    pq.write_table(pa.Table.from_pylist(rows), "a.parquet", row_group_size=9)
+    write_drawn(Path("drawn.arrow"), {"a.parquet": np.arange(49)})
+    mix = a_mix(path="a.parquet")
+    mix["sources"]["other"] = {"type": "parquet", "path": "b.parquet", "text": "text"}
+    mix["mix"] = {"stages": [{"weights": {"web": 1, "other": 1}}], "stop": stop}
+
+    with omniload.open(mix, arrays="numpy", steps=6) as loader:
+        batches = list(loader)
+        state = loader.state_dict()
+    with omniload.open(mix, arrays="numpy", steps=7, state=state) as loader:
+        batches += list(loader)
+
+    drawn_of_web = sum(batch.tokens_by_source["web"] for batch in batches)
+    assert (drawn_of_web > 100) if stop == "never" else (drawn_of_web == 0)
+
+
 def test_readers_of_parts_leave_out_what_one_reader_does():
     write()
     mix = checked(a_mix(), MixConfig, name="mix")
