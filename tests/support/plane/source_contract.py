@@ -30,6 +30,8 @@ from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.client import Client
 from omniload.commands.opening import find_sources
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.distinct.drawn_before import write_drawn
+from omniload.source.formats.opening import open_format
 from omniload.source.parts.blocks import merged
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
@@ -125,6 +127,37 @@ class SourceContract:
         assert samples(block) == [
             expected_tokens(text) for shard in range(SHARDS) for text in texts_of_shard(shard)
         ]
+
+    def test_records_that_another_loader_had_drawn_are_left_out_of_the_first_epoch_alone(
+        self, opened, kind, folder, tmp_path_factory
+    ):
+        shuffle = kind.config(".").shuffle.model_copy(update={"method": "none"})
+        n = SHARDS * TEXTS_PER_SHARD
+        stored = samples(opened(shuffle=shuffle).read(0, n))
+        found = open_format("web", kind.config(folder), base_dir=folder)
+        rows_F = np.bincount(found.format.units().shards_U, found.format.units().rows_U)
+        ends_F = np.cumsum(rows_F).astype(int)
+        # Of every second file the first record and the last.
+        ends = {
+            f: (int(ends_F[f] - rows_F[f]), int(ends_F[f]) - 1) for f in range(0, len(rows_F), 2)
+        }
+        drawn = {record for both in ends.values() for record in both}
+        path = tmp_path_factory.mktemp("drawn") / "web.arrow"
+        write_drawn(
+            path,
+            {
+                found.files[f].path: np.unique([0, last - first])
+                for f, (first, last) in ends.items()
+            },
+        )
+
+        source = opened(drawn_before=str(path))
+
+        assert 2 <= len(drawn) < n
+        assert sorted(samples(source.read(0, n))) == sorted(
+            sample for record, sample in enumerate(stored) if record not in drawn
+        )
+        assert sorted(samples(source.read(n, 2 * n))) == sorted(stored)
 
     def test_reading_resumes_at_every_position(self, opened):
         source, resumed = opened(), opened()

@@ -1,5 +1,6 @@
 """The loader: opens when it is needed, resumes before and after iteration, closes once."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,40 @@ def make(clients):
 
 def steps_of(loader):
     return [batch.step for batch in loader]
+
+
+class TaggedClient(FakeClient):
+    """Batches of two sources, and from step 2 on of a third, that an edit has added."""
+
+    def next_batch(self, timeout=None):
+        names = ("web", "code") if self.next_step < 2 else ("web", "code", "books")
+        tags = {"code": {"domain": "software"}, "books": {"domain": "prose"}}
+        return replace(
+            super().next_batch(timeout),
+            tokens_by_source=dict.fromkeys(names, 1),
+            source_tags={name: held for name, held in tags.items() if name in names},
+        )
+
+
+@pytest.mark.parametrize("tags", [None, {"code": {"domain": "software"}}])
+def test_tags_of_sources_are_known_of_those_that_are_added_and_by_ranks_that_join(tags):
+    loader = Loader(
+        lambda _stack, state: TaggedClient(state),
+        BatchForm(arrays=NumpyArrays()),
+        names=("web", "code"),
+        tags=tags,
+    )
+    assert loader.source_tags == (() if tags is None else ({}, {"domain": "software"}))
+
+    found = []
+    for _ in range(3):
+        batch = loader.next_batch()
+        found.append((loader.source_names, loader.source_tags))
+        assert batch.source_tags == loader.source_tags
+
+    two = (("web", "code"), ({}, {"domain": "software"}))
+    three = (("web", "code", "books"), ({}, {"domain": "software"}, {"domain": "prose"}))
+    assert found == [two, two, three]
 
 
 def test_a_loader_opens_with_its_first_batch(make, clients):
