@@ -15,15 +15,15 @@ import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fusefs.read.file_reader import FileReader
 
-__all__ = ["Spool", "SpoolPlace"]
+__all__ = ["Granules", "Spool", "SpoolPlace"]
 
 _ABSENT, _HELD, _CHANGED = 0, 1, 2
-_HELD_STATE, _CHANGED_STATE = bytes([_HELD]), bytes([_CHANGED])
+_ABSENT_STATE, _HELD_STATE, _CHANGED_STATE = bytes([_ABSENT]), bytes([_HELD]), bytes([_CHANGED])
 _CHANGED_RUN = re.compile(_CHANGED_STATE + b"+", re.DOTALL)
 _COPY_BYTES = 8 << 20
 
@@ -38,6 +38,87 @@ class SpoolPlace:
     """Most bytes of one spool: what was written, not the size of the file."""
 
 
+class Granules:
+    """Which granules of a file lie here, and how long the file is: no I/O.
+
+    Args:
+        granule_bytes: Of each but the last, which ends with the file.
+        size_bytes: Of the base: all of it is absent.
+    """
+
+    def __init__(self, granule_bytes: int, size_bytes: int) -> None:
+        self.granule_bytes = granule_bytes
+        self.size_bytes = size_bytes
+        """Bytes of the file as it is here."""
+        # A byte per granule: 64 GiB by 64 KiB are a MiB.
+        self._states = bytearray(_count(size_bytes, granule_bytes))
+
+    def num_missing(self, offset: int = 0, end: int | None = None) -> int:
+        """Return how many granules of a byte range, or of the file, are not here: absent, or behind its end."""
+        known = len(self._states)
+        first = offset // self.granule_bytes
+        stop = known if end is None else _count(end, self.granule_bytes)
+        behind_end = max(0, stop - max(first, known))
+        return behind_end + self._states.count(_ABSENT, first, stop)
+
+    def absent_edges(self, offset: int, end: int) -> list[int]:
+        """Return the absent granules that a write to a byte range leaves some other bytes in."""
+        edges = set[int]()
+        if offset % self.granule_bytes:
+            edges.add(offset // self.granule_bytes)
+        if end % self.granule_bytes and end < self.size_bytes:
+            edges.add(end // self.granule_bytes)
+        states = self._states
+        return [edge for edge in edges if edge < len(states) and states[edge] == _ABSENT]
+
+    def runs(self, offset: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield start, end and whether the bytes are here, for a range cut at the end of the file."""
+        end = max(offset, min(end, self.size_bytes))
+        first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
+        at = offset
+        for here, run in itertools.groupby(self._states[first:stop], key=lambda s: s != _ABSENT):
+            first += sum(1 for _ in run)
+            until = min(end, first * self.granule_bytes)
+            yield at, until, here
+            at = until
+
+    def changed(self) -> list[range]:
+        """Return the byte ranges that differ from the base, rising and apart."""
+        size = self.granule_bytes
+        return [
+            range(run.start() * size, min(run.end() * size, self.size_bytes))
+            for run in _CHANGED_RUN.finditer(self._states)
+        ]
+
+    def fetched(self, first: int, stop: int) -> None:
+        """Note that a run of granules is here, so far as it was absent."""
+        states = self._states[first:stop]
+        self._states[first:stop] = states.replace(_ABSENT_STATE, _HELD_STATE)
+
+    def being_written(self, offset: int, end: int) -> None:
+        """Note, before a write, that what is here of its range is as in the base no more."""
+        first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
+        self._states[first:stop] = self._states[first:stop].replace(_HELD_STATE, _CHANGED_STATE)
+
+    def written(self, offset: int, end: int) -> None:
+        """Note that a byte range is here alone; the file may have grown by it."""
+        self.size_bytes = max(self.size_bytes, end)
+        first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
+        self._states += bytes(max(0, stop - len(self._states)))
+        self._states[first:stop] = _CHANGED_STATE * (stop - first)
+
+    def resized(self, size_bytes: int) -> None:
+        """Note that the file was cut, or extended with zeroes."""
+        old, self.size_bytes = self.size_bytes, size_bytes
+        del self._states[_count(size_bytes, self.granule_bytes) :]
+        if size_bytes > old:
+            self.written(old, size_bytes)
+
+    def published(self) -> None:
+        """Note that the base is now as it is here."""
+        self._states = self._states.replace(_CHANGED_STATE, _HELD_STATE)
+
+
 class Spool:
     """Bytes of one file under change. Used by one thread at a time.
 
@@ -49,35 +130,29 @@ class Spool:
 
     def __init__(self, place: SpoolPlace, granule_bytes: int, base: FileReader | None) -> None:
         self._place = place
-        self._granule_bytes = granule_bytes
         self._base = base
-        self.size_bytes = base.size_bytes if base is not None else 0
-        """Bytes of the file as it is here."""
-        # A byte per granule: 64 GiB by 64 KiB are a MiB.
-        self._states = bytearray(self._num_granules(self.size_bytes))
+        self.granules = Granules(granule_bytes, base.size_bytes if base is not None else 0)
+        """What lies here, and the size of the file; changed by this spool alone."""
         self._file, name = tempfile.mkstemp(prefix="omnifs-spool-", dir=place.directory)
         os.unlink(name)  # noqa: PTH108 -- nobody else needs its name, and a crash leaves nothing
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is read from the base any more."""
-        return _ABSENT not in self._states
-
     def try_read(self, offset: int, size_bytes: int) -> bytes | None:
         """Return bytes that are at hand, cut at the end; None where the store would be asked."""
-        return self._joined(offset, size_bytes, waits=False)
+        fetch = self._base.try_read if self._base is not None else _no_base
+        return _joined(self._file, self.granules.runs(offset, offset + size_bytes), fetch)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Return a range, cut at the end of the file."""
-        data = self._joined(offset, size_bytes, waits=True)
-        assert data is not None
+        fetch = self._base.read if self._base is not None else _no_base
+        data = _joined(self._file, self.granules.runs(offset, offset + size_bytes), fetch)
+        assert data is not None, "a read that waits brings something"
         return data
 
     def writes_now(self, offset: int, size_bytes: int) -> bool:
         """Return whether a write would be taken without asking the store."""
         # A gap behind the end is filled from the end on.
-        begin, end = min(offset, self.size_bytes), offset + size_bytes
-        return not any(self._is_absent(edge) for edge in self._edges(begin, end))
+        begin = min(offset, self.granules.size_bytes)
+        return not self.granules.absent_edges(begin, offset + size_bytes)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write anywhere; a gap behind the end becomes zeroes.
@@ -88,135 +163,92 @@ class Spool:
         end = offset + len(data)
         if end == offset:
             return
-        if offset > self.size_bytes:
+        if offset > self.granules.size_bytes:
             self.truncate(offset)
-        self._check_limit(offset, end)
-        self._hold_edges(offset, end)
-        first, stop = offset // self._granule_bytes, self._num_granules(end)
+        _check_limit(self.granules, self._place, offset, end)
+        for edge in self.granules.absent_edges(offset, end):
+            self._hold(edge, edge + 1)
         # Before writing: a disk that is full half-way has changed what was held already.
-        self._states[first:stop] = self._states[first:stop].replace(_HELD_STATE, _CHANGED_STATE)
-        self._put(offset, data)
-        self.size_bytes = max(self.size_bytes, end)
-        self._mark(offset, end)
+        self.granules.being_written(offset, end)
+        _put(self._file, offset, data)
+        self.granules.written(offset, end)
 
     def truncate(self, size_bytes: int) -> None:
         """Cut the file, or extend it with zeroes."""
-        old = self.size_bytes
-        self._hold_edges(min(old, size_bytes), min(old, size_bytes))
+        old = self.granules.size_bytes
+        cut = min(old, size_bytes)
+        for edge in self.granules.absent_edges(cut, cut):
+            self._hold(edge, edge + 1)
         if size_bytes > old:
-            self._check_limit(old, size_bytes)
+            _check_limit(self.granules, self._place, old, size_bytes)
         os.ftruncate(self._file, size_bytes)
-        self.size_bytes = size_bytes
-        del self._states[self._num_granules(size_bytes) :]
-        if size_bytes > old:
-            self._mark(old, size_bytes)
+        self.granules.resized(size_bytes)
 
     def hold_all(self) -> None:
         """Fetch what is still read from the base."""
-        self._check_limit(0, self.size_bytes)
-        self._hold(0, len(self._states))
-
-    def changed(self) -> list[range]:
-        """Return the byte ranges that differ from the base, rising and apart."""
-        size = self._granule_bytes
-        return [
-            range(run.start() * size, min(run.end() * size, self.size_bytes))
-            for run in _CHANGED_RUN.finditer(self._states)
-        ]
+        _check_limit(self.granules, self._place, 0, self.granules.size_bytes)
+        self._hold(0, _count(self.granules.size_bytes, self.granules.granule_bytes))
 
     def published(self, base: FileReader) -> None:
         """Note that ``base`` now holds every byte as it is here."""
         self._base = base
-        self._states = self._states.replace(_CHANGED_STATE, _HELD_STATE)
+        self.granules.published()
 
     def close(self) -> None:
         """Let the bytes go."""
         os.close(self._file)
 
-    # Inside
-
-    def _num_granules(self, size_bytes: int) -> int:
-        return -(-size_bytes // self._granule_bytes)
-
-    def _edges(self, offset: int, end: int) -> set[int]:
-        """Return the granules that a write to a range leaves some other bytes in."""
-        whole_end = end >= self.size_bytes
-        edges = set[int]()
-        if offset % self._granule_bytes:
-            edges.add(offset // self._granule_bytes)
-        if end % self._granule_bytes and not whole_end:
-            edges.add(end // self._granule_bytes)
-        return edges
-
-    def _is_absent(self, granule: int) -> bool:
-        return granule < len(self._states) and self._states[granule] == _ABSENT
-
-    def _hold_edges(self, offset: int, end: int) -> None:
-        for edge in self._edges(offset, end):
-            if self._is_absent(edge):
-                self._hold(edge, edge + 1)
-
     def _hold(self, first: int, stop: int) -> None:
-        """Fetch the absent granules of a range."""
-        for start, end, here in self._runs(first * self._granule_bytes, stop * self._granule_bytes):
+        """Fetch the absent granules of a run."""
+        size = self.granules.granule_bytes
+        for start, end, here in self.granules.runs(first * size, stop * size):
             for at in range(start, end, _COPY_BYTES) if not here else ():
-                self._put(at, self._from_base(at, min(_COPY_BYTES, end - at)))
-        for granule in range(first, min(stop, len(self._states))):
-            self._states[granule] = max(self._states[granule], _HELD)
+                assert self._base is not None, "only granules of a base are absent"
+                _put(self._file, at, self._base.read(at, min(_COPY_BYTES, end - at)))
+        self.granules.fetched(first, stop)
 
-    def _put(self, at: int, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            done = os.pwrite(self._file, view, at)
-            view, at = view[done:], at + done
 
-    def _from_base(self, offset: int, size_bytes: int) -> bytes | memoryview:
-        assert self._base is not None, "only granules of a base are absent"
-        return self._base.read(offset, size_bytes)
+def _count(size_bytes: int, granule_bytes: int) -> int:
+    """Return how many granules hold so many bytes."""
+    return -(-size_bytes // granule_bytes)
 
-    def _mark(self, offset: int, end: int) -> None:
-        count = self._num_granules(end)
-        self._states += bytes(max(0, count - len(self._states)))
-        first = offset // self._granule_bytes
-        self._states[first:count] = bytes([_CHANGED]) * (count - first)
 
-    def _runs(self, offset: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield start, end and whether the bytes are here, for a range cut at the end of the file."""
-        end = max(offset, min(end, self.size_bytes))
-        first, stop = offset // self._granule_bytes, self._num_granules(end)
-        at = offset
-        for here, run in itertools.groupby(self._states[first:stop], key=lambda s: s != _ABSENT):
-            first += sum(1 for _ in run)
-            until = min(end, first * self._granule_bytes)
-            yield at, until, here
-            at = until
+def _no_base(offset: int, size_bytes: int) -> bytes:
+    raise AssertionError(f"{size_bytes} bytes at {offset} are absent, and there is no base")
 
-    def _joined(self, offset: int, size_bytes: int, *, waits: bool) -> bytes | None:
-        parts: list[bytes | memoryview] = []
-        for start, end, here in self._runs(offset, offset + size_bytes):
-            if here:
-                parts.append(os.pread(self._file, end - start, start))
-            elif waits:
-                parts.append(self._from_base(start, end - start))
-            else:
-                assert self._base is not None
-                data = self._base.try_read(start, end - start)
-                if data is None:
-                    return None
-                parts.append(data)
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
-    def _check_limit(self, offset: int, end: int) -> None:
-        """Refuse what would make the spool hold more than it may."""
-        first, stop = offset // self._granule_bytes, self._num_granules(end)
-        there = len(self._states) - self._states.count(_ABSENT)
-        more = (stop - first) - (
-            len(self._states[first:stop]) - self._states.count(_ABSENT, first, stop)
+def _put(file: int, at: int, data: bytes | bytearray | memoryview) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        done = os.pwrite(file, view, at)
+        view, at = view[done:], at + done
+
+
+def _joined(
+    file: int,
+    runs: Iterable[tuple[int, int, bool]],
+    fetch: Callable[[int, int], bytes | memoryview | None],
+) -> bytes | None:
+    """Return the bytes of adjacent runs, from the file or ``fetch``; None where that brings nothing."""
+    parts: list[bytes | memoryview] = []
+    for start, end, here in runs:
+        data = os.pread(file, end - start, start) if here else fetch(start, end - start)
+        if data is None:
+            return None
+        parts.append(data)
+    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+def _check_limit(granules: Granules, place: SpoolPlace, offset: int, end: int) -> None:
+    """Refuse what would make a spool hold more than it may."""
+    if not (more := granules.num_missing(offset, end)):
+        return
+    size = granules.granule_bytes
+    there = _count(granules.size_bytes, size) - granules.num_missing()
+    wanted = (there + more) * size
+    if wanted > max(place.limit_bytes, size):
+        raise OSError(
+            errno.EFBIG,
+            f"random writes need a spool of {wanted} bytes, limit {place.limit_bytes}; "
+            "raise spool_limit or write the file front to back",
         )
-        wanted = (there + more) * self._granule_bytes
-        if more and wanted > max(self._place.limit_bytes, self._granule_bytes):
-            raise OSError(
-                errno.EFBIG,
-                f"random writes need a spool of {wanted} bytes, limit {self._place.limit_bytes}; "
-                "raise spool_limit or write the file front to back",
-            )

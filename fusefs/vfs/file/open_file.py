@@ -65,7 +65,7 @@ class OpenFile:
         """Bytes of the file as its readers see it now."""
         content = self._content
         if (spool := content.spool) is not None:
-            return spool.size_bytes
+            return spool.granules.size_bytes
         if content.writer is not None:
             return content.writer.size_bytes
         return content.opened.reader.size_bytes if content.opened is not None else 0
@@ -251,7 +251,7 @@ class OpenFile:
     def _reads_path(self) -> bool:
         """Whether reads go to the plain file at ``path`` itself, and depend on its staying there."""
         content = self._content
-        in_store = content.spool is None or not content.spool.is_complete
+        in_store = content.spool is None or content.spool.granules.num_missing() > 0
         return (
             in_store
             and content.writer is None

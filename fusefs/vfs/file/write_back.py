@@ -39,8 +39,8 @@ def written_from(
     """
     writer = files.writer(path)
     if base:
-        changed = spool.changed()
-        plan = splice(base, spool.size_bytes, changed)
+        changed = spool.granules.changed()
+        plan = splice(base, spool.granules.size_bytes, changed)
         if not is_worn(plan, most_ranges=most_ranges):
             if not changed:
                 return filled(plan, None)
@@ -53,7 +53,7 @@ def written_from(
             )
             return filled(plan, patch)
     try:
-        for data in _bytes_of(spool, [range(spool.size_bytes)]):
+        for data in _bytes_of(spool, [range(spool.granules.size_bytes)]):
             writer.write(data)
         return writer.finish()
     except BaseException:

@@ -41,7 +41,7 @@ def test_writing_one_byte_fetches_one_granule_and_changes_one(spool, base):
     spool.write(55, b"X")
 
     assert base.asked == [(50, 10)]
-    assert spool.changed() == [range(50, 60)]
+    assert spool.granules.changed() == [range(50, 60)]
     assert spool.read(48, 10) == DATA[48:55] + b"X" + DATA[56:58]
 
 
@@ -49,7 +49,7 @@ def test_whole_granules_are_written_without_fetching_any(spool, base):
     spool.write(20, bytes(30))
 
     assert base.asked == []
-    assert spool.changed() == [range(20, 50)]
+    assert spool.granules.changed() == [range(20, 50)]
 
 
 def test_only_a_write_into_an_absent_granule_waits(spool):
@@ -80,12 +80,12 @@ def test_after_publishing_nothing_has_changed_and_the_next_write_fetches_nothing
     spool.write(55, b"X")
     spool.published(CountingReader(spool.read(0, 100)))
     base.asked.clear()
-    assert spool.changed() == []
+    assert spool.granules.changed() == []
 
     spool.write(56, b"Y")
 
     assert base.asked == []
-    assert spool.changed() == [range(50, 60)]
+    assert spool.granules.changed() == [range(50, 60)]
 
 
 def test_cutting_and_extending_leaves_zeroes_and_never_old_bytes(spool):
@@ -93,24 +93,24 @@ def test_cutting_and_extending_leaves_zeroes_and_never_old_bytes(spool):
     spool.truncate(60)
 
     assert spool.read(0, 100) == DATA[:25] + bytes(35)
-    assert spool.changed() == [range(20, 60)]
+    assert spool.granules.changed() == [range(20, 60)]
 
 
 def test_a_write_behind_the_end_leaves_zeroes_between(spool):
     spool.write(125, b"end")
 
     assert spool.read(98, 40) == DATA[98:] + bytes(25) + b"end"
-    assert spool.size_bytes == 128
+    assert spool.granules.size_bytes == 128
 
 
 def test_everything_can_be_held(spool, base):
-    assert not spool.is_complete
+    assert spool.granules.num_missing() == 10
 
     spool.hold_all()
 
-    assert spool.is_complete
+    assert spool.granules.num_missing() == 0
     assert spool.try_read(0, 100) == DATA
-    assert spool.changed() == []
+    assert spool.granules.changed() == []
 
 
 def test_the_limit_counts_what_is_held_not_the_file(base):
