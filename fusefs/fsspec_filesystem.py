@@ -104,9 +104,10 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode == "xb" and self.exists(path):
             raise FileExistsError(errno.EEXIST, "something is there", path)
         if mode in {"wb", "xb"}:
-            return _WriteFile(self.files, path, self.files.writer(path))
+            return _WriteFile(self.files, path, self.files.writers.file(path))
         if mode == "ab":
-            writer = self.files.appender(path) if self.exists(path) else self.files.writer(path)
+            exists = self.exists(path)
+            writer = _appending(self.files, path) if exists else self.files.writers.file(path)
             return _WriteFile(self.files, path, writer)
         raise ValueError(
             f"mode {mode!r} is not one of rb, wb, xb, ab; random writes need the mount"
@@ -305,6 +306,11 @@ class _WriteFile(io.RawIOBase):
         # Dropped without close: the program failed, and half a file must not look whole.
         if not self.closed:
             self.discard()
+
+
+def _appending(files: StripedFiles, path: str) -> FileWriter:
+    with files.open(path) as file:
+        return files.writers.appending(path, file.manifest, file.reader)
 
 
 def _described(path: str, info: FileInfo) -> dict[str, Any]:

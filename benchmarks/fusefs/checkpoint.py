@@ -246,7 +246,7 @@ def single_file(work: Work, cluster: Cluster, size_mib: int) -> dict[str, float]
     config = FilesConfig.model_validate({**work.files, "read_streams": work.stripes})
     url, data = f"{cluster.url}/single", os.urandom(8 * MiB)
     files = StripedFiles(RetryingStore(open_store(url)), config)
-    writer = files.writer("f")
+    writer = files.writers.file("f")
     writer.write(data)  # the client of HDFS starts up on its first call
     began_s = time.perf_counter()
     for _ in range(size_mib // 8 - 1):

@@ -18,7 +18,7 @@ from fusefs.format.attributes import Attributes, encoded
 from fusefs.format.content import Content
 from fusefs.format.file_segments import file_segments_of
 from fusefs.format.layout import StripeLayout
-from fusefs.format.manifest import Manifest, Segment
+from fusefs.format.manifest import Manifest
 from fusefs.metrics.counters import Numbers, Traffic
 from fusefs.metrics.prometheus import retire, watch
 from fusefs.read.file_reader import FileReader
@@ -32,8 +32,8 @@ from fusefs.tree.object_references import ObjectReferences
 from fusefs.tree.open_versions import MOST_VERSIONS, Opener, OpenVersion
 from fusefs.tree.publish import Published, Publisher
 from fusefs.tree.walk import files_below
-from fusefs.write.file_writer import FileWriter
-from fusefs.write.segment_writer import SegmentWriter, WriteEngine
+from fusefs.write.file_writer import Writers
+from fusefs.write.segment_writer import WriteEngine
 
 __all__ = ["OpenVersion", "StripedFiles"]
 
@@ -71,7 +71,12 @@ class StripedFiles:
             read_block=store.preferred.read_block,
             budget=SpeculationBudget(_LENT_READS * self.longest_read),
         )
-        self._writing = WriteEngine(store, self._writers, self.budget)
+        self.writers = Writers(
+            engine=WriteEngine(store, self._writers, self.budget),
+            layout_of=self._layout_of,
+            plain_limit=self.config.plain_limit,
+            copy_bytes=self.longest_read,
+        )
         self.directories = DirectoryAttributes(store)
         self._catalog = Catalog(store, self._readers, self.directories)
         self._references = ObjectReferences(store)
@@ -194,42 +199,6 @@ class StripedFiles:
         """Return whether a file is opened with its bytes."""
         return self._opener.comes_whole(info)
 
-    def writer(self, path: str, base: tuple[Segment, ...] = ()) -> FileWriter:
-        """Return a writer with the striping of ``path``; nothing is there until it is published.
-
-        Args:
-            path: Decides the striping.
-            base: Segments to append to.
-        """
-        limit = self.config.plain_limit
-        return FileWriter(self._writing, self._layout_of(path), plain_limit=limit, base=base)
-
-    def segment_writer(self, path: str) -> SegmentWriter:
-        """Return a writer of whole units that are not copied, with the striping of ``path``."""
-        return SegmentWriter(self._writing, self._layout_of(path))
-
-    def appender(self, path: str) -> FileWriter:
-        """Return a writer that stands at the end of a file: whole segments stay, no data is copied.
-
-        A short segment at the end is taken up again, so that many small appends do not
-        leave many segments; a plain file is read once and written anew when published.
-        """
-        with self.open(path) as file:
-            return self.appender_to(path, file)
-
-    def appender_to(self, path: str, file: OpenVersion) -> FileWriter:
-        """As ``appender``, for a version that is open already."""
-        base = list(file.manifest.segments) if file.manifest is not None else []
-        if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
-            base.pop()
-        writer = self.writer(path, tuple(base))
-        at, step = sum(segment.size_bytes for segment in base), self.longest_read
-        while at < file.reader.size_bytes:
-            data = file.reader.read(at, step)
-            writer.write(data)
-            at += len(data)
-        return writer
-
     def publish(
         self,
         path: str,
@@ -258,7 +227,7 @@ class StripedFiles:
         self, path: str, data: bytes | memoryview, attributes: Attributes | None = None
     ) -> None:
         """Write a whole file."""
-        writer = self.writer(path)
+        writer = self.writers.file(path)
         try:
             writer.write(data)
             self.publish(path, writer.seal(), attributes, ready=writer.settle)
@@ -387,10 +356,6 @@ class StripedFiles:
         size, mtime_ns = file.reader.size_bytes, file.info.mtime_ns
         if size <= self.config.plain_limit:
             return Manifest(mtime_ns=mtime_ns, inline=bytes(file.reader.read(0, size)))
-        writer = self.writer(path)
-        step = self.longest_read
-        for at in range(0, size, step):
-            writer.write(file.reader.read(at, step))
-        content = writer.finish()
+        content = self.writers.copying(path, file.reader).finish()
         assert not isinstance(content, bytes), "larger than plain_limit, so striped"
         return Manifest(mtime_ns=mtime_ns, segments=content)

@@ -1,21 +1,85 @@
 """Writing a file front to back: plain while it is small, striped from then on."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from fusefs.format.content import Content, may_be_plain
 from fusefs.format.layout import StripeLayout
-from fusefs.format.manifest import Segment
+from fusefs.format.manifest import Manifest, Segment
 from fusefs.format.manifest_header import MAX_MANIFEST_BYTES
-from fusefs.write.segment_writer import SegmentWriter, WriteEngine
+from fusefs.read.file_reader import FileReader
+from fusefs.write.segment_writer import SegmentWriter, UnitBuffer, WriteEngine, written_segment
 
-__all__ = ["FileWriter"]
+__all__ = ["FileWriter", "Writers"]
 
 MAX_SEGMENTS = 65536
 """Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
 _SMALL_BYTES = 64 << 10
 _MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
 """Of a file: their checksums, and its segments, must fit a manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writers:
+    """Makes what writes, each with the striping of a path; nothing is there until it is published."""
+
+    engine: WriteEngine
+    layout_of: Callable[[str], StripeLayout]
+    """Returns the striping of a path, or raises for one that no file may have."""
+    plain_limit: int
+    """Most bytes of a file that stays plain."""
+    copy_bytes: int
+    """What is read at a time where a file is written anew."""
+
+    def file(self, path: str, base: tuple[Segment, ...] = ()) -> "FileWriter":
+        """Return a writer of a file; ``base`` are segments to append to."""
+        layout = self.layout_of(path)
+        return FileWriter(self.engine, layout, plain_limit=self.plain_limit, base=base)
+
+    def segment(self, path: str) -> SegmentWriter:
+        """Return a writer of whole units that are not copied."""
+        return SegmentWriter(self.engine, self.layout_of(path))
+
+    def appending(self, path: str, manifest: Manifest | None, reader: FileReader) -> "FileWriter":
+        """Return a writer that stands at the end of a file: whole segments stay, no data is copied.
+
+        A short segment at the end is taken up again, so that many small appends do not
+        leave many segments; a plain file is read once and written anew when published.
+
+        Args:
+            path: Decides the striping.
+            manifest: Of the file; None of a plain one.
+            reader: Reads it.
+        """
+        base = manifest.segments if manifest is not None else ()
+        if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
+            base = base[:-1]
+        return self.copying(path, reader, base)
+
+    def copying(
+        self, path: str, reader: FileReader, base: tuple[Segment, ...] = ()
+    ) -> "FileWriter":
+        """Return a writer that was given the bytes of another file, but for those ``base`` holds."""
+        writer = self.file(path, base)
+        while (at := writer.size_bytes) < reader.size_bytes:
+            writer.write(reader.read(at, self.copy_bytes))
+        return writer
+
+    def patch(
+        self, path: str, parts: Iterable[bytes], *, unit_bytes: int, size_bytes: int
+    ) -> Segment:
+        """Write bytes as a durable segment that is not part of a file's order.
+
+        Args:
+            path: Decides the striping.
+            parts: The bytes.
+            unit_bytes: Of the segment; small where a file will show it in small ranges.
+            size_bytes: Bytes of all parts; more than one full unit of the file is striped.
+        """
+        layout = self.layout_of(path)
+        count = 1 if size_bytes <= layout.unit_bytes else layout.stripe_count
+        return written_segment(self.engine, StripeLayout(unit_bytes, count), parts)
 
 
 class FileWriter:
@@ -39,18 +103,12 @@ class FileWriter:
         plain_limit: int,
         base: tuple[Segment, ...] = (),
     ) -> None:
-        self._engine = engine
-        self._layout = layout
+        self._budget = engine.budget
+        self._unit_bytes = layout.unit_bytes
         self._plain_limit = plain_limit
-        self._sealed = list(base)
+        self._segments = _Segments(engine, layout, base)
+        self._held = UnitBuffer(layout.unit_bytes)
         self._size_bytes = sum(segment.size_bytes for segment in base)
-        self._tail_segment: Segment | None = None
-        self._current: SegmentWriter | None = None
-        self._sealing: tuple[SegmentWriter, Segment] | None = None
-        """The segment that is being made durable, not sealed for certain yet."""
-        self._tail_sealing: SegmentWriter | None = None
-        self._held: list[bytearray] = []
-        self._tail = bytearray()
 
     @property
     def size_bytes(self) -> int:
@@ -58,22 +116,19 @@ class FileWriter:
         return self._size_bytes
 
     @property
-    def _striped(self) -> bool:
-        return bool(self._sealed) or self._current is not None or self._sealing is not None
-
-    @property
     def is_small(self) -> bool:
         """Whether the file is plain so far, and of a few pages."""
-        return not self._striped and self._size_bytes <= min(_SMALL_BYTES, self._plain_limit)
+        small = min(_SMALL_BYTES, self._plain_limit)
+        return not self._segments.are_begun and self._size_bytes <= small
 
     def would_wait(self, size_bytes: int) -> bool:
         """Return whether writing ``size_bytes`` more may have to wait for the store."""
-        if self._sealing is not None or self._tail_sealing is not None:
+        if not self._segments.are_settled:
             return True
-        unit = self._layout.unit_bytes
-        if len(self._tail) + size_bytes < unit:
+        if len(self._held.tail) + size_bytes < self._unit_bytes:
             return False
-        return not self._engine.budget.has_room(size_bytes + unit + sum(map(len, self._held)))
+        full_bytes = self._held.size_bytes - len(self._held.tail)
+        return not self._budget.has_room(size_bytes + self._unit_bytes + full_bytes)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append ``data``, which is copied.
@@ -84,30 +139,30 @@ class FileWriter:
         """
         self.settle()
         view = memoryview(data).cast("B")
-        if (size_bytes := self._size_bytes + len(view)) > self._layout.unit_bytes * _MOST_UNITS:
+        if (size_bytes := self._size_bytes + len(view)) > self._unit_bytes * _MOST_UNITS:
             raise OSError(
                 errno.EFBIG,
                 f"{size_bytes} bytes are more than {_MOST_UNITS} units of "
-                f"{self._layout.unit_bytes}; write larger units",
+                f"{self._unit_bytes}; write larger units",
             )
         while view:
-            room = self._layout.unit_bytes - len(self._tail)
-            self._tail += view[:room]
-            self._size_bytes += len(view[:room])
-            view = view[room:]
-            if len(self._tail) == self._layout.unit_bytes:
-                self._held.append(self._tail)
-                self._tail = bytearray()
-            if self._striped or self._unpublished() > self._plain_limit:
-                self._send_held()
+            rest = self._held.take(view)
+            self._size_bytes += len(view) - len(rest)
+            view = rest
+            if self._segments.are_begun or self._held.size_bytes > self._plain_limit:
+                self._segments.append(self._held.full)
 
     def sync(self) -> Content:
         """Make all bytes so far durable and return the content to publish; writing may go on."""
-        return self._settled(self.seal(last=False))
+        content = self.seal(last=False)
+        self.settle()
+        return content
 
     def finish(self) -> Content:
         """Make everything durable and return the content to publish; nothing more is written."""
-        return self._settled(self.seal())
+        content = self.seal()
+        self.settle()
+        return content
 
     def seal(self, *, last: bool = True) -> Content:
         """Begin to make everything durable; ``settle`` waits for it.
@@ -121,20 +176,16 @@ class FileWriter:
             The content to publish once ``settle`` has returned.
         """
         self.settle()
-        if self._is_plain():
-            return b"".join([*self._held, self._tail])
-        self._send_held()
-        self._tail_segment = None
-        if self._tail and last:
-            self._writer().append(self._tail)
-            self._tail = bytearray()
-        if self._current is not None:
-            self._sealing = self._current, self._current.seal()
-            self._current = None
-        if self._tail:
-            self._tail_sealing = self._alone(self._tail)
-            self._tail_segment = self._tail_sealing.seal()
-        return self._content()
+        held, parts = self._held, [*self._held.full, self._held.tail]
+        # A unit may be larger than the limit, and then nothing was sent yet.
+        may_be_short = not self._segments.are_begun and held.size_bytes <= self._plain_limit
+        if may_be_short and may_be_plain(parts):
+            return b"".join(parts)
+        self._segments.append(held.full)
+        if held.tail and last:
+            self._segments.append([held.tail])
+            held.clear()
+        return self._segments.seal(bytes(held.tail))
 
     def settle(self) -> None:
         """Wait until what ``seal`` began is durable.
@@ -142,84 +193,84 @@ class FileWriter:
         Raises:
             OmniloadError, OSError: An object could not be written; whatever comes next raises it again.
         """
+        self._segments.settle()
+
+    def abandon(self) -> None:
+        """Give up what was not sealed. Never raises."""
+        self._segments.abandon()
+        self._held.clear()
+
+
+class _Segments:
+    """The segments of a file that is written: those that are durable, and up to three that are not.
+
+    ::
+
+        durable ... durable   current ---seal---> sealing ---settle---> durable
+                              a short unit, alone ---> tail, in the content until the next seal
+    """
+
+    def __init__(
+        self, engine: WriteEngine, layout: StripeLayout, durable: tuple[Segment, ...]
+    ) -> None:
+        self._engine = engine
+        self._layout = layout
+        self._durable = list(durable)
+        self._current: SegmentWriter | None = None
+        self._sealing: tuple[SegmentWriter, Segment] | None = None
+        """The segment that is being made durable, not sealed for certain yet."""
+        self._tail_sealing: SegmentWriter | None = None
+
+    @property
+    def are_begun(self) -> bool:
+        """Whether the file lies in segments, so that it will not be plain."""
+        return bool(self._durable) or self._current is not None or self._sealing is not None
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether nothing that was sealed may be not durable yet."""
+        return self._sealing is None and self._tail_sealing is None
+
+    def append(self, units: list[bytearray]) -> None:
+        """Send units, the first one first; those that were sent leave the list."""
+        while units:
+            if self._current is None:
+                self._current = SegmentWriter(self._engine, self._layout)
+            self._current.append(units.pop(0))
+
+    def seal(self, tail: bytes) -> tuple[Segment, ...]:
+        """Begin to make all durable, a short unit in the place of the one before; return what the file is then."""
+        content = list(self._durable)
+        if self._current is not None:
+            self._sealing = self._current, self._current.seal()
+            self._current = None
+            content.append(self._sealing[1])
+        if tail:
+            alone = SegmentWriter(self._engine, StripeLayout(self._layout.unit_bytes, 1))
+            alone.append(tail)
+            self._tail_sealing = alone
+            content.append(alone.seal())
+        return tuple(content)
+
+    def settle(self) -> None:
+        """As ``FileWriter.settle``."""
         if self._sealing is not None:
             writer, segment = self._sealing
             writer.settle()
             self._sealing = None
-            self._sealed.append(segment)
-            if len(self._sealed) >= MAX_SEGMENTS:
+            self._durable.append(segment)
+            if len(self._durable) >= MAX_SEGMENTS:
                 raise OSError(
-                    27, f"file has {len(self._sealed)} segments, limit {MAX_SEGMENTS}; copy it anew"
+                    errno.EFBIG,
+                    f"file has {len(self._durable)} segments, limit {MAX_SEGMENTS}; copy it anew",
                 )
         if self._tail_sealing is not None:
             writer, self._tail_sealing = self._tail_sealing, None
             writer.settle()
 
-    def _settled(self, content: Content) -> Content:
-        self.settle()
-        return content
-
-    def write_apart(self, parts: Iterable[bytes], *, unit_bytes: int, size_bytes: int) -> Segment:
-        """Write bytes as a durable segment that is not part of this file's order: a patch.
-
-        Args:
-            parts: The bytes.
-            unit_bytes: Of the segment; small where a file will show it in small ranges.
-            size_bytes: Bytes of all parts; more than one full unit of the file is striped.
-        """
-        count = 1 if size_bytes <= self._layout.unit_bytes else self._layout.stripe_count
-        apart = SegmentWriter(self._engine, StripeLayout(unit_bytes, count))
-        try:
-            unit = bytearray()
-            for part in parts:
-                view = memoryview(part)
-                while view:
-                    room = unit_bytes - len(unit)
-                    unit += view[:room]
-                    view = view[room:]
-                    if len(unit) == unit_bytes:
-                        apart.append(unit)
-                        unit = bytearray()
-            if unit:
-                apart.append(unit)
-        except BaseException:
-            apart.abandon()
-            raise
-        return apart.finish()
-
     def abandon(self) -> None:
-        """Give up what was not sealed. Never raises."""
+        """Give up what is not durable. Never raises."""
         for writer in (self._current, self._sealing and self._sealing[0], self._tail_sealing):
             if writer is not None:
                 writer.abandon()
         self._current = self._sealing = self._tail_sealing = None
-        self._held.clear()
-        self._tail = bytearray()
-
-    def _unpublished(self) -> int:
-        return sum(map(len, self._held)) + len(self._tail)
-
-    def _is_plain(self) -> bool:
-        # A unit may be larger than the limit, and then nothing was sent yet.
-        if self._striped or self._unpublished() > self._plain_limit:
-            return False
-        return may_be_plain([*self._held, self._tail])
-
-    def _send_held(self) -> None:
-        while self._held:
-            self._writer().append(self._held.pop(0))
-
-    def _writer(self) -> SegmentWriter:
-        if self._current is None:
-            self._current = SegmentWriter(self._engine, self._layout)
-        return self._current
-
-    def _alone(self, data: bytearray) -> SegmentWriter:
-        alone = SegmentWriter(self._engine, StripeLayout(self._layout.unit_bytes, 1))
-        alone.append(bytes(data))
-        return alone
-
-    def _content(self) -> Content:
-        sealing = [self._sealing[1]] if self._sealing is not None else []
-        tail = [self._tail_segment] if self._tail_segment is not None else []
-        return (*self._sealed, *sealing, *tail)

@@ -1,6 +1,7 @@
-"""Writing one segment: units dealt to objects, each object a stream of its own."""
+"""Writing one segment: bytes cut into units, units dealt to objects, each object a stream of its own."""
 
 import uuid
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from fusefs.format.manifest import Segment, object_path, unit_checksum
 from fusefs.stores.protocol import ObjectWriter, Store
 from omniload.base.errors import OmniloadError
 
-__all__ = ["SegmentWriter", "WriteEngine"]
+__all__ = ["SegmentWriter", "UnitBuffer", "WriteEngine", "written_segment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,36 @@ class WriteEngine:
     pool: ThreadPoolExecutor
     budget: ByteBudget
     """Full units on their way to the store."""
+
+
+class UnitBuffer:
+    """Bytes in their order, cut into units: no I/O. Holds what was taken until it is popped from ``full``."""
+
+    def __init__(self, unit_bytes: int) -> None:
+        self._unit_bytes = unit_bytes
+        self.full: list[bytearray] = []
+        """Whole units, the first one first."""
+        self.tail = bytearray()
+        """The unit that is not full."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are held."""
+        return len(self.full) * self._unit_bytes + len(self.tail)
+
+    def take(self, data: memoryview) -> memoryview:
+        """Copy bytes up to the end of a unit; return the rest."""
+        room = self._unit_bytes - len(self.tail)
+        self.tail += data[:room]
+        if len(self.tail) == self._unit_bytes:
+            self.full.append(self.tail)
+            self.tail = bytearray()
+        return data[room:]
+
+    def clear(self) -> None:
+        """Drop what is held."""
+        self.full.clear()
+        self.tail = bytearray()
 
 
 class SegmentWriter:
@@ -113,6 +144,30 @@ class SegmentWriter:
         for stream in self._streams:
             if stream.error is not None:
                 raise stream.error
+
+
+def written_segment(
+    engine: WriteEngine, layout: StripeLayout, parts: Iterable[bytes | memoryview]
+) -> Segment:
+    """Write bytes as a segment, and return it when it is durable.
+
+    Raises:
+        OmniloadError, OSError: As ``SegmentWriter.settle``, or what ``parts`` raised; nothing is left of it.
+    """
+    writer, units = SegmentWriter(engine, layout), UnitBuffer(layout.unit_bytes)
+    try:
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = units.take(view)
+                while units.full:
+                    writer.append(units.full.pop(0))
+        if units.tail:
+            writer.append(units.tail)
+    except BaseException:
+        writer.abandon()
+        raise
+    return writer.finish()
 
 
 class _ObjectStream:

@@ -119,7 +119,7 @@ def test_a_broken_manifest_hides_none_of_its_neighbours_in_a_listing():
 def test_a_write_that_fails_is_raised_by_finish_and_nothing_is_published():
     faulty = FaultyStore(MemoryStore(), {("create", 2): Outage})
     with tiny_files(faulty) as files:
-        writer = files.writer("f")
+        writer = files.writers.file("f")
 
         writer.write(DATA[:16])
         with pytest.raises(UnavailableError, match="scripted outage"):

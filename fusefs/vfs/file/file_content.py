@@ -52,15 +52,16 @@ class FileContent:
         """Have bytes at the end go straight to objects, from *clean*."""
         if self.writer is None:
             if self.opened is None or self.opened.reader.size_bytes == 0:
-                self.writer = self._files.writer(path)
+                self.writer = self._files.writers.file(path)
             else:
-                self.writer = self._files.appender_to(path, self.opened)
+                manifest, reader = self.opened.manifest, self.opened.reader
+                self.writer = self._files.writers.appending(path, manifest, reader)
         return self.writer
 
     def emptied(self, path: str) -> None:
         """Begin anew without a byte, *sequential*, from any state."""
         self.drop()
-        self.writer = self._files.writer(path)
+        self.writer = self._files.writers.file(path)
 
     def spooled(self, path: str) -> Spool:
         """Have bytes anywhere go to a spool, from any state: what was appended becomes durable first."""

@@ -37,7 +37,6 @@ def written_from(
         OSError: ``ESTALE`` where bytes are to be written anew that only a version holds
             which another mount has replaced; what the store raised.
     """
-    writer = files.writer(path)
     if base:
         changed = spool.granules.changed()
         plan = splice(base, spool.granules.size_bytes, changed)
@@ -46,12 +45,14 @@ def written_from(
                 return filled(plan, None)
             size, unit = sum(map(len, changed)), files.config.striping_of(path).unit
             scattered = size < unit * len(changed)
-            patch = writer.write_apart(
+            patch = files.writers.patch(
+                path,
                 _bytes_of(spool, changed),
                 unit_bytes=min(_GRANULE_BYTES, unit) if scattered else unit,
                 size_bytes=size,
             )
             return filled(plan, patch)
+    writer = files.writers.file(path)
     try:
         for data in _bytes_of(spool, [range(spool.granules.size_bytes)]):
             writer.write(data)

@@ -1,6 +1,7 @@
 """Small files systems for tests: tiny units, so that few bytes make many objects."""
 
 import contextlib
+from dataclasses import replace
 
 from fusefs.config import FilesConfig, Striping
 from fusefs.format.layout import StripeLayout
@@ -15,13 +16,9 @@ class TinyFiles(StripedFiles):
 
     def __init__(self, store, config, layout):
         super().__init__(store, config)
-        self.layout = layout
-
-    def writer(self, path, base=()):
-        writer = super().writer(path, base)
-        writer._layout = self.layout
-        writer._plain_limit = self.layout.unit_bytes
-        return writer
+        self.writers = replace(
+            self.writers, layout_of=lambda _: layout, plain_limit=layout.unit_bytes
+        )
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ class StripedWriter(StorageWriter):
         head, starts = lay_out(chunks)
         name = cast("str", plan.storage_data)
         path = within(self._folder, name)
-        writer = self._files.segment_writer(path)
+        writer = self._files.writers.segment(path)
 
         def parts() -> Iterator[bytes | memoryview]:
             yield head

@@ -23,7 +23,7 @@ reads = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 80)), max_size=6)
 def write_spliced(store, parts, *, unit, count):
     """Write a file that shows ranges of one segment, one after the other."""
     with tiny_files(store, unit=unit, count=count) as files:
-        writer = files.writer("source")
+        writer = files.writers.file("source")
         writer.write(CONTENT)
         (segment,) = writer.finish()
     segments = tuple(segment.part(start, size) for start, size in parts)

@@ -16,7 +16,7 @@ layouts = {"unit": st.integers(4, 12), "count": st.integers(1, 5)}
 def test_a_file_written_in_any_parts_reads_back_by_any_range(parts, draw, unit, count):
     data = b"".join(parts)
     with tiny_files(unit=unit, count=count) as files:
-        writer = files.writer("f")
+        writer = files.writers.file("f")
         for part in parts:
             writer.write(part)
         assert writer.size_bytes == len(data)
@@ -39,7 +39,7 @@ def test_after_every_sync_the_published_file_holds_all_written_so_far_and_nothin
     steps, unit, count
 ):
     with tiny_files(unit=unit, count=count) as files:
-        writer, data = files.writer("f"), b""
+        writer, data = files.writers.file("f"), b""
         for part, sync in steps:
             writer.write(part)
             data += part
@@ -60,7 +60,8 @@ def test_appending_in_turns_is_writing_in_one_go(parts, unit, count):
     with tiny_files(unit=unit, count=count) as files:
         files.write_file("f", b"")
         for part in parts:
-            writer = files.appender("f")
+            with files.open("f") as file:
+                writer = files.writers.appending("f", file.manifest, file.reader)
             writer.write(part)
             files.publish("f", writer.finish())
 

@@ -203,7 +203,7 @@ def test_a_header_that_was_remembered_is_read_anew_once_it_is_forgotten():
 
 def test_the_layout_of_a_file_of_many_segments_fits_an_extended_attribute():
     with tiny_files(unit=8, count=3) as files:
-        writer = files.writer("f")
+        writer = files.writers.file("f")
         for _ in range(400):
             writer.write(bytes(8))
             content = writer.sync()

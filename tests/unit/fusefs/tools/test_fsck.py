@@ -67,7 +67,7 @@ def test_a_flipped_bit_is_found_by_reading(files):
 
 
 def an_orphan(files):
-    writer = files.writer("lost")
+    writer = files.writers.file("lost")
     writer.write(DATA)
     writer.finish()
     return set(object_paths(files.store))

@@ -270,7 +270,7 @@ def test_a_range_past_the_end_is_refused(files):
 
 
 def test_a_segment_written_from_views_is_published_as_a_file(files):
-    writer = files.segment_writer("f")
+    writer = files.writers.segment("f")
     for at in range(0, len(BIG), 4096):
         writer.append(memoryview(BIG)[at : at + 4096])
 

@@ -117,7 +117,7 @@ def test_a_failed_flush_can_be_tried_again_and_what_follows_is_appended():
 
 def test_a_write_after_a_flush_that_failed_waits_and_says_so():
     with tiny_files() as files:
-        writer = files.writer("f")
+        writer = files.writers.file("f")
         writer.write(DATA[:100])
         content = writer.seal()
 
@@ -132,7 +132,7 @@ def test_a_write_after_a_flush_that_failed_waits_and_says_so():
 
 def test_a_file_given_up_while_it_becomes_durable_leaves_no_objects():
     with tiny_files() as files:
-        writer = files.writer("f")
+        writer = files.writers.file("f")
         writer.write(DATA)
         writer.seal(last=False)
 

@@ -75,7 +75,7 @@ def test_a_file_that_is_made_private_never_lies_open(root, data, monkeypatch):
 
 def test_objects_are_private_until_their_file_shows(root):
     with tiny_files(LocalStore(root)) as files:
-        writer = files.writer("f")
+        writer = files.writers.file("f")
         writer.write(BIG)
         content = writer.finish()
 
