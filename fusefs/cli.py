@@ -39,7 +39,7 @@ from fusefs.tools.prefetch import (
     store_files,
     with_disk_cache,
 )
-from fusefs.tools.statistics import layout_of
+from fusefs.tools.statistics import drop_cached, layout_of
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError
@@ -318,7 +318,7 @@ def export(file: str, target: str, store: str | None, force: bool, as_json: bool
 
 def _forgotten(files: StripedFiles, path: str) -> tuple[int, int]:
     try:
-        return files.forget(path)
+        return drop_cached(files, path)
     except FileNotFoundError as error:
         raise StateError(f"{path!r} is not in {files.store.location}") from error
 

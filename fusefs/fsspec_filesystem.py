@@ -136,34 +136,34 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         if not create_parents:
             self.files.stat(parent_of(path))
-        self.files.make_directory(path)
+        self.files.names.make_directory(path)
 
     @override
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         path = self._strip_protocol(path)
         try:
-            self.files.make_directory(path)
+            self.files.names.make_directory(path)
         except FileExistsError:
             if not exist_ok or self.files.stat(path).kind != "directory":
                 raise
 
     @override
     def rmdir(self, path: str) -> None:
-        self.files.remove_directory(self._strip_protocol(path))
+        self.files.names.remove_directory(self._strip_protocol(path))
 
     @override
     def rm_file(self, path: str) -> None:
         """Remove a file, or a directory that is empty: fsspec's recursive rm asks for both here."""
         path = self._strip_protocol(path)
         if self.files.stat(path).kind == "directory":
-            self.files.remove_directory(path)
+            self.files.names.remove_directory(path)
         else:
-            self.files.remove(path)
+            self.files.names.remove(path)
 
     @override
     def mv(self, path1: str, path2: str, **_: Any) -> None:
         """Rename a file or directory: no data moves."""
-        self.files.rename(self._strip_protocol(path1), self._strip_protocol(path2))
+        self.files.names.rename(self._strip_protocol(path1), self._strip_protocol(path2))
 
     rename = mv
 
@@ -194,7 +194,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     return path
             except FileNotFoundError:
                 return path
-            path = _joined(parent_of(path), self.files.read_link(path))
+            path = _joined(parent_of(path), self.files.names.read_link(path))
         raise OSError(errno.ELOOP, f"more than {_MOST_LINKS} links", path)
 
 

@@ -346,7 +346,7 @@ def overhead(url: str, size: int) -> dict[str, float]:
             kept = list(pool.map(whole, paths))
         theirs.append(time.perf_counter() - begin)
         del kept
-    writing.remove("bench")
+    writing.names.remove("bench")
     writing.close()
     return {
         "striped write MB/s": size / wrote / 1e6,

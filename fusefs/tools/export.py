@@ -149,7 +149,7 @@ def copies_of(files: StripedFiles, path: str, target: str) -> Iterator[Copy]:
     """
     info = files.stat(path)
     if info.kind == "symlink":
-        raise StateError(f"{path!r} is a link to {files.read_link(path)!r}; export that")
+        raise StateError(f"{path!r} is a link to {files.names.read_link(path)!r}; export that")
     if info.kind == "directory":
         for inner in files.listing(path):
             if inner.kind != "symlink":

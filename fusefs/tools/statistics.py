@@ -7,6 +7,7 @@ import orjson
 
 from fusefs.metrics.counters import LATENCY_BOUNDS_S, Numbers
 from fusefs.tree.namespace import StripedFiles
+from fusefs.tree.walk import files_below
 from omniload.base.secrets import without_secrets
 
 __all__ = ["Statistics", "drop_json", "layout_json", "layout_of"]
@@ -120,7 +121,26 @@ def layout_json(files: StripedFiles, path: str) -> bytes:
     return text
 
 
+def drop_cached(files: StripedFiles, path: str) -> tuple[int, int]:
+    """Forget what is cached of a file, or of all files below a directory: attributes, blocks, local copies.
+
+    For a plain file that was changed without its size or time stamp telling, or to make
+    room by hand. Open versions stay readable.
+
+    Returns:
+        Bytes that were dropped from memory and from the disk.
+    """
+    path = files.visible(path)
+    files.catalog.forget(path)
+    memory = disk = 0
+    for file_path, _ in files_below(files, path):
+        with files.open(file_path, brings=False) as file:
+            dropped = files.opener.drop(file)
+        memory, disk = memory + dropped[0], disk + dropped[1]
+    return memory, disk
+
+
 def drop_json(files: StripedFiles, path: str) -> bytes:
     """Forget what is cached of a path, and return what that was as JSON."""
-    memory, disk = files.forget(path)
+    memory, disk = drop_cached(files, path)
     return orjson.dumps({"memory_bytes": memory, "disk_bytes": disk})

@@ -4,6 +4,7 @@ import errno
 from enum import Enum, auto
 
 from fusefs.format.attributes import Attributes
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.tree.version_identity import content_name, ids_of
 from omniload.base.errors import IntegrityError, StateError
@@ -69,7 +70,7 @@ def with_attributes(
     """Give an open version attributes at its path, and open it anew; None where another one is there."""
     if shown_at(files, path, version) is not Shown.SAME:
         return None
-    files.set_attributes(path, attributes)
+    set_attributes(files, path, attributes)
     now = files.open(path, brings=False)
     if (made := now.manifest) is not None:
         known = version.manifest
@@ -93,7 +94,7 @@ def _is_same(files: StripedFiles, version: OpenVersion, now: OpenVersion) -> boo
     size_bytes = now.reader.size_bytes
     if size_bytes != version.reader.size_bytes:
         return False
-    if not files.comes_whole(now.info):
+    if not files.opener.comes_whole(now.info):
         return now.info.entry == version.info.entry
     # What is no longer at hand would be read where ``now`` lies, and so would be like it.
     mine, found = (file.reader.try_read(0, size_bytes) for file in (version, now))

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
+from fusefs.format.content import Content
 from fusefs.format.manifest import Manifest
 from fusefs.stores.protocol import Store
 from omniload.base.errors import OmniloadError
@@ -53,6 +54,14 @@ class ObjectReferences:
                 else:
                     doomed += paths
         self._remove(doomed)
+
+    def discard(self, content: Content, *, kept: Manifest | None = None) -> None:
+        """Remove objects of content that was never published, but for those ``kept`` names."""
+        if not isinstance(content, bytes):
+            named = {s.segment_id for s in kept.segments} if kept is not None else set()
+            # Nothing is said of those: they may have been condemned with the version they belong to.
+            loose = tuple(s for s in content if s.segment_id not in named)
+            self.release_or_defer(Manifest(mtime_ns=0, segments=loose))
 
     def _remove(self, paths: Iterable[str]) -> None:
         for path in paths:

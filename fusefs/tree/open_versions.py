@@ -198,7 +198,7 @@ class Opener:
         raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
 
     def open_published(self, path: str, content: Content, published: Published) -> OpenVersion:
-        """Open what this process has just published; see ``StripedFiles.open_published``."""
+        """Open what was just published here, though another mount may have replaced it since."""
         if published.info is not None:  # the store said what it took
             if published.manifest is not None:
                 return self._striped(path, published.info, published.manifest)
@@ -225,6 +225,12 @@ class Opener:
             entry=Entry(name_of(path), False, 0, 0, version=uuid.uuid4().hex),
         )
         return self._striped(path, info, made)
+
+    def reader_of(self, content: Content) -> FileReader:
+        """Return a reader of content that is durable and may not be published."""
+        inline = content if isinstance(content, bytes) else b""
+        manifest = Manifest(mtime_ns=0, segments=segments_of(content), inline=inline)
+        return FileReader(self._engine, file_segments_of(manifest))
 
     def comes_whole(self, info: FileInfo) -> bool:
         """Return whether a file is opened with its bytes."""

@@ -19,7 +19,7 @@ class TestStore(FileSystemContract):
     def shown(self):
         config = FilesConfig(striping=Striping(unit=4096, count=3), plain_limit=4096)
         files = StripedFiles(MemoryStore(), config)
-        files.make_directory("d")
+        files.names.make_directory("d")
         files.write_file("d/f", self.content)
         shown = StoreFileSystem(files, SpoolPlace())
         yield shown

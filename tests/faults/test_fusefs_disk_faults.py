@@ -17,6 +17,7 @@ from fusefs.cache.disk_directory import CopyFiles, DiskDirectory
 from fusefs.config import DiskCacheConfig
 from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
+from fusefs.tools.statistics import drop_cached
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.builders import contents, some_files
 from tests.support.fusefs.disk import bytes_on_disk, files_in, flip
@@ -133,7 +134,7 @@ def test_a_copy_is_compared_in_the_background_and_then_handed_out(store, directo
         file.reader._copy.verify()
 
         with os.fdopen(file.local_copy(), "rb") as copy:
-            files.forget("")
+            drop_cached(files, "")
             assert copy.read() == DATA
 
 
@@ -251,7 +252,7 @@ def test_what_a_time_stamp_hides_is_seen_once_it_is_dropped(tmp_path):
         os.utime(root / "d/f", ns=(10**18 + 1, 10**18 + 1))
         assert kept(files, "d/f") == DATA
 
-        memory, disk = files.forget("d")
+        memory, disk = drop_cached(files, "d")
 
         assert memory == len(DATA)
         assert disk >= len(DATA)

@@ -80,7 +80,7 @@ def test_a_version_replaced_or_removed_here_stays_readable_until_it_is_closed():
         files.write_file("f", DATA)
         file = files.open("f")
         files.write_file("f", b"other" * 10)
-        files.remove("f")
+        files.names.remove("f")
 
         assert file.reader.read(0, 512) == DATA
         file.close()

@@ -121,7 +121,7 @@ class StorePlace(CheckpointPlace):
         path = self.path_of(step)
         taken = {info.name for info in self.files.listing(self.folder)}
         aside = _free_name(name_of(path), taken)
-        self.files.rename(path, within(self.folder, aside))
+        self.files.names.rename(path, within(self.folder, aside))
         return aside
 
     def path_of(self, step: int) -> str:
@@ -141,8 +141,8 @@ class StorePlace(CheckpointPlace):
         path = self.path_of(step)
         names = [info.name for info in self.files.listing(path)]
         for name in sorted(names, key=lambda name: name != INDEX):
-            self.files.remove(f"{path}/{name}")
-        self.files.remove_directory(path)
+            self.files.names.remove(f"{path}/{name}")
+        self.files.names.remove_directory(path)
 
     def _found(self) -> list[tuple[int, bool]]:
         try:

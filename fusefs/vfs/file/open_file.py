@@ -206,7 +206,7 @@ class OpenFile:
             content = self._content.sealed(path, last=last)
             done = self._publish(path, content)
             self.pending.content_published()
-            self._hold(self._files.open_published(path, content, done))
+            self._hold(self._files.opener.open_published(path, content, done))
             if to_be_flushed(self._content.state, last=last) is ContentState.CLEAN:
                 # Only now: until the version is open, the writer alone knows the size of the file.
                 self._content.clean()
@@ -281,7 +281,7 @@ class OpenFile:
             self._content.settle(path, content)
 
         done = files.publish(path, content, now, ready=ready, moves_time=False)
-        files.discard(loose, kept=Manifest(mtime_ns=0, segments=segments_of(content)))
+        files.references.discard(loose, kept=Manifest(mtime_ns=0, segments=segments_of(content)))
         return done
 
     def _hold(self, opened: OpenVersion) -> None:

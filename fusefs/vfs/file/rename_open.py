@@ -43,7 +43,7 @@ def remove_open(files: StripedFiles, path: str, body: OpenFile | None) -> None:
             body.keep_content()
             pending = not body.pending.published
         try:
-            files.remove(path)
+            files.names.remove(path)
         except FileNotFoundError:
             if not pending:
                 raise
@@ -76,13 +76,13 @@ def rename_open(
         if pending:
             # It may have been renamed over a file before, which its path must not bring back.
             with suppress(FileNotFoundError):
-                files.remove(source)
+                files.names.remove(source)
             for above in {parent_of(source), parent_of(target)}:
                 files.directories.names_changed(above)
         else:
             for body in moving:
                 body.check_place()
-            files.rename(source, target)
+            files.names.rename(source, target)
         if replaced is not None:
             replaced.pending.unlinked()
         for body in moving:

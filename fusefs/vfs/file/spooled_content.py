@@ -42,7 +42,7 @@ class SpooledContent:
             self._base = spliceable(opened.manifest) if opened is not None else ()
             reader = opened.reader if opened is not None else None
         else:
-            self._base, reader = segments_of(loose), files.reader_of(loose)
+            self._base, reader = segments_of(loose), files.opener.reader_of(loose)
         self.spool = Spool(place, granule_bytes_of(files, path), reader)
         try:
             if not self._base:
@@ -77,7 +77,7 @@ class SpooledContent:
     def close(self, kept: Manifest | None) -> None:
         """Let the bytes go, and what no manifest names but ``kept``."""
         self.spool.close()
-        self._files.discard(self._loose, kept=kept)
+        self._files.references.discard(self._loose, kept=kept)
 
 
 def is_there(

@@ -7,6 +7,7 @@ from functools import partial
 
 from fusefs.bridge.api.protocol import Change, Entry, Space
 from fusefs.format.attributes import Attributes
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.vfs.closing import Closing
 from fusefs.vfs.entries import Entries
 from fusefs.vfs.file.open_file import OpenFile
@@ -56,7 +57,7 @@ class AttributeRequests:
 
     async def statfs(self) -> Space:
         """Describe the space of the store, or a petabyte where it is not known."""
-        usage = await self._session.wait(self._session.files.usage)
+        usage = await self._session.wait(self._session.files.store.usage)
         total = usage.total_bytes if usage is not None else 1 << 50
         free = usage.free_bytes if usage is not None else 1 << 50
         return Space(
@@ -89,7 +90,7 @@ class AttributeRequests:
         if node.body is not None:
             return False
         path = self._opening.path_of_named(node)
-        await self._session.wait(self._session.files.set_attributes, path, changes)
+        await self._session.wait(set_attributes, self._session.files, path, changes)
         self._session.file_changed(node, path)
         return True
 

@@ -5,6 +5,7 @@ import os
 
 from fusefs.format.attributes import Attributes
 from fusefs.tools.statistics import drop_json, layout_json
+from fusefs.tree.file_attributes import xattrs_at
 from fusefs.vfs.inode_table import Node
 from fusefs.vfs.opening import Opening
 from fusefs.vfs.requests.attributes import AttributeRequests
@@ -82,4 +83,4 @@ class ExtendedAttributeRequests:
         info = await self._session.info(path)
         if info.stored == "plain":
             return {}
-        return await self._session.wait(self._session.files.xattrs, path)
+        return await self._session.wait(xattrs_at, self._session.files, path)

@@ -8,6 +8,7 @@ from fusefs.bridge.api.protocol import Entry
 from fusefs.format.attributes import Attributes
 from fusefs.stores.protocol import parent_of
 from fusefs.tree.directory_attributes import NOT_KEPT
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.vfs.entries import Entries
 from fusefs.vfs.file.rename_open import remove_open, rename_open
 from fusefs.vfs.inode_table import Node
@@ -33,14 +34,14 @@ class NameRequests:
         above, text = self._session.place_for(parent, name)
         path = self._session.inodes.child_path(above, text)
         wanted = stat_bits.S_IMODE(mode)
-        await self._session.wait(self._session.files.make_directory, path, wanted)
+        await self._session.wait(self._session.files.names.make_directory, path, wanted)
         self._session.attributes.forget(path)
         self._session.attributes.names_changed(parent_of(path))
         info = await self._session.info(path)
         if info.mode != wanted:
             # Its time is the store's own: what is made in it next moves it.
             made = Attributes(mode=wanted, mtime_ns=NOT_KEPT)
-            await self._session.wait(self._session.files.set_attributes, path, made)
+            await self._session.wait(set_attributes, self._session.files, path, made)
             self._session.attributes.forget(path)
         return await self._made(above, text, "directory")
 
@@ -48,7 +49,7 @@ class NameRequests:
         """Make a symbolic link."""
         above, text = self._session.place_for(parent, name)
         path = self._session.inodes.child_path(above, text)
-        await self._session.wait(self._session.files.make_link, path, os.fsdecode(target))
+        await self._session.wait(self._session.files.names.make_link, path, os.fsdecode(target))
         self._session.attributes.forget(path)
         self._session.attributes.names_changed(parent_of(path))
         return await self._made(above, text, "symlink")
@@ -56,7 +57,7 @@ class NameRequests:
     async def readlink(self, inode: int) -> bytes:
         """Return where a link points."""
         path = self._session.inodes.path(self._session.inodes.node(inode))
-        return os.fsencode(await self._session.wait(self._session.files.read_link, path))
+        return os.fsencode(await self._session.wait(self._session.files.names.read_link, path))
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file; its open handles keep it."""
@@ -79,7 +80,7 @@ class NameRequests:
         node = above.children.get(text)
         if node is not None and any(self._session.inodes.pending_below(node)):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", path)
-        await self._session.wait(self._session.files.remove_directory, path)
+        await self._session.wait(self._session.files.names.remove_directory, path)
         self._session.attributes.forget(path)
         self._session.attributes.names_changed(parent_of(path))
         self._session.inodes.detach(above, text)

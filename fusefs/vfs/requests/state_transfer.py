@@ -113,7 +113,7 @@ class StateTransfer:
         if (
             opened.reads_path
             and not opened.is_known
-            and self._session.files.comes_whole(opened.info)
+            and self._session.files.opener.comes_whole(opened.info)
         ):
             opened.close()  # a version so young is distinct from another by its bytes alone
             opened = self._session.files.open(path)

@@ -15,8 +15,8 @@ BIG = bytes(range(256)) * 64
 
 
 def fsync(files):
-    files.make_directory("a")
-    files.make_directory("a/b")
+    files.names.make_directory("a")
+    files.names.make_directory("a/b")
     body = OpenFile(files, SpoolPlace(), "a/b/f", None)
     body.write(0, b"small")
     body.flush(last=False)
@@ -30,7 +30,7 @@ def replace(files):
     files.store.sync()
     files.write_file("closed", b"new")
     files.write_file("beside", b"new")
-    files.rename("beside", "renamed")
+    files.names.rename("beside", "renamed")
     files.write_file("striped", b"new")
 
 

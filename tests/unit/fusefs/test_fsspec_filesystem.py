@@ -119,9 +119,9 @@ def test_a_copy_holds_the_same_bytes_in_objects_of_its_own(omni):
 
 def test_links_are_followed_and_never_out_of_the_store(omni):
     omni.pipe_file("d/a", b"1")
-    omni.files.make_link("d/link", "a")
-    omni.files.make_link("up", "../../../d/a")
-    omni.files.make_link("loop", "loop")
+    omni.files.names.make_link("d/link", "a")
+    omni.files.names.make_link("up", "../../../d/a")
+    omni.files.names.make_link("loop", "loop")
 
     assert omni.cat_file("d/link") == b"1"
     assert omni.cat_file("up") == b"1"

@@ -57,7 +57,7 @@ def save_striped(
     """
 
     def room() -> int | None:
-        usage = files.usage()
+        usage = files.store.usage()
         return None if usage is None else usage.free_bytes
 
     where = location_of(files, folder)

@@ -67,7 +67,7 @@ class StripedWriter(StorageWriter):
             return
         if self._folder:
             try:
-                self._files.make_directory(self._folder)
+                self._files.names.make_directory(self._folder)
             except FileExistsError:
                 pass
             else:
@@ -79,7 +79,7 @@ class StripedWriter(StorageWriter):
             )
         for name in names:
             if name.startswith("shard-"):
-                self._files.remove(within(self._folder, name))
+                self._files.names.remove(within(self._folder, name))
 
     @override
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

@@ -16,6 +16,7 @@ from fusefs.format.attributes import Attributes
 from fusefs.stores.remote.arrow import arrow_store, store_on
 from fusefs.stores.url import check_root
 from fusefs.tree import manifest_cache
+from fusefs.tree.file_attributes import set_attributes
 from omniload.base.errors import ConfigError, UnavailableError
 from tests.support.fusefs.builders import contents, some_files
 from tests.support.fusefs.s3 import s3_server
@@ -225,7 +226,7 @@ def test_a_small_file_is_put_by_one_request_and_a_long_one_in_parts_elsewhere_fi
 @needs_moto
 def test_a_marked_directory_shows_its_attributes_on_s3_too(fresh):
     with some_files(fresh()) as files:
-        files.set_attributes("d", Attributes(mode=0o710))
+        set_attributes(files, "d", Attributes(mode=0o710))
     with some_files(fresh()) as later:
         assert later.stat("d").mode == 0o710
 

@@ -43,11 +43,11 @@ def test_a_striped_file_lives_on_s3_and_its_directory_renames(store):
     data = os.urandom(50_000)
     with some_files(store) as files:
         files.write_file("step.tmp/rank0", data)
-        files.rename("step.tmp", "step")
+        files.names.rename("step.tmp", "step")
 
         assert contents(files, "step/rank0") == data
         assert len(object_paths(store)) == 3
-        files.remove("step/rank0")
+        files.names.remove("step/rank0")
         assert object_paths(store) == []
 
 

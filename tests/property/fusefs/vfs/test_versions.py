@@ -13,6 +13,7 @@ from fusefs.bridge.api.protocol import ROOT_INODE, Change
 from fusefs.bridge.api.waiting import run_blocking
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.freshness import Shown
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.name_table import Leads, leads
@@ -92,11 +93,11 @@ class KernelModel:
 
     def remove(self, name):
         if self.now.pop(name, None) is not None:
-            self.elsewhere.remove(name)
+            self.elsewhere.names.remove(name)
 
     def chmod(self, name, mode):
         if name in self.now:
-            self.elsewhere.set_attributes(name, Attributes(mode=mode))
+            set_attributes(self.elsewhere, name, Attributes(mode=mode))
             # A plain file gets a manifest: for those who read it by its path, another version.
             self.now[name] = bytes(bytearray(self.now[name]))
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from fusefs.format.attributes import Attributes
 from fusefs.format.manifest_header import MAGIC
+from fusefs.tree.file_attributes import set_attributes
 from tests.support.fusefs.builders import contents, object_paths, tiny_files
 
 chunks = st.lists(st.binary(max_size=40), max_size=12)
@@ -83,8 +84,8 @@ def test_attributes_come_and_go_without_touching_the_bytes(data, mode, mtime_ns,
     with tiny_files(unit=unit, count=count, plain_limit=64) as files:
         files.write_file("f", data)
 
-        files.set_attributes("f", Attributes(mode=mode))
-        files.set_attributes("f", Attributes(mtime_ns=mtime_ns, xattrs={"user.a": b"\0b"}))
+        set_attributes(files, "f", Attributes(mode=mode))
+        set_attributes(files, "f", Attributes(mtime_ns=mtime_ns, xattrs={"user.a": b"\0b"}))
 
         info = files.stat("f")
         assert (info.mode, info.mtime_ns, info.size_bytes) == (mode, mtime_ns, len(data))

@@ -9,7 +9,7 @@ from fusefs.metrics.counters import LATENCY_BOUNDS_S, Numbers, Traffic
 from fusefs.metrics.prometheus import FilesCollector
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
-from fusefs.tools.statistics import Statistics, drop_json, layout_json, layout_of
+from fusefs.tools.statistics import Statistics, drop_cached, drop_json, layout_json, layout_of
 from omniload.base.metrics import REGISTRY
 from tests.support.fusefs.builders import some_files, tiny_files
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
@@ -193,9 +193,9 @@ def test_a_header_that_was_remembered_is_read_anew_once_it_is_forgotten():
         files.stat("d/f")
         assert len(reads) == 1
 
-        files.forget("")
+        drop_cached(files, "")
         reads.clear()
-        files._catalog.forget("d")
+        files.catalog.forget("d")
         files.stat("d/f")
 
     assert len(reads) == 1

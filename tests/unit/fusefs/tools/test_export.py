@@ -118,7 +118,7 @@ def test_a_store_that_keeps_other_than_was_written_is_found_out(files):
 
 
 def test_a_directory_is_all_files_below_it_and_no_links(files):
-    files.make_link("d/link", "big")
+    files.names.make_link("d/link", "big")
 
     assert sorted(copies_of(files, "d", "t"), key=lambda copy: copy.source) == [
         Copy(source="d/big", target="t/big", size_bytes=len(BIG)),
@@ -128,7 +128,7 @@ def test_a_directory_is_all_files_below_it_and_no_links(files):
 
 
 def test_a_link_that_is_named_itself_is_refused_with_what_it_points_to(files):
-    files.make_link("link", "d/big")
+    files.names.make_link("link", "d/big")
 
     with pytest.raises(StateError, match="'link' is a link to 'd/big'; export that"):
         list(copies_of(files, "link", "t"))

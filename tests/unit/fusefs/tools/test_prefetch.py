@@ -34,7 +34,7 @@ def store():
         for name in ("d/one", "d/e/two"):
             files.write_file(name, BIG)
         files.write_file("d/empty", b"")
-        files.make_link("d/link", "one")
+        files.names.make_link("d/link", "one")
     return made
 
 

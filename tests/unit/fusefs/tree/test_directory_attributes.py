@@ -18,6 +18,7 @@ from fusefs.tree.directory_attributes import (
     marker_of,
     read_attributes,
 )
+from fusefs.tree.file_attributes import set_attributes, xattrs_at
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs.builders import some_files
 from tests.support.fusefs.recording_store import RecordingStore
@@ -44,14 +45,14 @@ def clock(monkeypatch):
 @pytest.fixture
 def files():
     with some_files(RecordingStore()) as built:
-        built.make_directory("d")
-        built.set_attributes("d", KEPT)
+        built.names.make_directory("d")
+        set_attributes(built, "d", KEPT)
         yield built
 
 
 def shown(files, path="d"):
     info = files.stat(path)
-    return info.mode, info.mtime_ns, files.xattrs(path)
+    return info.mode, info.mtime_ns, xattrs_at(files, path)
 
 
 ALL = (0o750, OLD_NS, {"user.origin": b"tape"})
@@ -69,7 +70,7 @@ def test_they_are_there_for_who_opens_the_store_later(files):
 
 
 def test_the_root_keeps_them_too(files):
-    files.set_attributes("", Attributes(mode=0o700, mtime_ns=OLD_NS))
+    set_attributes(files, "", Attributes(mode=0o700, mtime_ns=OLD_NS))
 
     with some_files(files.store) as later:
         assert (later.stat("").mode, later.stat("").mtime_ns) == (0o700, OLD_NS)
@@ -77,24 +78,24 @@ def test_the_root_keeps_them_too(files):
 
 
 def test_each_change_leaves_the_others(files):
-    files.set_attributes("d", Attributes(mode=0o711))
-    files.set_attributes("d", Attributes(xattrs={"user.b": b"2"}))
+    set_attributes(files, "d", Attributes(mode=0o711))
+    set_attributes(files, "d", Attributes(xattrs={"user.b": b"2"}))
 
     assert shown(files) == (0o711, OLD_NS, {"user.b": b"2"})
 
 
 def test_a_new_mode_alone_does_not_move_the_time(files):
-    files.make_directory("e")
+    files.names.make_directory("e")
     before = files.stat("e").mtime_ns
 
-    files.set_attributes("e", Attributes(mode=0o700))
+    set_attributes(files, "e", Attributes(mode=0o700))
 
     assert (files.stat("e").mode, files.stat("e").mtime_ns) == (0o700, before)
 
 
 def test_xattrs_that_do_not_fit_are_refused_and_change_nothing(files):
     with pytest.raises(OSError, match="attributes need a header") as caught:
-        files.set_attributes("d", Attributes(xattrs={"user.x": b"x" * 4000}))
+        set_attributes(files, "d", Attributes(xattrs={"user.x": b"x" * 4000}))
 
     assert caught.value.errno == errno.ENOSPC
     assert shown(files) == ALL
@@ -102,28 +103,28 @@ def test_xattrs_that_do_not_fit_are_refused_and_change_nothing(files):
 
 def test_where_they_lie_is_hidden_and_refused(files):
     assert files.listing("d") == []
-    for call in (files.stat, files.open, files.remove, files.make_directory):
+    for call in (files.stat, files.open, files.names.remove, files.names.make_directory):
         with pytest.raises(PermissionError):
             call(f"d/{ATTRIBUTES_NAME}")
     with pytest.raises(PermissionError):
-        files.rename("d", ATTRIBUTES_NAME)
+        files.names.rename("d", ATTRIBUTES_NAME)
 
 
 @pytest.mark.parametrize("target", ["e", "other/f", "other/deep/d"])
 def test_a_renamed_directory_takes_them_along(files, target):
-    files.make_directory("other/deep")
+    files.names.make_directory("other/deep")
 
-    files.rename("d", target)
+    files.names.rename("d", target)
 
     with some_files(files.store) as later:
         assert shown(later, target) == ALL
 
 
 def test_a_rename_above_takes_them_along(files):
-    files.make_directory("top/mid")
-    files.set_attributes("top/mid", KEPT)
+    files.names.make_directory("top/mid")
+    set_attributes(files, "top/mid", KEPT)
 
-    files.rename("top", "up")
+    files.names.rename("top", "up")
 
     with some_files(files.store) as later:
         assert shown(later, "up/mid") == ALL
@@ -131,15 +132,15 @@ def test_a_rename_above_takes_them_along(files):
 
 
 def test_what_takes_the_name_of_a_renamed_directory_begins_without(files):
-    files.rename("d", "e")
-    files.make_directory("d")
+    files.names.rename("d", "e")
+    files.names.make_directory("d")
 
     assert files.stat("d").mode == 0o755
-    assert files.xattrs("d") == {}
+    assert xattrs_at(files, "d") == {}
 
 
 def test_an_empty_directory_with_attributes_is_empty(files):
-    files.remove_directory("d")
+    files.names.remove_directory("d")
 
     assert files.listing("") == []
     with pytest.raises(FileNotFoundError):
@@ -148,10 +149,10 @@ def test_an_empty_directory_with_attributes_is_empty(files):
 
 def test_a_directory_that_holds_a_file_is_not_removed_and_keeps_its_attributes(files):
     files.write_file("d/f", b"x")
-    files.set_attributes("d", Attributes(mtime_ns=OLD_NS))
+    set_attributes(files, "d", Attributes(mtime_ns=OLD_NS))
 
     with pytest.raises(OSError, match="not empty") as caught:
-        files.remove_directory("d")
+        files.names.remove_directory("d")
 
     assert caught.value.errno == errno.ENOTEMPTY
     assert shown(files) == ALL
@@ -161,7 +162,7 @@ def test_a_directory_that_holds_a_file_is_not_removed_and_keeps_its_attributes(f
 def test_a_directory_in_which_another_mount_makes_something_just_then_keeps_its_attributes(
     files, change
 ):
-    files.make_directory("new")
+    files.names.make_directory("new")
     with some_files(files.store) as other:
         remove = files.store.remove
 
@@ -171,9 +172,9 @@ def test_a_directory_in_which_another_mount_makes_something_just_then_keeps_its_
 
         files.store.remove = removed_and_something_made
         with pytest.raises(OSError, match="not empty") as caught:
-            files.remove_directory("d") if change == "remove_directory" else files.rename(
-                "new", "d"
-            )
+            files.names.remove_directory(
+                "d"
+            ) if change == "remove_directory" else files.names.rename("new", "d")
 
     assert caught.value.errno == errno.ENOTEMPTY
     assert shown(files) == ALL
@@ -181,21 +182,21 @@ def test_a_directory_in_which_another_mount_makes_something_just_then_keeps_its_
 
 
 def test_a_directory_is_renamed_over_an_empty_one_with_attributes(files):
-    files.make_directory("new")
+    files.names.make_directory("new")
     files.write_file("new/f", b"x")
 
-    files.rename("new", "d")
+    files.names.rename("new", "d")
 
     assert [info.name for info in files.listing("d")] == ["f"]
-    assert files.xattrs("d") == {}
+    assert xattrs_at(files, "d") == {}
 
 
 def test_a_directory_is_not_renamed_over_one_that_holds_a_file(files):
     files.write_file("d/f", b"x")
-    files.make_directory("new")
+    files.names.make_directory("new")
 
     with pytest.raises(OSError, match="not empty"):
-        files.rename("new", "d")
+        files.names.rename("new", "d")
 
     assert files.stat("d").mode == 0o750
 
@@ -205,31 +206,31 @@ def change_write(files):
 
 
 def change_remove(files):
-    files.remove("d/f")
+    files.names.remove("d/f")
 
 
 def change_mkdir(files):
-    files.make_directory("d/sub")
+    files.names.make_directory("d/sub")
 
 
 def change_rmdir(files):
-    files.remove_directory("d/empty")
+    files.names.remove_directory("d/empty")
 
 
 def change_link(files):
-    files.make_link("d/link", "f")
+    files.names.make_link("d/link", "f")
 
 
 def change_rename_within(files):
-    files.rename("d/f", "d/g")
+    files.names.rename("d/f", "d/g")
 
 
 def change_rename_out(files):
-    files.rename("d/f", "g")
+    files.names.rename("d/f", "g")
 
 
 def change_rename_in(files):
-    files.rename("outside", "d/g")
+    files.names.rename("outside", "d/g")
 
 
 CHANGES = [value for name, value in sorted(globals().items()) if name.startswith("change_")]
@@ -239,8 +240,8 @@ CHANGES = [value for name, value in sorted(globals().items()) if name.startswith
 def test_a_change_of_names_moves_the_time_and_leaves_the_rest(files, change):
     files.write_file("d/f", b"x")
     files.write_file("outside", b"x")
-    files.make_directory("d/empty")
-    files.set_attributes("d", Attributes(mtime_ns=OLD_NS))
+    files.names.make_directory("d/empty")
+    set_attributes(files, "d", Attributes(mtime_ns=OLD_NS))
 
     change(files)
 
@@ -251,32 +252,32 @@ def test_a_change_of_names_moves_the_time_and_leaves_the_rest(files, change):
 
 def test_new_content_and_attributes_of_a_file_leave_the_time(files):
     files.write_file("d/f", b"x")
-    files.set_attributes("d", Attributes(mtime_ns=OLD_NS))
+    set_attributes(files, "d", Attributes(mtime_ns=OLD_NS))
 
     files.write_file("d/f", b"another")
-    files.set_attributes("d/f", Attributes(mode=0o600))
+    set_attributes(files, "d/f", Attributes(mode=0o600))
 
     assert shown(files) == ALL
 
 
 def test_a_change_that_failed_leaves_the_time(files):
     with pytest.raises(FileNotFoundError):
-        files.remove("d/missing")
+        files.names.remove("d/missing")
     with pytest.raises(FileExistsError):
-        files.make_directory("d")
+        files.names.make_directory("d")
 
     assert shown(files) == ALL
 
 
 def test_a_done_change_is_no_failure_because_the_time_could_not_be_moved(files, monkeypatch):
     files.write_file("d/f", b"x")
-    files.set_attributes("d", KEPT)
+    set_attributes(files, "d", KEPT)
 
     def down(path, data):
         raise UnavailableError("outage")
 
     monkeypatch.setattr(files.store, "publish", down)
-    files.remove("d/f")
+    files.names.remove("d/f")
 
     assert files.listing("d") == []
 
@@ -284,7 +285,7 @@ def test_a_done_change_is_no_failure_because_the_time_could_not_be_moved(files, 
 def test_a_directory_that_another_mount_removes_meanwhile_does_not_come_back(files):
     files.write_file("d/mine", b"x")
     files.write_file("d/theirs", b"x")
-    files.set_attributes("d", KEPT)
+    set_attributes(files, "d", KEPT)
     assert shown(files) == ALL  # so it is remembered for a second
     with some_files(files.store) as other:
         remove = files.store.remove
@@ -292,11 +293,11 @@ def test_a_directory_that_another_mount_removes_meanwhile_does_not_come_back(fil
         def removed_then_the_rest(path):
             remove(path)
             files.store.remove = remove
-            other.remove("d/theirs")
-            other.remove_directory("d")
+            other.names.remove("d/theirs")
+            other.names.remove_directory("d")
 
         files.store.remove = removed_then_the_rest
-        files.remove("d/mine")
+        files.names.remove("d/mine")
 
     assert files.listing("") == []
     assert verify(files).faults == []
@@ -305,7 +306,7 @@ def test_a_directory_that_another_mount_removes_meanwhile_does_not_come_back(fil
 def test_what_another_mount_set_meanwhile_is_not_lost_when_the_time_moves(files):
     assert shown(files) == ALL
     with some_files(files.store) as other:
-        other.set_attributes("d", Attributes(mode=0o700, xattrs={"user.new": b"1"}))
+        set_attributes(other, "d", Attributes(mode=0o700, xattrs={"user.new": b"1"}))
 
     files.write_file("d/f", b"x")
 
@@ -317,7 +318,7 @@ def test_what_another_mount_set_meanwhile_is_not_lost_when_the_time_moves(files)
 def test_directories_without_attributes_cost_one_listing_a_second(clock):
     with some_files(RecordingStore()) as files:
         for number in range(50):
-            files.make_directory(f"d{number}")
+            files.names.make_directory(f"d{number}")
         files.store.calls.clear()
 
         for number in range(50):
@@ -335,7 +336,7 @@ def test_directories_without_attributes_cost_one_listing_a_second(clock):
 
 
 def test_beside_one_with_attributes_the_others_cost_nothing(clock, files):
-    files.make_directory("plain")
+    files.names.make_directory("plain")
     assert marker_of("plain") != marker_of("d")
     clock.now_s += 5
     files.store.calls.clear()
@@ -350,7 +351,7 @@ def test_beside_one_with_attributes_the_others_cost_nothing(clock, files):
 
 
 def test_attributes_that_are_not_there_are_not_opened(clock, files):
-    files.make_directory("plain")
+    files.names.make_directory("plain")
     mark(files.store, "plain")
     clock.now_s += 5
     files.store.calls.clear()
@@ -364,9 +365,9 @@ def test_attributes_that_are_not_there_are_not_opened(clock, files):
 def test_what_another_process_set_shows_after_a_second(clock, files):
     with some_files(files.store) as other:
         assert other.stat("d").mode == 0o750
-        files.set_attributes("d", Attributes(mode=0o700))
-        files.make_directory("fresh")
-        files.set_attributes("fresh", Attributes(mode=0o700))
+        set_attributes(files, "d", Attributes(mode=0o700))
+        files.names.make_directory("fresh")
+        set_attributes(files, "fresh", Attributes(mode=0o700))
 
         clock.now_s += 1.5
 
@@ -375,8 +376,8 @@ def test_what_another_process_set_shows_after_a_second(clock, files):
 
 def test_two_who_change_one_directory_keep_what_each_set(files):
     with some_files(files.store) as other:
-        other.set_attributes("d", Attributes(mode=0o700))
-        files.set_attributes("d", Attributes(mtime_ns=OLD_NS + 1))
+        set_attributes(other, "d", Attributes(mode=0o700))
+        set_attributes(files, "d", Attributes(mtime_ns=OLD_NS + 1))
 
         assert (files.stat("d").mode, files.stat("d").mtime_ns) == (0o700, OLD_NS + 1)
 
@@ -393,7 +394,7 @@ def test_damage_hides_the_attributes_and_nothing_below(clock, files):
     (fault,) = verify(files).harmful
     assert (fault.kind, fault.path) == ("unreadable", attributes_path("d"))
 
-    files.set_attributes("d", Attributes(mode=0o700))
+    set_attributes(files, "d", Attributes(mode=0o700))
     assert verify(files).faults == []
 
 
@@ -420,7 +421,7 @@ def test_verify_counts_them_as_no_file_and_finds_nothing_wrong(files):
     report = verify(files, read_data=True, repair=True, grace_s=0)
 
     assert (report.files, report.faults, report.repaired) == (1, [], [])
-    assert files.xattrs("d") == {"user.origin": b"tape"}
+    assert xattrs_at(files, "d") == {"user.origin": b"tape"}
 
 
 def test_a_lost_marker_is_found_and_made_again(clock, files):
@@ -442,7 +443,7 @@ def test_the_format_is_a_manifest_without_a_body(files):
     assert files.store.stat(attributes_path("d")).size_bytes == 5461
     assert (kept.kind, kept.mode, kept.mtime_ns) == ("directory", 0o750, OLD_NS)
     assert kept.size_bytes == 0
-    files.make_directory("d/sub")
+    files.names.make_directory("d/sub")
     assert read_attributes(files.store, "d").mtime_ns == NOT_KEPT
 
 

@@ -15,6 +15,8 @@ from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_intents import intent_path
 from fusefs.stores.remote.rename_store import RenamingStore
 from fusefs.tree import manifest_reader
+from fusefs.tree.file_attributes import set_attributes, xattrs_at
+from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import IntegrityError, UnavailableError
 from tests.support.fusefs.builders import contents, object_paths, some_files
 from tests.support.fusefs.recording_store import RecordingStore
@@ -42,7 +44,7 @@ def test_lookup_open_and_open_again_read_a_settled_manifest_once(files):
         assert contents(files, "f") == DATA
         assert files.store.since() == [("stat", "f")]
     assert files.stat("f").size_bytes == len(DATA)
-    assert files.xattrs("f") == {}
+    assert xattrs_at(files, "f") == {}
     assert files.manifest("f").size_bytes == len(DATA)
     assert files.store.since() == [("stat", "f")] * 3
 
@@ -106,7 +108,7 @@ def test_a_rename_over_it_shows_though_size_and_time_are_the_same(files):
     files.write_file("g", OTHER)
     assert (contents(files, "f"), contents(files, "g")) == (DATA, OTHER)
 
-    files.rename("g", "f")
+    files.names.rename("g", "f")
 
     assert contents(files, "f") == OTHER
 
@@ -117,7 +119,7 @@ def test_directories_that_change_places_show_their_own_files_though_all_are_as_o
     assert (contents(files, "d/f"), contents(files, "e/f")) == (DATA, OTHER)
 
     for source, target in (("d", "old"), ("e", "d"), ("old", "e")):
-        files.rename(source, target)
+        files.names.rename(source, target)
 
     assert (contents(files, "d/f"), contents(files, "e/f")) == (OTHER, DATA)
 
@@ -126,7 +128,7 @@ def test_a_missing_object_is_the_sign_that_what_is_known_is_of_another_version(f
     files.open("f").close()
     with some_files(files.store) as others:
         others.write_file("g", OTHER)  # as long, and as old
-        others.rename("g", "f")
+        others.names.rename("g", "f")
 
     with pytest.raises(OSError, match="open the file again") as caught:
         contents(files, "f")
@@ -135,7 +137,9 @@ def test_a_missing_object_is_the_sign_that_what_is_known_is_of_another_version(f
     assert contents(files, "f") == OTHER
 
 
-@pytest.mark.parametrize("ask", ["stat", "open", "manifest", "xattrs"])
+@pytest.mark.parametrize(
+    "ask", [StripedFiles.stat, StripedFiles.open, StripedFiles.manifest, xattrs_at]
+)
 def test_a_file_that_is_replaced_by_one_with_a_shorter_manifest_while_it_is_looked_at(
     files, monkeypatch, ask
 ):
@@ -151,14 +155,14 @@ def test_a_file_that_is_replaced_by_one_with_a_shorter_manifest_while_it_is_look
         return read(path, offset, size_bytes)
 
     monkeypatch.setattr(files.store, "read", replaced_first)
-    files._catalog.forget("f")
-    found = getattr(files, ask)("f")
+    files.catalog.forget("f")
+    found = ask(files, "f")
 
     assert others == ["wrote"]
-    if ask == "stat":
+    if ask is StripedFiles.stat:
         assert found.size_bytes == len(DATA)
     assert contents(files, "f") == DATA
-    if ask == "open":
+    if ask is StripedFiles.open:
         assert found.reader.read(0, 10) == DATA[:10]
         found.close()
 
@@ -171,18 +175,18 @@ def test_what_this_mount_replaced_shows_at_once_whatever_the_clocks_say(files):
     assert len(object_paths(files.store)) == len(files.manifest("f").object_paths())
 
     for mode in (0o600, 0o640):
-        files.set_attributes("f", Attributes(mode=mode))
+        set_attributes(files, "f", Attributes(mode=mode))
         assert files.stat("f").mode == mode
 
     for target in ("one", "two"):
-        files.remove("f")
-        files.make_link("f", target)
-        assert files.read_link("f") == target
+        files.names.remove("f")
+        files.names.make_link("f", target)
+        assert files.names.read_link("f") == target
 
 
 def test_what_was_forgotten_is_read_anew(files):
     files.open("f").close()
-    files._catalog.forget("")
+    files.catalog.forget("")
     files.store.since()
 
     files.open("f").close()

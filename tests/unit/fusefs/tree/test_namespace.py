@@ -8,6 +8,7 @@ from fusefs.config import DirectoryStriping, Striping
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
+from fusefs.tree.file_attributes import set_attributes
 from omniload.base.errors import IntegrityError
 from tests.support.fusefs.builders import contents, object_paths, some_files, tiny_files
 
@@ -31,7 +32,7 @@ def test_the_limit_of_plain_files_holds_where_a_unit_is_larger(limit):
         assert files.stat("above").stored == "manifest"
         for name, size in {"at": limit, "above": limit + 1}.items():
             for path, data in {name: b"x" * size, f"foreign {name}": b"y" * size}.items():
-                files.set_attributes(path, Attributes(mode=0o600))
+                set_attributes(files, path, Attributes(mode=0o600))
                 assert (files.stat(path).mode, contents(files, path)) == (0o600, data)
 
 
@@ -65,7 +66,7 @@ def test_a_directory_rename_moves_manifests_and_no_object(files):
     files.write_file("step.tmp/rank0", BIG)
     before = object_paths(files.store)
 
-    files.rename("step.tmp", "step")
+    files.names.rename("step.tmp", "step")
 
     assert contents(files, "step/rank0") == BIG
     assert object_paths(files.store) == before
@@ -75,7 +76,7 @@ def test_renaming_over_a_striped_file_removes_its_objects(files):
     files.write_file("a", BIG)
     files.write_file("b", BIG[::-1])
 
-    files.rename("b", "a")
+    files.names.rename("b", "a")
 
     assert contents(files, "a") == BIG[::-1]
     assert object_paths(files.store) == sorted(files.manifest("a").object_paths())
@@ -84,7 +85,7 @@ def test_renaming_over_a_striped_file_removes_its_objects(files):
 def test_renaming_to_itself_keeps_the_objects(files):
     files.write_file("a", BIG)
 
-    files.rename("a", "a")
+    files.names.rename("a", "a")
 
     assert contents(files, "a") == BIG
 
@@ -92,27 +93,27 @@ def test_renaming_to_itself_keeps_the_objects(files):
 def test_removing_a_striped_file_removes_its_objects(files):
     files.write_file("a", BIG)
 
-    files.remove("a")
+    files.names.remove("a")
 
     assert object_paths(files.store) == []
     assert files.listing("") == []
 
 
 def test_a_link_says_where_it_points_and_is_as_long(files):
-    files.make_link("d/link", "../target")
+    files.names.make_link("d/link", "../target")
 
     assert files.stat("d/link").kind == "symlink"
     assert files.stat("d/link").size_bytes == len("../target")
-    assert files.read_link("d/link") == "../target"
+    assert files.names.read_link("d/link") == "../target"
     with pytest.raises(FileExistsError):
-        files.make_link("d/link", "elsewhere")
+        files.names.make_link("d/link", "elsewhere")
 
 
 def test_a_file_is_no_link(files):
     files.write_file("f", b"")
 
     with pytest.raises(OSError, match="not a symbolic link") as caught:
-        files.read_link("f")
+        files.names.read_link("f")
     assert caught.value.errno == errno.EINVAL
 
 
@@ -120,19 +121,25 @@ def test_what_belongs_to_the_store_is_out_of_sight_and_out_of_reach(files):
     files.write_file("a", BIG)
 
     assert [info.name for info in files.listing("")] == ["a"]
-    for call in (files.stat, files.listing, files.remove, files.make_directory, files.open):
+    for call in (
+        files.stat,
+        files.listing,
+        files.names.remove,
+        files.names.make_directory,
+        files.open,
+    ):
         with pytest.raises(PermissionError):
             call(".omnifs/objects")
 
 
 def test_the_root_stays(files):
     with pytest.raises(OSError, match="root") as caught:
-        files.remove_directory("")
+        files.names.remove_directory("")
     assert caught.value.errno == errno.EBUSY
 
 
 def test_opening_a_directory_is_refused(files):
-    files.make_directory("d")
+    files.names.make_directory("d")
 
     with pytest.raises(IsADirectoryError):
         files.open("d")
@@ -142,7 +149,7 @@ def test_attributes_that_do_not_fit_are_enospc_and_change_nothing(files):
     files.write_file("f", b"1")
 
     with pytest.raises(OSError, match="shorten") as caught:
-        files.set_attributes("f", Attributes(xattrs={"user.big": bytes(5000)}))
+        set_attributes(files, "f", Attributes(xattrs={"user.big": bytes(5000)}))
 
     assert caught.value.errno == errno.ENOSPC
     assert files.stat("f").stored == "plain"
@@ -151,7 +158,7 @@ def test_attributes_that_do_not_fit_are_enospc_and_change_nothing(files):
 def test_a_large_plain_file_that_gets_attributes_is_striped_with_the_same_bytes(files):
     files.store.publish("old", BIG)
 
-    files.set_attributes("old", Attributes(mode=0o600))
+    set_attributes(files, "old", Attributes(mode=0o600))
 
     assert files.stat("old").mode == 0o600
     assert contents(files, "old") == BIG

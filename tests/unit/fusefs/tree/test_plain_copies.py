@@ -92,7 +92,7 @@ def test_bytes_of_which_an_outage_hides_whether_they_are_of_this_version_are_not
 
 def test_a_file_renamed_here_is_kept_on(files):
     with files.open("f") as file:
-        files.rename("f", "g")
+        files.names.rename("f", "g")
         file.moved("g")
         file.reader.keep(0, len(OLD))
         assert file.reader.held_bytes() == (len(OLD), len(OLD))

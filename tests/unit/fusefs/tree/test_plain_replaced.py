@@ -7,6 +7,7 @@ import pytest
 
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.open_versions import MOST_VERSIONS
 from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
@@ -64,7 +65,7 @@ def test_a_plain_file_that_becomes_a_manifest_or_long_while_it_is_opened_is_read
 ):
     with some_files(store) as others:
         for change in (
-            lambda: others.set_attributes("f", Attributes(mode=0o600)),
+            lambda: set_attributes(others, "f", Attributes(mode=0o600)),
             lambda: others.write_file("f", b"long" * 5000),
         ):
             store.publish("f", OLD)

@@ -9,6 +9,7 @@ from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tools.fsck import verify
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.open_versions import MOST_VERSIONS
 from fusefs.vfs.file import file_content
 from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
@@ -154,7 +155,7 @@ def test_a_publication_repeated_after_its_answer_was_lost_still_removes_what_it_
                 objects.publish(path, data, before)
                 objects.publish(path, data, before)
 
-        files._publisher._store = Repeating()
+        files.publisher._store = Repeating()
         files.write_file("f", DATA[::-1])
 
         assert contents(files, "f") == DATA[::-1]
@@ -168,13 +169,13 @@ def test_a_file_that_another_mount_replaces_while_an_append_becomes_durable_is_l
         files.write_file("f", DATA[:96])
         body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
         body.write(96, DATA[96:])
-        prepared = files._publisher._manifest_of
+        prepared = files.publisher._manifest_of
 
         def replaced_meanwhile(path, there):
             elsewhere.write_file("f", DATA[::-1])
             return prepared(path, there)
 
-        files._publisher._manifest_of = replaced_meanwhile
+        files.publisher._manifest_of = replaced_meanwhile
         with pytest.raises(OSError, match="another mount replaced") as caught:
             body.flush()
 
@@ -195,7 +196,7 @@ def test_what_another_mount_has_published_since_keeps_the_objects_it_shares(monk
             publish(path, data, before)
             if path == "f" and before is not None:
                 store.publish = publish
-                elsewhere._publisher._catalog._store = store
+                elsewhere.publisher._catalog._store = store
                 monkeypatch.setattr(
                     file_content, "is_there", lambda *_: True
                 )  # it looked just before
@@ -266,7 +267,7 @@ def test_two_mounts_that_append_and_replace_at_once_never_leave_a_manifest_witho
 
 def test_a_plain_file_waits_for_nothing_and_is_new_only_once():
     with tiny_files() as files:
-        publisher = files._publisher
+        publisher = files.publisher
 
         assert publisher.publish("f", b"1", Attributes()).is_new
         assert not publisher.publish("f", b"22", Attributes()).is_new
@@ -293,7 +294,7 @@ def test_attributes_are_set_on_what_replaced_the_file_meanwhile(was):
         files.write_file("f", DATA) if was == "striped" else store.publish("f", DATA)
         store.meanwhile.append(lambda: others.write_file("f", b"newer than that"))
 
-        files.set_attributes("f", Attributes(mode=0o600))
+        set_attributes(files, "f", Attributes(mode=0o600))
 
         assert (contents(files, "f"), files.stat("f").mode) == (b"newer than that", 0o600)
         assert (contents(others, "f"), others.stat("f").mode) == (b"newer than that", 0o600)
@@ -304,10 +305,10 @@ def test_attributes_bring_nothing_back_that_was_removed_meanwhile():
     store = Replaced()
     with tiny_files(store) as files, tiny_files(store) as others:
         store.publish("f", DATA)
-        store.meanwhile.append(lambda: others.remove("f"))
+        store.meanwhile.append(lambda: others.names.remove("f"))
 
         with pytest.raises(FileNotFoundError):
-            files.set_attributes("f", Attributes(mode=0o600))
+            set_attributes(files, "f", Attributes(mode=0o600))
 
         assert files.listing("") == []
         assert object_paths(store) == []
@@ -320,10 +321,10 @@ def test_attributes_of_a_file_that_is_replaced_without_end_are_refused():
         store.meanwhile += [lambda: MemoryStore.publish(store, "f", DATA)] * MOST_VERSIONS
 
         with pytest.raises(OSError, match=f"replaced {MOST_VERSIONS} times") as caught:
-            files.set_attributes("f", Attributes(mode=0o600))
+            set_attributes(files, "f", Attributes(mode=0o600))
 
         assert caught.value.errno == errno.EBUSY
-        files.set_attributes("f", Attributes(mode=0o600))
+        set_attributes(files, "f", Attributes(mode=0o600))
         assert (contents(files, "f"), files.stat("f").mode) == (DATA, 0o600)
 
 
@@ -333,7 +334,7 @@ def test_attributes_of_a_plain_file_whose_answer_was_lost_cost_no_byte():
     faulty = FaultyStore(store, {("publish", 1): Outage}, carry_out=True)
     patient = RetryingStore(faulty, sleep=lambda _: None)
     with tiny_files(patient) as files:
-        files.set_attributes("f", Attributes(mode=0o600))
+        set_attributes(files, "f", Attributes(mode=0o600))
 
         faulty.assert_all_faults_fired()
         assert (contents(files, "f"), files.stat("f").mode) == (DATA, 0o600)
@@ -352,6 +353,6 @@ def test_objects_that_another_mount_has_removed_are_no_orphans(caplog, is_there)
             for path in object_paths(memory):
                 memory.remove(path)
 
-        files.discard(segments)
+        files.references.discard(segments)
 
     assert ("stays an orphan" in caplog.text) is is_there

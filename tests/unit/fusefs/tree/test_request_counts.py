@@ -15,6 +15,7 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import Preferred
 from fusefs.stores.remote.arrow import store_on
 from fusefs.stores.retry import RetryingStore
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs.builders import some_files
 from tests.support.fusefs.recording_store import RecordingObjects, RecordingStore
@@ -326,10 +327,10 @@ BUDGETS = {
     "write a small file": (2, lambda files: files.write_file("d/new", b"fresh")),
     "replace a small file": (1, lambda files: files.write_file("d/small", b"other")),
     "write three objects": (5, lambda files: files.write_file("d/large", bytes(3 * 4096))),
-    "set attributes": (4, lambda files: files.set_attributes("d/small", Attributes(mode=0o640))),
-    "rename a file": (3, lambda files: files.rename("d/small", "d/other")),
-    "remove a file": (3, lambda files: files.remove("d/small")),
-    "make a folder": (2, lambda files: files.make_directory("e")),
+    "set attributes": (4, lambda files: set_attributes(files, "d/small", Attributes(mode=0o640))),
+    "rename a file": (3, lambda files: files.names.rename("d/small", "d/other")),
+    "remove a file": (3, lambda files: files.names.remove("d/small")),
+    "make a folder": (2, lambda files: files.names.make_directory("e")),
 }
 """Most requests of an operation where nothing is known of the tree; whether folders are marked is asked once."""
 

@@ -185,7 +185,7 @@ def test_a_mount_of_another_store_is_not_taken_over(mount):
 def test_a_file_that_is_gone_when_it_is_opened_again_ends_the_take_over(mount):
     mount.open(mount.lookup())
     state = run_blocking(mount.shown.handed_over())
-    mount.files.remove("f")
+    mount.files.names.remove("f")
     other = StoreFileSystem(mount.files, SpoolPlace())
 
     with pytest.raises(StateError, match="'f' is open and cannot be opened again"):

@@ -7,9 +7,10 @@ import pytest
 
 from fusefs.bridge.api.protocol import ROOT_INODE, Change
 from fusefs.bridge.api.waiting import run_blocking
-from fusefs.read.file_reader import FileReader
+from fusefs.read.readahead import Closed, ReadAhead
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
+from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.requests import attributes
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.bridge_mount import DATA, Mount, held
@@ -105,10 +106,10 @@ def test_what_is_opened_while_it_is_renamed_is_written_where_it_lies_then(mount)
     inode = mount.lookup()
     renaming = mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0)
     mount.files.write_file("h", b"other")
-    with held(mount.files, "rename", renaming):
+    with held(mount.files.names, "rename", renaming):
         mount.files.write_file("f", DATA)  # as the open found it before
         opened = mount.open(inode, os.O_RDWR)
-        mount.files.remove("f")
+        mount.files.names.remove("f")
     run_blocking(renaming)
 
     write(mount, opened, b"new")
@@ -121,7 +122,7 @@ def test_what_is_opened_while_it_is_replaced_does_not_come_back(mount):
     old = mount.lookup(b"g")
     mount.lookup(b"f")
     renaming = mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0)
-    with held(mount.files, "rename", renaming):
+    with held(mount.files.names, "rename", renaming):
         opened = mount.open(old, os.O_RDWR)
     run_blocking(renaming)
 
@@ -135,10 +136,10 @@ def test_what_is_opened_while_it_is_removed_does_not_come_back(mount):
     inode = mount.lookup()
     removing = mount.shown.unlink(ROOT_INODE, b"f")
     mount.files.write_file("copy", DATA)
-    with held(mount.files, "remove", removing):
-        mount.files.rename("copy", "f")  # as the open found it before
+    with held(mount.files.names, "remove", removing):
+        mount.files.names.rename("copy", "f")  # as the open found it before
         opened = mount.open(inode, os.O_RDWR)
-        mount.files.remove("f")
+        mount.files.names.remove("f")
     run_blocking(removing)
 
     write(mount, opened, b"late")
@@ -272,7 +273,7 @@ def test_a_release_cut_off_by_the_end_of_the_mount_loses_nothing(mount):
 
 def test_an_open_cut_off_by_the_end_of_the_mount_is_no_defect(mount):
     opening = mount.shown.open(mount.lookup(), os.O_RDWR | os.O_TRUNC)
-    with held(mount.files, "writer", opening):
+    with held(OpenFile, "truncate", opening):
         opening.close()  # a RuntimeError if it waited once more
 
     assert len(mount.shown.session.handles.files) == 1
@@ -292,8 +293,14 @@ def test_a_file_made_during_an_outage_leaves_nothing_behind(mount, monkeypatch):
 
 
 def test_a_reader_is_told_when_a_handle_is_gone(mount, monkeypatch):
-    left = []
-    monkeypatch.setattr(FileReader, "left", lambda _, process: left.append(process))
+    left, handle = [], ReadAhead.handle
+
+    def noted(machine, event):
+        if isinstance(event, Closed):
+            left.append(event.process)
+        return handle(machine, event)
+
+    monkeypatch.setattr(ReadAhead, "handle", noted)
     inode = mount.lookup()
     first, second = mount.open(inode), mount.open(inode)
 
@@ -305,12 +312,13 @@ def test_a_reader_is_told_when_a_handle_is_gone(mount, monkeypatch):
 
 @pytest.mark.parametrize("name", ["open_published", "publish"])
 def test_what_is_appended_while_another_handle_closes_goes_behind_what_was_there(mount, name):
+    owner = mount.files.opener if name == "open_published" else mount.files
     inode = mount.lookup()
     first = mount.open(inode, os.O_WRONLY | os.O_APPEND)
     second = mount.open(inode, os.O_WRONLY | os.O_APPEND)
     run_blocking(mount.shown.write(first.handle, 0, b"1" * 5000))
     closing, size = mount.shown.flush(second.handle), len(DATA) + 5000
-    with held(mount.files, name, closing):
+    with held(owner, name, closing):
         appending = mount.shown.write(first.handle, 0, b"2" * 3000)
         appended = appending.send(None)
         asked = run_blocking(mount.shown.getattr(inode))
@@ -375,7 +383,7 @@ def test_attributes_wait_for_an_open_that_has_asked_what_the_file_is(mount):
 def test_an_open_waits_for_attributes_that_are_being_set(mount):
     inode = mount.lookup()
     setting, opening = set_to_be_private(mount, inode), mount.shown.open(inode, os.O_RDWR)
-    with held(mount.files, "set_attributes", setting):
+    with held(attributes, "set_attributes", setting):
         assert not opening.send(None).done()
         assert not mount.shown.session.handles.files
     run_blocking(setting)
@@ -398,7 +406,7 @@ def test_what_was_renamed_over_is_looked_up_again_where_it_is_opened_by_its_name
 
 def test_what_another_mount_removed_is_looked_up_again_and_found_to_be_gone(mount):
     inode = mount.lookup()
-    mount.files.remove("f")
+    mount.files.names.remove("f")
 
     with pytest.raises(OSError, match="or none") as caught:
         mount.open(inode)

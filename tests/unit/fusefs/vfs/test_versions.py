@@ -11,6 +11,7 @@ from fusefs.bridge.api.protocol import ROOT_INODE, Change
 from fusefs.bridge.api.waiting import run_blocking
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs import inode_table
 from fusefs.vfs.attribute_cache import TTL_S
@@ -142,7 +143,7 @@ def test_what_is_removed_elsewhere_while_it_is_open_has_no_name_and_can_be_made_
 ):
     old = mount.lookup()
     mount.open(old)
-    elsewhere.remove("f")
+    elsewhere.names.remove("f")
 
     with pytest.raises(FileNotFoundError):
         looked_up_anew(mount)
@@ -201,8 +202,8 @@ def test_who_only_writes_goes_on_in_the_new_version(mount, elsewhere):
 def test_a_file_that_became_a_directory_is_not_taken_up_by_who_only_writes(mount, elsewhere):
     inode = mount.lookup()
     log = mount.open(inode, os.O_WRONLY | os.O_APPEND)
-    elsewhere.remove("f")
-    elsewhere.make_directory("f")
+    elsewhere.names.remove("f")
+    elsewhere.names.make_directory("f")
 
     assert looked_up_anew(mount) != inode
     assert stale(mount.shown.write, log.handle, 0, b"line\n")
@@ -257,7 +258,7 @@ def test_a_version_that_was_replaced_is_not_followed_by_a_rename(mount, elsewher
 def test_attributes_set_elsewhere_are_no_other_version(mount, elsewhere, flags):
     inode = mount.lookup()
     opened = mount.open(inode, flags)
-    elsewhere.set_attributes("f", Attributes(mode=0o600))
+    set_attributes(elsewhere, "f", Attributes(mode=0o600))
 
     assert looked_up_anew(mount) == inode
     assert run_blocking(mount.shown.getattr(inode)).mode & 0o777 == 0o600
@@ -284,7 +285,7 @@ def test_attributes_set_here_go_to_the_version_that_is_open_and_at_once(mount, e
 
 def test_attributes_of_what_another_mount_removed_have_its_name_looked_up_again(mount, elsewhere):
     inode = mount.lookup()
-    elsewhere.remove("f")
+    elsewhere.names.remove("f")
     mount.shown.session.attributes.forget_all()
 
     assert stale(mount.shown.getattr, inode)
@@ -311,7 +312,7 @@ def test_a_look_during_a_rename_takes_no_name_away(mount):
     inode = mount.lookup()
     reader = mount.open(inode)
     renaming = mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0)
-    with held(mount.files, "rename", renaming):
+    with held(mount.files.names, "rename", renaming):
         assert looked_up_anew(mount) == inode  # the store has it at its new name already
     run_blocking(renaming)
 

@@ -142,9 +142,9 @@ def test_tensors_that_no_run_saved_are_not_resumed_from(files):
 
 
 def test_strange_names_and_files_are_no_checkpoints(files):
-    files.make_directory("run/step-8")
+    files.names.make_directory("run/step-8")
     files.write_file("run/step-00000009", b"a file")
-    files.make_directory("run/notes")
+    files.names.make_directory("run/notes")
 
     assert StorePlace(files, "run").steps() == StorePlace(files, "run").unfinished() == ()
 

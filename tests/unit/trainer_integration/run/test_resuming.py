@@ -67,7 +67,7 @@ def damage(place, step, name, change):
     path = f"{place.path_of(step)}/{info.name}"
     with place.files.open(path) as file:
         data = bytes(file.reader.read(0, file.reader.size_bytes))
-    place.files.remove(path)
+    place.files.names.remove(path)
     if change:
         place.files.write_file(path, change(data))
 

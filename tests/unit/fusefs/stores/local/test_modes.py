@@ -7,6 +7,7 @@ import pytest
 
 from fusefs.format.attributes import Attributes
 from fusefs.stores.local.store import LocalStore
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from tests.support.fusefs.builders import contents, tiny_files
 
@@ -38,11 +39,11 @@ def test_chmod_takes_the_bytes_from_other_users_of_the_store_and_gives_them_back
     with tiny_files(LocalStore(root)) as files:
         files.write_file("f", data)
 
-        files.set_attributes("f", Attributes(mode=0o600))
+        set_attributes(files, "f", Attributes(mode=0o600))
         assert modes_below(root) == {0o600}
-        files.set_attributes("f", Attributes(mtime_ns=10**9))
+        set_attributes(files, "f", Attributes(mtime_ns=10**9))
         assert modes_below(root) == {0o600}
-        files.set_attributes("f", Attributes(mode=0o754))
+        set_attributes(files, "f", Attributes(mode=0o754))
         assert modes_below(root) == {0o644}
         assert (contents(files, "f"), files.stat("f").mode) == (data, 0o754)
 
@@ -99,7 +100,7 @@ def test_what_is_appended_to_a_private_file_is_private(root):
 def test_nobody_else_may_write_what_the_store_holds(root):
     with tiny_files(LocalStore(root)) as files:
         files.write_file("f", BIG, Attributes(mode=0o666))
-        files.make_directory("d", 0o777)
+        files.names.make_directory("d", 0o777)
 
         assert files.stat("f").mode == 0o666
     assert modes_below(root) == {0o644}
@@ -108,15 +109,15 @@ def test_nobody_else_may_write_what_the_store_holds(root):
 
 def test_a_directory_has_its_mode_in_the_store_and_needs_no_attributes_for_it(root):
     with tiny_files(LocalStore(root)) as files:
-        files.make_directory("d", 0o700)
+        files.names.make_directory("d", 0o700)
 
         assert stat.S_IMODE((root / "d").stat().st_mode) == 0o700
         assert files.stat("d").mode == 0o700
         assert list((root / "d").iterdir()) == []
-        files.set_attributes("d", Attributes(mode=0o2775))
+        set_attributes(files, "d", Attributes(mode=0o2775))
         assert stat.S_IMODE((root / "d").stat().st_mode) == 0o755
         assert files.stat("d").mode == 0o2775
-        files.set_attributes("", Attributes(mode=0o777))
+        set_attributes(files, "", Attributes(mode=0o777))
     assert stat.S_IMODE(root.stat().st_mode) == 0o700, "of who made the store"
 
 
@@ -133,9 +134,9 @@ def folders_of(root):
 def test_nobody_else_lists_where_objects_lie_or_writes_there(root, mask, hidden, listed):
     os.umask(mask)
     with tiny_files(LocalStore(root)) as files:
-        files.make_directory("private", 0o700)
+        files.names.make_directory("private", 0o700)
         files.write_file("private/f", BIG)
-        files.set_attributes("private", Attributes(xattrs={"user.a": b"b"}))
+        set_attributes(files, "private", Attributes(xattrs={"user.a": b"b"}))
 
     assert folders_of(root) == {
         (".omnifs", listed),

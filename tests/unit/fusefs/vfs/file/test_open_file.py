@@ -8,6 +8,7 @@ import pytest
 from fusefs.format.attributes import Attributes
 from fusefs.stores.memory import MemoryStore
 from fusefs.tools.fsck import verify
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from fusefs.vfs.file.rename_open import remove_open, rename_open
 from omniload.base.errors import UnavailableError
@@ -358,8 +359,8 @@ def time_of(files, path):
 @pytest.fixture
 def dated(files):
     for path in ("here", "there"):
-        files.make_directory(path)
-        files.set_attributes(path, Attributes(mtime_ns=10**9))
+        files.names.make_directory(path)
+        set_attributes(files, path, Attributes(mtime_ns=10**9))
     assert (time_of(files, "here"), time_of(files, "there")) == (10**9, 10**9)
     return files
 
@@ -379,7 +380,7 @@ def test_a_file_renamed_before_its_first_flush_moves_the_time_of_both_directorie
 ):
     if was_renamed_over:
         dated.write_file("here/f", b"old")
-        dated.set_attributes("here", Attributes(mtime_ns=10**9))
+        set_attributes(dated, "here", Attributes(mtime_ns=10**9))
     body = created(dated, "here/f")
 
     rename_open(dated, "here/f", "there/g", [body], None)
@@ -410,5 +411,5 @@ def test_what_is_dropped_of_a_file_leaves_its_version_whole_and_to_be_removed_la
 
     assert contents(files, "f") == DATA
     assert object_paths(files.store) == sorted(files.manifest("f").object_paths())
-    files.remove("f")
+    files.names.remove("f")
     assert object_paths(files.store) == []

@@ -189,7 +189,7 @@ def test_a_tensor_that_was_not_saved_or_has_another_size_is_named(files):
 
 def test_a_missing_shard_is_named_with_what_it_held(files):
     save_striped(tensors(), files, "c")
-    files.remove(f"c/{SHARD}")
+    files.names.remove(f"c/{SHARD}")
 
     with pytest.raises(IntegrityError, match=rf"c: {SHARD} is missing; it holds 5 tensors"):
         load_striped(zeros(), files, "c")
