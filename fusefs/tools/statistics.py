@@ -135,7 +135,7 @@ def drop_cached(files: StripedFiles, path: str) -> tuple[int, int]:
     memory = disk = 0
     for file_path, _ in files_below(files, path):
         with files.open(file_path, brings=False) as file:
-            dropped = files.opener.drop(file)
+            dropped = files.opener.versions.drop(file)
         memory, disk = memory + dropped[0], disk + dropped[1]
     return memory, disk
 

@@ -35,7 +35,7 @@ from fusefs.stores.retry import RetryingStore
 from fusefs.tree.catalog import Catalog, FileInfo
 from fusefs.tree.directory_attributes import DirectoryAttributes, is_attributes
 from fusefs.tree.object_references import ObjectReferences
-from fusefs.tree.open_versions import Opener, OpenVersion
+from fusefs.tree.open_versions import Opener, OpenVersion, Versions
 from fusefs.tree.publish import Published, Publisher
 from fusefs.write.file_writer import Writers
 from fusefs.write.segment_writer import WriteEngine
@@ -89,14 +89,8 @@ class StripedFiles:
         self.references = ObjectReferences(store)
         self.publisher = Publisher(store, self.catalog, self.references)
         self.names = Names(store, self.catalog, self.directories, self.references, self.visible)
-        self._opener_of = partial(
-            Opener,
-            catalog=self.catalog,
-            references=self.references,
-            most_brought=self.config.plain_limit,
-        )
-        self.opener = self._opener_of(self._reading, disk=self.disk)
-        """How versions are opened from now on; another one once there is a disk cache."""
+        versions = Versions(self._reading, self.catalog, self.references, self.disk)
+        self.opener = Opener(self.catalog, versions, most_brought=self.config.plain_limit)
         watch(self)
 
     def use_disk_cache(self, chosen: DiskCacheConfig) -> None:
@@ -113,7 +107,7 @@ class StripedFiles:
         self.config = config
         self.longest_read, _ = config.reading(self.store.preferred)
         self._reading = replace(self._reading, longest_read=self.longest_read)
-        self.opener = self._opener_of(self._reading, disk=self.disk)
+        self.opener.versions = Versions(self._reading, self.catalog, self.references, self.disk)
 
     def close(self) -> None:
         """Wait for what is under way and let the store go."""

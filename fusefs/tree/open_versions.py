@@ -20,11 +20,11 @@ from fusefs.tree.catalog import Catalog, FileInfo
 from fusefs.tree.manifest_cache import is_settled
 from fusefs.tree.object_references import ObjectReferences
 from fusefs.tree.publish import Published
-from fusefs.tree.version_identity import content_digest, is_content, segments_of
+from fusefs.tree.version_identity import is_content, segments_of
 from fusefs.tree.version_location import Place, stale_suppressed, stale_version
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 
-__all__ = ["MOST_VERSIONS", "OpenVersion", "Opener"]
+__all__ = ["MOST_VERSIONS", "OpenVersion", "Opener", "Versions"]
 
 MOST_VERSIONS = 100
 """Of a file that others replace meanwhile, one of so many is opened, or gets attributes."""
@@ -60,7 +60,8 @@ class OpenVersion:
         self.info = info
         self.manifest = manifest
         self.reader = reader
-        self._place = place
+        self.place = place
+        """Where it lies, by now."""
         self._copy = copy
         # Bytes at hand may have been replaced by as many before the store was asked.
         self.is_known = (manifest is not None or self.reads_path) and _is_known(info.entry)
@@ -69,19 +70,12 @@ class OpenVersion:
     @property
     def path(self) -> str:
         """Where it lies by now, as far as this process moved it."""
-        return self._place.path
+        return self.place.path
 
     @property
     def reads_path(self) -> bool:
         """Whether its bytes are read at its path itself, and depend on its staying there."""
-        return self._place.entry is not None
-
-    def identity(self) -> str:
-        """Return what distinguishes this version from any other of its path, for another process."""
-        if self.manifest is not None:
-            return f"striped {content_digest(self.manifest)}"
-        entry = self.info.entry
-        return f"plain {entry.size_bytes} {entry.mtime_ns} {entry.version}"
+        return self.place.entry is not None
 
     def moved(self, path: str, *, was_there: bool = False) -> None:
         """Follow a rename in this process: a plain version is read where it lies now. May ask the store.
@@ -90,7 +84,7 @@ class OpenVersion:
             path: Where it lies now.
             was_there: Whether it was not gone just before: what the store says of it now is taken over.
         """
-        if (entry := self._place.moved(path, was_there=was_there)) is not None:
+        if (entry := self.place.moved(path, was_there=was_there)) is not None:
             self.info = replace(self.info, entry=entry)
 
     def found_as(self, info: FileInfo, manifest: Manifest | None) -> None:
@@ -98,8 +92,8 @@ class OpenVersion:
         self.info = info
         if manifest is not None and self.manifest is not None:
             self.manifest = manifest
-        elif self._place.entry is not None:
-            self._place.entry = info.entry
+        elif self.place.entry is not None:
+            self.place.entry = info.entry
         self.is_known = _is_known(info.entry)
 
     def local_copy(self) -> int | None:
@@ -126,14 +120,6 @@ class OpenVersion:
         has_objects = self.manifest is not None and bool(self.manifest.segments)
         return self._copy is None and not has_objects
 
-    def is_gone(self) -> bool:
-        """Return whether a plain version is no more where it is read."""
-        is_there = False
-        with stale_suppressed():
-            self._place.check()
-            is_there = True
-        return not is_there
-
     def close(self) -> None:
         """Let the version go."""
         if self._open:
@@ -150,15 +136,14 @@ class OpenVersion:
         self.close()
 
 
-class Opener:
-    """Opens versions that the catalog described.
+class Versions:
+    """Makes open versions of what is known of them: their pieces, a reader, a local copy.
 
     Args:
         engine: Reads them.
-        catalog: Says what is at a path.
+        catalog: Says whether a missing object is missing, or its version gone.
         references: Keeps the objects of striped ones.
         disk: Local copies, where they are configured.
-        most_brought: A plain file of up to so many bytes comes with them.
     """
 
     def __init__(
@@ -167,76 +152,14 @@ class Opener:
         catalog: Catalog,
         references: ObjectReferences,
         disk: DiskCache | None,
-        *,
-        most_brought: int,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._references = references
         self._disk = disk
-        self._most_brought = most_brought
 
-    def open(self, path: str, *, expected: FileInfo | None, brings: bool) -> OpenVersion:
-        """Open what is at a path now; see ``StripedFiles.open``."""
-        if brings and expected is not None and self.comes_whole(expected):
-            file = self._plain(path, expected)
-            if self._bring(file):
-                return self._kept(file)
-            file.close()
-        for _ in range(MOST_VERSIONS):
-            info, manifest = self._catalog.current(path)
-            if info.kind == "directory":
-                raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-            if manifest is not None:
-                return self._striped(path, info, manifest)
-            file = self._plain(path, info)
-            if not (brings and self.comes_whole(info)):
-                return file
-            if file.reader.is_cached() or self._bring(file):
-                return self._kept(file)
-            file.close()
-        raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
-
-    def open_published(self, path: str, content: Content, published: Published) -> OpenVersion:
-        """Open what was just published here, though another mount may have replaced it since."""
-        if published.info is not None:  # the store said what it took
-            if published.manifest is not None:
-                return self._striped(path, published.info, published.manifest)
-            if isinstance(content, bytes):
-                return self._cached(path, published.info, content)
-        with suppress(FileNotFoundError, NotADirectoryError, IntegrityError, StateError):
-            info, manifest = self._catalog.current(path)
-            if manifest is not None and is_content(manifest, content):
-                return self._striped(path, info, manifest)
-            is_plain = manifest is None and info.kind == "file"
-            if is_plain and isinstance(content, bytes) and info.size_bytes == len(content):
-                return self._cached(path, info, content)
-        # Another mount was as fast. What is held is the version from here: nothing at its path is like it.
-        now_ns = time.time_ns()
-        inline = content if isinstance(content, bytes) else b""
-        made = Manifest(mtime_ns=now_ns, segments=segments_of(content), inline=inline)
-        info = FileInfo(
-            name=name_of(path),
-            kind="file",
-            size_bytes=made.size_bytes,
-            mtime_ns=now_ns,
-            mode=made.mode,
-            stored="manifest",
-            entry=Entry(name_of(path), False, 0, 0, version=uuid.uuid4().hex),
-        )
-        return self._striped(path, info, made)
-
-    def reader_of(self, content: Content) -> FileReader:
-        """Return a reader of content that is durable and may not be published."""
-        inline = content if isinstance(content, bytes) else b""
-        manifest = Manifest(mtime_ns=0, segments=segments_of(content), inline=inline)
-        return FileReader(self._engine, file_segments_of(manifest))
-
-    def comes_whole(self, info: FileInfo) -> bool:
-        """Return whether a file is opened with its bytes."""
-        return info.stored == "plain" and info.size_bytes <= self._most_brought
-
-    def _plain(self, path: str, info: FileInfo) -> OpenVersion:
+    def plain(self, path: str, info: FileInfo) -> OpenVersion:
+        """Return a plain version that is read at its path."""
         place = Place(self._engine.store, path, info.entry)
         pieces = [_plain_piece(place, info.entry)]
         # Seconds on the clock distinguish versions for minutes, not for the life of a disk.
@@ -251,43 +174,14 @@ class Opener:
             self._references, info=info, manifest=None, reader=reader, place=place, copy=copy
         )
 
-    def _cached(self, path: str, info: FileInfo, data: bytes) -> OpenVersion:
+    def cached(self, path: str, info: FileInfo, data: bytes) -> OpenVersion:
         """Return a plain version whose bytes are known, at a path where they likely are."""
         reader = FileReader(self._engine, [FileSegment.of_bytes(data, 0)])
         place = Place(self._engine.store, path)
         return OpenVersion(self._references, info=info, manifest=None, reader=reader, place=place)
 
-    def _kept(self, file: OpenVersion) -> OpenVersion:
-        """Return a plain version that was opened with its bytes; they stay where only they distinguish it."""
-        size_bytes = file.reader.size_bytes
-        data = None if file.is_known else file.reader.try_read(0, size_bytes)
-        if data is None or len(data) != size_bytes:
-            return file
-        file.close()
-        file.reader.forget()
-        return self._cached(file.path, file.info, bytes(data))
-
-    def _bring(self, file: OpenVersion) -> bool:
-        """Have the bytes of a plain file at hand; False where another version is at its path by now.
-
-        A store reads whatever lies at a path. Only between two looks that found the same it is one version.
-        """
-        is_there = False
-        # What fails though this version is there fails again when it is read, and says so then.
-        try:
-            with stale_suppressed():
-                if not file.reader.is_cached():
-                    file.reader.read(0, file.reader.size_bytes)
-                    is_there = True
-                else:
-                    is_there = not file.is_gone()
-        except (OSError, OmniloadError):
-            is_there = True
-        if not is_there:
-            file.reader.forget()
-        return is_there
-
-    def _striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenVersion:
+    def striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenVersion:
+        """Return a striped version; its objects stay until it is closed."""
         self._references.pin(manifest)
 
         def when_missing(object_path: str) -> Exception:
@@ -313,6 +207,12 @@ class Opener:
             copy=copy,
         )
 
+    def reader_of(self, content: Content) -> FileReader:
+        """Return a reader of content that is durable and may not be published."""
+        inline = content if isinstance(content, bytes) else b""
+        manifest = Manifest(mtime_ns=0, segments=segments_of(content), inline=inline)
+        return FileReader(self._engine, file_segments_of(manifest))
+
     def drop(self, file: OpenVersion) -> tuple[int, int]:
         """Forget what is cached of a version; return the bytes that were in memory and on the disk."""
         copy = file._copy
@@ -326,6 +226,106 @@ class Opener:
         if version is None or self._disk is None or not version.size_bytes:
             return None
         return LocalCopy(self._disk.open(version), version, pieces)
+
+
+class Opener:
+    """Opens what is at a path: finds out which version that is, while others may replace it.
+
+    Args:
+        catalog: Says what is at a path.
+        versions: Makes what is opened.
+        most_brought: A plain file of up to so many bytes comes with them.
+    """
+
+    def __init__(self, catalog: Catalog, versions: Versions, *, most_brought: int) -> None:
+        self._catalog = catalog
+        self.versions = versions
+        self._most_brought = most_brought
+
+    def open(self, path: str, *, expected: FileInfo | None, brings: bool) -> OpenVersion:
+        """Open what is at a path now; see ``StripedFiles.open``."""
+        if brings and expected is not None and self.comes_whole(expected):
+            file = self.versions.plain(path, expected)
+            if _bring(file):
+                return self._kept(file)
+            file.close()
+        for _ in range(MOST_VERSIONS):
+            info, manifest = self._catalog.current(path)
+            if info.kind == "directory":
+                raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+            if manifest is not None:
+                return self.versions.striped(path, info, manifest)
+            file = self.versions.plain(path, info)
+            if not (brings and self.comes_whole(info)):
+                return file
+            if file.reader.is_cached() or _bring(file):
+                return self._kept(file)
+            file.close()
+        raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
+
+    def open_published(self, path: str, content: Content, published: Published) -> OpenVersion:
+        """Open what was just published here, though another mount may have replaced it since."""
+        if published.info is not None:  # the store said what it took
+            if published.manifest is not None:
+                return self.versions.striped(path, published.info, published.manifest)
+            if isinstance(content, bytes):
+                return self.versions.cached(path, published.info, content)
+        with suppress(FileNotFoundError, NotADirectoryError, IntegrityError, StateError):
+            info, manifest = self._catalog.current(path)
+            if manifest is not None and is_content(manifest, content):
+                return self.versions.striped(path, info, manifest)
+            is_plain = manifest is None and info.kind == "file"
+            if is_plain and isinstance(content, bytes) and info.size_bytes == len(content):
+                return self.versions.cached(path, info, content)
+        # Another mount was as fast. What is held is the version from here: nothing at its path is like it.
+        now_ns = time.time_ns()
+        inline = content if isinstance(content, bytes) else b""
+        made = Manifest(mtime_ns=now_ns, segments=segments_of(content), inline=inline)
+        info = FileInfo(
+            name=name_of(path),
+            kind="file",
+            size_bytes=made.size_bytes,
+            mtime_ns=now_ns,
+            mode=made.mode,
+            stored="manifest",
+            entry=Entry(name_of(path), False, 0, 0, version=uuid.uuid4().hex),
+        )
+        return self.versions.striped(path, info, made)
+
+    def comes_whole(self, info: FileInfo) -> bool:
+        """Return whether a file is opened with its bytes."""
+        return info.stored == "plain" and info.size_bytes <= self._most_brought
+
+    def _kept(self, file: OpenVersion) -> OpenVersion:
+        """Return a plain version that was opened with its bytes; they stay where only they distinguish it."""
+        size_bytes = file.reader.size_bytes
+        data = None if file.is_known else file.reader.try_read(0, size_bytes)
+        if data is None or len(data) != size_bytes:
+            return file
+        file.close()
+        file.reader.forget()
+        return self.versions.cached(file.path, file.info, bytes(data))
+
+
+def _bring(file: OpenVersion) -> bool:
+    """Have the bytes of a plain file at hand; False where another version is at its path by now.
+
+    A store reads whatever lies at a path. Only between two looks that found the same it is one version.
+    """
+    is_there = False
+    # What fails though this version is there fails again when it is read, and says so then.
+    try:
+        with stale_suppressed():
+            if not file.reader.is_cached():
+                file.reader.read(0, file.reader.size_bytes)
+                is_there = True
+            else:
+                is_there = not file.place.is_gone()
+    except (OSError, OmniloadError):
+        is_there = True
+    if not is_there:
+        file.reader.forget()
+    return is_there
 
 
 def _is_known(entry: Entry) -> bool:

@@ -5,10 +5,12 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from fusefs.format.content import Content
 from fusefs.format.manifest import Manifest, Segment
+from fusefs.stores.protocol import Entry
 
 __all__ = [
     "content_digest",
     "content_name",
+    "identity_of",
     "ids_of",
     "is_content",
     "segments_of",
@@ -24,6 +26,18 @@ def content_name(manifest: Manifest) -> Hashable:
 def content_digest(manifest: Manifest) -> str:
     """Return ``content_name`` as one short word."""
     return hashlib.blake2b(repr(content_name(manifest)).encode(), digest_size=16).hexdigest()
+
+
+def identity_of(manifest: Manifest | None, entry: Entry) -> str:
+    """Return what distinguishes a version from any other of its path, for another process.
+
+    Args:
+        manifest: None for a plain file.
+        entry: What the store says of it.
+    """
+    if manifest is not None:
+        return f"striped {content_digest(manifest)}"
+    return f"plain {entry.size_bytes} {entry.mtime_ns} {entry.version}"
 
 
 def is_content(manifest: Manifest, content: Content) -> bool:

@@ -68,6 +68,14 @@ class Place:
         if replace(found, name=self.entry.name, mode=self.entry.mode) != self.entry:
             raise stale_version(self.path)
 
+    def is_gone(self) -> bool:
+        """Return whether the version is no more where it is read."""
+        is_there = False
+        with stale_suppressed():
+            self.check()
+            is_there = True
+        return not is_there
+
 
 @contextmanager
 def stale_suppressed() -> Iterator[None]:

@@ -230,7 +230,7 @@ class OpenFile:
     def check_place(self) -> None:
         """Before a rename, leave a path that shows another version: that one is renamed. May ask the store."""
         opened = self._content.opened
-        if self._reads_path and opened is not None and opened.is_gone():
+        if self._reads_path and opened is not None and opened.place.is_gone():
             self.pending.replaced_elsewhere()
 
     def moved(self, path: str) -> None:

@@ -42,7 +42,7 @@ class SpooledContent:
             self._base = spliceable(opened.manifest) if opened is not None else ()
             reader = opened.reader if opened is not None else None
         else:
-            self._base, reader = segments_of(loose), files.opener.reader_of(loose)
+            self._base, reader = segments_of(loose), files.opener.versions.reader_of(loose)
         self.spool = Spool(place, granule_bytes_of(files, path), reader)
         try:
             if not self._base:

@@ -11,6 +11,7 @@ from typing import Any
 from fusefs.bridge.api.protocol import Entry
 from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.namespace import OpenVersion
+from fusefs.tree.version_identity import identity_of
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.handle_table import Handle, Listing
 from fusefs.vfs.inode_table import InodeTable, Node, as_text, from_text
@@ -43,7 +44,7 @@ class StateTransfer:
             "handles": [[n, h.node.number, h.appends] for n, h in handles.items()],
             "write_only": [n for n, h in handles.items() if not h.reads],
             "versions": [
-                [node.number, node.body.version.identity()]
+                [node.number, _identity(node.body.version)]
                 for node in {h.node.number: h.node for h in handles.values()}.values()
                 if node.body is not None and node.body.version is not None
             ],
@@ -88,7 +89,7 @@ class StateTransfer:
                     raise StateError(
                         f"{path!r} is open and cannot be opened again: {error}"
                     ) from error
-                if versions.get(inode, opened.identity()) != opened.identity():
+                if versions.get(inode, found := _identity(opened)) != found:
                     opened.close()
                     raise StateError(
                         f"{path!r} is open and was replaced meanwhile; have it closed, then take over"
@@ -139,6 +140,10 @@ class StateTransfer:
             raise StateError(
                 f"{os.fspath(body.path)!r} is open and was replaced since; have it closed, then take over"
             )
+
+
+def _identity(version: OpenVersion) -> str:
+    return identity_of(version.manifest, version.info.entry)
 
 
 def _publish(node: Node) -> None:
