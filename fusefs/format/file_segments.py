@@ -1,6 +1,7 @@
 """What a file is made of: ranges of striped segments, a plain file, or bytes at hand."""
 
-from collections.abc import Callable
+import bisect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from fusefs.format.manifest import Manifest, Segment, unit_checksum
 from fusefs.format.manifest_header import MAGIC
 from omniload.base.errors import IntegrityError
 
-__all__ = ["FileSegment", "check_unit", "file_segments_of"]
+__all__ = ["FileSegment", "FileUnits", "UnitPart", "check_unit", "file_segments_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,43 @@ class FileSegment:
             return None
         unit_bytes = self.layout.unit_bytes
         return self.data[unit * unit_bytes : (unit + 1) * unit_bytes]
+
+
+UnitPart = tuple[FileSegment, int, int, int]
+"""Piece, unit, first byte wanted within the unit, and bytes wanted."""
+
+
+class FileUnits:
+    """The units of one version of a file, found by their bytes: arithmetic.
+
+    Args:
+        pieces: The whole file, in order.
+    """
+
+    def __init__(self, pieces: Sequence[FileSegment]) -> None:
+        self._pieces = [piece for piece in pieces if piece.size_bytes]
+        self._starts = [piece.start for piece in self._pieces]
+        self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
+        """Bytes of the file."""
+
+    def of(self, offset: int, size_bytes: int) -> Iterator[UnitPart]:
+        """Yield what of each unit lies in a range that is cut at the end of the file, in order."""
+        end = min(offset + size_bytes, self.size_bytes)
+        at = max(0, bisect.bisect_right(self._starts, offset) - 1)
+        while offset < end:
+            piece = self._pieces[at]
+            unit_bytes = piece.layout.unit_bytes
+            stop = min(end, piece.start + piece.size_bytes)
+            while offset < stop:
+                unit, start = divmod(offset - piece.start + piece.before_bytes, unit_bytes)
+                size = min(unit_bytes - start, stop - offset)
+                yield piece, unit, start, size
+                offset += size
+            at += 1
+
+    def all(self) -> Iterator[UnitPart]:
+        """Yield what the file shows of each of its units, in order."""
+        return self.of(0, self.size_bytes)
 
 
 def file_segments_of(manifest: Manifest) -> list[FileSegment]:

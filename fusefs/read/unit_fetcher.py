@@ -5,15 +5,13 @@ from concurrent.futures import Future
 
 from fusefs.cache.block_cache import Block, Data
 from fusefs.cache.local_copy import runs_of
-from fusefs.format.file_segments import FileSegment, check_unit
+from fusefs.format.file_segments import FileSegment, UnitPart, check_unit
 from fusefs.format.layout import UnitRun
 from fusefs.read.unit_source import ReadEngine, UnitSource
 from omniload.base.errors import IntegrityError
 
-__all__ = ["Fetcher", "Wanted"]
+__all__ = ["Fetcher"]
 
-Wanted = tuple[FileSegment, int, int, int]
-"""Piece, unit, first byte wanted within the unit, and bytes wanted."""
 _Missing = dict[int, tuple[FileSegment, dict[int, Block | None]]]
 
 
@@ -25,7 +23,7 @@ class Fetcher:
         self._source = source
 
     def fetch(
-        self, wanted: Iterable[Wanted], *, needed: bool, ahead: Iterable[Wanted] = ()
+        self, wanted: Iterable[UnitPart], *, needed: bool, ahead: Iterable[UnitPart] = ()
     ) -> list[Future[Data]]:
         """Claim units, send the missing ones to the pools, return the futures of all of them.
 
@@ -45,7 +43,7 @@ class Fetcher:
         return futures
 
     def _claim(
-        self, wanted: Iterable[Wanted], mine: _Missing, *, needed: bool
+        self, wanted: Iterable[UnitPart], mine: _Missing, *, needed: bool
     ) -> list[Future[Data]]:
         """Return the futures of units, and add to ``mine`` those that are to be fetched."""
         futures: list[Future[Data]] = []

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fusefs.config import DiskCacheConfig, FilesConfig
-from fusefs.read.file_reader import Keeping
+from fusefs.read.version_cache import Keeping
 from fusefs.tree.namespace import StripedFiles
 from fusefs.tree.walk import files_below
 from omniload.base.clock import Clock, SystemClock
@@ -119,11 +119,11 @@ def _keep(files: StripedFiles, path: str, report: Report) -> None:
         reader, begun = file.reader, deque[tuple[Keeping, int]]()
         for at in range(0, reader.size_bytes, step):
             size = min(step, reader.size_bytes - at)
-            begun.append((reader.start_keeping(at, size), size))
+            begun.append((reader.cached.start_keeping(at, size), size))
             if len(begun) == _BATCHES:
-                _finish(reader.finish_keeping, begun, report)
+                _finish(reader.cached.finish_keeping, begun, report)
         while begun:
-            _finish(reader.finish_keeping, begun, report)
+            _finish(reader.cached.finish_keeping, begun, report)
 
 
 def _finish(
@@ -136,7 +136,7 @@ def _finish(
 
 def _kept(files: StripedFiles, path: str) -> Kept:
     with files.open(path, brings=False) as file:
-        memory, disk = file.reader.held_bytes()
+        memory, disk = file.reader.cached.held_bytes()
         size = file.reader.size_bytes
     return Kept(path=path, size_bytes=size, memory_bytes=memory, disk_bytes=disk)
 

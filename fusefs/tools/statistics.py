@@ -10,7 +10,7 @@ from fusefs.tree.namespace import StripedFiles
 from fusefs.tree.walk import files_below
 from omniload.base.secrets import without_secrets
 
-__all__ = ["Statistics", "drop_json", "layout_json", "layout_of"]
+__all__ = ["Statistics", "drop_cached", "drop_json", "layout_json", "layout_of"]
 
 _VIEW_BYTES = 8192
 _XATTR_BYTES = 60 << 10
@@ -104,7 +104,7 @@ def layout_json(files: StripedFiles, path: str) -> bytes:
     found = layout_of(files, path)
     if found["kind"] == "file":
         with files.open(path, brings=False) as file:
-            memory, disk = file.reader.held_bytes()
+            memory, disk = file.reader.cached.held_bytes()
         found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}
     text = orjson.dumps(found)
     if len(text) > _XATTR_BYTES and "segments" in found:

@@ -111,7 +111,7 @@ class OpenVersion:
             return None
         descriptor = self._copy.copy.descriptor()
         if descriptor is None:
-            self.reader.verify_copy()
+            self.reader.cached.verify_soon()
         return descriptor
 
     @property
@@ -219,7 +219,7 @@ class Versions:
         on_disk = 0
         if copy is not None and self._disk is not None:
             on_disk = self._disk.drop(copy.version)
-        return file.reader.forget(), on_disk
+        return file.reader.cached.forget(), on_disk
 
     def _copy_of(self, pieces: list[FileSegment], prefix: str) -> LocalCopy | None:
         version = version_of(pieces, prefix) if self._disk is not None else None
@@ -258,7 +258,7 @@ class Opener:
             file = self.versions.plain(path, info)
             if not (brings and self.comes_whole(info)):
                 return file
-            if file.reader.is_cached() or _bring(file):
+            if file.reader.cached.is_complete() or _bring(file):
                 return self._kept(file)
             file.close()
         raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
@@ -303,7 +303,7 @@ class Opener:
         if data is None or len(data) != size_bytes:
             return file
         file.close()
-        file.reader.forget()
+        file.reader.cached.forget()
         return self.versions.cached(file.path, file.info, bytes(data))
 
 
@@ -316,7 +316,7 @@ def _bring(file: OpenVersion) -> bool:
     # What fails though this version is there fails again when it is read, and says so then.
     try:
         with stale_suppressed():
-            if not file.reader.is_cached():
+            if not file.reader.cached.is_complete():
                 file.reader.read(0, file.reader.size_bytes)
                 is_there = True
             else:
@@ -324,7 +324,7 @@ def _bring(file: OpenVersion) -> bool:
     except (OSError, OmniloadError):
         is_there = True
     if not is_there:
-        file.reader.forget()
+        file.reader.cached.forget()
     return is_there
 
 

@@ -50,7 +50,7 @@ class Closing:
         handles = self._session.handles.files
         handle = handles.pop(number)
         if (version := handle.body.reader_if_clean()) is not None:
-            version.reader.left(number)
+            version.reader.ahead.closed(number)
         try:
             if handle.node.opens == 1:
                 await self.flush(handle, last=True)

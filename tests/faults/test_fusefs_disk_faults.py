@@ -52,7 +52,7 @@ def warmed(store, directory):
 def kept(files, path):
     """Read a file and wait until the disk has what it takes of it."""
     with files.open(path) as file:
-        file.reader.keep(0, file.reader.size_bytes)
+        file.reader.cached.keep(0, file.reader.size_bytes)
         return bytes(file.reader.read(0, file.reader.size_bytes))
 
 
@@ -75,8 +75,8 @@ def test_what_lies_on_the_disk_is_read_through_an_outage_of_the_store(store, dir
 
     with cached(faulty, directory) as files, files.open("f") as file:
         assert file.reader.read(0, len(DATA)) == DATA
-        file.reader.forget()
-        files.disk.drop(file.reader._copy.version)
+        file.reader.cached.forget()
+        files.disk.drop(file.reader.cached.copy.version)
         with pytest.raises(UnavailableError):
             file.reader.read(0, 10)
     faulty.assert_all_faults_fired()
@@ -115,9 +115,9 @@ def test_a_flipped_bit_keeps_the_copy_from_being_handed_out_until_it_is_mended(s
     with cached(store, directory) as files, files.open("f") as file:
         assert file.local_copy() is None
         files._local_readers.submit(int).result()
-        file.reader._copy.verify()
+        file.reader.cached.copy.verify()
         assert file.local_copy() is None
-        file.reader.keep(0, len(DATA))
+        file.reader.cached.keep(0, len(DATA))
 
         with os.fdopen(file.local_copy(), "rb") as copy:
             assert copy.read() == DATA
@@ -131,7 +131,7 @@ def test_a_copy_is_compared_in_the_background_and_then_handed_out(store, directo
         assert file.local_copy() is None
         for _ in range(4):  # one per thread of the pool, so that the comparing has ended
             files._local_readers.submit(int).result()
-        file.reader._copy.verify()
+        file.reader.cached.copy.verify()
 
         with os.fdopen(file.local_copy(), "rb") as copy:
             drop_cached(files, "")
@@ -146,7 +146,7 @@ def test_a_file_larger_than_the_disk_cache_is_read_whole(tmp_path, directory):
 
         assert bytes_on_disk(directory) <= files.disk.used_bytes <= 1 << 20
         with files.open("big") as file:
-            memory, disk = file.reader.held_bytes()
+            memory, disk = file.reader.cached.held_bytes()
             assert (memory, file.local_copy()) == (len(big), None)
             assert (1 << 20) * 0.9 < disk < 1 << 20
     with cached(files.store, directory, capacity=1 << 20) as files:
@@ -204,7 +204,7 @@ def test_a_disk_that_really_is_full_costs_the_cache_and_no_read(store, tmp_path)
             assert kept(files, "f") == DATA
             assert not files.disk.is_writable
             with files.open("f") as file:
-                assert 0 < file.reader.held_bytes()[1] < len(DATA)
+                assert 0 < file.reader.cached.held_bytes()[1] < len(DATA)
         with cached(store, directory) as files:
             assert contents(files, "f") == DATA
             assert 0 < store_bytes(files) < len(DATA)

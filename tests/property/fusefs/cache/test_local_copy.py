@@ -52,8 +52,8 @@ def test_a_file_of_any_ranges_reads_the_same_from_store_disk_and_copy(parts, uni
                 for offset, size in steps:
                     assert reader.read(offset, size) == model[offset : offset + size]
                 if whole:
-                    reader.keep(0, len(model))
-                    _, disk = reader.held_bytes()
+                    reader.cached.keep(0, len(model))
+                    _, disk = reader.cached.held_bytes()
                     assert disk == len(model)
                     with os.fdopen(file.local_copy(), "rb") as copy:
                         assert copy.read() == model
@@ -76,8 +76,8 @@ def test_a_plain_file_is_copied_under_its_time_stamp(data, fraction_ns, steps):
             with cached(store, Path(base) / "disk") as files, files.open("f") as file:
                 for offset, size in steps:
                     assert file.reader.read(offset, size) == data[offset : offset + size]
-                file.reader.keep(0, len(data))
-                has_copy = file.reader.held_bytes()[1] == len(data)
+                file.reader.cached.keep(0, len(data))
+                has_copy = file.reader.cached.held_bytes()[1] == len(data)
                 assert has_copy == (fraction_ns != 10**9)
                 if life and has_copy:
                     assert files.numbers().tiers["store"].read_bytes == 0

@@ -37,8 +37,8 @@ def files(tmp_path, root):
 
 def kept(files):
     with files.open("f") as file:
-        file.reader.keep(0, file.reader.size_bytes)
-        return file.reader.held_bytes()
+        file.reader.cached.keep(0, file.reader.size_bytes)
+        return file.reader.cached.held_bytes()
 
 
 def test_a_plain_file_with_a_settled_time_stamp_is_kept(files):
@@ -51,7 +51,7 @@ def test_what_replaced_a_file_while_it_was_open_is_neither_read_nor_kept_as_that
 ):
     with files.open("f") as file:
         lay(root / "f", new, OLD_NS + 1_000_000_001)
-        for read in (file.reader.read, file.reader.keep):
+        for read in (file.reader.read, file.reader.cached.keep):
             with pytest.raises(OSError, match="is gone; open the file again") as caught:
                 read(0, len(OLD))
             assert caught.value.errno == errno.ESTALE
@@ -72,8 +72,8 @@ def test_a_file_that_is_gone_after_it_was_read_is_not_kept(files, root, monkeypa
 
         monkeypatch.setattr(files.store, "read", read_and_remove)
         with pytest.raises(OSError, match="is gone"):
-            file.reader.keep(0, len(OLD))
-        assert file.reader.held_bytes()[1] == 0
+            file.reader.cached.keep(0, len(OLD))
+        assert file.reader.cached.held_bytes()[1] == 0
 
 
 def test_bytes_of_which_an_outage_hides_whether_they_are_of_this_version_are_not_believed(
@@ -87,12 +87,12 @@ def test_bytes_of_which_an_outage_hides_whether_they_are_of_this_version_are_not
         monkeypatch.setattr(files.store, "stat", unavailable)
         with pytest.raises(UnavailableError):
             file.reader.read(0, len(OLD))
-        assert file.reader.held_bytes() == (0, 0)
+        assert file.reader.cached.held_bytes() == (0, 0)
 
 
 def test_a_file_renamed_here_is_kept_on(files):
     with files.open("f") as file:
         files.names.rename("f", "g")
         file.moved("g")
-        file.reader.keep(0, len(OLD))
-        assert file.reader.held_bytes() == (len(OLD), len(OLD))
+        file.reader.cached.keep(0, len(OLD))
+        assert file.reader.cached.held_bytes() == (len(OLD), len(OLD))

@@ -1,0 +1,101 @@
+"""What of one version lies near, in memory or in its local copy, and bringing it there to stay."""
+
+from concurrent.futures import Future
+
+from fusefs.cache.block_cache import Data
+from fusefs.cache.local_copy import LocalCopy
+from fusefs.format.file_segments import FileSegment, FileUnits, UnitPart
+from fusefs.read.unit_fetcher import Fetcher
+from fusefs.read.unit_source import ReadEngine
+
+__all__ = ["Keeping", "VersionCache"]
+
+Keeping = list[tuple[UnitPart, Future[Data]]]
+"""Units on their way to where they are kept."""
+
+
+class VersionCache:
+    """What the caches of a process have of one version. Safe in threads.
+
+    Args:
+        engine: Pools, and the memory cache.
+        units: Of the version.
+        copy: Its local copy, where there is a disk cache.
+        fetcher: Brings what is missing.
+    """
+
+    def __init__(
+        self, engine: ReadEngine, units: FileUnits, copy: LocalCopy | None, fetcher: Fetcher
+    ) -> None:
+        self._engine = engine
+        self._units = units
+        self.copy = copy
+        """The local copy of it."""
+        self._fetcher = fetcher
+
+    def held_bytes(self) -> tuple[int, int | None]:
+        """Return the bytes that lie in memory and in the local copy now, None without one."""
+        held = self._engine.cache.holds
+        memory = sum(
+            size
+            for piece, unit, _, size in self._units.all()
+            if piece.data is not None or held((piece.key, unit))
+        )
+        return memory, self.copy.held_bytes() if self.copy is not None else None
+
+    def is_complete(self) -> bool:
+        """Return whether no byte need come from the store: memory, the local copy or the kernel has them."""
+        return all(
+            piece.data is not None
+            or self._engine.cache.holds((piece.key, unit))
+            or self._engine.cache.is_served((piece.key, unit))
+            or (self.copy is not None and self.copy.has_whole(piece, unit))
+            for piece, unit, _, _ in self._units.all()
+        )
+
+    def keep(self, offset: int, size_bytes: int) -> None:
+        """Bring a range into the local copy where there is one, else into memory, and wait for it.
+
+        Units that the copy has are compared with their checksums once, not read again.
+        """
+        self.finish_keeping(self.start_keeping(offset, size_bytes))
+
+    def start_keeping(self, offset: int, size_bytes: int) -> Keeping:
+        """Begin what ``keep`` does; hand the result to ``finish_keeping``."""
+        copy = self.copy
+        missing = [
+            part
+            for part in self._units.of(offset, size_bytes)
+            if copy is None or not copy.is_sound(part[0], part[1])
+        ]
+        futures = self._fetcher.fetch(missing, needed=True)
+        return list(zip(missing, futures, strict=True))
+
+    def finish_keeping(self, begun: Keeping) -> None:
+        """Wait for a range to be kept as far as there is room."""
+        parts_of: dict[int, tuple[FileSegment, dict[int, Data]]] = {}
+        for (piece, unit, _, _), future in begun:
+            parts_of.setdefault(id(piece), (piece, {}))[1][unit] = future.result()
+        for piece, parts in parts_of.values():
+            if self.copy is None or piece.data is not None:
+                continue
+            self.copy.keep(piece, parts)
+
+    def forget(self) -> int:
+        """Drop the version's blocks from memory; return their bytes."""
+        keys = [(piece.key, unit) for piece, unit, _, _ in self._units.all() if piece.data is None]
+        return self._engine.cache.drop(keys)
+
+    def verify_soon(self) -> None:
+        """Compare the local copy with its checksums in the background, unless another is being compared."""
+        if self.copy is not None and self.copy.copy.comparing.acquire(blocking=False):
+            self.copy.copy.acquire()
+            self._engine.local_pool.submit(_verify, self.copy)
+
+
+def _verify(copy: LocalCopy) -> None:
+    try:
+        copy.verify()
+    finally:
+        copy.copy.comparing.release()
+        copy.copy.release()
