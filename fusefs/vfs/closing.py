@@ -30,7 +30,7 @@ class Closing:
             OSError: As ``OpenFile.flush``.
         """
         body = handle.body
-        if body.pending.dirty and (body.path is not None or body.pending.replaced):
+        if body.pending.dirty and (body.pending.path is not None or body.pending.replaced):
             try:
                 # While nobody looks what its path shows: that would be taken for another mount's.
                 publish = partial(self._publish, body, last=last)
@@ -38,8 +38,8 @@ class Closing:
             finally:
                 if body.pending.replaced and handle.node.body is body:
                     self._names.part(handle.node, body)
-            if body.path is not None:
-                self._session.file_changed(handle.node, body.path)
+            if body.pending.path is not None:
+                self._session.file_changed(handle.node, body.pending.path)
 
     async def release(self, number: int) -> None:
         """Drop a handle; the last one of a file publishes what no flush has.
@@ -49,7 +49,7 @@ class Closing:
         """
         handles = self._session.handles.files
         handle = handles.pop(number)
-        if (version := handle.body.reader_if_clean()) is not None:
+        if (version := handle.body.content.bytes.version) is not None:
             version.reader.ahead.closed(number)
         try:
             if handle.node.opens == 1:
@@ -73,7 +73,8 @@ class Closing:
         if not inline.may_run or not body.lock.acquire(blocking=False):
             return False
         try:
-            if body.flushes_briefly:
+            # A flush makes one small file where this mount has shown none.
+            if body.content.bytes.is_small and not body.pending.published:
                 with suppress(UnavailableError):
                     inline.run(partial(body.flush, last=last))
                     return True
@@ -92,7 +93,7 @@ def _closed_now(body: OpenFile) -> bool:
     if not body.lock.acquire(blocking=False):
         return False
     try:
-        version = body.reader_if_clean()
+        version = body.content.bytes.version
         if version is not None and version.closes_now:
             body.close()
             return True

@@ -7,7 +7,7 @@ import time
 from fusefs.bridge.api.protocol import Entry
 from fusefs.tree.catalog import FileInfo
 from fusefs.vfs.attribute_cache import TTL_S
-from fusefs.vfs.file.open_file import OpenFile
+from fusefs.vfs.file.open_file import OpenFile, mode_of
 from fusefs.vfs.inode_table import ROOT, Node
 from fusefs.vfs.session import STATS_INODE, Session, stale
 
@@ -40,7 +40,7 @@ class Entries:
         """Describe an open file as it is here."""
         body = node.body
         assert body is not None
-        mode = stat_bits.S_IFREG | body.mode
+        mode = stat_bits.S_IFREG | mode_of(body)
         entry = self._attributes(node.number, mode, body.size_bytes, body.pending.mtime_ns)
         return entry if node.is_attached else entry._replace(nlink=0)
 

@@ -52,8 +52,8 @@ class Lookup:
         """Return whether the name of an open file still leads to it, by what is ``known`` or has been for ``TTL_S``."""
         body = node.body
         version = body.version if body is not None else None
-        if version is not None and body is not None and body.path is not None:
-            known = known or self._session.attributes.known(body.path)
+        if version is not None and body is not None and body.pending.path is not None:
+            known = known or self._session.attributes.known(body.pending.path)
             if known is not None and known.entry == version.info.entry:
                 return True
         try:
@@ -102,7 +102,7 @@ class Lookup:
     def _seen(self, node: Node, body: OpenFile | None) -> Seen:
         if body is None:
             return Seen(None)
-        path = body.path
+        path = body.pending.path
         return Seen(
             body,
             path,

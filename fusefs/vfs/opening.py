@@ -113,7 +113,7 @@ class Opening:
         if self._session.passes_through(node):
             return answer
         self._tell_size(node, body)
-        version = body.reader_if_clean() if reads_only else None
+        version = body.content.bytes.version if reads_only else None
         token = _token(version) if version is not None else None
         keep = token is not None and token == node.cached_version
         node.cached_version = token
@@ -135,10 +135,10 @@ class Opening:
         The kernel keeps a size for a second, and reads no further: of a file that another mount
         has replaced by a longer one it would read the beginning.
         """
-        version, kernel = body.reader_if_clean(), self._session.kernel
-        if body.path is not None:
+        version, kernel = body.content.bytes.version, self._session.kernel
+        if body.pending.path is not None:
             info = version.info if version is not None else None
-            self._session.attributes.drop_unlike(body.path, info)
+            self._session.attributes.drop_unlike(body.pending.path, info)
         if node.advertised_size not in {None, body.size_bytes} and kernel is not None:
             kernel.outdated(node.number)
             node.advertised_size = None

@@ -29,7 +29,11 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
         Paths of the files whose last bytes are lost; each is logged with its reason.
     """
     left = list(
-        {id(body): body for body in bodies if body.pending.dirty and body.path is not None}.values()
+        {
+            id(body): body
+            for body in bodies
+            if body.pending.dirty and body.pending.path is not None
+        }.values()
     )
     end = time.monotonic() + within_s
     waiting = iter(left)
@@ -45,7 +49,7 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
             try:
                 body.flush()
             except (OSError, OmniloadError) as error:
-                _LOG.error("%s: what was written last is lost: %s", body.path, error)
+                _LOG.error("%s: what was written last is lost: %s", body.pending.path, error)
             else:
                 done.add(id(body))
 
@@ -57,7 +61,7 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    lost = sorted(body.path or "" for body in left if id(body) not in done)
+    lost = sorted(body.pending.path or "" for body in left if id(body) not in done)
     if left:
         _LOG.info("published %d of %d files left open", len(done), len(left))
     if lost and any(thread.is_alive() for thread in threads):

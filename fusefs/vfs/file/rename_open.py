@@ -9,9 +9,11 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.stores.protocol import is_at_or_below, parent_of
 from fusefs.tree.namespace import StripedFiles
+from fusefs.tree.version_location import stale_suppressed
+from fusefs.vfs.file.file_content import FileContent
 from fusefs.vfs.file.open_file import OpenFile
 
-__all__ = ["LeavingPaths", "remove_open", "rename_open"]
+__all__ = ["LeavingPaths", "moved", "remove_open", "rename_open"]
 
 
 class LeavingPaths:
@@ -40,7 +42,7 @@ def remove_open(files: StripedFiles, path: str, body: OpenFile | None) -> None:
         pending = False
         if body is not None:
             locks.enter_context(body.lock)
-            body.keep_content()
+            _keep_content(body)
             pending = not body.pending.published
         try:
             files.names.remove(path)
@@ -71,8 +73,8 @@ def rename_open(
         if source == target:
             return
         if replaced is not None:
-            replaced.keep_content()
-        pending = any(body.path == source and not body.pending.published for body in moving)
+            _keep_content(replaced)
+        pending = any(body.pending.path == source and not body.pending.published for body in moving)
         if pending:
             # It may have been renamed over a file before, which its path must not bring back.
             with suppress(FileNotFoundError):
@@ -81,10 +83,38 @@ def rename_open(
                 files.directories.names_changed(above)
         else:
             for body in moving:
-                body.check_place()
+                _check_place(body)
             files.names.rename(source, target)
         if replaced is not None:
             replaced.pending.unlinked()
         for body in moving:
-            if body.path is not None:
-                body.moved(target + body.path[len(source) :])
+            if (path := body.pending.path) is not None:
+                moved(body, target + path[len(source) :])
+
+
+def moved(body: OpenFile, path: str) -> None:
+    """Note that the file was renamed. May ask the store."""
+    with body.lock:
+        body.pending.path = path
+        if body.content.opened is not None:
+            body.content.opened.moved(path, was_there=True)
+
+
+def _keep_content(body: OpenFile) -> None:
+    """Copy a plain version aside before its path is taken away from it, unless it is gone from there."""
+    with body.lock, stale_suppressed():
+        if _reads_path(body.content):
+            body.content.spooled(body.pending.path or "").hold_all()
+
+
+def _check_place(body: OpenFile) -> None:
+    """Before a rename, leave a path that shows another version: that one is renamed. May ask the store."""
+    opened = body.content.opened
+    if _reads_path(body.content) and opened is not None and opened.place.is_gone():
+        body.pending.replaced_elsewhere()
+
+
+def _reads_path(content: FileContent) -> bool:
+    """Whether reads go to the plain file at its path itself, and depend on its staying there."""
+    opened = content.opened
+    return content.bytes.needs_version and opened is not None and opened.reads_path

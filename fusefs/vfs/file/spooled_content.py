@@ -8,6 +8,7 @@ from fusefs.read.file_reader import FileReader
 from fusefs.tree.freshness import names_segments
 from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.tree.version_identity import ids_of, segments_of, spliceable
+from fusefs.vfs.file.content_state import ContentState
 from fusefs.vfs.file.write_back import granule_bytes_of, written_from
 from fusefs.write.splice import MOST_RANGES, MOST_RANGES_CLOSED
 from fusefs.write.spool import Spool, SpoolPlace
@@ -25,6 +26,10 @@ class SpooledContent:
         opened: The version underneath.
         loose: Durable content that no manifest names, in its place: what was appended so far.
     """
+
+    state = ContentState.SPOOLED
+    version = None
+    is_small = False
 
     def __init__(
         self,
@@ -52,7 +57,27 @@ class SpooledContent:
             raise
         self._loose: Content = loose if loose is not None else b""
 
-    def written_to(self, path: str, shown: Manifest | None, *, last: bool) -> Content:
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.spool.granules.size_bytes
+
+    @property
+    def needs_version(self) -> bool:
+        """Whether some bytes are read from the version underneath."""
+        return self.spool.granules.num_missing() > 0
+
+    def try_read(self, offset: int, size_bytes: int, process: int) -> bytes | None:
+        """Return bytes that are at hand; None where reading would wait. Never waits."""
+        del process
+        return self.spool.try_read(offset, size_bytes)
+
+    def writes_now(self, path: str, offset: int, size_bytes: int) -> bool:
+        """Return whether a write would be taken without waiting for the store."""
+        del path
+        return self.spool.writes_now(offset, size_bytes)
+
+    def seal(self, path: str, shown: Manifest | None, *, last: bool) -> Content:
         """Make it durable and return the content to publish.
 
         Args:
@@ -78,6 +103,8 @@ class SpooledContent:
         """Let the bytes go, and what no manifest names but ``kept``."""
         self.spool.close()
         self._files.references.discard(self._loose, kept=kept)
+
+    abandon = close
 
 
 def is_there(

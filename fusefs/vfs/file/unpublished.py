@@ -92,13 +92,10 @@ class Unpublished:
         self.check_changes()
         return Flush.CONTENT if self.path is not None else Flush.NOTHING
 
-    def content_published(self) -> None:
-        """Note that the store shows the content."""
-        self.dirty, self.published = False, True
-
-    def attributes_published(self) -> None:
-        """Note that attributes were sent, to this version or to none."""
+    def flushed(self) -> None:
+        """Note that what ``flush`` said was published, or that attributes found their version gone."""
         self.only_attributes = self.dirty = False
+        self.published = True
 
     def opened(self, mtime_ns: int) -> None:
         """Note that a version of the store is open in place of what was: nothing is pending beside it."""

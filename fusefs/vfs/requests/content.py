@@ -43,8 +43,8 @@ class ContentRequests:
         body = opened.body
         if body.lock.acquire(blocking=False):
             try:
-                data = body.try_read(offset, size_bytes, handle)
-                version = body.reader_if_clean()
+                data = body.content.bytes.try_read(offset, size_bytes, handle)
+                version = body.content.bytes.version
             finally:
                 body.lock.release()
             if data is None and version is not None:
@@ -64,16 +64,14 @@ class ContentRequests:
             try:
                 # Under the lock: a flush under way for another handle moves the end's description.
                 offset = body.size_bytes if opened.appends else offset
-                if body.writes_now(offset, len(data)):
+                path = body.pending.path or ""
+                if body.content.bytes.writes_now(path, offset, len(data)):
                     body.write(offset, data)
                     opened.node.kernel_size = body.size_bytes
                     return len(data)
             finally:
                 body.lock.release()
-        if opened.appends:
-            await self._session.wait(body.append, bytes(data))
-        else:
-            await self._session.wait(body.write, offset, bytes(data))
+        await self._session.wait(body.write, None if opened.appends else offset, bytes(data))
         opened.node.kernel_size = body.size_bytes
         return len(data)
 
@@ -87,7 +85,7 @@ class ContentRequests:
         if (opened := self._session.handles.files.get(handle)) is not None:
             await self._closing.flush(opened, last=False)
             # Also what was published before, and need not be durable yet.
-            if (path := opened.body.path) is not None and opened.body.pending.published:
+            if (path := opened.body.pending.path) is not None and opened.body.pending.published:
                 with suppress(FileNotFoundError):  # removed or renamed meanwhile
                     await self._session.wait(self._session.files.store.sync, path)
 

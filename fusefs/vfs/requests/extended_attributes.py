@@ -6,6 +6,7 @@ import os
 from fusefs.format.attributes import Attributes
 from fusefs.tools.statistics import drop_json, layout_json
 from fusefs.tree.file_attributes import xattrs_at
+from fusefs.vfs.file.open_file import xattrs_of
 from fusefs.vfs.inode_table import Node
 from fusefs.vfs.opening import Opening
 from fusefs.vfs.requests.attributes import AttributeRequests
@@ -78,7 +79,7 @@ class ExtendedAttributeRequests:
 
     async def _xattrs(self, node: Node) -> dict[str, bytes]:
         if node.body is not None:
-            return node.body.xattrs()
+            return xattrs_of(node.body)
         path = self._opening.path_of_named(node)
         info = await self._session.info(path)
         if info.stored == "plain":

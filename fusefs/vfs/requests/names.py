@@ -10,7 +10,7 @@ from fusefs.stores.protocol import parent_of
 from fusefs.tree.directory_attributes import NOT_KEPT
 from fusefs.tree.file_attributes import set_attributes
 from fusefs.vfs.entries import Entries
-from fusefs.vfs.file.rename_open import remove_open, rename_open
+from fusefs.vfs.file.rename_open import moved, remove_open, rename_open
 from fusefs.vfs.inode_table import Node
 from fusefs.vfs.lookup import Lookup
 from fusefs.vfs.session import Session
@@ -122,7 +122,7 @@ class NameRequests:
                 there.body.pending.unlinked()
             for below in self._session.inodes.open_below(node) if node is not None else ():
                 if below.body is not None and below.body not in moving:
-                    await self._session.wait(below.body.moved, self._session.inodes.path(below))
+                    await self._session.wait(moved, below.body, self._session.inodes.path(below))
 
     async def _made(self, parent: Node, name: str, kind: str) -> Entry:
         """Describe something just made and count that the kernel knows it."""

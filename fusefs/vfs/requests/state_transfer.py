@@ -128,17 +128,17 @@ class StateTransfer:
         """
         body = node.body
         assert body is not None, "it is open"
-        if body.path is None or not node.is_attached:
+        if body.pending.path is None or not node.is_attached:
             raise StateError(
                 f"{node.name!r} is open and was removed or replaced; have it closed, then take over"
             )
         version = body.version
         if (
             version is not None
-            and shown_at(self._session.files, body.path, version) is not Shown.SAME
+            and shown_at(self._session.files, body.pending.path, version) is not Shown.SAME
         ):
             raise StateError(
-                f"{os.fspath(body.path)!r} is open and was replaced since; have it closed, then take over"
+                f"{os.fspath(body.pending.path)!r} is open and was replaced since; have it closed, then take over"
             )
 
 
@@ -153,5 +153,5 @@ def _publish(node: Node) -> None:
         body.flush(last=False)
     except (OSError, OmniloadError) as error:
         raise StateError(
-            f"{body.path!r} is being written and cannot be published: {error}"
+            f"{body.pending.path!r} is being written and cannot be published: {error}"
         ) from error

@@ -89,7 +89,7 @@ def test_what_is_appended_to_a_private_file_is_private(root):
     with tiny_files(LocalStore(root)) as files:
         files.write_file("f", BIG, Attributes(mode=0o640))
         body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
-        body.append(BIG)
+        body.write(None, BIG)
         body.flush()
         body.close()
 

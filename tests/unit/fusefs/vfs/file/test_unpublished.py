@@ -25,7 +25,7 @@ def test_a_new_file_is_published_though_nothing_was_written():
     pending = a_new_file()
     assert (pending.flush(), pending.is_shown) == (Flush.CONTENT, False)
 
-    pending.content_published()
+    pending.flushed()
 
     assert (pending.flush(), pending.is_shown, pending.published) == (Flush.NOTHING, True, True)
 
@@ -37,7 +37,7 @@ def test_attributes_alone_are_published_without_content():
 
     assert pending.flush() is Flush.ATTRIBUTES
     assert pending.attributes == Attributes(mode=0o600, mtime_ns=7)
-    pending.attributes_published()
+    pending.flushed()
     assert pending.flush() is Flush.NOTHING
 
 
@@ -70,7 +70,7 @@ def test_a_time_set_after_the_content_is_the_one_that_shows():
 def test_a_version_that_is_opened_in_place_of_another_has_nothing_pending():
     pending = a_file_that_rests()
     pending.attributes_changed(Attributes(mode=0o600))
-    pending.attributes_published()
+    pending.flushed()
     pending.opened(11)
 
     assert (pending.attributes, pending.mtime_ns) == (Attributes(), 11)
