@@ -49,6 +49,32 @@ class CopyState:
             version, version.name, np.zeros(num_units, np.uint64), np.zeros(num_units, np.bool_)
         )
 
+    def borrowed(self) -> CopyFiles | None:
+        """Return the files for one more user, who releases them."""
+        if self.files is not None:
+            self.files.acquire()
+        return self.files
+
+    def stored(self, unit: int, checksum: int) -> None:
+        """Note what became of a unit on its way to the disk; 0: the disk refused it."""
+        self.storing.discard(unit)
+        self.checksums_U[unit] = checksum
+        self.verified_U[unit] = bool(checksum)
+        if not checksum:
+            self.damaged.add(unit)
+
+    def lost(self, unit: int) -> None:
+        """Note that a unit is damaged; its room stays taken."""
+        self.checksums_U[unit] = 0
+        self.verified_U[unit] = False
+        self.damaged.add(unit)
+
+    def retire(self) -> None:
+        """Let the files go, as soon as nobody uses them."""
+        if self.files is not None:
+            self.files.retire()
+            self.files = None
+
     def clear(self) -> None:
         """Forget every unit."""
         self.damaged = set()

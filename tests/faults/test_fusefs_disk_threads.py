@@ -75,6 +75,6 @@ def test_many_threads_see_right_bytes_or_none_and_leave_a_right_account(tmp_path
         assert "taken" in taken
         assert cache.used_bytes <= cache.capacity_bytes
         assert bytes_on_disk(tmp_path / "disk") <= cache.used_bytes
-        assert cache._copies == {}
+        assert cache._table.copies == {}
     links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     assert [link for link in links if str(tmp_path) in os.path.realpath(link)] == []

@@ -51,11 +51,11 @@ def a_cache(directory, capacity=1 << 20, traffic=None):
 
 def abandon(cache):
     """Leave a cache as a killed process does: descriptors closed by the kernel, nothing said or tidied."""
-    for copy in cache._copies.values():
+    for copy in cache._table.copies.values():
         if copy.files is not None:
             os.close(copy.files._data)
             os.close(copy.files._table)
-    os.close(cache._directory._marker)
+    os.close(cache._table.directory._marker)
 
 
 def bytes_on_disk(directory):

@@ -1,0 +1,79 @@
+"""What is known of a copy after a script of events: no disk is asked."""
+
+from fusefs.cache.copy_state import CopyState
+from tests.support.fusefs.disk import a_version
+
+
+class Files:
+    """Descriptors of a copy: only their users are counted."""
+
+    def __init__(self):
+        self.users, self.is_retired = 0, False
+
+    def acquire(self):
+        self.users += 1
+
+    def retire(self):
+        self.is_retired = True
+
+
+def a_copy():
+    return CopyState.empty(a_version(1, 3))
+
+
+def known(copy):
+    return [bool(c) for c in copy.checksums_U], copy.verified_U.tolist(), copy.damaged
+
+
+def test_a_unit_that_was_stored_is_here_and_verified():
+    copy = a_copy()
+    copy.storing.add(1)
+
+    copy.stored(1, 77)
+
+    assert known(copy) == ([False, True, False], [False, True, False], set())
+    assert copy.storing == set()
+
+
+def test_a_unit_that_the_disk_refused_is_not_here_and_keeps_its_room():
+    copy = a_copy()
+    copy.storing.add(1)
+
+    copy.stored(1, 0)
+
+    assert known(copy) == ([False] * 3, [False] * 3, {1})
+    assert copy.storing == set()
+
+
+def test_a_unit_that_is_lost_is_not_here_until_it_is_stored_again():
+    copy = a_copy()
+    copy.stored(2, 77)
+
+    copy.lost(2)
+
+    assert known(copy) == ([False] * 3, [False] * 3, {2})
+
+
+def test_what_is_cleared_has_neither_units_nor_room():
+    copy = a_copy()
+    copy.stored(0, 77)
+    copy.lost(0)
+    copy.stored(1, 78)
+    copy.storing.add(2)
+
+    copy.clear()
+
+    assert known(copy) == ([False] * 3, [False] * 3, set())
+    assert copy.storing == set()
+
+
+def test_files_are_borrowed_until_they_are_retired_and_retired_once():
+    copy = a_copy()
+    assert copy.borrowed() is None
+    copy.retire()
+    copy.files = files = Files()
+
+    assert copy.borrowed() is files
+    copy.retire()
+
+    assert (files.users, files.is_retired, copy.borrowed()) == (1, True, None)
