@@ -279,8 +279,8 @@ class Callers:
         )
         return True
 
-    def end(self, call: _Call[Any]) -> None:
-        """Note that a call returned."""
+    def end(self, call: _Call[Any], caller: "_Caller") -> None:
+        """Note that a call returned, and keep its thread for the next one."""
         with self._lock:
             was_abandoned = call in self._abandoned
             self._abandoned.discard(call)
@@ -291,9 +291,6 @@ class Callers:
                 "%s: %s of %r returned after %.1f s", self._client, call.name, call.path, took_s
             )
             call.drop()
-
-    def rest(self, caller: "_Caller") -> None:
-        """Keep a thread for the next call."""
         with self._lock:
             self._idle.append(caller)
 
@@ -330,6 +327,5 @@ class _Caller(threading.Thread):
                     return
                 continue
             call.run()
-            self._callers.end(call)
+            self._callers.end(call, self)
             del call
-            self._callers.rest(self)
