@@ -59,11 +59,11 @@ class Catalog:
         """Describe a path; links are not followed."""
         # A short manifest is read whole, for an open that likely follows.
         describe = partial(self._described, path, short_bytes=SHORT_BYTES)
-        return self._of_one_version(path, describe)
+        return _of_one_version(self._store, path, describe)
 
     def current(self, path: str) -> tuple[FileInfo, Manifest | None]:
         """Describe what is at a path now, with its manifest if it has one."""
-        return self._of_one_version(path, partial(self.version, path))
+        return _of_one_version(self._store, path, partial(self.version, path))
 
     def manifest_or_none(self, path: str) -> Manifest | None:
         """Return the manifest at a path; a broken one, or none, names nothing that could be removed."""
@@ -106,17 +106,6 @@ class Catalog:
         """Read the manifest at a path anew: what came there may bear the time stamp of what was there."""
         self._manifests.known.forget(path)
 
-    def _of_one_version(self, path: str, describe: Callable[[Entry], Result]) -> Result:
-        for attempt in range(_ATTEMPTS):
-            entry = self._store.stat(path)
-            try:
-                return describe(entry)
-            except (IntegrityError, FileNotFoundError):
-                # Replaced between stat and read: the sizes of both did not fit.
-                if attempt == _ATTEMPTS - 1 or self._store.stat(path) == entry:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
-
     def _described_or_gone(self, path: str, entry: Entry) -> FileInfo | None:
         try:
             return self._described(path, entry)
@@ -148,6 +137,19 @@ def described(entry: Entry, manifest: Manifest | None) -> FileInfo:
         stored="manifest",
         entry=entry,
     )
+
+
+def _of_one_version(store: Store, path: str, describe: Callable[[Entry], Result]) -> Result:
+    """Return what ``describe`` makes of what the store says of a path, asked again where it was replaced meanwhile."""
+    for attempt in range(_ATTEMPTS):
+        entry = store.stat(path)
+        try:
+            return describe(entry)
+        except (IntegrityError, FileNotFoundError):
+            # Replaced between stat and read: the sizes of both did not fit.
+            if attempt == _ATTEMPTS - 1 or store.stat(path) == entry:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _plain_info(entry: Entry) -> FileInfo:
