@@ -55,12 +55,8 @@ class BlockCache:
         self._lock = threading.Lock()
         self._blocks: Lru[Hashable, Block] = Lru(capacity_bytes)
         """Those on their way are pinned."""
-        self._kernel = PageCacheEstimate(_MOST_BELIEVED)
-
-    @property
-    def num_invalidations(self) -> int:
-        """How often it turned out that the kernel does not have what ``is_served`` said it has."""
-        return self._kernel.num_invalidations
+        self.kernel = PageCacheEstimate(_MOST_BELIEVED)
+        """What is served; changed by this cache alone. Its ``num_invalidations`` may be read by others."""
 
     @property
     def used_bytes(self) -> int:
@@ -84,8 +80,11 @@ class BlockCache:
             block = self._blocks.get(key)
             if block is not None:
                 return block, False
-            self._kernel.asked(key)
-            if not self._make_room(size_bytes):
+            self.kernel.asked(key)
+            fits, num_dropped = _make_room(self._blocks, self.capacity_bytes, size_bytes)
+            if num_dropped:
+                self._traffic.evicted("memory", num_dropped)
+            if not fits:
                 return None, False
             block = Block(size_bytes)
             self._blocks.put(key, block, size_bytes)
@@ -100,7 +99,7 @@ class BlockCache:
         """
         with self._lock:
             keys, size_bytes = tuple(filled), sum(map(len, filled.values()))
-            memory = _Memory(keys, size_bytes if self._kernel.will_keep(keys) else math.inf)
+            memory = _Memory(keys, size_bytes if self.kernel.will_keep(keys) else math.inf)
             for key, data in filled.items():
                 block = self._blocks.peek(key)
                 assert block is not None
@@ -120,13 +119,13 @@ class BlockCache:
                 block.unserved_bytes -= new_bytes
                 block.memory.unserved_bytes -= new_bytes
                 if block.memory.unserved_bytes <= 0:
-                    self._kernel.took(block.memory.keys)
-                    self._drop_with_siblings(key)
+                    self.kernel.took(block.memory.keys)
+                    _drop_with_siblings(self._blocks, key)
 
     def is_served(self, key: Hashable) -> bool:
         """Return whether a block is not here because it lies where it was served to, as far as is known."""
         with self._lock:
-            return self._kernel.has(key)
+            return self.kernel.has(key)
 
     def fail(self, key: Hashable, error: BaseException) -> None:
         """Give up a claimed block: waiting readers get ``error``, the next read tries again."""
@@ -150,23 +149,30 @@ class BlockCache:
             for key in keys:
                 block = self._blocks.peek(key)
                 if block is not None and block.data.done():
-                    dropped += self._drop_with_siblings(key)[1]
+                    dropped += _drop_with_siblings(self._blocks, key)[1]
         return dropped
 
-    def _make_room(self, size_bytes: int) -> bool:
-        while self._blocks.used + size_bytes > self.capacity_bytes:
-            # Blocks on their way are few and recent, so the first that is here is found at once.
-            oldest = self._blocks.oldest()
-            if oldest is None:
-                return False
-            self._traffic.evicted("memory", self._drop_with_siblings(oldest)[0])
-        return True
 
-    def _drop_with_siblings(self, key: Hashable) -> tuple[int, int]:
-        block = self._blocks.peek(key)
-        assert block is not None
-        assert block.memory is not None
-        keys, before = block.memory.keys, self._blocks.used
-        for sibling in keys:
-            self._blocks.pop(sibling)
-        return len(keys), before - self._blocks.used
+def _make_room(
+    blocks: Lru[Hashable, Block], capacity_bytes: int, size_bytes: int
+) -> tuple[bool, int]:
+    """Drop what may go for a block of so many bytes; return whether it fits now, and how many went."""
+    num_dropped = 0
+    while blocks.used + size_bytes > capacity_bytes:
+        # Blocks on their way are few and recent, so the first that is here is found at once.
+        oldest = blocks.oldest()
+        if oldest is None:
+            return False, num_dropped
+        num_dropped += _drop_with_siblings(blocks, oldest)[0]
+    return True, num_dropped
+
+
+def _drop_with_siblings(blocks: Lru[Hashable, Block], key: Hashable) -> tuple[int, int]:
+    """Drop a block and those that share its memory; return how many, and their bytes."""
+    block = blocks.peek(key)
+    assert block is not None
+    assert block.memory is not None
+    keys, before = block.memory.keys, blocks.used
+    for sibling in keys:
+        blocks.pop(sibling)
+    return len(keys), before - blocks.used

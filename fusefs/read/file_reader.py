@@ -145,10 +145,10 @@ class _Ahead:
     """The read-ahead of one version, whichever threads read it. Fetches nothing by itself."""
 
     def __init__(self, engine: ReadEngine, size_bytes: int) -> None:
-        self._cache = engine.cache
+        self._kernel = engine.cache.kernel
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
-        self._num_invalidations = engine.cache.num_invalidations
+        self._num_invalidations = self._kernel.num_invalidations
         self._machine = ReadAhead(
             largest_bytes=engine.read_ahead,
             all_bytes=engine.cache.capacity_bytes // 2,
@@ -161,7 +161,7 @@ class _Ahead:
         if offset >= self._size_bytes:
             return ()
         with self._lock:
-            if (num_invalidations := self._cache.num_invalidations) != self._num_invalidations:
+            if (num_invalidations := self._kernel.num_invalidations) != self._num_invalidations:
                 self._num_invalidations = num_invalidations
                 self._machine.handle(Invalidated())
             return self._machine.handle(Read(process, offset, size_bytes))

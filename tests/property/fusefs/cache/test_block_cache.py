@@ -155,7 +155,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
         served = {key for key in KEYS if self.cache.is_served(key)}
         assert served == {key for key in KEYS if self.belief.has(key)}
         assert not served & self.blocks.keys()
-        assert self.cache.num_invalidations == self.belief.num_invalidations
+        assert self.cache.kernel.num_invalidations == self.belief.num_invalidations
 
     @invariant()
     def memory_goes_with_the_last_of_its_blocks(self):
