@@ -102,13 +102,8 @@ class DirectoryAttributes:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._markers = _Markers(store)
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
-        """One at a time asks for the markers; the others wait for its answer."""
-        self._marked: frozenset[str] = frozenset()
-        self._marked_until = 0.0
-        self._unanswered: tuple[float, str] | None = None
-        """When the store last failed to list the markers, and how."""
         self._known: Lru[str, tuple[float, Manifest | None]] = Lru(_MOST_KNOWN)
         self._num_changes = 0
         """So that what was read before a change is not remembered after it."""
@@ -119,14 +114,14 @@ class DirectoryAttributes:
         Attributes that cannot be read are logged and count as none: they must not hide
         what lies below.
         """
-        if _digits(path) not in self._markers():
+        if not self._markers.cover(path):
             return None
         with self._lock:
             known = self._known.peek(path)
             if known is not None and known[0] > time.monotonic():
                 return known[1]
             before = self._num_changes
-        found = self._read(path)
+        found = _readable(self._store, path)
         with self._lock:
             if self._num_changes == before:
                 self._known.put(path, (time.monotonic() + _KEPT_S, found))
@@ -143,7 +138,7 @@ class DirectoryAttributes:
         Raises:
             OSError: ``ENOSPC`` where they do not fit a header.
         """
-        kept = self._read(path) if _digits(path) in self._markers() else None
+        kept = _readable(self._store, path) if self._markers.cover(path) else None
         if kept is None:
             mode = entry.mode if entry.mode is not None else _PLAIN_MODE
             kept = Manifest(kind="directory", mtime_ns=entry.mtime_ns or NOT_KEPT, mode=mode)
@@ -158,7 +153,7 @@ class DirectoryAttributes:
             if kept is None or kept.mtime_ns == NOT_KEPT:
                 return
             # Read anew: another mount may have removed the directory, which a publish would bring back.
-            kept = self._read(path)
+            kept = _readable(self._store, path)
             if kept is not None and kept.mtime_ns != NOT_KEPT:
                 self._put(path, replace(kept, mtime_ns=NOT_KEPT))
         except (OSError, OmniloadError) as error:
@@ -168,7 +163,7 @@ class DirectoryAttributes:
     def before_rename(self, source: str, target: str) -> None:
         """Have the new name looked at where a directory with attributes is about to get one."""
         if _digits(source) != _digits(target) and self.of(source) is not None:
-            self._mark(target)
+            self._markers.add(target)
 
     def forget(self, path: str) -> None:
         """Read the attributes of a directory, and of all below it, anew."""
@@ -182,15 +177,12 @@ class DirectoryAttributes:
         try:
             call()
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY or not self._holds_attributes_alone(path):
+            if error.errno != errno.ENOTEMPTY or not _holds_attributes_alone(self._store, path):
                 raise
             self._call_without(path, call)
 
-    def _holds_attributes_alone(self, path: str) -> bool:
-        return [entry.name for entry in self._store.listing(path)] == [ATTRIBUTES_NAME]
-
     def _call_without(self, path: str, call: Callable[[], None]) -> None:
-        kept = self._read(path)
+        kept = _readable(self._store, path)
         with suppress(FileNotFoundError):  # another mount removes it, too
             self._store.remove(attributes_path(path))
         self.forget(path)
@@ -203,20 +195,42 @@ class DirectoryAttributes:
 
     def _put(self, path: str, manifest: Manifest) -> None:
         data = encoded(manifest, path)
-        self._mark(path)
+        self._markers.add(path)
         self._store.publish(attributes_path(path), data)
         with self._lock:
             self._num_changes += 1
             self._known.pop(path)
 
-    def _read(self, path: str) -> Manifest | None:
-        try:
-            return read_attributes(self._store, path)
-        except (IntegrityError, StateError) as error:
-            _LOG.warning("%s; the directory is shown without", error)
-            return None
 
-    def _markers(self) -> frozenset[str]:
+class _Markers:
+    """Which names of directories may have attributes, as the store says once a second. Safe in threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._asking = threading.Lock()
+        """One at a time asks for the markers; the others wait for its answer."""
+        self._marked: frozenset[str] = frozenset()
+        self._marked_until = 0.0
+        self._unanswered: tuple[float, str] | None = None
+        """When the store last failed to list the markers, and how."""
+
+    def cover(self, path: str) -> bool:
+        """Return whether directories of this name may have attributes.
+
+        Raises:
+            UnavailableError: The store does not answer.
+        """
+        return _digits(path) in self._current()
+
+    def add(self, path: str) -> None:
+        """Have everybody look for attributes of directories of this name."""
+        if self.cover(path):
+            return
+        mark(self._store, path)
+        with self._asking:
+            self._marked |= {_digits(path)}
+
+    def _current(self) -> frozenset[str]:
         since = time.monotonic()
         with self._asking:
             if time.monotonic() < self._marked_until:
@@ -236,9 +250,15 @@ class DirectoryAttributes:
             self._marked_until = time.monotonic() + _KEPT_S
             return self._marked
 
-    def _mark(self, path: str) -> None:
-        if _digits(path) in self._markers():
-            return
-        mark(self._store, path)
-        with self._asking:
-            self._marked |= {_digits(path)}
+
+def _readable(store: Store, path: str) -> Manifest | None:
+    """Return what is kept of a directory; None for nothing, or for what cannot be read, which is logged."""
+    try:
+        return read_attributes(store, path)
+    except (IntegrityError, StateError) as error:
+        _LOG.warning("%s; the directory is shown without", error)
+        return None
+
+
+def _holds_attributes_alone(store: Store, path: str) -> bool:
+    return [entry.name for entry in store.listing(path)] == [ATTRIBUTES_NAME]

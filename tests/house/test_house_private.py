@@ -26,7 +26,6 @@ REACHED = {
     "tests/unit/fusefs/bridge/device/test_loop.py": 2,
     "tests/unit/fusefs/bridge/device/test_replies.py": 1,
     "tests/unit/fusefs/stores/remote/test_native_hdfs.py": 6,
-    "tests/unit/fusefs/stores/test_deadlines.py": 1,
     "tests/unit/fusefs/stores/test_handle_cache.py": 4,
     "tests/unit/fusefs/tree/test_publish.py": 5,
     "tests/unit/fusefs/tree/test_request_counts.py": 4,

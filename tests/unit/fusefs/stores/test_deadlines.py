@@ -247,7 +247,7 @@ def test_threads_that_waited_for_markers_share_the_outage():
 
         def look():
             try:
-                files.directories._markers()
+                files.directories.of("d")
             except UnavailableError as error:
                 failed.append(str(error))
 
