@@ -68,7 +68,7 @@ class Entries:
         if node.number == ROOT:
             return self.of_info(ROOT, await session.info(""))
         try:
-            info = await session.info(session.inodes.path(node))
+            info = await session.info(node.path())
         except FileNotFoundError as error:
             # Where another mount removed it: O_CREAT must learn that from a look-up, and not fail here.
             raise stale() from error

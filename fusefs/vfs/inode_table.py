@@ -13,7 +13,7 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,37 @@ class Node:
         """Whether it is a file that the store does not show yet."""
         return self.body is not None and not self.body.pending.published and self.is_attached
 
+    def path(self) -> str:
+        """Return where it lies.
+
+        Raises:
+            FileNotFoundError: It was unlinked, or something above it.
+        """
+        parts: list[str] = []
+        node = self
+        while node.number != ROOT:
+            if node.parent is None:
+                raise FileNotFoundError(errno.ENOENT, "unlinked", node.name)
+            parts.append(node.name)
+            node = node.parent
+        return "/".join(reversed(parts))
+
+    def child_path(self, name: str) -> str:
+        """Return the path of a name in this directory."""
+        above = self.path()
+        return f"{above}/{name}" if above else name
+
+    def pending_below(self) -> "Iterator[Node]":
+        """Yield files directly in this directory that the store does not show yet."""
+        return (child for child in self.children.values() if child.is_pending)
+
+    def open_below(self) -> "Iterator[Node]":
+        """Yield this one and all below it that are open."""
+        if self.body is not None:
+            yield self
+        for child in list(self.children.values()):
+            yield from child.open_below()
+
 
 class InodeTable:
     """The nodes of one mount. Used from the mount's loop only, so it needs no lock."""
@@ -127,44 +158,14 @@ class InodeTable:
         except KeyError:
             raise OSError(errno.ESTALE, f"inode {number} is not known") from None
 
-    def path(self, node: Node) -> str:
-        """Return the path of a node.
-
-        Raises:
-            FileNotFoundError: It was unlinked.
-        """
-        parts: list[str] = []
-        while node.number != ROOT:
-            if node.parent is None:
-                raise FileNotFoundError(errno.ENOENT, "unlinked", node.name)
-            parts.append(node.name)
-            node = node.parent
-        return "/".join(reversed(parts))
-
-    def child_path(self, parent: Node, name: str) -> str:
-        """Return the path of a name in a directory."""
-        above = self.path(parent)
-        return f"{above}/{name}" if above else name
-
     def child(self, parent: Node, name: str) -> Node:
         """Return the node of a name, made if there is none yet."""
         node = parent.children.get(name)
         if node is None:
-            node = Node(self._new_number(parent, name), parent, name)
+            node = Node(_new_number(parent, name, self._nodes), parent, name)
             parent.children[name] = node
             self._nodes[node.number] = node
         return node
-
-    def pending_below(self, node: Node) -> Iterator[Node]:
-        """Yield files directly in a directory that the store does not show yet."""
-        return (child for child in node.children.values() if child.is_pending)
-
-    def open_below(self, node: Node) -> Iterator[Node]:
-        """Yield a node and all below it that are open."""
-        if node.body is not None:
-            yield node
-        for child in list(node.children.values()):
-            yield from self.open_below(child)
 
     def detach(self, parent: Node, name: str) -> Node | None:
         """Take a name away: the node stays for its open handles, without a path."""
@@ -225,16 +226,6 @@ class InodeTable:
                 parent.children[node.name] = node
         return tree
 
-    def _new_number(self, parent: Node, name: str) -> int:
-        """Return a number for a name that no other inode has."""
-        key, attempt = f"{parent.number}/".encode() + os.fsencode(name), 0
-        while True:
-            digest = hashlib.blake2b(key, digest_size=8, salt=attempt.to_bytes(8, "little"))
-            number = int.from_bytes(digest.digest(), "little") % _NUMBERS
-            if number > ROOT and number not in self._nodes:
-                return number
-            attempt += 1
-
     def _drop_if_unused(self, node: Node) -> None:
         if node.lookups > 0 or node.opens > 0 or node.children or node.number == ROOT:
             return
@@ -244,3 +235,14 @@ class InodeTable:
             del above.children[node.name]
             # A directory the kernel forgot before its children goes with the last of them.
             self._drop_if_unused(above)
+
+
+def _new_number(parent: Node, name: str, taken: Container[int]) -> int:
+    """Return a number for a name that no other inode has."""
+    key, attempt = f"{parent.number}/".encode() + os.fsencode(name), 0
+    while True:
+        digest = hashlib.blake2b(key, digest_size=8, salt=attempt.to_bytes(8, "little"))
+        number = int.from_bytes(digest.digest(), "little") % _NUMBERS
+        if number > ROOT and number not in taken:
+            return number
+        attempt += 1

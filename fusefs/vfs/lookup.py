@@ -28,7 +28,7 @@ class Lookup:
         node = parent.children.get(name)
         if node is not None and node.body is not None and await self.leads_here(node):
             return node
-        info = await self._session.info(self._session.inodes.child_path(parent, name))
+        info = await self._session.info(parent.child_path(name))
         return self.child(parent, name, info.kind)
 
     def child(self, parent: Node, name: str, kind: str) -> Node:
@@ -96,7 +96,7 @@ class Lookup:
             body.pending.replaced_elsewhere()
         if node.parent is not None:
             inodes = self._session.inodes
-            self._session.attributes.forget(inodes.child_path(node.parent, node.name))
+            self._session.attributes.forget(node.parent.child_path(node.name))
             inodes.detach(node.parent, node.name)
 
     def _seen(self, node: Node, body: OpenFile | None) -> Seen:

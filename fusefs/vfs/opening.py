@@ -65,7 +65,7 @@ class Opening:
             OSError: ``ESTALE``: it lost its name meanwhile; the kernel looks it up again.
         """
         try:
-            return self._session.inodes.path(node)
+            return node.path()
         except FileNotFoundError as error:
             raise stale() from error
 

@@ -94,9 +94,7 @@ class ContentRequests:
         listing = self._session.handles.listings.get(handle)
         node = listing.directory if listing is not None else None
         if node is not None and node.is_attached:
-            await self._session.wait(
-                self._session.files.store.sync, self._session.inodes.path(node)
-            )
+            await self._session.wait(self._session.files.store.sync, node.path())
 
     async def release(self, handle: int) -> None:
         """Drop a handle; flush has published already, unless it failed and said so."""

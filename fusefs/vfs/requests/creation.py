@@ -39,7 +39,7 @@ class CreationRequests:
         """Create a file: nothing is in the store before its first flush."""
         above, text = self._session.place_for(parent, name)
         inodes = self._session.inodes
-        path = inodes.child_path(above, text)
+        path = above.child_path(text)
         was_missed = self._session.attributes.was_just_missed(path) and not is_open(above, text)
         if not was_missed and await self._names.has_name(above, text):
             if flags & os.O_EXCL:
@@ -54,7 +54,7 @@ class CreationRequests:
                 raise
         node = self._names.child(above, text, "file")
         node.lookups += 1
-        path = inodes.child_path(above, text)  # a directory above may be renamed by now
+        path = above.child_path(text)  # a directory above may be renamed by now
         node.body = OpenFile(self._session.files, self._session.place, path, None)
         permissions = stat_bits.S_IMODE(mode)
         if permissions != 0o644:

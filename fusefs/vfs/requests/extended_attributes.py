@@ -35,7 +35,7 @@ class ExtendedAttributeRequests:
             raise OSError(errno.ENODATA, "only user attributes are kept")
         node = self._session.inodes.node(inode)
         if text == LAYOUT_XATTR:
-            path = self._session.inodes.path(node)
+            path = node.path()
             return await self._session.wait(layout_json, self._session.files, path)
         if text == DROP_XATTR:
             return await self._drop(node)
@@ -68,7 +68,7 @@ class ExtendedAttributeRequests:
         await self._attributes.set(node, Attributes(xattrs=known))
 
     async def _drop(self, node: Node) -> bytes:
-        path = self._session.inodes.path(node)
+        path = node.path()
         self._session.attributes.forget_all()
         below = [node]
         while below:

@@ -37,7 +37,7 @@ class ListingRequests:
             node = await self._names.found(above, text)
         except FileNotFoundError:
             if attributes.num_changes == before and not is_open(above, text):
-                attributes.miss(self._session.inodes.child_path(above, text))
+                attributes.miss(above.child_path(text))
             raise
         node.lookups += 1
         try:
@@ -60,7 +60,7 @@ class ListingRequests:
             lines: list[Listed] = [("stats.json", self._entries.of_statistics(b"stats.json"), None)]
         else:
             node = self._session.inodes.node(inode)
-            path = self._session.inodes.path(node)
+            path = node.path()
             directory = node
             infos = await self._session.wait(self._session.files.listing, path)
             for info in infos:
@@ -80,7 +80,7 @@ class ListingRequests:
                     f"{path}/{info.name}" if path else info.name, info
                 )
             named[info.name] = info
-        for pending in self._session.inodes.pending_below(node):
+        for pending in node.pending_below():
             named.setdefault(pending.name, None)
         listed: list[Listed] = []
         for name in sorted(named):

@@ -32,7 +32,7 @@ class NameRequests:
     async def mkdir(self, parent: int, name: bytes, mode: int) -> Entry:
         """Make a directory."""
         above, text = self._session.place_for(parent, name)
-        path = self._session.inodes.child_path(above, text)
+        path = above.child_path(text)
         wanted = stat_bits.S_IMODE(mode)
         await self._session.wait(self._session.files.names.make_directory, path, wanted)
         self._session.attributes.forget(path)
@@ -48,7 +48,7 @@ class NameRequests:
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Entry:
         """Make a symbolic link."""
         above, text = self._session.place_for(parent, name)
-        path = self._session.inodes.child_path(above, text)
+        path = above.child_path(text)
         await self._session.wait(self._session.files.names.make_link, path, os.fsdecode(target))
         self._session.attributes.forget(path)
         self._session.attributes.names_changed(parent_of(path))
@@ -56,13 +56,13 @@ class NameRequests:
 
     async def readlink(self, inode: int) -> bytes:
         """Return where a link points."""
-        path = self._session.inodes.path(self._session.inodes.node(inode))
+        path = self._session.inodes.node(inode).path()
         return os.fsencode(await self._session.wait(self._session.files.names.read_link, path))
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file; its open handles keep it."""
         above, text = self._session.place_for(parent, name)
-        path = self._session.inodes.child_path(above, text)
+        path = above.child_path(text)
         node = above.children.get(text)
         body = node.body if node is not None else None
         with self._session.leaving.changing(path):
@@ -76,9 +76,9 @@ class NameRequests:
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory."""
         above, text = self._session.place_for(parent, name)
-        path = self._session.inodes.child_path(above, text)
+        path = above.child_path(text)
         node = above.children.get(text)
-        if node is not None and any(self._session.inodes.pending_below(node)):
+        if node is not None and any(node.pending_below()):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", path)
         await self._session.wait(self._session.files.names.remove_directory, path)
         self._session.attributes.forget(path)
@@ -93,24 +93,24 @@ class NameRequests:
             raise OSError(errno.EINVAL, "no store exchanges two names")
         above, text = self._session.place_for(parent, name)
         new_above, new_text = self._session.place_for(new_parent, new_name)
-        source = self._session.inodes.child_path(above, text)
-        target = self._session.inodes.child_path(new_above, new_text)
+        source = above.child_path(text)
+        target = new_above.child_path(new_text)
         node, there = above.children.get(text), new_above.children.get(new_text)
         if flags & _RENAME_NOREPLACE and await self._names.has_name(new_above, new_text):
             raise FileExistsError(errno.EEXIST, "something is there", target)
         replacing = there is not None and there is not node
-        if there is not None and replacing and any(self._session.inodes.pending_below(there)):
+        if there is not None and replacing and any(there.pending_below()):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", target)
         if node is not None and node.is_pending:
             await self._check_target_of_pending(target)
-        opened = self._session.inodes.open_below(node) if node is not None else ()
+        opened = node.open_below() if node is not None else ()
         moving = [below.body for below in opened if below.body is not None]
         replaced = there.body if there is not None and replacing else None
         with self._session.leaving.changing(source, target):
             await self._session.wait(
                 rename_open, self._session.files, source, target, moving, replaced
             )
-            for below in self._session.inodes.open_below(node) if node is not None else ():
+            for below in node.open_below() if node is not None else ():
                 below.num_moves += 1
         if source != target:
             self._session.attributes.forget_below(source, target)
@@ -120,9 +120,9 @@ class NameRequests:
             # Opened while the store renamed them: no flush of these may land at the old path.
             if there is not None and replacing and there.body is not None:
                 there.body.pending.unlinked()
-            for below in self._session.inodes.open_below(node) if node is not None else ():
+            for below in node.open_below() if node is not None else ():
                 if below.body is not None and below.body not in moving:
-                    await self._session.wait(moved, below.body, self._session.inodes.path(below))
+                    await self._session.wait(moved, below.body, below.path())
 
     async def _made(self, parent: Node, name: str, kind: str) -> Entry:
         """Describe something just made and count that the kernel knows it."""

@@ -81,7 +81,7 @@ class StateTransfer:
         for number, inode, appends in state["handles"]:
             node = session.inodes.node(inode)
             if node.body is None:
-                path = session.inodes.path(node)
+                path = node.path()
                 try:
                     # Its bytes come when they are read: the whole mount waits for this.
                     opened = await session.wait(self._opened_again, path)

@@ -126,7 +126,7 @@ def test_renaming_a_directory_gives_all_below_another_path():
 
     tree.move(root, "d", root, "e")
 
-    assert tree.path(f) == "e/f"
+    assert f.path() == "e/f"
 
 
 def test_a_name_renamed_over_another_takes_its_place():
@@ -136,10 +136,10 @@ def test_a_name_renamed_over_another_takes_its_place():
 
     tree.move(d, "f", d, "g")
 
-    assert tree.path(f) == "d/g"
+    assert f.path() == "d/g"
     assert not g.is_attached
     with pytest.raises(FileNotFoundError):
-        tree.path(g)
+        g.path()
 
 
 def test_a_node_lives_until_the_kernel_forgets_it_and_its_children():
@@ -173,4 +173,4 @@ def test_the_root_is_never_forgotten():
 
     tree.forget(ROOT, 100)
 
-    assert tree.path(tree.node(ROOT)) == ""
+    assert tree.node(ROOT).path() == ""
