@@ -11,13 +11,14 @@ Where a request is dear, what begins with a long read is fetched in whole blocks
 so that readers here and there never leave parts of a block behind that cost one more each.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from fusefs.read.speculation import SpeculativeReads
 from omniload.base.lru import Lru
 
-__all__ = ["Closed", "Fetch", "Invalidated", "Read", "ReadAhead"]
+__all__ = ["Closed", "Fetch", "Invalidated", "Read", "ReadAhead", "Streams"]
 
 
 class Read(NamedTuple):
@@ -66,6 +67,66 @@ class _Stream:
     """Whether it is fetched in whole blocks."""
 
 
+class Streams:
+    """The streams of one version, found by process and place. Not safe in threads.
+
+    Args:
+        most: Streams remembered; the least recently used is forgotten.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._all: Lru[int, _Stream] = Lru(most)
+        self._of_process: dict[int, list[_Stream]] = {}
+        self._standing_at: dict[tuple[int, int], _Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[_Stream]:
+        return iter(self._all.values())
+
+    def at(self, process: int, offset: int, slack_bytes: int) -> _Stream | None:
+        """Return the stream that a read continues: the one that stands there, or the nearest so near; it is used."""
+        found = self._standing_at.get((process, offset))
+        if found is None:
+            distance = slack_bytes + 1
+            for stream in self._of_process.get(process, ()):
+                away = abs(offset - stream.next_offset)
+                if away < distance:
+                    found, distance = stream, away
+        if found is not None:
+            self._all.get(id(found))
+        return found
+
+    def add(self, stream: _Stream) -> None:
+        """Remember a new stream."""
+        self._of_process.setdefault(stream.process, []).append(stream)
+        self._standing_at[stream.process, stream.next_offset] = stream
+        for _, oldest in self._all.put(id(stream), stream):
+            self._unlink(oldest)
+
+    def move(self, stream: _Stream, offset: int) -> None:
+        """Note that a stream stands elsewhere."""
+        self._standing_at.pop((stream.process, stream.next_offset), None)
+        stream.next_offset = offset
+        self._standing_at[stream.process, offset] = stream
+
+    def forget(self, process: int) -> None:
+        """Forget the streams of a process."""
+        for stream in list(self._of_process.get(process, ())):
+            self._all.pop(id(stream))
+            self._unlink(stream)
+
+    def _unlink(self, stream: _Stream) -> None:
+        place = (stream.process, stream.next_offset)
+        if self._standing_at.get(place) is stream:
+            del self._standing_at[place]
+        streams = self._of_process[stream.process]
+        streams.remove(stream)
+        if not streams:
+            del self._of_process[stream.process]
+
+
 class ReadAhead:
     """The streams of one version of a file: a machine without I/O. Not safe in threads.
 
@@ -100,9 +161,7 @@ class ReadAhead:
         self._most_streams = most_streams
         self._block_bytes = block_bytes
         self._speculative = speculative
-        self._streams: Lru[int, _Stream] = Lru(most_streams)
-        self._of_process: dict[int, list[_Stream]] = {}
-        self._standing_at: dict[tuple[int, int], _Stream] = {}
+        self.streams = Streams(most_streams)
         self._num_reads = 0
 
     def handle(self, event: Read | Closed | Invalidated) -> tuple[Fetch, ...]:
@@ -120,11 +179,10 @@ class ReadAhead:
                     self._speculative.read(offset, offset + size_bytes)
                 return self._observe(process, offset, size_bytes)
             case Closed(process=process):
-                for stream in list(self._of_process.get(process, ())):
-                    self._forget(stream)
+                self.streams.forget(process)
                 return ()
             case Invalidated():
-                for stream in self._streams.values():
+                for stream in self.streams:
                     stream.fetched_to = min(stream.fetched_to, stream.next_offset)
                 return ()
             case _:
@@ -132,17 +190,14 @@ class ReadAhead:
 
     def _observe(self, process: int, offset: int, size_bytes: int) -> tuple[Fetch, ...]:
         end = offset + size_bytes
-        stream = self._stream_at(process, offset)
+        stream = self.streams.at(process, offset, self._slack_bytes)
         if stream is None:
             return self._begin(process, offset, size_bytes)
-        self._streams.get(id(stream))
         stream.read_at = self._num_reads
         stream.run_bytes += size_bytes
         if end <= stream.next_offset:
             return ()
-        self._standing_at.pop((process, stream.next_offset), None)
-        stream.next_offset = end
-        self._standing_at[process, end] = stream
+        self.streams.move(stream, end)
         if end <= stream.grows_behind:
             return ()
         if stream.grows_behind and stream.run_bytes <= self._block_bytes:
@@ -168,7 +223,7 @@ class ReadAhead:
             grows_behind=0,
             in_blocks=in_blocks,
         )
-        self._remember(stream)
+        self.streams.add(stream)
         if in_blocks:
             return self._whole_blocks(stream, offset)
         return self._advance(stream, offset)
@@ -187,17 +242,6 @@ class ReadAhead:
         stream.grows_behind = stop if offset else 0
         return (Fetch(start, stop),) if start < offset or stop > end else ()
 
-    def _stream_at(self, process: int, offset: int) -> _Stream | None:
-        exact = self._standing_at.get((process, offset))
-        if exact is not None:
-            return exact
-        best, distance = None, self._slack_bytes + 1
-        for stream in self._of_process.get(process, ()):
-            away = abs(offset - stream.next_offset)
-            if away < distance:
-                best, distance = stream, away
-        return best
-
     def _share_bytes(self) -> int:
         """Return the largest window of one stream beside those that are read at the same time."""
         if self._all_bytes is None:
@@ -207,30 +251,11 @@ class ReadAhead:
             s.run_bytes > s.first_read_bytes
             and s.next_offset > s.grows_behind
             and s.read_at >= since
-            for s in self._streams.values()
+            for s in self.streams
         )
         share = self._all_bytes // max(1, active)
         # So many streams that what is fetched for one pushes out another's: better nothing.
         return min(self._largest_bytes, share) if share >= self._first_bytes else 0
-
-    def _remember(self, stream: _Stream) -> None:
-        self._of_process.setdefault(stream.process, []).append(stream)
-        self._standing_at[stream.process, stream.next_offset] = stream
-        for _, oldest in self._streams.put(id(stream), stream):
-            self._unlink(oldest)
-
-    def _forget(self, stream: _Stream) -> None:
-        self._streams.pop(id(stream))
-        self._unlink(stream)
-
-    def _unlink(self, stream: _Stream) -> None:
-        place = (stream.process, stream.next_offset)
-        if self._standing_at.get(place) is stream:
-            del self._standing_at[place]
-        streams = self._of_process[stream.process]
-        streams.remove(stream)
-        if not streams:
-            del self._of_process[stream.process]
 
     def _advance(self, stream: _Stream, offset: int) -> tuple[Fetch, ...]:
         start = max(stream.fetched_to, stream.next_offset)

@@ -19,7 +19,7 @@ REACHED = {
     "tests/integration/trainer_integration/loader/test_data_loader_sealing.py": 2,
     "tests/integration/fusefs/stores/test_native_hdfs.py": 4,
     "tests/integration/fusefs/bridge/test_umount.py": 3,
-    "tests/property/fusefs/read/test_readahead.py": 6,
+    "tests/property/fusefs/read/test_readahead.py": 3,
     "tests/property/fusefs/vfs/test_fresh_single_flight.py": 1,
     "tests/property/fusefs/vfs/test_versions.py": 1,
     "tests/support/fusefs/disk.py": 5,

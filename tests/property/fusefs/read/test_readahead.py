@@ -121,14 +121,14 @@ def test_what_is_remembered_is_bounded_and_whoever_left_leaves_nothing(steps, le
         for each in (event, gone):
             if each is not None:
                 ahead.handle(each)
-        assert len(ahead._streams) <= 5
-        assert sum(map(len, ahead._of_process.values())) == len(ahead._streams)
+        assert len(ahead.streams) <= 5
+        assert sum(map(len, ahead.streams._of_process.values())) == len(ahead.streams)
     for process in range(4):
         ahead.handle(Closed(process))
 
-    assert not ahead._streams
-    assert not ahead._of_process
-    assert not ahead._standing_at
+    assert not ahead.streams
+    assert not ahead.streams._of_process
+    assert not ahead.streams._standing_at
 
 
 @given(
