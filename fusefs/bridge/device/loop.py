@@ -81,13 +81,11 @@ class Loop:
         self._filesystem = filesystem
         self._requests = requests
         self._replies = Replies(device, min(_MOST_COPIES, os.cpu_count() or 1))
-        self._poller = Poller(self._resume)
+        self._tasks = _Tasks(self._replies, filesystem)
+        self._poller = self._tasks.poller
         self.watch, self.unwatch = self._poller.watch, self._poller.unwatch
         self._buffer = bytearray(request_bytes)
         self._view = memoryview(self._buffer)
-        self._tasks: dict[int, _Task] = {}
-        self._ready: deque[_Task] = deque()
-        self._interrupted: set[int] = set()
         self._ending = False
         self.connected = True
         """Whether the mount is still there; false once it was unmounted."""
@@ -105,27 +103,24 @@ class Loop:
         """Serve until unmounted or asked to end."""
         self.take_requests(on=True)
         while self.connected and not self._ending:
-            self.once(_LOOK_AGAIN_MS if self._interrupted else None)
+            self.once(_LOOK_AGAIN_MS if self._tasks.interrupted else None)
 
     def finish_tasks(self, within_s: float) -> bool:
         """Go on without new requests until no handler waits; return whether it came to that."""
         until = time.monotonic() + within_s
-        while self._tasks and (left := until - time.monotonic()) > 0:
+        while self._tasks.waiting and (left := until - time.monotonic()) > 0:
             self.once(min(left * 1000, _LOOK_AGAIN_MS))
-        return not self._tasks and self._replies.finish(max(0.0, until - time.monotonic()))
+        return not self._tasks.waiting and self._replies.finish(max(0.0, until - time.monotonic()))
 
     def once(self, timeout_ms: float | None) -> None:
         """Wait for events no longer than so many milliseconds, and carry out what they ask."""
         self._poller.wait(timeout_ms)
-        if self._interrupted:
-            self._release_dying()
+        if self._tasks.interrupted:
+            self._tasks.release_dying()
 
     def close(self) -> None:
         """Drop what still waits. Any caller that asked gets an error once the connection is gone."""
-        for task in self._tasks.values():
-            task.handling.close()
-        self._tasks.clear()
-        self._poller.close()
+        self._tasks.close()
         self._replies.close()
 
     def take_requests(self, *, on: bool) -> None:
@@ -149,18 +144,37 @@ class Loop:
         body = self._view[_HEADER:size]
         handler = self._requests.of_opcode.get(opcode)
         if handler is not None:
-            self._run(_Task(unique, opcode, pid, handler(inode, body)))
+            self._tasks.run(_Task(unique, opcode, pid, handler(inode, body)))
         elif opcode == Opcode.FORGET:
-            self._forget(inode, int.from_bytes(body[:8], "little"))
+            _forget(self._filesystem, inode, int.from_bytes(body[:8], "little"))
         elif opcode == Opcode.BATCH_FORGET:
             for forgotten, lookups in batch_forgets(body):
-                self._forget(forgotten, lookups)
+                _forget(self._filesystem, forgotten, lookups)
         elif opcode == Opcode.INTERRUPT:
-            self._interrupt(int.from_bytes(body[:8], "little"))
+            self._tasks.interrupt(int.from_bytes(body[:8], "little"))
         else:
             self._replies.write(unique, 0 if opcode == Opcode.DESTROY else errno.ENOSYS)
 
-    def _run(self, task: _Task) -> None:
+
+class _Tasks:
+    """Handlers: run where they stand, put aside while they wait, answered when they end. On the loop's thread.
+
+    Args:
+        replies: Of the connection.
+        filesystem: Gets inodes that were found too late for the kernel.
+    """
+
+    def __init__(self, replies: Replies, filesystem: FileSystem) -> None:
+        self._replies = replies
+        self._filesystem = filesystem
+        self.poller = Poller(self._resume)
+        self.waiting: dict[int, _Task] = {}
+        """By the number of their request."""
+        self.interrupted: set[int] = set()
+        """Of those that wait, whose caller may be about to die."""
+        self._ready: deque[_Task] = deque()
+
+    def run(self, task: _Task) -> None:
         """Run a handler until it waits or ends."""
         try:
             future = task.handling.send(None)
@@ -170,50 +184,59 @@ class Loop:
         except Exception as error:  # noqa: BLE001
             self._answer(task, errno_answered(Opcode(task.opcode).name.lower(), error), b"")
         else:
-            self._tasks[task.unique] = task
+            self.waiting[task.unique] = task
             self._wait(task, future)
+
+    def interrupt(self, unique: int) -> None:
+        """Note that the caller of a request got a signal."""
+        task = self.waiting.get(unique)
+        if task is not None and task.opcode in _LET_GO:
+            self.interrupted.add(unique)
+
+    def release_dying(self) -> None:
+        """Answer EINTR to callers with SIGKILL pending: they wait for nothing else to die."""
+        for unique in [u for u in self.interrupted if _is_dying(self.waiting[u].pid)]:
+            self.interrupted.discard(unique)
+            task = self.waiting[unique]
+            task.is_released = True
+            self._replies.write(unique, errno.EINTR)
+
+    def close(self) -> None:
+        """Drop what still waits."""
+        for task in self.waiting.values():
+            task.handling.close()
+        self.waiting.clear()
+        self.poller.close()
 
     def _wait(self, task: _Task, future: "Future[Any]") -> None:
         def wake(_: object) -> None:
             self._ready.append(task)
-            self._poller.wake()
+            self.poller.wake()
 
         future.add_done_callback(wake)
 
     def _resume(self) -> None:
         while self._ready:
             task = self._ready.popleft()
-            self._tasks.pop(task.unique, None)
-            self._run(task)
+            self.waiting.pop(task.unique, None)
+            self.run(task)
 
     def _answer(self, task: _Task, number: int, data: Data) -> None:
-        self._interrupted.discard(task.unique)
+        self.interrupted.discard(task.unique)
         if task.is_released:
             if task.opcode == Opcode.LOOKUP and not number:
                 inode = int.from_bytes(data[:8], "little")
-                self._forget(inode, 1)  # the kernel never heard of it
+                _forget(self._filesystem, inode, 1)  # the kernel never heard of it
         else:
             self._replies.write(task.unique, number, data)
 
-    def _forget(self, inode: int, lookups: int) -> None:
-        try:
-            self._filesystem.forget(inode, lookups)
-        # As above; a FORGET has no answer.
-        except Exception as error:  # noqa: BLE001
-            errno_answered("forget", error)
 
-    def _interrupt(self, unique: int) -> None:
-        task = self._tasks.get(unique)
-        if task is not None and task.opcode in _LET_GO:
-            self._interrupted.add(unique)
-
-    def _release_dying(self) -> None:
-        """Answer EINTR to callers with SIGKILL pending: they wait for nothing else to die."""
-        for unique in [u for u in self._interrupted if _is_dying(self._tasks[u].pid)]:
-            self._interrupted.discard(unique)
-            task = self._tasks[unique]
-            task.is_released = True
-            self._replies.write(unique, errno.EINTR)
+def _forget(filesystem: FileSystem, inode: int, lookups: int) -> None:
+    try:
+        filesystem.forget(inode, lookups)
+    # As above; a FORGET has no answer.
+    except Exception as error:  # noqa: BLE001
+        errno_answered("forget", error)
 
 
 def _is_dying(thread: int) -> bool:
