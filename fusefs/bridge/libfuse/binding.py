@@ -102,14 +102,14 @@ class _Service:
         # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
         await all_done((_in_daemon_thread(partial(os.statvfs, self._target)),))
         tune_kernel(self._options, self._target)
-        listener = listen(self._target) if self._loop.device is not None else None
+        listener = listen(self._target) if self._loop.reader.device is not None else None
         if listener is not None:
             self._door = Door(listener)
             self._loop.watch(self._door.fileno(), self._hand_over)
         ready()
 
     def _hand_over(self) -> None:
-        door, device = self._door, self._loop.device
+        door, device = self._door, self._loop.reader.device
         assert door is not None, "it rang"
         assert device is not None, "it was waited for"
         # One at a time: another peer that asks while requests are finished waits.

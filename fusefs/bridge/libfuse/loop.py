@@ -15,7 +15,6 @@ libfuse reads a descriptor that blocks, in the step in which its wait returns. S
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future
 from enum import Enum, auto
 from functools import partial
 from types import SimpleNamespace
@@ -64,19 +63,14 @@ class Loop:
         self._terminate = terminate
         self._poller = Poller(self._woken)
         self.watch, self.unwatch = self._poller.watch, self._poller.unwatch
-        self.device: int | None = None
-        """/dev/fuse, once pyfuse3 has waited for it; libfuse's to close."""
+        self._ready: deque[Task] = deque()
+        self.reader = _Reader(self._poller, self._ready, self._step)
+        self.take_requests = self.reader.take_requests
         self._nursery_of: dict[Task, _Nursery | None] = {}
         """Of all tasks."""
-        self._ready: deque[Task] = deque()
         self._waiting: set[Task] = set()
         """For futures: those whose requests are under way."""
-        self._reader: Task | None = None
-        self._has_reader = False
-        self._turns: deque[Task] = deque()
-        self._takes = True
-        self._is_watched = False
-        self._is_closing = self._is_ending = False
+        self._is_ending = False
         self.as_trio = SimpleNamespace(
             ClosedResourceError=_ClosedResourceError,
             Lock=partial(_Turn, in_use),
@@ -84,8 +78,8 @@ class Loop:
             lowlevel=SimpleNamespace(
                 current_task=partial(SimpleNamespace, name="pyfuse3"),
                 current_trio_token=lambda: self,
-                notify_closing=self._notify_closing,
-                wait_readable=self._wait_readable,
+                notify_closing=self.reader.notify_closing,
+                wait_readable=self.reader.wait_readable,
             ),
         )
         """All that pyfuse3 asks of trio."""
@@ -119,11 +113,6 @@ class Loop:
         self._poller.wait(timeout_ms)
         self._run_ready()
 
-    def take_requests(self, *, on: bool) -> None:
-        """Go on with new requests, or leave them with the kernel."""
-        self._takes = on
-        self._watch_device()
-
     def finish_tasks(self, within_s: float) -> bool:
         """Go on until no request is under way; return whether it came to that."""
         until = time.monotonic() + within_s
@@ -141,73 +130,106 @@ class Loop:
     # Inside
 
     def _run_ready(self) -> None:
-        while self._ready or (self._turns and not self._has_reader):
-            self._step((self._ready or self._turns).popleft())
-        self._watch_device()
+        while (task := self._ready.popleft() if self._ready else self.reader.next()) is not None:
+            self._step(task)
+        self.reader.watch()
 
     def _step(self, task: Task) -> None:
         self._waiting.discard(task)
         try:
             awaited = task.send(None)
         except StopIteration:
-            if (nursery := self._nursery_of.pop(task)) is not None:
-                self._left(nursery)
+            nursery = self._nursery_of.pop(task)
+            if nursery is not None and (joining := nursery.left()) is not None:
+                self._ready.append(joining)
             return
-        if awaited is _For.REQUEST:
-            self._reader = task
-        elif awaited is _For.TURN:
-            self._turns.append(task)
+        if isinstance(awaited, _For):
+            self.reader.wait(task, awaited)
         elif isinstance(awaited, _Nursery):
             awaited.joining = task
         else:
-            self._wait(task, awaited)
 
-    def _left(self, nursery: "_Nursery") -> None:
-        nursery.num_tasks -= 1
-        if not nursery.num_tasks and nursery.joining is not None:
-            self._ready.append(nursery.joining)
+            def wake(_: object) -> None:
+                self._ready.append(task)
+                self._poller.wake()
 
-    def _wait(self, task: Task, future: "Future[Any]") -> None:
-        def wake(_: object) -> None:
-            self._ready.append(task)
-            self._poller.wake()
-
-        self._waiting.add(task)
-        future.add_done_callback(wake)
+            self._waiting.add(task)
+            awaited.add_done_callback(wake)
 
     def _woken(self) -> None:
         if self._is_ending:
             self._terminate()
 
-    def _watch_device(self) -> None:
+
+class _Reader:
+    """The task that reads the next request, those that wait for their turn to, and the descriptor they read.
+
+    Args:
+        poller: Of the loop.
+        ready: Tasks to be carried on.
+        step: Carries one on at once.
+    """
+
+    def __init__(self, poller: Poller, ready: deque[Task], step: Callable[[Task], None]) -> None:
+        self._poller = poller
+        self._ready = ready
+        self._step = step
+        self.device: int | None = None
+        """/dev/fuse, once pyfuse3 has waited for it; libfuse's to close."""
+        self.is_there = False
+        """Whether some task has the turn, and others wait for it."""
+        self._task: Task | None = None
+        self._turns: deque[Task] = deque()
+        self._takes = True
+        self._is_watched = self._is_closing = False
+
+    def wait(self, task: Task, what: _For) -> None:
+        """Put a task aside that waits for a request, or for its turn to read one."""
+        if what is _For.REQUEST:
+            self._task = task
+        else:
+            self._turns.append(task)
+
+    def next(self) -> Task | None:
+        """Return the task whose turn it is, if there is one and the turn is free."""
+        return self._turns.popleft() if self._turns and not self.is_there else None
+
+    def take_requests(self, *, on: bool) -> None:
+        """Go on with new requests, or leave them with the kernel."""
+        self._takes = on
+        self.watch()
+
+    def watch(self) -> None:
         """Watch for requests while there is a task to read them."""
-        wanted = self._takes and self._reader is not None
+        wanted = self._takes and self._task is not None
         if self.device is not None and wanted != self._is_watched:
             self._is_watched = wanted
             if wanted:
-                self.watch(self.device, self._readable)
+                self._poller.watch(self.device, self._readable)
             else:
-                self.unwatch(self.device)
+                self._poller.unwatch(self.device)
 
     def _readable(self) -> None:
-        if (reader := self._reader) is not None:
-            self._reader = None
+        if (reader := self._task) is not None:
+            self._task = None
             self._step(reader)
 
     # What pyfuse3 calls
 
-    async def _wait_readable(self, device: int) -> None:
+    async def wait_readable(self, device: int) -> None:
+        """Wait for a request, of the task that has the turn."""
         self.device = device
         if not self._is_closing:
             await _Wait(_For.REQUEST)
         if self._is_closing:
             raise _ClosedResourceError
 
-    def _notify_closing(self, _: int) -> None:
+    def notify_closing(self, _: int) -> None:
+        """Let the task go that waits for a request, and all that come to wait for one."""
         self._is_closing = True
-        if self._reader is not None:
-            self._ready.append(self._reader)
-            self._reader = None
+        if self._task is not None:
+            self._ready.append(self._task)
+            self._task = None
 
 
 class _Turn:
@@ -217,13 +239,13 @@ class _Turn:
         self._in_use = in_use
 
     async def __aenter__(self) -> None:
-        loop = self._in_use()
-        while loop._has_reader:
+        reader = self._in_use().reader
+        while reader.is_there:
             await _Wait(_For.TURN)
-        loop._has_reader = True
+        reader.is_there = True
 
     async def __aexit__(self, *_: object) -> None:
-        self._in_use()._has_reader = False
+        self._in_use().reader.is_there = False
 
 
 class _Nursery:
@@ -241,6 +263,11 @@ class _Nursery:
     async def __aexit__(self, *_: object) -> None:
         if self.num_tasks:
             await _Wait(self)
+
+    def left(self) -> Task | None:
+        """Note that a task ended; return the one that waited for the last of them."""
+        self.num_tasks -= 1
+        return self.joining if not self.num_tasks else None
 
     def start_soon(self, run: Callable[..., Task], *arguments: object, name: str) -> None:
         del name

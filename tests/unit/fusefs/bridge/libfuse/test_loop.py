@@ -98,7 +98,7 @@ def test_requests_that_wait_for_nothing_are_answered_one_a_turn_by_one_worker(se
     session.turn(5)
 
     assert session.log == ["at once"] * 5
-    assert session.loop.device == session.device
+    assert session.loop.reader.device == session.device
 
 
 def test_a_request_that_waits_keeps_no_other_waiting(session):
