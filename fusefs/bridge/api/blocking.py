@@ -4,7 +4,8 @@ What waits for nothing (a tree in memory) is named in ``inline`` and costs no th
 are first tried in place. All else runs in worker threads.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import errno
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -55,11 +56,8 @@ class BlockingFileSystem(Protocol):
     def release(self, handle: int) -> None:
         """Close a file."""
 
-    def getxattr(self, inode: int, name: bytes) -> bytes:
-        """Return an extended attribute; ``OSError`` of ``ENODATA`` where there is none."""
-
-    def listxattr(self, inode: int) -> Sequence[bytes]:
-        """Name the extended attributes."""
+    def xattrs(self, inode: int) -> Mapping[bytes, bytes]:
+        """Return the extended attributes."""
 
     def statfs(self) -> Space:
         """Describe the room."""
@@ -140,11 +138,14 @@ class Threaded(FileSystem):
 
     @override
     async def getxattr(self, inode: int, name: bytes) -> bytes:
-        return await self._call(self._blocking.getxattr, inode, name)
+        found = (await self._call(self._blocking.xattrs, inode)).get(name)
+        if found is None:
+            raise OSError(errno.ENODATA, "no such attribute")
+        return found
 
     @override
     async def listxattr(self, inode: int) -> Sequence[bytes]:
-        return await self._call(self._blocking.listxattr, inode)
+        return list(await self._call(self._blocking.xattrs, inode))
 
     @override
     async def statfs(self) -> Space:

@@ -19,7 +19,7 @@ import os
 import stat as stat_bits
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
 
@@ -187,16 +187,9 @@ class LayerStore(BlockingFileSystem):
         return self._view(shown).read(number, offset, size_bytes)
 
     @override
-    def getxattr(self, inode: int, name: bytes) -> bytes:
+    def xattrs(self, inode: int) -> Mapping[bytes, bytes]:
         shown, number = self._in_tree(inode)
-        if shown is None:
-            raise OSError(errno.ENODATA, "no such attribute")
-        return self._view(shown).getxattr(number, name)
-
-    @override
-    def listxattr(self, inode: int) -> Sequence[bytes]:
-        shown, number = self._in_tree(inode)
-        return () if shown is None else self._view(shown).listxattr(number)
+        return {} if shown is None else self._view(shown).xattrs(number)
 
     @override
     def statfs(self) -> Space:

@@ -4,7 +4,7 @@ import errno
 import os
 import stat as stat_bits
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from typing_extensions import override
@@ -76,8 +76,7 @@ class ImageView(BlockingFileSystem):
             "readlink",
             "open",
             "release",
-            "getxattr",
-            "listxattr",
+            "xattrs",
             "statfs",
         ]
     )
@@ -140,15 +139,8 @@ class ImageView(BlockingFileSystem):
         return data
 
     @override
-    def getxattr(self, inode: int, name: bytes) -> bytes:
-        for known, value in self._tree.node(inode).xattrs:
-            if os.fsencode(known) == name:
-                return value
-        raise OSError(errno.ENODATA, "no such attribute")
-
-    @override
-    def listxattr(self, inode: int) -> Sequence[bytes]:
-        return [os.fsencode(name) for name, _ in self._tree.node(inode).xattrs]
+    def xattrs(self, inode: int) -> Mapping[bytes, bytes]:
+        return {os.fsencode(name): value for name, value in self._tree.node(inode).xattrs}
 
     @override
     def statfs(self) -> Space:

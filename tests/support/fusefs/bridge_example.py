@@ -57,9 +57,7 @@ XATTRS = {b"user.note": b"value", b"security.capability": bytes(20)}
 class Example(BlockingFileSystem):
     """Counts its reads and lookups; ``user.counts`` of the root tells them."""
 
-    inline: ClassVar = frozenset(
-        {"lookup", "getattr", "listing", "readlink", "getxattr", "listxattr"}
-    )
+    inline: ClassVar = frozenset({"lookup", "getattr", "listing", "readlink", "xattrs"})
 
     never_changes: ClassVar = True
 
@@ -126,14 +124,8 @@ class Example(BlockingFileSystem):
         del self._inodes[handle]
 
     @override
-    def getxattr(self, inode, name):
-        if name not in XATTRS:
-            raise OSError(errno.ENODATA, "no such attribute")
-        return XATTRS[name]
-
-    @override
-    def listxattr(self, inode):
-        return list(XATTRS)
+    def xattrs(self, inode):
+        return XATTRS
 
     @override
     def statfs(self):
