@@ -12,6 +12,7 @@ from fusefs.stores.protocol import (
     Entry,
     Preferred,
     RenameBegunError,
+    Store,
     stored_name,
 )
 from fusefs.stores.remote.backend import BackendStore
@@ -106,20 +107,22 @@ class ObjectStore(BackendStore):
 
     def _move_all(self, source: str, target: str) -> None:
         try:
-            self._move(source, target)
+            _move(self, self._backend, source, target)
         except UnavailableError as error:
             raise RenameBegunError(str(error)) from error
 
-    def _move(self, source: str, target: str) -> None:
-        moved = self.stat(source)
-        if not moved.is_directory:
-            with allowing(moved.size_bytes):
-                self._backend.move(source, target)
-            renew()  # one of many, perhaps
-            return
-        found = self._backend.listing(source)
-        names = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]
-        self._backend.make_directory(target)
-        for name in names:
-            self._move(f"{source}/{name}", f"{target}/{name}")
-        self._backend.remove_directory(source)
+
+def _move(store: Store, backend: Backend, source: str, target: str) -> None:
+    """Copy and remove a file, or all of a directory."""
+    moved = store.stat(source)
+    if not moved.is_directory:
+        with allowing(moved.size_bytes):
+            backend.move(source, target)
+        renew()  # one of many, perhaps
+        return
+    found = backend.listing(source)
+    names = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]
+    backend.make_directory(target)
+    for name in names:
+        _move(store, backend, f"{source}/{name}", f"{target}/{name}")
+    backend.remove_directory(source)

@@ -42,8 +42,7 @@ class RenamingStore(BackendStore):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._distrusted: Lru[str, None] = Lru(_MOST_DISTRUSTED)
-        """Intents that were logged as no intents."""
+        self._intents = _Intents(self._backend)
 
     @override
     def _find(self, path: str) -> Entry | None:
@@ -52,7 +51,7 @@ class RenamingStore(BackendStore):
         # A glimpse is enough ahead of the intent, after which the store is asked for sure.
         if (seen := self._backend.glimpse(path)) is not None:
             return seen
-        source = self._intended_source(path)
+        source = self._intents.source_of(path)
         found = self._backend.find(path)
         if found is None and source is not None:
             if self._backend.find(source) is not None:
@@ -92,7 +91,7 @@ class RenamingStore(BackendStore):
         except (OSError, OmniloadError):
             with suppress(OSError, OmniloadError):
                 # An intent that names it makes it the only copy.
-                if self._intended_source(path) != temporary:
+                if self._intents.source_of(path) != temporary:
                     self._backend.remove(temporary)
             raise
         return None
@@ -108,7 +107,7 @@ class RenamingStore(BackendStore):
     @override
     def remove(self, path: str) -> None:
         # Else the intent of a writer that died would bring the file back later.
-        self._forget_intent(path)
+        self._intents.forget(path)
         super().remove(path)
 
     def _make_parent(self, path: str) -> None:
@@ -121,7 +120,7 @@ class RenamingStore(BackendStore):
         self._backend.move(source, target)
 
     def _replace(self, source: str, target: str) -> None:
-        self._forget_intent(target)
+        self._intents.forget(target)
         self._write(intent_path(target), encode_intent(Intent(source, target)))
         try:
             self._backend.remove(target)
@@ -135,9 +134,19 @@ class RenamingStore(BackendStore):
             finished = self._backend.find(source) is None and self._backend.find(target) is not None
             if not finished:
                 raise
-        self._forget_intent(target)
+        self._intents.forget(target)
 
-    def _intended_source(self, path: str) -> str | None:
+
+class _Intents:
+    """The intents of one store to replace files. Safe in threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._distrusted: Lru[str, None] = Lru(_MOST_DISTRUSTED)
+        """Those that were logged as no intents."""
+
+    def source_of(self, path: str) -> str | None:
+        """Return what is to stand at a path; None where nothing is promised."""
         where = intent_path(path)
         # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
         if not self._backend.is_file(where):
@@ -153,7 +162,8 @@ class RenamingStore(BackendStore):
                 _LOG.warning("%s; it promises nothing", error)
             return None
 
-    def _forget_intent(self, path: str) -> None:
+    def forget(self, path: str) -> None:
+        """Remove the intent to replace what is at a path, if there is one."""
         if self._backend.is_file(intent_path(path)):
             with suppress(FileNotFoundError):
                 self._backend.remove(intent_path(path))
@@ -165,6 +175,7 @@ class ReplacingStore(RenamingStore):
     def __init__(self, backend: ReplacingBackend) -> None:
         super().__init__(backend)
         self._backend = self._replacing = BoundedReplacingBackend(backend)
+        self._intents = _Intents(self._backend)
 
     @override
     def _place(self, source: str, target: str) -> None:
@@ -174,5 +185,5 @@ class ReplacingStore(RenamingStore):
     @override
     def _replace(self, source: str, target: str) -> None:
         # Else it would be finished later, and bring back what its writer wrote.
-        self._forget_intent(target)
+        self._intents.forget(target)
         self._replacing.replace(source, target)
