@@ -28,9 +28,11 @@ from fusefs.bridge.device.wire import (
     space_reply,
 )
 
-__all__ = ["Answering", "Requests"]
+__all__ = ["Answering", "Handler", "Requests"]
 
 Answering = Handling[Data]
+Handler = Callable[[int, memoryview], Answering]
+"""Takes the inode and the body of a request; returns the body of its reply."""
 _HANDLE = struct.Struct("<Q")
 _HANDLE_RANGE = struct.Struct("<2QI")
 _HANDLE_RANGE_FLAGS = struct.Struct("<2Q2I")
@@ -44,48 +46,47 @@ class Requests:
     """One file system behind one connection."""
 
     def __init__(self, filesystem: FileSystem, passthrough: Passthrough) -> None:
-        self._filesystem = filesystem
-        self._passthrough = passthrough
-        self.of_opcode: dict[int, Callable[[int, memoryview], Answering]] = {
-            Opcode.LOOKUP: self._lookup,
-            Opcode.GETATTR: self._getattr,
-            Opcode.SETATTR: self._setattr,
-            Opcode.READLINK: self._readlink,
-            Opcode.SYMLINK: self._symlink,
-            Opcode.MKNOD: self._mknod,
-            Opcode.MKDIR: self._mkdir,
-            Opcode.UNLINK: self._unlink,
-            Opcode.RMDIR: self._rmdir,
-            Opcode.RENAME: self._rename,
-            Opcode.RENAME2: self._rename2,
-            Opcode.LINK: self._link,
-            Opcode.OPEN: self._open,
-            Opcode.CREATE: self._create,
-            Opcode.READ: self._read,
-            Opcode.WRITE: self._write,
-            Opcode.STATFS: self._statfs,
-            Opcode.RELEASE: self._release,
-            Opcode.FSYNC: self._fsync,
-            Opcode.FLUSH: self._flush,
-            Opcode.SETXATTR: self._setxattr,
-            Opcode.GETXATTR: self._getxattr,
-            Opcode.LISTXATTR: self._listxattr,
-            Opcode.REMOVEXATTR: self._removexattr,
-            Opcode.OPENDIR: self._opendir,
-            Opcode.READDIR: self._readdir,
-            Opcode.READDIRPLUS: self._readdirplus,
-            Opcode.RELEASEDIR: self._releasedir,
-            Opcode.FSYNCDIR: self._fsyncdir,
+        self.of_opcode: dict[int, Handler] = {
+            **_Content(filesystem, passthrough).of_opcode,
+            **_Places(filesystem).of_opcode,
+            **_Names(filesystem).of_opcode,
+            **_Attributes(filesystem).of_opcode,
         }
         # The kernel asks once what is not answered here, and never again. What a process before this one
         # has opened it still releases.
         if "open" in filesystem.unasked:
             del self.of_opcode[Opcode.OPEN], self.of_opcode[Opcode.FLUSH]
-            self.of_opcode[Opcode.READ] = self._read_unopened
         if "getxattr" in filesystem.unasked:
             del self.of_opcode[Opcode.GETXATTR]
 
-    # Content
+
+class _Content:
+    """Requests about content: open, read, write, flush, fsync, close."""
+
+    def __init__(self, filesystem: FileSystem, passthrough: Passthrough) -> None:
+        self._filesystem = filesystem
+        self._passthrough = passthrough
+        self.of_opcode: dict[int, Handler] = {
+            Opcode.OPEN: self._open,
+            Opcode.CREATE: self._create,
+            Opcode.READ: self._read_unopened if "open" in filesystem.unasked else self._read,
+            Opcode.WRITE: self._write,
+            Opcode.FLUSH: self._flush,
+            Opcode.FSYNC: self._fsync,
+            Opcode.RELEASE: self._release,
+        }
+
+    async def _open(self, inode: int, body: memoryview) -> Data:
+        flags, more = struct.unpack_from("<2I", body)
+        if more & _OPEN_KILL_SUIDGID:
+            await _drop_privileges(self._filesystem, inode, None)
+        return _opened(self._passthrough, inode, flags, await self._filesystem.open(inode, flags))
+
+    async def _create(self, inode: int, body: memoryview) -> Data:
+        flags, mode = struct.unpack_from("<2I", body)
+        name = names_of(body, 16, 1)[0]
+        opened, entry = await self._filesystem.create(inode, name, mode, flags)
+        return entry_reply(entry) + _opened(self._passthrough, entry.inode, flags, opened)
 
     async def _read(self, _: int, body: memoryview) -> Data:
         handle, offset, size_bytes = _HANDLE_RANGE.unpack_from(body)
@@ -100,34 +101,11 @@ class Requests:
         if flags & _WRITE_KILL_SUIDGID:
             # Rare, and it waits: the bytes must not lie in the loop's buffer meanwhile.
             data = bytes(body[40 : 40 + size_bytes])
-            await self._drop_privileges(inode, handle)
+            await _drop_privileges(self._filesystem, inode, handle)
             taken = await self._filesystem.write(handle, offset, data)
             return struct.pack("<2I", taken, 0)
         taken = await self._filesystem.write(handle, offset, body[40 : 40 + size_bytes])
         return struct.pack("<2I", taken, 0)
-
-    async def _open(self, inode: int, body: memoryview) -> Data:
-        flags, more = struct.unpack_from("<2I", body)
-        if more & _OPEN_KILL_SUIDGID:
-            await self._drop_privileges(inode, None)
-        return self._opened(inode, flags, await self._filesystem.open(inode, flags))
-
-    async def _create(self, inode: int, body: memoryview) -> Data:
-        flags, mode = struct.unpack_from("<2I", body)
-        name = names_of(body, 16, 1)[0]
-        opened, entry = await self._filesystem.create(inode, name, mode, flags)
-        return entry_reply(entry) + self._opened(entry.inode, flags, opened)
-
-    def _opened(self, inode: int, flags: int, opened: Opened) -> bytes:
-        backing = self._passthrough.opened(inode, opened.handle, opened.local_fd)
-        reply = 0
-        if flags & os.O_ACCMODE == os.O_RDONLY:
-            reply |= OpenReply.NOFLUSH  # a close that wrote nothing has nothing to say
-        if backing is not None:
-            return open_reply(opened.handle, reply | OpenReply.PASSTHROUGH, backing)
-        reply |= OpenReply.DIRECT_IO if opened.direct_io else 0
-        reply |= OpenReply.KEEP_CACHE if opened.keep_cache else 0
-        return open_reply(opened.handle, reply)
 
     async def _flush(self, _: int, body: memoryview) -> Data:
         await self._filesystem.flush(*_HANDLE.unpack_from(body))
@@ -143,26 +121,63 @@ class Requests:
         await self._filesystem.release(handle)
         return b""
 
-    async def _drop_privileges(self, inode: int, handle: int | None) -> None:
-        """Take set-uid and set-gid bits from a file that is changed, as every file system does.
 
-        That the kernel leaves this to us spares it asking for ``security.capability`` before
-        every write.
-        """
-        mode = (await self._filesystem.getattr(inode)).mode
-        kept = mode & ~stat_bits.S_ISUID
-        if mode & stat_bits.S_IXGRP:
-            kept &= ~stat_bits.S_ISGID
-        if kept != mode:
-            await self._filesystem.setattr(inode, Change(mode=kept), handle)
+class _Places:
+    """Requests about what is at a name, and in a directory."""
 
-    # Names
+    def __init__(self, filesystem: FileSystem) -> None:
+        self._filesystem = filesystem
+        self.of_opcode: dict[int, Handler] = {
+            Opcode.LOOKUP: self._lookup,
+            Opcode.READLINK: self._readlink,
+            Opcode.OPENDIR: self._opendir,
+            Opcode.READDIR: self._readdir,
+            Opcode.READDIRPLUS: self._readdirplus,
+            Opcode.RELEASEDIR: self._releasedir,
+            Opcode.FSYNCDIR: self._fsyncdir,
+        }
 
     async def _lookup(self, inode: int, body: memoryview) -> Data:
         return entry_reply(await self._filesystem.lookup(inode, bytes(body[:-1])))
 
     async def _readlink(self, inode: int, _: memoryview) -> Data:
         return await self._filesystem.readlink(inode)
+
+    async def _opendir(self, inode: int, _: memoryview) -> Data:
+        opened = await self._filesystem.opendir(inode)
+        keeps = OpenReply.KEEP_CACHE | OpenReply.CACHE_DIR
+        return open_reply(opened.handle, keeps if opened.keep_cache else 0)
+
+    async def _readdir(self, _: int, body: memoryview) -> Data:
+        return _lines(self._filesystem, body, plus=False)
+
+    async def _readdirplus(self, _: int, body: memoryview) -> Data:
+        return _lines(self._filesystem, body, plus=True)
+
+    async def _releasedir(self, _: int, body: memoryview) -> Data:
+        await self._filesystem.releasedir(*_HANDLE.unpack_from(body))
+        return b""
+
+    async def _fsyncdir(self, _: int, body: memoryview) -> Data:
+        await self._filesystem.fsyncdir(*_HANDLE.unpack_from(body))
+        return b""
+
+
+class _Names:
+    """Requests that make, rename and remove names."""
+
+    def __init__(self, filesystem: FileSystem) -> None:
+        self._filesystem = filesystem
+        self.of_opcode: dict[int, Handler] = {
+            Opcode.SYMLINK: self._symlink,
+            Opcode.MKNOD: self._mknod,
+            Opcode.MKDIR: self._mkdir,
+            Opcode.LINK: self._link,
+            Opcode.UNLINK: self._unlink,
+            Opcode.RMDIR: self._rmdir,
+            Opcode.RENAME: self._rename,
+            Opcode.RENAME2: self._rename2,
+        }
 
     async def _symlink(self, inode: int, body: memoryview) -> Data:
         name, target, _ = names_of(body, 0, 2)
@@ -203,39 +218,21 @@ class Requests:
         await self._filesystem.rename(inode, name, new_parent, new_name, flags)
         return b""
 
-    async def _opendir(self, inode: int, _: memoryview) -> Data:
-        opened = await self._filesystem.opendir(inode)
-        keeps = OpenReply.KEEP_CACHE | OpenReply.CACHE_DIR
-        return open_reply(opened.handle, keeps if opened.keep_cache else 0)
 
-    async def _readdir(self, _: int, body: memoryview) -> Data:
-        return self._lines(body, plus=False)
+class _Attributes:
+    """Requests about size, mode, times, extended attributes, space."""
 
-    async def _readdirplus(self, _: int, body: memoryview) -> Data:
-        return self._lines(body, plus=True)
-
-    def _lines(self, body: memoryview, *, plus: bool) -> bytes:
-        handle, start, size_bytes = _HANDLE_RANGE.unpack_from(body)
-        lines: list[bytes] = []
-        for line, (name, entry) in enumerate(self._filesystem.readdir(handle, start), start + 1):
-            packed = directory_line(name, entry, line, plus=plus)
-            size_bytes -= len(packed)
-            if size_bytes < 0:
-                break
-            lines.append(packed)
-            if plus and entry.inode:
-                self._filesystem.advertised(entry.inode)
-        return b"".join(lines)
-
-    async def _releasedir(self, _: int, body: memoryview) -> Data:
-        await self._filesystem.releasedir(*_HANDLE.unpack_from(body))
-        return b""
-
-    async def _fsyncdir(self, _: int, body: memoryview) -> Data:
-        await self._filesystem.fsyncdir(*_HANDLE.unpack_from(body))
-        return b""
-
-    # Attributes
+    def __init__(self, filesystem: FileSystem) -> None:
+        self._filesystem = filesystem
+        self.of_opcode: dict[int, Handler] = {
+            Opcode.GETATTR: self._getattr,
+            Opcode.SETATTR: self._setattr,
+            Opcode.GETXATTR: self._getxattr,
+            Opcode.LISTXATTR: self._listxattr,
+            Opcode.SETXATTR: self._setxattr,
+            Opcode.REMOVEXATTR: self._removexattr,
+            Opcode.STATFS: self._statfs,
+        }
 
     async def _getattr(self, inode: int, _: memoryview) -> Data:
         return attr_reply(await self._filesystem.getattr(inode))
@@ -243,7 +240,7 @@ class Requests:
     async def _setattr(self, inode: int, body: memoryview) -> Data:
         change, handle, drops = change_of(body, time.time_ns())
         if drops:
-            await self._drop_privileges(inode, handle)
+            await _drop_privileges(self._filesystem, inode, handle)
         return attr_reply(await self._filesystem.setattr(inode, change, handle))
 
     async def _getxattr(self, inode: int, body: memoryview) -> Data:
@@ -261,21 +258,9 @@ class Requests:
         name, rest = names_of(body, 8, 1)
         value = rest[:size_bytes]
         if flags:
-            await self._check_presence(inode, name, flags)
+            await _check_presence(self._filesystem, inode, name, flags)
         await self._filesystem.setxattr(inode, name, value)
         return b""
-
-    async def _check_presence(self, inode: int, name: bytes, flags: int) -> None:
-        try:
-            await self._filesystem.getxattr(inode, name)
-        except OSError as error:
-            if error.errno != errno.ENODATA:
-                raise
-            if flags & _XATTR_REPLACE:
-                raise
-        else:
-            if flags & _XATTR_CREATE:
-                raise FileExistsError(errno.EEXIST, "the attribute is there")
 
     async def _removexattr(self, inode: int, body: memoryview) -> Data:
         await self._filesystem.removexattr(inode, names_of(body, 0, 1)[0])
@@ -283,6 +268,59 @@ class Requests:
 
     async def _statfs(self, *_: Any) -> Data:  # noqa: ANN401 -- of the whole file system
         return space_reply(await self._filesystem.statfs())
+
+
+def _opened(passthrough: Passthrough, inode: int, flags: int, opened: Opened) -> bytes:
+    backing = passthrough.opened(inode, opened.handle, opened.local_fd)
+    reply = 0
+    if flags & os.O_ACCMODE == os.O_RDONLY:
+        reply |= OpenReply.NOFLUSH  # a close that wrote nothing has nothing to say
+    if backing is not None:
+        return open_reply(opened.handle, reply | OpenReply.PASSTHROUGH, backing)
+    reply |= OpenReply.DIRECT_IO if opened.direct_io else 0
+    reply |= OpenReply.KEEP_CACHE if opened.keep_cache else 0
+    return open_reply(opened.handle, reply)
+
+
+def _lines(filesystem: FileSystem, body: memoryview, *, plus: bool) -> bytes:
+    handle, start, size_bytes = _HANDLE_RANGE.unpack_from(body)
+    lines: list[bytes] = []
+    for line, (name, entry) in enumerate(filesystem.readdir(handle, start), start + 1):
+        packed = directory_line(name, entry, line, plus=plus)
+        size_bytes -= len(packed)
+        if size_bytes < 0:
+            break
+        lines.append(packed)
+        if plus and entry.inode:
+            filesystem.advertised(entry.inode)
+    return b"".join(lines)
+
+
+async def _drop_privileges(filesystem: FileSystem, inode: int, handle: int | None) -> None:
+    """Take set-uid and set-gid bits from a file that is changed, as every file system does.
+
+    That the kernel leaves this to us spares it asking for ``security.capability`` before
+    every write.
+    """
+    mode = (await filesystem.getattr(inode)).mode
+    kept = mode & ~stat_bits.S_ISUID
+    if mode & stat_bits.S_IXGRP:
+        kept &= ~stat_bits.S_ISGID
+    if kept != mode:
+        await filesystem.setattr(inode, Change(mode=kept), handle)
+
+
+async def _check_presence(filesystem: FileSystem, inode: int, name: bytes, flags: int) -> None:
+    try:
+        await filesystem.getxattr(inode, name)
+    except OSError as error:
+        if error.errno != errno.ENODATA:
+            raise
+        if flags & _XATTR_REPLACE:
+            raise
+    else:
+        if flags & _XATTR_CREATE:
+            raise FileExistsError(errno.EEXIST, "the attribute is there")
 
 
 def _within(value: bytes, room: int) -> bytes:
