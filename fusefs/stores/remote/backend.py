@@ -27,8 +27,8 @@ from fusefs.stores.protocol import (
     parent_of,
     stored_name,
 )
-from fusefs.stores.remote.bounded_client import BoundedBackend
-from fusefs.stores.remote.client import Backend
+from fusefs.stores.remote.bounded_client import BoundedFiles, BoundedNames
+from fusefs.stores.remote.client import Backend, NameClient
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.lru import Lru
@@ -43,23 +43,24 @@ class BackendStore(Store):
     """What all of them share; subclasses say how a file replaces another."""
 
     def __init__(self, backend: Backend, *, sends_at_close: bool = False) -> None:
-        self._backend = BoundedBackend(backend, sends_at_close=sends_at_close)
+        self._files = BoundedFiles(backend, sends_at_close=sends_at_close)
+        self._names: NameClient = BoundedNames(backend, self._files.callers)
         self._complained: Lru[str, None] = Lru(_MOST_COMPLAINED)
         """Directories of which it was logged that something in them cannot be shown."""
 
     @property
     @override
     def location(self) -> str:
-        return self._backend.location
+        return self._files.location
 
     @property
     @override
     def abandoned(self) -> Abandoned:
-        callers = self._backend.callers
+        callers = self._files.callers
         return Abandoned(callers.num_abandoned, callers.total_abandoned)
 
     def _find(self, path: str) -> Entry | None:
-        return self._backend.find(path)
+        return self._files.find(path)
 
     @override
     def stat(self, path: str) -> Entry:
@@ -83,12 +84,12 @@ class BackendStore(Store):
     def _listed(self, path: str) -> list[Entry]:
         # Asked for first: a listing that holds something says by itself that a directory is there.
         try:
-            found = self._backend.listing(path)
+            found = self._files.listing(path)
         except FileNotFoundError:
             if is_at_or_below(path, RESERVED):
                 raise
             self._check_directory(path)
-            return self._backend.listing(path)  # made, or put in its place, since
+            return self._files.listing(path)  # made, or put in its place, since
         except (OSError, UnavailableError):
             self._check_directory(path)
             raise
@@ -117,11 +118,11 @@ class BackendStore(Store):
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
-        return self._read(self._backend.read, path, offset, size_bytes) if size_bytes else b""
+        return self._read(self._files.read, path, offset, size_bytes) if size_bytes else b""
 
     @override
     def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
-        return self._read(self._backend.read_large, path, offset, size_bytes)
+        return self._read(self._files.read_large, path, offset, size_bytes)
 
     def _read(
         self, read: Callable[[str, int, int], Data], path: str, offset: int, size_bytes: int
@@ -137,28 +138,28 @@ class BackendStore(Store):
 
     @override
     def create(self, path: str) -> ObjectWriter:
-        if self._backend.find(path) is not None:
+        if self._files.find(path) is not None:
             raise FileExistsError(17, "objects are written once", path)
-        return self._backend.open_new(path)
+        return self._files.open_new(path)
 
     @override
     def remove(self, path: str) -> None:
         if self.stat(path).is_directory:
             raise IsADirectoryError(21, "is a directory", path)
-        self._backend.remove(path)
+        self._names.remove(path)
 
     @override
     def make_directory(self, path: str) -> None:
         if self._find(path) is not None:
             raise FileExistsError(17, "something is there", path)
-        self._backend.make_directory(path)
+        self._names.make_directory(path)
 
     @override
     def remove_directory(self, path: str) -> None:
         # What has no name to be shown by is there nevertheless: some clients remove all below.
         if self._listed(path):
             raise not_empty(path)
-        self._backend.remove_directory(path)
+        self._names.remove_directory(path)
 
     @override
     def usage(self) -> Usage | None:
@@ -166,7 +167,7 @@ class BackendStore(Store):
 
     @override
     def close(self) -> None:
-        self._backend.close()
+        self._files.close()
 
     @override
     def rename(self, source: str, target: str) -> None:
@@ -175,7 +176,7 @@ class BackendStore(Store):
             return
         there = self._check_rename(source, target)
         if there is not None and there.is_directory:
-            self._backend.remove_directory(target)
+            self._names.remove_directory(target)
             there = None
         self._take_place(source, target, there)
 
@@ -188,12 +189,12 @@ class BackendStore(Store):
         if target.startswith(f"{source}/"):
             raise OSError(22, "a directory cannot go into itself", target)
         moved, there = self.stat(source), self._find(target)
-        held = self._backend.listing(target) if there is not None and there.is_directory else []
+        held = self._files.listing(target) if there is not None and there.is_directory else []
         check_rename(moved, there, held, target)
         return there
 
     def _write(self, path: str, data: bytes) -> None:
-        writer = self._backend.open_new(path)
+        writer = self._files.open_new(path)
         try:
             writer.write(data)
             writer.close()

@@ -6,20 +6,20 @@ from typing_extensions import override
 
 from fusefs.stores.deadlines import Callers, allowing
 from fusefs.stores.protocol import Entry, ObjectWriter
-from fusefs.stores.remote.client import Backend, ReplacingBackend
+from fusefs.stores.remote.client import FileClient, NameClient, ReplacingNames
 
-__all__ = ["BoundedBackend", "BoundedReplacingBackend"]
+__all__ = ["BoundedFiles", "BoundedNames", "BoundedReplacingNames"]
 
 
-class BoundedBackend(Backend):
-    """Another client, its calls made in threads that can be abandoned.
+class BoundedFiles(FileClient):
+    """The files of another client, its calls made in threads that can be abandoned.
 
     Args:
         inner: The client.
         sends_at_close: Whether closing a stream may have to send all that was written.
     """
 
-    def __init__(self, inner: Backend, *, sends_at_close: bool = False) -> None:
+    def __init__(self, inner: FileClient, *, sends_at_close: bool = False) -> None:
         self.inner = inner
         self.callers = Callers(type(inner).__name__.strip("_").removesuffix("Backend"))
         self._sends_at_close = sends_at_close
@@ -63,36 +63,49 @@ class BoundedBackend(Backend):
         return _BoundedWriter(stream, self.callers, path, sends_at_close=self._sends_at_close)
 
     @override
-    def move(self, source: str, target: str) -> None:
-        self.callers.call("move", source, partial(self.inner.move, source, target))
-
-    @override
-    def remove(self, path: str) -> None:
-        self.callers.call("remove", path, partial(self.inner.remove, path))
-
-    @override
-    def make_directory(self, path: str) -> None:
-        self.callers.call("make_directory", path, partial(self.inner.make_directory, path))
-
-    @override
-    def remove_directory(self, path: str) -> None:
-        self.callers.call("remove_directory", path, partial(self.inner.remove_directory, path))
-
-    @override
     def close(self) -> None:
         self.callers.give_up("close", "", self.inner.close)
 
 
-class BoundedReplacingBackend(BoundedBackend, ReplacingBackend):
-    """As ``BoundedBackend``, of a client whose rename can replace a file."""
+class BoundedNames(NameClient):
+    """The names of another client.
 
-    def __init__(self, inner: ReplacingBackend) -> None:
-        super().__init__(inner)
+    Args:
+        inner: The client.
+        callers: Make its calls.
+    """
+
+    def __init__(self, inner: NameClient, callers: Callers) -> None:
+        self._inner = inner
+        self._callers = callers
+
+    @override
+    def move(self, source: str, target: str) -> None:
+        self._callers.call("move", source, partial(self._inner.move, source, target))
+
+    @override
+    def remove(self, path: str) -> None:
+        self._callers.call("remove", path, partial(self._inner.remove, path))
+
+    @override
+    def make_directory(self, path: str) -> None:
+        self._callers.call("make_directory", path, partial(self._inner.make_directory, path))
+
+    @override
+    def remove_directory(self, path: str) -> None:
+        self._callers.call("remove_directory", path, partial(self._inner.remove_directory, path))
+
+
+class BoundedReplacingNames(BoundedNames, ReplacingNames):
+    """As ``BoundedNames``, of a client whose rename can replace a file."""
+
+    def __init__(self, inner: ReplacingNames, callers: Callers) -> None:
+        super().__init__(inner, callers)
         self._replacing = inner
 
     @override
     def replace(self, source: str, target: str) -> None:
-        self.callers.call("replace", source, partial(self._replacing.replace, source, target))
+        self._callers.call("replace", source, partial(self._replacing.replace, source, target))
 
 
 class _BoundedWriter(ObjectWriter):

@@ -1,6 +1,7 @@
 """What a store needs of a client library: a few calls, which pyarrow, fsspec and others are adapted to.
 
-``Backend`` says which; ``RootedBackend`` and ``ClientWriter`` are what all adapters share.
+``Backend`` says which, in two parts: files, and their names. ``RootedBackend`` and ``ClientWriter`` are
+what all adapters share.
 """
 
 from abc import abstractmethod
@@ -12,11 +13,19 @@ from typing_extensions import override
 
 from fusefs.stores.protocol import Entry, ObjectWriter
 
-__all__ = ["Backend", "ClientWriter", "ReplacingBackend", "RootedBackend"]
+__all__ = [
+    "Backend",
+    "ClientWriter",
+    "FileClient",
+    "NameClient",
+    "ReplacingBackend",
+    "ReplacingNames",
+    "RootedBackend",
+]
 
 
-class Backend(Protocol):
-    """The calls of a client library, with errors as ``fusefs.stores.protocol`` wants them."""
+class FileClient(Protocol):
+    """Looks at paths, reads files and writes new ones."""
 
     @property
     def location(self) -> str:
@@ -58,6 +67,14 @@ class Backend(Protocol):
         """Open a file for writing; the caller knows that it does not exist."""
         ...
 
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class NameClient(Protocol):
+    """Moves and removes what is there, and makes directories."""
+
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory to a name that is free, or copy and remove it."""
         ...
@@ -74,17 +91,21 @@ class Backend(Protocol):
         """Remove a directory that the caller knows to be empty."""
         ...
 
-    def close(self) -> None:
-        """Let go of connections."""
-        ...
+
+class Backend(FileClient, NameClient, Protocol):
+    """The calls of a client library, with errors as ``fusefs.stores.protocol`` wants them."""
 
 
-class ReplacingBackend(Backend, Protocol):
+class ReplacingNames(NameClient, Protocol):
     """A client whose rename can replace a file."""
 
     def replace(self, source: str, target: str) -> None:
         """Rename a file over another: at any moment one of them is at the target."""
         ...
+
+
+class ReplacingBackend(Backend, ReplacingNames, Protocol):
+    """All calls of a client whose rename can replace a file."""
 
 
 class RootedBackend(Backend):

@@ -16,7 +16,7 @@ from fusefs.stores.protocol import (
     stored_name,
 )
 from fusefs.stores.remote.backend import BackendStore
-from fusefs.stores.remote.client import Backend
+from fusefs.stores.remote.client import Backend, FileClient, NameClient
 from omniload.base.errors import OmniloadError, UnavailableError
 
 __all__ = ["ObjectStore"]
@@ -47,18 +47,18 @@ class ObjectStore(BackendStore):
     @override
     def _find(self, path: str) -> Entry | None:
         if path:
-            return self._backend.find(path)
+            return self._files.find(path)
         # A mount's kernel asks for the root each second. What a bucket says of it is always the
         # same where it bears no time; whether the bucket still answers, any other call shows.
         if (found := self._root) is None:
-            found = self._backend.find(path)
+            found = self._files.find(path)
             if found is not None and found.is_directory and not found.mtime_ns:
                 self._root = found
         return found
 
     @override
     def _is_file(self, path: str) -> bool:
-        return self._backend.is_file(path)
+        return self._files.is_file(path)
 
     @override
     def publish(
@@ -77,7 +77,7 @@ class ObjectStore(BackendStore):
         if len(data) > _MOST_PUT_BYTES:
             self._put_apart(path, data)
             return
-        writer = self._backend.open_new(path)
+        writer = self._files.open_new(path)
         writer.write(data)
         # Not given up where it fails: that removes what is at the path, which is still the file
         # this was to replace, or is this one, put though nobody heard of it.
@@ -89,10 +89,10 @@ class ObjectStore(BackendStore):
         super()._write(temporary, data)
         try:
             with allowing(len(data)):
-                self._backend.move(temporary, path)
+                self._names.move(temporary, path)
         except BaseException:
             with suppress(OSError, OmniloadError):
-                self._backend.remove(temporary)
+                self._names.remove(temporary)
             raise
 
     @override
@@ -107,22 +107,22 @@ class ObjectStore(BackendStore):
 
     def _move_all(self, source: str, target: str) -> None:
         try:
-            _move(self, self._backend, source, target)
+            _move(self, self._files, self._names, source, target)
         except UnavailableError as error:
             raise RenameBegunError(str(error)) from error
 
 
-def _move(store: Store, backend: Backend, source: str, target: str) -> None:
+def _move(store: Store, files: FileClient, names: NameClient, source: str, target: str) -> None:
     """Copy and remove a file, or all of a directory."""
     moved = store.stat(source)
     if not moved.is_directory:
         with allowing(moved.size_bytes):
-            backend.move(source, target)
+            names.move(source, target)
         renew()  # one of many, perhaps
         return
-    found = backend.listing(source)
-    names = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]
-    backend.make_directory(target)
-    for name in names:
-        _move(store, backend, f"{source}/{name}", f"{target}/{name}")
-    backend.remove_directory(source)
+    found = files.listing(source)
+    held = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]
+    names.make_directory(target)
+    for name in held:
+        _move(store, files, names, f"{source}/{name}", f"{target}/{name}")
+    names.remove_directory(source)

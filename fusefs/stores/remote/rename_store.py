@@ -13,8 +13,8 @@ from fusefs.stores.protocol import (
     parent_of,
 )
 from fusefs.stores.remote.backend import BackendStore
-from fusefs.stores.remote.bounded_client import BoundedReplacingBackend
-from fusefs.stores.remote.client import Backend, ReplacingBackend
+from fusefs.stores.remote.bounded_client import BoundedReplacingNames
+from fusefs.stores.remote.client import Backend, FileClient, NameClient, ReplacingBackend
 from fusefs.stores.remote.rename_intents import (
     MAX_INTENT_BYTES,
     Intent,
@@ -42,33 +42,33 @@ class RenamingStore(BackendStore):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._intents = _Intents(self._backend)
+        self._intents = _Intents(self._files, self._names)
 
     @override
     def _find(self, path: str) -> Entry | None:
         if not path or path.startswith(RESERVED):
-            return self._backend.find(path)
+            return self._files.find(path)
         # A glimpse is enough ahead of the intent, after which the store is asked for sure.
-        if (seen := self._backend.glimpse(path)) is not None:
+        if (seen := self._files.glimpse(path)) is not None:
             return seen
         source = self._intents.source_of(path)
-        found = self._backend.find(path)
+        found = self._files.find(path)
         if found is None and source is not None:
-            if self._backend.find(source) is not None:
+            if self._files.find(source) is not None:
                 return self._finish(source, path)
-            return self._backend.find(path)
+            return self._files.find(path)
         return found
 
     def _finish(self, source: str, path: str) -> Entry | None:
         try:
-            self._backend.move(source, path)
+            self._names.move(source, path)
         except (OSError, UnavailableError):
             # Another may have finished it first: then the source is gone and the target is there.
-            found = self._backend.find(path)
-            if found is None and self._backend.find(source) is not None:
+            found = self._files.find(path)
+            if found is None and self._files.find(source) is not None:
                 raise
             return found
-        return self._backend.find(path)
+        return self._files.find(path)
 
     @override
     def publish(
@@ -92,7 +92,7 @@ class RenamingStore(BackendStore):
             with suppress(OSError, OmniloadError):
                 # An intent that names it makes it the only copy.
                 if self._intents.source_of(path) != temporary:
-                    self._backend.remove(temporary)
+                    self._names.remove(temporary)
             raise
         return None
 
@@ -112,26 +112,26 @@ class RenamingStore(BackendStore):
 
     def _make_parent(self, path: str) -> None:
         # Asked for, not found out by moving: WebHDFS says nothing of a move that failed.
-        if (above := parent_of(path)) and self._backend.find(above) is None:
-            self._backend.make_directory(above)
+        if (above := parent_of(path)) and self._files.find(above) is None:
+            self._names.make_directory(above)
 
     def _place(self, source: str, target: str) -> None:
         """Move to a name at which nothing stood a moment ago."""
-        self._backend.move(source, target)
+        self._names.move(source, target)
 
     def _replace(self, source: str, target: str) -> None:
         self._intents.forget(target)
         self._write(intent_path(target), encode_intent(Intent(source, target)))
         try:
-            self._backend.remove(target)
+            self._names.remove(target)
         except (OSError, UnavailableError):
             # Another writer is at it, or has removed it since.
-            if self._backend.find(target) is not None:
+            if self._files.find(target) is not None:
                 raise
         try:
-            self._backend.move(source, target)
+            self._names.move(source, target)
         except (OSError, UnavailableError):
-            finished = self._backend.find(source) is None and self._backend.find(target) is not None
+            finished = self._files.find(source) is None and self._files.find(target) is not None
             if not finished:
                 raise
         self._intents.forget(target)
@@ -140,8 +140,9 @@ class RenamingStore(BackendStore):
 class _Intents:
     """The intents of one store to replace files. Safe in threads."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, files: FileClient, names: NameClient) -> None:
+        self._files = files
+        self._names = names
         self._distrusted: Lru[str, None] = Lru(_MOST_DISTRUSTED)
         """Those that were logged as no intents."""
 
@@ -149,10 +150,10 @@ class _Intents:
         """Return what is to stand at a path; None where nothing is promised."""
         where = intent_path(path)
         # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
-        if not self._backend.is_file(where):
+        if not self._files.is_file(where):
             return None
         try:
-            return decode_intent(self._backend.read(where, 0, MAX_INTENT_BYTES), path=where).source
+            return decode_intent(self._files.read(where, 0, MAX_INTENT_BYTES), path=where).source
         except FileNotFoundError:
             return None  # gone since
         except IntegrityError as error:
@@ -164,9 +165,9 @@ class _Intents:
 
     def forget(self, path: str) -> None:
         """Remove the intent to replace what is at a path, if there is one."""
-        if self._backend.is_file(intent_path(path)):
+        if self._files.is_file(intent_path(path)):
             with suppress(FileNotFoundError):
-                self._backend.remove(intent_path(path))
+                self._names.remove(intent_path(path))
 
 
 class ReplacingStore(RenamingStore):
@@ -174,8 +175,7 @@ class ReplacingStore(RenamingStore):
 
     def __init__(self, backend: ReplacingBackend) -> None:
         super().__init__(backend)
-        self._backend = self._replacing = BoundedReplacingBackend(backend)
-        self._intents = _Intents(self._backend)
+        self._replacing = BoundedReplacingNames(backend, self._files.callers)
 
     @override
     def _place(self, source: str, target: str) -> None:

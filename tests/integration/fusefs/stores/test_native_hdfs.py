@@ -95,7 +95,7 @@ def test_a_file_that_is_replaced_is_never_missing(url, by_java):
 
     def look():
         while not done.is_set():
-            seen.add(bytes(native._backend.read("a", 0, 3)))
+            seen.add(bytes(native._files.read("a", 0, 3)))
 
     native = native_hdfs_store(url)
     reader = threading.Thread(target=look)
@@ -152,7 +152,7 @@ def test_another_users_folder_is_refused_and_not_unavailable(url, monkeypatch):
 def test_what_a_client_of_java_left_half_replaced_is_finished(url, by_java, monkeypatch):
     by_java.publish("a", b"old")
     with monkeypatch.context() as patched:
-        patched.setattr(by_java._backend, "move", _cut)
+        patched.setattr(by_java._names, "move", _cut)
         with pytest.raises(UnavailableError):
             by_java.publish("a", b"new")
     store = open_store(url)
@@ -185,7 +185,7 @@ def test_an_object_given_up_ends_its_lease(url):
 def test_a_block_has_as_many_copies_as_the_site_or_the_url_says(url, query, copies):
     open_store(url + query).publish("a", b"1")
 
-    status = open_store(url)._backend.inner._client.get_file_info(f"/{url.rpartition('/')[2]}/a")
+    status = open_store(url)._files.inner._client.get_file_info(f"/{url.rpartition('/')[2]}/a")
 
     assert status.replication == copies
 

@@ -106,7 +106,7 @@ def test_a_store_reads_an_object_again_without_opening_it(store, monkeypatch):
         files.write_file("f", DATA)
         path = files.manifest("f").segments[0].object_path(0)
         first = store.read(path, 0, 100)
-        backend = store._backend.inner
+        backend = store._files.inner
         monkeypatch.setattr(backend._held, "_open_file", lambda path: pytest.fail(f"opened {path}"))
 
         assert store.read(path, 0, 100) == first
@@ -119,7 +119,7 @@ def test_a_file_that_broke_while_held_is_opened_afresh(store):
         path = files.manifest("f").segments[0].object_path(0)
         broken = pa.BufferReader(b"")
         broken.close()
-        store._backend.inner._held.put(path, broken)
+        store._files.inner._held.put(path, broken)
 
         assert contents(files, "f") == DATA
 

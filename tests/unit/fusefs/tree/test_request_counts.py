@@ -201,7 +201,7 @@ def test_whoever_wraps_a_store_prefers_what_it_prefers():
 def test_a_plain_file_on_s3_is_opened_once_and_again_when_its_length_changed(tmp_path, monkeypatch):
     client = pafs.LocalFileSystem()
     store = store_on(client, str(tmp_path), "file:///")
-    held = store._backend.inner._held
+    held = store._files.inner._held
     opened = []
     open_file = held._open_file
     monkeypatch.setattr(held, "_any_path", True)

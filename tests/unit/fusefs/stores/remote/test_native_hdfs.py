@@ -87,7 +87,7 @@ def client(monkeypatch):
 
 
 def backend(url="hdfs+native://n:9000/jobs"):
-    return native_hdfs_store(url)._backend.inner
+    return native_hdfs_store(url)._files.inner
 
 
 def test_the_client_gets_address_and_settings(client):
@@ -95,7 +95,7 @@ def test_the_client_gets_address_and_settings(client):
 
     assert Client.made.url == "hdfs://n:9000"
     assert Client.made.config == {"dfs.client.socket-timeout": "5000"} | IMPATIENCE
-    assert store._backend.inner._options.replication == 2
+    assert store._files.inner._options.replication == 2
     assert store.location.endswith("replication=2")
 
 
@@ -270,8 +270,8 @@ def test_an_address_that_the_client_cannot_find_says_what_to_give(monkeypatch, u
 
 def test_a_new_name_that_another_took_meanwhile_is_replaced(client, monkeypatch):
     store = native_hdfs_store("hdfs+native://n/jobs")
-    monkeypatch.setattr(store._backend, "find", lambda path: None)
-    monkeypatch.setattr(store._backend, "make_directory", lambda path: None)
+    monkeypatch.setattr(store._files, "find", lambda path: None)
+    monkeypatch.setattr(store._names, "make_directory", lambda path: None)
 
     store.publish("a", b"1")
 
