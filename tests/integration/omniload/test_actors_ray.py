@@ -90,8 +90,10 @@ def listening():
     }
 
 
-def marked_with(mark):
-    return {p.pid for p in psutil.process_iter() if mark in marks_of(p)}
+def processes_of(mark):
+    """Return this process and those of its planes: by parents too, as titles of Ray's agents overwrite their marks."""
+    marked = {p.pid for p in psutil.process_iter() if mark in marks_of(p)}
+    return marked | {p.pid for p in psutil.Process().children(recursive=True)} | {os.getpid()}
 
 
 def kill(plane, role):
@@ -260,7 +262,7 @@ def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_l
             for p in psutil.process_iter(["cmdline"])
             if folder in " ".join(p.info["cmdline"] or [])
         ]
-        ours = marked_with(plane.address.namespace) | {os.getpid()}
+        ours = processes_of(plane.address.namespace)
         places = {(pid, address) for pid, address in listening() - before if pid in ours}
 
     assert len({pid for pid, _ in places}) >= 5
