@@ -1,12 +1,14 @@
 """Layers and images made by hand: tars, compressed in every way, and layouts that hold them."""
 
 import base64
+import functools
 import gzip
 import hashlib
 import io
 import struct
 import tarfile
 
+import numpy as np
 import orjson
 
 from snapshot.oci.digest import digest_of
@@ -56,13 +58,20 @@ def a_tar(*members, tar_format=tarfile.PAX_FORMAT):
 
 def zran_friendly(size, seed=1):
     """Return bytes that compress somewhat, in deflate blocks of the usual size."""
+    return _friendly(1 << max(16, (size - 1).bit_length()), seed)[:size]
+
+
+# Modules ask for megabytes as they are imported, by every worker that collects them.
+@functools.cache
+def _friendly(size, seed):
     words = [hashlib.sha256(b"%d %d" % (seed, i)).hexdigest()[:9].encode() for i in range(997)]
-    state, parts, length = seed, [], 0
-    while length <= size:
-        state = (state * 1103515245 + 12345) % (1 << 31)
-        parts.append(words[(state >> 8) % 997])
-        length += 10
-    return b" ".join(parts)[:size]
+    # A linear congruential generator all at once: 64 bits overflow as 31 would.
+    powers = np.full(size // 10 + 1, 1103515245, np.uint64)
+    np.multiply.accumulate(powers, out=powers)
+    sums = np.cumsum(np.concatenate((np.ones(1, np.uint64), powers[:-1])), dtype=np.uint64)
+    states = (powers * np.uint64(seed) + sums * np.uint64(12345)) % np.uint64(1 << 31)
+    chosen = (states >> np.uint64(8)) % np.uint64(997)
+    return b" ".join([words[i] for i in chosen.tolist()])[:size]
 
 
 def an_estargz(members, chunk_bytes=4096):
