@@ -24,6 +24,7 @@ from omniload.mix.schema.splits import TRAIN
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import require_strategy
 from omniload.source.columns import as_binary, take, text_array
+from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_shards, shards_of
@@ -143,7 +144,8 @@ class _Finder:
             open_pipeline(name, config, spec.mix.tokenizer, spec.base_dir, spec.mix.pack.length)
         key = self._keys[name] = key_of_source(config, files, self._rests_on)
         kept_key, found = self._kept.get(name, ("", None))
-        if found is None or kept_key != key:
+        # Who had drawn what lies in a file of its own, which a key says nothing of.
+        if found is None or kept_key != key or config.drawn_before is not None:
             found = _looked_at(spec, name, files)
         return found
 
@@ -212,6 +214,7 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
+    drawn_before(name, config, units, opened.files, spec.base_dir)
     first = opened.format.first_records()
     lengths_N = _first_lengths(spec, name, opened.format, first)
     # A record that conditions leave out counts for nothing.

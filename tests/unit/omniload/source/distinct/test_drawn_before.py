@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 import omniload
 from omniload.base.config import checked
@@ -17,6 +18,7 @@ from omniload.mix.config import MixConfig
 from omniload.source.distinct.drawn_before import write_drawn
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
+from tests.support.plane.mix_commands import run_mix
 
 TEXTS = [f"d{i}" for i in range(100)]
 DRAWN = {"a": np.array([0, 7, 8, 49]), "b": np.array([3])}
@@ -186,6 +188,22 @@ def stored(columns, version="1"):
 
 
 SHARDS, RECORDS = pa.array(["a.parquet"]), pa.array([1])
+
+
+def test_a_check_reads_the_file_every_time_and_says_the_line(folder):
+    write()
+    (folder / "mix.yaml").write_text(yaml.safe_dump(a_mix(), sort_keys=False))
+    line = 1 + (folder / "mix.yaml").read_text().splitlines().index("    drawn_before: drawn.arrow")
+
+    first = run_mix("check", "mix.yaml")
+    again = run_mix("check", "mix.yaml")
+    (folder / "drawn.arrow").unlink()
+    gone = run_mix("check", "mix.yaml")
+
+    assert (first.exception, again.exception) == (None, None), first.output
+    said = f"mix.yaml:{line}: sources.web.drawn_before: "
+    assert str(gone.exception).startswith(said)
+    assert "no such file; keep it beside the mix file" in str(gone.exception)
 
 
 class TestRefused:
