@@ -103,6 +103,10 @@ class Rehearsal:
             constructor.handle(SlicesFetched(steps=(plan.step,), slices=slices))
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 
+    def shard_at(self, source: int, position: int) -> str:
+        """Return the path of the file that holds the record of a position."""
+        return self._loader.shard_at(source, position)
+
     def tokens_of(self, pieces: PieceTable) -> list[NDArray[np.int32]]:
         """Return the token ids of pieces of the plan that was yielded last, in their order."""
         order = np.argsort(pieces.sources_P, kind="stable")

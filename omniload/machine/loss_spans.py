@@ -41,6 +41,15 @@ class LossSpans:
             keys_N = table.positions_N * SUB_LIMIT + table.subs_N
             self._of_source.setdefault(source, deque()).append(_Known(table.stop, keys_N, spans))
 
+    def forget(self, source: int, position: int) -> None:
+        """Let go of a source's samples from a position on: they are reported again."""
+        known = self._of_source.get(source, deque())
+        while known and known[-1].stop > position:
+            last = known.pop()
+            count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
+            if count:
+                known.append(_Known(position, last.keys_N[:count], last.spans_N.between(0, count)))
+
     def release(self, floors: Mapping[int, int]) -> None:
         """Let go of samples before these positions."""
         for source, known in self._of_source.items():

@@ -15,7 +15,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,8 @@ class SamplesReported:
     table: SampleTable
     skipped: int = 0
     """Records in the range that could not be decoded and were skipped by policy."""
+    without: tuple[int, ...] = ()
+    """Shards whose records were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,8 @@ class ReadAhead:
     stop: int
     life: int = 0
     """Planners before the one that asks."""
+    without: tuple[int, ...] = ()
+    """Shards whose records are left out: they keep their positions and give no sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,8 @@ class TakeOver:
 
     ranges: Mapping[int, tuple[int, int]]
     """For each source the first position that is still needed, and the end of what was reported."""
+    without: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Of sources with shards that are left out: the position from which on, and the shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

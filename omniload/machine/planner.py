@@ -34,7 +34,6 @@ from omniload.machine.messages import (
     ServeWorld,
     Started,
     StepTaken,
-    TakeOver,
 )
 from omniload.machine.planned_steps import PlannedSteps
 from omniload.machine.progress import Waits
@@ -42,11 +41,12 @@ from omniload.machine.queue import (
     Demand,
     SampleQueue,
     end_of,
+    enter_step,
     needs_of,
     queues_of,
     require_below_cap,
     require_usable,
-    skip_ahead,
+    taken_over,
     targets_of,
 )
 from omniload.machine.ranks import RankSteps, next_world
@@ -155,12 +155,13 @@ class Planner:
                 assert_never(event)
 
     def _report(self, reported: SamplesReported) -> tuple[PlannerCommand, ...]:
-        source, table = reported.source, reported.table
-        resumed, state = (each.widened(len(self.names)) for each in (self._resumed, self.state))
-        if table.start <= self._queues[source].checked_to:
-            require_samples(resumed, source, self.names[source], table)
-        if not self._queues[source].report(table, state.cursors_S[source]):
+        source, queue = reported.source, self._queues[reported.source]
+        if (table := queue.news_of(reported.table, reported.without)) is None:
             return ()
+        resumed, state = (each.widened(len(self.names)) for each in (self._resumed, self.state))
+        if table.start <= queue.checked_to:
+            require_samples(resumed, source, self.names[source], table)
+        queue.report(table, state.cursors_S[source])
         self._metadata.add(source, table)
         self.skipped_S[source] += reported.skipped
         return tuple(self._advance((source,)))
@@ -253,7 +254,7 @@ class Planner:
         commands: list[PlannerCommand] = []
         for s in changed:
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
-        self.state = skip_ahead(self._queues, self.history, self.state)
+        self._enter()
         self._recount(changed)
         while not self._ended and (room := self._room()):
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
@@ -273,11 +274,16 @@ class Planner:
                 break
             self._starved = None
             commands += self._publish(found)
-            self.state = skip_ahead(self._queues, self.history, self.state)
+            self._enter()
             changed = range(len(self._queues))
         if not self._ended:
             commands += self._top_up(changed)
         return commands
+
+    def _enter(self) -> None:
+        self.state, read_again = enter_step(self._queues, self.history, self.state)
+        for s in read_again:
+            self._metadata.forget(s, self._queues[s].table.stop)
 
     def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
         """Draw the steps that are planned together."""
@@ -338,21 +344,15 @@ class Planner:
             return []  # the answer is under way
         epoch, end = self.positions_per_epoch_S[source], self._end_of(source)
         start, stop = queue.ask(tokens, epoch=epoch, end=end)
-        return [ReadAhead(source=source, start=start, stop=stop, life=self.life)]
+        without = queue.without_from(start)
+        return [ReadAhead(source=source, start=start, stop=stop, life=self.life, without=without)]
 
     def _read_again(self, sources: Sequence[int]) -> tuple[PlannerCommand, ...]:
         """Have another loader hold what the lost one held, and answer what it was asked."""
         # A source whose edit is not taken up yet may be among them.
         sources = [s for s in sources if s < len(self._queues)]
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
-        ends = {s: self._queues[s].table.stop for s in sources}
-        ranges = {s: (floors_S[s], max(floors_S[s], end)) for s, end in ends.items()}
-        asked = [
-            ReadAhead(source=s, start=ends[s], stop=self._queues[s].asked_to, life=self.life)
-            for s in sources
-            if self._queues[s].is_asked
-        ]
-        return (TakeOver(ranges=ranges), *asked)
+        return taken_over(self._queues, sources, floors_S, self.life)
 
     def _build_again(self, number: int) -> tuple[PlannerCommand, ...]:
         windows, end = self._steps.windows, self.state.step if self._ended else None

@@ -1,12 +1,14 @@
 """What the planner knows of the samples ahead of a source's cursor."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from omniload.base.errors import ConfigError
+from omniload.machine.messages import ReadAhead, TakeOver
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.edits.history import History
@@ -19,11 +21,13 @@ __all__ = [
     "Demand",
     "SampleQueue",
     "end_of",
+    "enter_step",
     "needs_of",
     "queues_of",
     "require_below_cap",
     "require_usable",
     "skip_ahead",
+    "taken_over",
     "targets_of",
 ]
 
@@ -96,6 +100,12 @@ class SampleQueue:
     """End of the positions that carried pieces lie in: after a resume they are read again, drawn from or not."""
     checked_to: int = -1
     """Last position that the state which a run resumed from says anything of."""
+    without: tuple[int, ...] = ()
+    """Shards of which nothing is drawn."""
+    since: int = 0
+    """Position from which on none of them is needed."""
+    needed: tuple[int, ...] = ()
+    """Positions of carried pieces and of a record that is begun, when the queue began, or shards were left out."""
     _seen_positions: int = field(default=0, init=False)
     _seen_tokens: int = field(default=0, init=False)
     shortest: int | None = field(default=None, init=False)
@@ -105,6 +115,53 @@ class SampleQueue:
     def at(cls, position: int) -> "SampleQueue":
         """Return an empty queue whose first report will start at raw ``position``."""
         return cls(table=SampleTable.empty(position), asked_to=position)
+
+    def _read_from(self, start: int) -> tuple[float, tuple[int, ...]]:
+        """Return where a read from a position on ends at the latest, and the shards that it leaves out.
+
+        Before ``since`` records may be of any shard, and those that are needed are known. What lies far from them
+        is read without the shards too: there may be all of one.
+        """
+        if start >= self.since:
+            return math.inf, self.without
+        at = bisect_left(self.needed, start)
+        if at == len(self.needed):
+            return self.since, self.without
+        if self.needed[at] > start + _SMALL_READ:
+            return self.needed[at], self.without
+        while at + 1 < len(self.needed) and self.needed[at + 1] <= self.needed[at] + _SMALL_READ:
+            at += 1
+        return min(self.needed[at] + 1, self.since), ()
+
+    def without_from(self, start: int) -> tuple[int, ...]:
+        """Return the shards that a read from a position on leaves out."""
+        return self._read_from(start)[1]
+
+    def news_of(self, table: SampleTable, without: tuple[int, ...]) -> SampleTable | None:
+        """Return what a report adds: nothing where it is a repetition, or leaves out other shards."""
+        end, left_out = self._read_from(table.start)
+        if table.start != self.table.stop or without != left_out:
+            return None
+        return table.within(table.start, int(end)) if end < table.stop else table
+
+    def leave_out(self, without: tuple[int, ...], cursor: Cursor) -> None:
+        """Leave out these shards and no others, from ``cursor`` on; a record that is begun is drawn to its end.
+
+        What is known from there on is read again.
+        """
+        if without == self.without:
+            return
+        position, sub, token = cursor
+        is_begun = sub > 0 or token > 0
+        self.without, self.since = without, position + is_begun
+        self.needed = tuple(sorted({*self.needed, *([position] if is_begun else ())}))
+        if self.table.stop > self.since:
+            self.table = self.table.within(self.table.start, self.since)
+            self.tokens = int(self.table.lengths_N.sum())
+        self.asked_to = self.table.stop
+        # What is usable of so many records, was said of others.
+        self._seen_positions = self._seen_tokens = 0
+        self.shortest = None
 
     def report(self, table: SampleTable, cursor: Cursor) -> bool:
         """Take in a report; samples before ``cursor`` were drawn in an earlier life.
@@ -160,7 +217,8 @@ class SampleQueue:
         """
         start, stop = self.next_range(tokens)
         stop = min(stop, start + max(4 * epoch, _SMALL_READ))
-        self.asked_to = int(min(max(stop, self.reach), end))
+        stop = max(stop, self.reach)
+        self.asked_to = int(min(stop, self._read_from(start)[0], end))
         return start, self.asked_to
 
     def skip_to(self, cursor: Cursor, floor: int) -> None:
@@ -169,6 +227,12 @@ class SampleQueue:
         What is reported of before ``cursor`` later is left out; an answer that is under way and begins before
         ``floor`` is ignored.
         """
+        if (
+            self.without
+        ):  # of pieces that are carried over the steps, some may be of a shard that is left out
+            self.without, self.since, self.tokens = (), 0, 0
+            self.table, self.asked_to = SampleTable.empty(floor), floor
+            return
         position, sub, _ = cursor
         before = (self.table.positions_N < position) | (
             (self.table.positions_N == position) & (self.table.subs_N < sub)
@@ -199,6 +263,7 @@ def queues_of(state: MixState) -> list[SampleQueue]:
     for s, queue in enumerate(queues):
         positions_P = carried.positions_P[carried.sources_P == s]
         queue.reach = int(positions_P.max(initial=-1)) + 1
+        queue.needed = tuple(np.unique(positions_P).tolist())
         queue.checked_to = max(queue.reach - 1, state.cursors_S[s][0])
     return queues
 
@@ -213,9 +278,50 @@ def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState
         for queue, begun, cursor in zip(
             queues, queues_of(entered), entered.cursors_S, strict=False
         ):
-            queue.reach = max(queue.reach, begun.reach)
+            queue.reach, queue.needed = max(queue.reach, begun.reach), begun.needed
             queue.skip_to(cursor, begun.table.stop)
     return entered
+
+
+def enter_step(
+    queues: Sequence[SampleQueue], history: History, before: MixState
+) -> tuple[MixState, list[int]]:
+    """Return the state that a step begins with, and the sources that are read again; see ``skip_ahead``.
+
+    Shards that are left out from the step on, or no more, are left out of what queues know and ask for.
+    """
+    if not history.skips_shards:
+        return skip_ahead(queues, history, before), []
+    known_S = [queue.table.stop for queue in queues]
+    state = skip_ahead(queues, history, before)
+    left_out, names = history.left_out_at(state.step), history.latest.names
+    for name, queue, cursor in zip(names, queues, state.cursors_S, strict=False):
+        queue.leave_out(left_out.get(name, ()), cursor)
+    read_again = [s for s, queue in enumerate(queues) if queue.table.stop < known_S[s]]
+    return state, read_again
+
+
+def taken_over(
+    queues: Sequence[SampleQueue], sources: Sequence[int], floors_S: Sequence[int], life: int
+) -> tuple[TakeOver | ReadAhead, ...]:
+    """Return what another loader is told that serves sources: to hold what the lost one held, and to read on."""
+    ends = {s: queues[s].table.stop for s in sources}
+    asked = [
+        ReadAhead(
+            source=s,
+            start=ends[s],
+            stop=queues[s].asked_to,
+            life=life,
+            without=queues[s].without_from(ends[s]),
+        )
+        for s in sources
+        if queues[s].is_asked
+    ]
+    take_over = TakeOver(
+        ranges={s: (floors_S[s], max(floors_S[s], end)) for s, end in ends.items()},
+        without={s: (queues[s].since, queues[s].without) for s in sources if queues[s].without},
+    )
+    return (take_over, *asked)
 
 
 def end_of(history: History, name: str, epoch: int) -> float:
@@ -276,7 +382,8 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     # Another loader may have left nothing of the first epoch.
     tried = 2 * epoch if source is not None and source.drawn_before else epoch
     if queue.seen_positions >= tried and barren:
+        files = f" outside {len(queue.without)} files that edits leave out" if queue.without else ""
         raise ConfigError(
-            f"sources.{name}: none of its {epoch} records gives a sample that fits pack.length {mix.pack.length}; "
-            "remove the source, or change overlong, its conditions, its transforms or its text key"
+            f"sources.{name}: none of its {epoch} records{files} gives a sample that fits pack.length "
+            f"{mix.pack.length}; remove the source, or change overlong, its conditions, its transforms or its text key"
         )

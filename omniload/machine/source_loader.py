@@ -4,18 +4,16 @@ It is the only holder of a source's payload until a data constructor takes it. T
 planner says what to read and when to let go, so the buffer is bounded by the plan.
 """
 
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged, Ranges
+from omniload.machine.held.blocks import HeldBlock, HeldSamples, SampleIndex, sample_keys
 from omniload.machine.messages import (
     HandedOver,
     ReadAhead,
@@ -26,7 +24,7 @@ from omniload.machine.messages import (
 )
 from omniload.mix.columns import COLUMNS, ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
-from omniload.mix.samples import SampleTable, joined_tables
+from omniload.mix.samples import SampleTable
 
 __all__ = ["Read", "SamplesRead", "SourceLoader"]
 
@@ -44,63 +42,18 @@ class SamplesRead:
     skipped: int
     others: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns by name, in the order of the table."""
+    without: tuple[int, ...] = ()
+    """Shards whose records were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Read raw positions ``start`` to ``stop`` of a source."""
+    """Read raw positions ``start`` to ``stop`` of a source, but for the records of some shards."""
 
     source: int
     start: int
     stop: int
-
-
-@dataclass(slots=True)
-class _Held:
-    table: SampleTable
-    tokens: Ragged
-    others: Mapping[str, Ragged]
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes of memory."""
-        columns = (self.tokens, *self.others.values())
-        return sum(column.values_V.nbytes + column.offsets.nbytes for column in columns)
-
-    def within(self, start: int, stop: int) -> "_Held":
-        """Return the part from ``start`` to ``stop``; nothing is copied."""
-        if (start, stop) == (self.table.start, self.table.stop):
-            return self
-        table = self.table.within(start, stop)
-        first = int(np.searchsorted(self.table.positions_N, start))
-        last = first + len(table)
-        others = {name: column.between(first, last) for name, column in self.others.items()}
-        return _Held(table, self.tokens.between(first, last), others)
-
-
-@dataclass(slots=True)
-class _Column:
-    """One further column of every held sample of one source."""
-
-    starts_N: NDArray[np.int64]
-    stops_N: NDArray[np.int64]
-    values: list[NDArray[Any]]
-    """Values of each block."""
-
-
-@dataclass(slots=True)
-class _Index:
-    """Where every held sample of one source lies."""
-
-    keys_N: NDArray[np.int64]
-    """Rising."""
-    blocks_N: NDArray[np.int64]
-    starts_N: NDArray[np.int64]
-    stops_N: NDArray[np.int64]
-    columns: list[NDArray[np.int32]]
-    """Tokens of each block."""
-    others: dict[str, _Column]
-    """Further columns by name."""
+    without: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,10 +62,8 @@ class SourceLoader:
 
     names: Mapping[int, str]
     """Sources of this loader, by number."""
-    _held: dict[int, deque[_Held]] = field(default_factory=dict, init=False)
+    _held: dict[int, HeldSamples] = field(default_factory=dict, init=False)
     _held_bytes: int = field(default=0, init=False)
-    _indexes: dict[int, _Index] = field(default_factory=dict, init=False)
-    """Indexes of what is held; made anew when asked for after a change."""
     _taken_over: dict[int, int] = field(default_factory=dict, init=False)
     """Sources of which what is asked for may have been read by another loader only, and from which position on."""
     _life: int = field(default=0, init=False)
@@ -123,16 +74,21 @@ class SourceLoader:
     ) -> tuple[Read | SamplesReported, ...]:
         """Apply one event and return what must now be done, in order."""
         match event:
-            case ReadAhead(source=source, start=start, stop=stop, life=life):
+            case ReadAhead(source=source, start=start, stop=stop, life=life, without=without):
                 self._life = max(self._life, life)
-                if (held := self._find(source, start, stop)) is not None:  # asked again
-                    return (SamplesReported(source=source, table=held),)
-                return (Read(source=source, start=start, stop=stop),)
-            case SamplesRead(
-                source=source, table=table, tokens=tokens, skipped=skipped, others=others
-            ):
-                self._hold(source, _Held(table, tokens, others))
-                return (SamplesReported(source=source, table=table, skipped=skipped),)
+                held = self._of(source).find(start, stop, frozenset(without))
+                if held is not None:  # asked again
+                    return (SamplesReported(source=source, table=held, without=without),)
+                return (Read(source=source, start=start, stop=stop, without=without),)
+            case SamplesRead(source=source, table=table, skipped=skipped, without=without):
+                block = HeldBlock(table, event.tokens, event.others, frozenset(without))
+                held_of = self._of(source)
+                self._held_bytes -= held_of.size_bytes
+                held_of.hold(block)
+                self._held_bytes += held_of.size_bytes
+                return (
+                    SamplesReported(source=source, table=table, skipped=skipped, without=without),
+                )
             case ReleaseSamples(floors=floors, life=life):
                 # What a lost planner let go of comes late, once the next one has asked for it again.
                 for source, floor in floors.items() if life >= self._life else ():
@@ -142,10 +98,10 @@ class SourceLoader:
                 for source, (floor, _) in ranges.items():
                     self._taken_over[source] = min(floor, self._taken_over.get(source, floor))
                 return tuple(
-                    Read(source=source, start=start, stop=stop)
-                    for source, (first, last) in ranges.items()
-                    for start, stop in _chunks(first, last)
-                    if self._find(source, start, stop) is None
+                    read
+                    for source in ranges
+                    for read in _reads_of(source, event)
+                    if self._of(source).find(read.start, read.stop, frozenset(read.without)) is None
                 )
             case HandedOver(sources=sources):
                 # What the next loader reads is asked of this one too, until constructors know better.
@@ -154,9 +110,9 @@ class SourceLoader:
 
     def forget(self, source: int) -> None:
         """Let go of a source that another loader serves."""
-        self._held_bytes -= sum(block.size_bytes for block in self._held.pop(source, ()))
-        for known in (self._indexes, self._taken_over):
-            known.pop(source, None)
+        if (held := self._held.pop(source, None)) is not None:
+            self._held_bytes -= held.size_bytes
+        self._taken_over.pop(source, None)
         self.names = {s: name for s, name in self.names.items() if s != source}
 
     def unread(self, requests: Sequence[SliceRequest]) -> tuple[Read, ...]:
@@ -166,12 +122,17 @@ class SourceLoader:
             floor = self._taken_over.get(request.source)
             if floor is None or not len(request.positions_N):
                 continue
-            keys_N = self._index_of(request.source).keys_N
-            missing = ~np.isin(_keys(request.positions_N, request.subs_N), keys_N)
+            keys_N = self._of(request.source).index().keys_N
+            missing = ~np.isin(sample_keys(request.positions_N, request.subs_N), keys_N)
             positions = request.positions_N[missing & (request.positions_N >= floor)]
             if len(positions):
-                start, stop = int(positions.min()), int(positions.max()) + 1
-                reads.append(Read(source=request.source, start=start, stop=stop))
+                # Between two that lie far apart may be all of a shard that is left out.
+                each = np.unique(positions)
+                runs = np.split(each, np.flatnonzero(np.diff(each) > _CHUNK) + 1)
+                reads += [
+                    Read(source=request.source, start=int(run[0]), stop=int(run[-1]) + 1)
+                    for run in runs
+                ]
         return tuple(reads)
 
     def slices(self, request: SliceRequest) -> SampleColumns:
@@ -229,8 +190,8 @@ class SourceLoader:
         others: dict[str, dict[int, Ranges]] = {}
         for place, request in enumerate(requests):
             _require_ranges(request)
-            index = self._index_of(request.source)
-            wanted = _keys(request.positions_N, request.subs_N)
+            index = self._of(request.source).index()
+            wanted = sample_keys(request.positions_N, request.subs_N)
             row = np.searchsorted(index.keys_N, wanted)
             if not _all_found(index.keys_N, row, wanted):
                 raise self._missing(request, index, wanted)
@@ -253,64 +214,33 @@ class SourceLoader:
 
     def held_positions(self, source: int) -> tuple[int, int]:
         """Return the range of raw positions at hand; equal ends when there are none."""
-        queue = self._held.get(source)
-        return (queue[0].table.start, queue[-1].table.stop) if queue else (0, 0)
+        blocks = self._of(source).blocks
+        return (blocks[0].table.start, blocks[-1].table.stop) if blocks else (0, 0)
 
     def held_tokens(self) -> int:
         """Return the tokens held, over all sources."""
-        return sum(len(block.tokens.values_V) for queue in self._held.values() for block in queue)
+        return sum(
+            len(block.tokens.values_V) for held in self._held.values() for block in held.blocks
+        )
 
     def held_bytes(self) -> int:
         """Return what held samples take of memory, over all sources."""
         # Counted as blocks come and go: it is asked for with each read, and sources are many.
         return self._held_bytes
 
-    def _find(self, source: int, start: int, stop: int) -> SampleTable | None:
-        """Return the metadata of a range of which every position is held."""
-        parts, reached = [], start
-        for block in self._held.get(source, ()):
-            if block.table.start <= reached < block.table.stop:
-                parts.append(block.within(reached, min(stop, block.table.stop)).table)
-                reached = parts[-1].stop
-            if reached >= stop:
-                return joined_tables(parts)
-        return None
-
-    def _hold(self, source: int, read: _Held) -> None:
-        """Take in of a block what is not held yet: it may have been read twice, in other parts."""
-        queue = self._held.setdefault(source, deque())
-        new, start = [], read.table.start
-        for block in queue:
-            if start < block.table.start:
-                new.append(read.within(start, min(block.table.start, read.table.stop)))
-            start = max(start, block.table.stop)
-            if start >= read.table.stop:
-                break
-        if start < read.table.stop:
-            new.append(read.within(start, read.table.stop))
-        for block in new:
-            if block.table.stop > block.table.start:
-                at = bisect_left(queue, block.table.start, key=lambda held: held.table.start)
-                queue.insert(at, block)
-                self._held_bytes += block.size_bytes
-                self._indexes.pop(source, None)
+    def _of(self, source: int) -> HeldSamples:
+        return self._held.setdefault(source, HeldSamples())
 
     def _release(self, source: int, floor: int) -> None:
-        queue = self._held.get(source, deque())
-        while queue and queue[0].table.stop <= floor:
-            self._held_bytes -= queue.popleft().size_bytes
-            self._indexes.pop(source, None)
+        held = self._of(source)
+        self._held_bytes -= held.size_bytes
+        held.release(floor)
+        self._held_bytes += held.size_bytes
         if source in self._taken_over:
             self._taken_over[source] = max(self._taken_over[source], floor)
 
-    def _index_of(self, source: int) -> _Index:
-        index = self._indexes.get(source)
-        if index is None:
-            index = self._indexes[source] = _index_of(self._held.get(source, ()))
-        return index
-
     def _missing(
-        self, request: SliceRequest, index: _Index, wanted_N: NDArray[np.int64]
+        self, request: SliceRequest, index: SampleIndex, wanted_N: NDArray[np.int64]
     ) -> StateError:
         first, last = self.held_positions(request.source)
         missing = request.positions_N[~np.isin(wanted_N, index.keys_N)]
@@ -321,40 +251,26 @@ class SourceLoader:
         )
 
 
+def _reads_of(source: int, command: TakeOver) -> Iterable[Read]:
+    """Return what is read again of a source: shards that are left out, are so from a position on."""
+    (first, last), (since, without) = (
+        command.ranges[source],
+        command.without.get(source, (0, ())),
+    )
+    at = min(max(since, first), last)
+    for start, stop in _chunks(first, at):
+        yield Read(source=source, start=start, stop=stop)
+    for start, stop in _chunks(at, last):
+        yield Read(source=source, start=start, stop=stop, without=without)
+
+
 def _chunks(start: int, stop: int) -> Iterable[tuple[int, int]]:
     """Cut a range into parts that are read at once: what is asked for meanwhile waits for one part only."""
     return ((at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK))
 
 
-def _index_of(blocks: Iterable[_Held]) -> _Index:
-    held = [block for block in blocks if len(block.table)]
-    nothing = np.empty(0, np.int64)
-
-    def bounds(columns: list[Ragged]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        starts_N = np.concatenate([nothing, *(column.offsets[:-1] for column in columns)])
-        return starts_N, np.concatenate([nothing, *(column.offsets[1:] for column in columns)])
-
-    starts_N, stops_N = bounds([b.tokens for b in held])
-    others = {
-        name: _Column(
-            *bounds([b.others[name] for b in held]), [b.others[name].values_V for b in held]
-        )
-        for name in (held[0].others if held else ())
-    }
-    return _Index(
-        keys_N=np.concatenate(
-            [nothing, *(_keys(b.table.positions_N, b.table.subs_N) for b in held)]
-        ),
-        blocks_N=np.repeat(np.arange(len(held)), [len(b.table) for b in held]),
-        starts_N=starts_N,
-        stops_N=stops_N,
-        columns=[b.tokens.values_V for b in held],
-        others=others,
-    )
-
-
 def _ranges_in(
-    name: str, index: _Index, rows_N: NDArray[np.int64], request: SliceRequest
+    name: str, index: SampleIndex, rows_N: NDArray[np.int64], request: SliceRequest
 ) -> Ranges:
     """Say where the asked ranges of a further column lie."""
     column = index.others[name]
@@ -386,10 +302,6 @@ def _require_ranges(request: SliceRequest) -> None:
             f"{request.positions_N[i]} of source {request.source}, which are none; "
             "resume from an earlier checkpoint"
         )
-
-
-def _keys(positions_N: NDArray[np.int64], subs_N: NDArray[np.int32]) -> NDArray[np.int64]:
-    return positions_N * SUB_LIMIT + subs_N
 
 
 def _all_found(

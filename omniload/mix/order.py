@@ -124,6 +124,10 @@ class Order:
         digest.update(self._shards_U.astype("<i8").tobytes())
         return digest.hexdigest()
 
+    def shards_of(self, units_U: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shards that hold units with rows; shards are numbered among those that hold rows."""
+        return self._shards_U[np.searchsorted(self._units_U, units_U)]
+
     def spans(self, start: int, stop: int) -> Iterator[Span]:
         """Cut the positions ``start`` to ``stop`` where blocks and epochs end.
 

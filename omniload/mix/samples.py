@@ -85,12 +85,14 @@ def joined_tables(parts: Sequence[SampleTable]) -> SampleTable:
     """Return tables that follow each other as one, with the metadata that all of them have."""
     if len(parts) == 1:
         return parts[0]
-    names = set.intersection(*(set(part.metadata) for part in parts))
+    # One without a sample may lack what the others have: its records are all left out.
+    given = [part for part in parts if len(part)] or parts[:1]
+    names = set.intersection(*(set(part.metadata) for part in given))
     return replace(
         reduce(SampleTable.followed_by, parts),
         metadata={
             name: Ranges.of(
-                [part.metadata[name] for part in parts], parts[0].metadata[name].values_V.dtype.type
+                [part.metadata[name] for part in given], given[0].metadata[name].values_V.dtype.type
             ).packed()
             for name in names
         },

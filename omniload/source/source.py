@@ -55,6 +55,8 @@ class Source(Protocol):
     """Digest of the files that transforms read; empty where they read none."""
     drawn_before_digest: str = ""
     """Digest of the records that another loader had drawn; empty where none are left out for that."""
+    shards: tuple[str, ...]
+    """Paths of the shards that hold records, by their numbers."""
 
     @property
     def facts(self) -> SourceFacts:
@@ -72,8 +74,14 @@ class Source(Protocol):
         """Decode blocks within a budget that is shared with other sources, from the next block on."""
         ...
 
-    def read(self, start: int, stop: int) -> SampleBlock:
+    def shard_at(self, position: int) -> int:
+        """Return the number of the shard that holds the record of a position."""
+        ...
+
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
         """Return the samples of positions ``start`` to ``stop``, which may span epochs.
+
+        Records of the shards ``without`` keep their positions and give no sample; they are not read.
 
         Returns:
             The same samples however a range is cut into reads, in this process and any other.
@@ -89,14 +97,14 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardDigests:
-    """Digests of the shards that hold records, in their order, and the paths of all."""
+    """Digests of the shards that hold records, in their order, and their paths."""
 
     names: str = ""
     """Of their names and sizes."""
     contents: str = ""
     """Of what they hold."""
     paths: tuple[str, ...] = ()
-    """For messages: the path of each shard, by its number."""
+    """The path of each, by its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +154,7 @@ class RecordSource(Source):
         self.positions_per_epoch = order.positions_per_epoch
         self.fingerprint = order.fingerprint
         self.shards_digest, self.content_digest = digests.names, digests.contents
-        self._paths = digests.paths
+        self.shards = digests.paths
         self.transforms_digest = pipeline.digest
         self._order, self._format, self._pipeline = order, record_format, pipeline
         self._rules = rules
@@ -180,15 +188,22 @@ class RecordSource(Source):
         self._memory = memory
 
     @override
-    def read(self, start: int, stop: int) -> SampleBlock:
-        return self.read_part(start, stop, WHOLE)
+    def shard_at(self, position: int) -> int:
+        units_N = self._order.locate(position, position + 1).units_N
+        return int(self._order.shards_of(units_N)[0])
 
-    def read_part(self, start: int, stop: int, part: Part) -> SampleBlock:
+    @override
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
+        return self.read_part(start, stop, WHOLE, without)
+
+    def read_part(
+        self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
+    ) -> SampleBlock:
         """Return the samples of a range whose units are a part's; see ``read``."""
         blocks = [
             block
             for span in self._order.spans(start, stop)
-            if (block := self._read_span(span, part)) is not None
+            if (block := self._read_span(span, part, without)) is not None
         ]
         return joined(blocks, start, stop)
 
@@ -212,12 +227,13 @@ class RecordSource(Source):
             self._block.filling.keep_whole_units()
         self._block = self._rows = None
 
-    def _read_span(self, span: Span, part: Part) -> SampleBlock | None:
+    def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
         """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
         units_U = self._order.units_of(span.epoch, span.block)
         asked = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
         counts_U = self._format.units().rows_U[units_U]
-        share = Share.of(part, span.block, units_U, counts_U, asked)
+        left_out_U = np.isin(self._order.shards_of(units_U), without) if without else None
+        share = Share.of(part, span.block, units_U, counts_U, asked, left_out_U)
         if not share.units:
             return None
         block, rows = self._decoded(share.units), share.rows_N
@@ -264,8 +280,8 @@ class RecordSource(Source):
         rows = rows_N[samples.bad_N]
         units, records_N = block.places_of(rows)
         records = records_N.tolist()
-        shard = int(self._format.units().shards_U[units[0]])
-        path = f"{self._paths[shard]}: " if self._paths else ""
+        shard = int(self._order.shards_of(units[:1])[0])
+        path = f"{self.shards[shard]}: " if self.shards else ""
         first = f"{path}record {records[0]} of unit {int(units[0])}: {samples.reason}"
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(first)
@@ -382,10 +398,13 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
 
 
 def _digests_of(opened: OpenFormat) -> ShardDigests:
-    contents_F = opened.format.units().contents_F
+    units = opened.format.units()
+    contents_F = units.contents_F
     used = [i for i, content in enumerate(contents_F) if content]
     return ShardDigests(
         names=digest_of([opened.files[i] for i in used]),
         contents=digest_of_texts(contents_F[i] for i in used),
-        paths=tuple(file.path for file in opened.files),
+        paths=tuple(
+            opened.files[i].path for i in np.unique(units.shards_U[units.rows_U > 0]).tolist()
+        ),
     )

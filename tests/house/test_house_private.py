@@ -10,7 +10,7 @@ OFFERED = {"_replace", "_asdict", "_make", "_fields", "_exit"}
 OF_OTHERS = {"_reset_state", "_is_accelerate_prepared"}
 """Of accelerate, which offers its users no other way."""
 REACHED = {
-    "tests/faults/omniload/test_actors_faults.py": 4,
+    "tests/faults/omniload/test_actors_faults.py": 2,
     "tests/faults/omniload/test_actors_waits.py": 3,
     "tests/faults/test_fusefs_disk_faults.py": 2,
     "tests/faults/test_fusefs_disk_threads.py": 1,

@@ -22,6 +22,7 @@ LONGER = {
         245,
         "every actor of a plane, who holds what, and which sources",
     ),
+    "omniload/actors/ray/editing.py": (165, "each kind of change, and who hears of it"),
     "omniload/actors/ray/handle.py": (
         270,
         "follows the roles that it asks, and is another rank later, or stays what it is",
@@ -34,8 +35,8 @@ LONGER = {
     "omniload/actors/roles/constructor.py": (180, "builds, and serves ranks that change"),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (
-        260,
-        "reads ahead, reads again, answers, and hands sources over",
+        285,
+        "reads ahead, reads again, answers, looks for shards, and hands sources over",
     ),
     "omniload/actors/roles/planner.py": (345, "one thread that speaks to every other role"),
 }

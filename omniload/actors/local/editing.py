@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from omniload.actors.edits import taken_within
 from omniload.machine.messages import ChangeAsked
 from omniload.mix.edits.answers import EditRequest, EditTaken
-from omniload.mix.edits.edit import AddSource
+from omniload.mix.edits.edit import AddSource, SkipShard
+from omniload.mix.edits.shards import shard_meant
 
 if TYPE_CHECKING:
     from omniload.actors.local.plane import LocalPlane
@@ -14,12 +15,15 @@ __all__ = ["changed_by"]
 
 
 def changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
-    """Have the planner take a change up; a source that is added is opened first.
+    """Have the planner take a change up; a source that is added is opened first, a shard looked for.
 
     Raises:
         OmniloadError: It is refused, and nothing has changed.
     """
     facts, change = None, request.change
+    if isinstance(change, SkipShard):
+        names = plane.planner.history().latest.names
+        change = shard_meant(change, names, [plane.loader.look_for_shard(change)])
     if isinstance(change, AddSource):
         mix = plane.planner.history().edited(change, request.at or 0).latest
         facts = plane.loader.open_also(len(mix.names) - 1, mix)

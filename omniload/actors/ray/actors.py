@@ -33,7 +33,9 @@ from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.history import History
+from omniload.mix.edits.shards import ShardsFound
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.file import Journal
 from omniload.plan.world import World
@@ -153,6 +155,12 @@ class LoaderActor(_Member, LoaderShell):
         """Let go of sources, once all are open."""
         self._wait_until_open()
         super().drop(sources)
+
+    @override
+    def look_for_shard(self, change: SkipShard) -> ShardsFound:
+        """Look for a shard, once all sources are open."""
+        self._wait_until_open()
+        return super().look_for_shard(change)
 
     @override
     def work(self) -> dict[int, tuple[float, int]]:

@@ -12,9 +12,10 @@ from omniload.base.log import get_logger
 from omniload.machine.messages import ChangeAsked
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditRequest, EditTaken
-from omniload.mix.edits.edit import AddSource
+from omniload.mix.edits.edit import AddSource, SkipShard
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import read_history
+from omniload.mix.edits.shards import shard_meant
 from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["changed_by"]
@@ -58,9 +59,19 @@ def _turn(crew: Crew) -> Iterator[None]:
 def _changed(crew: Crew, request: EditRequest) -> EditTaken:
     asked = ChangeAsked(change=request.change, at=request.at)
     before: History = answer_to(crew.holding(PLANNER).history.remote(), PLANNER)
+    if isinstance(request.change, SkipShard):
+        asked = replace(asked, change=_looked_for(crew, request.change, before))
     if not isinstance(request.change, AddSource):
         return _taken(crew, asked, None, before)
     return _added(crew, asked, before)
+
+
+def _looked_for(crew: Crew, change: SkipShard, before: History) -> SkipShard:
+    """Have every loader look for a shard; return the change with the one that is meant."""
+    serving = [role for role, sources in crew.sources_of.items() if sources]
+    told = {role: crew.holding(role).look_for_shard.remote(change) for role in serving}
+    found = [answer_to(answer, role) for role, answer in told.items()]
+    return shard_meant(change, before.latest.names, found)
 
 
 def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:

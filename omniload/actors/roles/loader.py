@@ -26,6 +26,8 @@ from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
 from omniload.machine.status import REPEATED
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import SkipShard
+from omniload.mix.edits.shards import ShardsFound, shards_like
 from omniload.mix.fingerprint import SourceFacts
 from omniload.source.kept_profile import kept
 from omniload.source.parts.blocks import SampleBlock
@@ -121,6 +123,19 @@ class LoaderShell:
         _end_readers(dropped)
         self._count_held()
 
+    def look_for_shard(self, change: SkipShard) -> ShardsFound:
+        """Return the shards of its sources that a name may mean."""
+        return shards_like(change, {source.name: source.shards for source in self._open_sources()})
+
+    def shard_at(self, source: int, position: int) -> str:
+        """Return the path of the file that holds the record of a position."""
+        opened = self._sources[source]
+        return opened.shards[opened.shard_at(position)]
+
+    def _open_sources(self) -> list[Source]:
+        with self._lock:
+            return list(self._sources.values())
+
     def facts(self) -> dict[int, SourceFacts]:
         """Return what the planner must know of each source."""
         return {s: source.facts for s, source in self._sources.items()}
@@ -140,13 +155,13 @@ class LoaderShell:
                 return answer
             began_s = time.thread_time()  # waiting for a store is no work
             block = with_retries(
-                lambda: source.read(answer.start, answer.stop),
+                lambda: source.read(answer.start, answer.stop, answer.without),
                 _WAITS_S,
                 self._sleep,
                 partial(self._note_retry, source),
             )
             self._count_work(command.source, time.thread_time() - began_s, block)
-            report = self._hold(command.source, block)
+            report = self._hold(answer, block)
             self._activity.figures.count("read_samples_total", len(block.table))
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
@@ -162,18 +177,22 @@ class LoaderShell:
             before_s, tokens = self._work.get(source, (0.0, 0))
             self._work[source] = before_s + busy_s, tokens + len(block.tokens.values_V)
 
-    def _hold(self, source: int, block: SampleBlock) -> SamplesReported:
+    def _hold(self, asked: Read, block: SampleBlock) -> SamplesReported:
         """Hold what was read, unless the source was dropped meanwhile; return what is to be reported."""
+        source, table, without = asked.source, block.table, asked.without
         with self._lock:
             if source not in self._sources:
-                return SamplesReported(source=source, table=block.table, skipped=block.skipped)
+                return SamplesReported(
+                    source=source, table=table, skipped=block.skipped, without=without
+                )
             (report,) = self._machine.handle(
                 SamplesRead(
                     source=source,
-                    table=block.table,
+                    table=table,
                     tokens=block.tokens,
                     skipped=block.skipped,
                     others=block.others,
+                    without=without,
                 )
             )
         assert isinstance(report, SamplesReported)
@@ -230,13 +249,18 @@ class LoaderShell:
         with self._lock:
             unread = self._machine.unread(requests)
         for read in unread:
-            self.read_ahead(ReadAhead(source=read.source, start=read.start, stop=read.stop))
+            self._read_now(read)
+
+    def _read_now(self, read: Read) -> None:
+        self.read_ahead(
+            ReadAhead(source=read.source, start=read.start, stop=read.stop, without=read.without)
+        )
 
     def _read_again(self, reads: Sequence[Read | SamplesReported]) -> None:
         try:
             for read in reads:
                 if isinstance(read, Read) and not self._closed:
-                    self.read_ahead(ReadAhead(source=read.source, start=read.start, stop=read.stop))
+                    self._read_now(read)
         except OmniloadError as error:
             # Whoever asks for these samples has them read once more, and is told the error.
             with self._activity.speaking():

@@ -24,6 +24,7 @@ from omniload.base.errors import (
 from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
+from omniload.commands.edits.shards import shard_in
 from omniload.mix.edits.answers import (
     ANSWER_NAME,
     REQUEST_NAME,
@@ -31,7 +32,13 @@ from omniload.mix.edits.answers import (
     EditRequest,
     EditTaken,
 )
-from omniload.mix.edits.edit import AddSource, Change, SkipSteps, require_no_secrets
+from omniload.mix.edits.edit import (
+    AddSource,
+    Change,
+    SkipShard,
+    SkipSteps,
+    require_no_secrets,
+)
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
@@ -149,8 +156,12 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
         write_history(run, after)
         return EditTaken.of(history, after, planned, planned)
     step = planned if at is None else at
-    # What was trained once stays as it was: attempts of a run see the same samples.
-    require_open(step, planned=planned, end=None, ended=False)
+    if isinstance(change, SkipShard):
+        # As steps are skipped: the run goes on from a checkpoint of this step or before.
+        change = shard_in(change, history.latest, life.base_dir, index_folder(life.mix_path))
+    else:
+        # What was trained once stays as it was: attempts of a run see the same samples.
+        require_open(step, planned=planned, end=None, ended=False)
     facts = _facts_of(life, history.edited(change, step)) if isinstance(change, AddSource) else None
     after = history.edited(change, step, found_in(change, facts), at_rest=True)
     write_history(run, after)

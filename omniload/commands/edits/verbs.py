@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from pydantic import Field, ValidationError
+from rich.console import Console
 from rich.text import Text
 from typing_extensions import override
 
@@ -22,6 +23,7 @@ from omniload.mix.edits.edit import (
     Change,
     RetireSource,
     SetWeights,
+    SkipShard,
     SkipSteps,
     Undo,
 )
@@ -159,29 +161,50 @@ def retire(run: Path, name: str, at: int | None, timeout_s: float, as_json: bool
     metavar="A:B",
     help="Leave out what was in the steps from A to before B; the run must be at rest.",
 )
-@click.option("--source", "name", help="Draw no more from a source, as omniload mix retire.")
+@click.option(
+    "--source",
+    "name",
+    help="Draw no more from a source, as omniload mix retire; with --shard, the source that has it.",
+)
+@click.option(
+    "--shard",
+    metavar="FILE",
+    help="Draw no more from a file of a source: its path or URL, or the end of it from a / on.",
+)
 @_options
-def skip(
+def skip(  # noqa: PLR0913 -- one for each option
     run: Path,
     *,
     steps: str | None,
     name: str | None,
+    shard: str | None,
     at: int | None,
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Leave out what made the loss of RUN jump: steps that were trained on, or a source.
+    """Leave out what made the loss of RUN jump: steps that were trained on, a shard, or a source.
 
     Of skipped steps, the run goes on from a checkpoint of step A or before: steps up to A are as they
     were, and step A draws what step B would have drawn. Nothing else is lost, and nothing comes twice.
+    Of a shard, records that are not begun when the step comes are left out, in later epochs too, and all
+    others come in the order that they have. Of a run at rest --at may be a step that was trained on.
 
     \b
     Example:
       omniload mix skip demo/run --steps 1200:1210
+      omniload mix skip demo/run --shard web-00017.jsonl
       omniload mix skip demo/run --source forums
     """  # noqa: D301 -- click's own marker
-    if (steps is None) == (name is None):
-        raise ConfigError("say what to skip: --steps A:B or --source NAME, one of them")
+    if sum(each is not None for each in (steps, shard or name)) != 1 or shard == "":
+        raise ConfigError(
+            "say what to skip: --steps A:B, --shard FILE or --source NAME, one of them; --source beside --shard says "
+            "which source has the file"
+        )
+    if shard is not None:
+        _skip_shard(
+            run, _checked(SkipShard, {"file": shard, "source": name}), at, timeout_s, as_json
+        )
+        return
     if name is not None:
         _change(run, _checked(RetireSource, {"name": name}), at, timeout_s, as_json)
         return
@@ -199,6 +222,30 @@ def skip(
         f"edit {taken.edit.revision}: step {change.first:,} goes on behind step {change.stop - 1:,}; resume from a "
         f"checkpoint of step {change.first:,} or before, as omniload train run FILE --resume {change.first}",
     )
+
+
+def _skip_shard(
+    run: Path, change: SkipShard, at: int | None, timeout_s: float, as_json: bool
+) -> None:
+    taken = change_mix(run, change, at, timeout_s)
+    if as_json:
+        emit_json(taken.model_dump(mode="json"))
+        return
+    found, step = taken.edit.change, taken.edit.step
+    assert isinstance(found, SkipShard), "it became this edit"
+    console = output()
+    say(
+        console,
+        f"edit {taken.edit.revision}: from step {step:,} on nothing more is drawn of {found.file}, one of {found.of} "
+        f"shards of source {found.source}",
+    )
+    if step < taken.planned:
+        say(
+            console,
+            f"steps from {step:,} on are planned anew; resume from a checkpoint of step {step:,} or before, as "
+            f"omniload train run FILE --resume {step}",
+        )
+    _say_ahead(console, taken)
 
 
 def _range(steps: str) -> dict[str, object]:
@@ -280,15 +327,18 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
         return
     console = output()
     console.print(_shares(taken))
-    step, ahead = taken.edit.step, taken.planned - taken.slowest
-    say(console, f"edit {taken.edit.revision} holds from step {step:,} on")
-    if ahead:
+    say(console, f"edit {taken.edit.revision} holds from step {taken.edit.step:,} on")
+    _say_ahead(console, taken)
+    if taken.until is not None:
+        say(console, f"the stage from step {taken.until:,} on holds from there as it was declared")
+
+
+def _say_ahead(console: Console, taken: EditTaken) -> None:
+    if ahead := taken.planned - taken.slowest:
         say(
             console,
             f"{ahead} steps from step {taken.slowest:,} on were planned already and keep the mix they have",
         )
-    if taken.until is not None:
-        say(console, f"the stage from step {taken.until:,} on holds from there as it was declared")
 
 
 def _shares(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import IntegrityError, StateError
+from omniload.base.secrets import without_secrets
 from omniload.base.state import Json
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import tokenizer_of
@@ -33,6 +34,7 @@ from omniload.source.index import index_folder
 __all__ = ["audit"]
 
 _TEXT_WIDTH = 60
+_NAME_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class _Found:
     dp_rank: int
     microbatch: int
     text: str
+    shard: str
+    """The file that holds it."""
     loss: float | None
     """Mean loss of a label, as the trainer reported it; ``None`` where it did not."""
 
@@ -164,6 +168,9 @@ def _found(
                     dp_rank=int(part.dp_ranks_R[rows_P[p]]),
                     microbatch=int(part.microbatches_R[rows_P[p]]),
                     text=_around(text, grep),
+                    shard=without_secrets(
+                        rehearsal.shard_at(int(pieces.sources_P[p]), int(pieces.positions_P[p]))
+                    ),
                     loss=None,
                 )
             )
@@ -202,6 +209,7 @@ def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
             str(piece.microbatch),
             Text(piece.source, colour_of(mix.names.index(piece.source))),
             f"{piece.position:,}" + (f".{piece.sub}" if piece.sub else ""),
+            excerpt(piece.shard.rpartition("/")[2], _NAME_WIDTH),
             f"{piece.first_token:,} to {piece.stop_token - 1:,}",
             "" if piece.loss is None else f"{piece.loss:.3f}",
             excerpt(piece.text, _TEXT_WIDTH),
@@ -209,7 +217,7 @@ def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
         for piece in found
     ]
     columns = [("rank", True), ("microbatch", True), ("source", False), ("record", True)]
-    columns += [("tokens", True), ("loss", True), ("text", False)]
+    columns += [("file", False), ("tokens", True), ("loss", True), ("text", False)]
     console = output()
     console.print(table("", columns, rows))
     say(console, f"{title}: {len(found)} samples or pieces of samples")

@@ -56,6 +56,16 @@ class SampleMetadata:
             known = self._images_of_source.setdefault(source, deque())
             known.append(_Known(table.stop, keys_N, spans))
 
+    def forget(self, source: int, position: int) -> None:
+        """Let go of a source's samples from a position on: they are reported again."""
+        self._loss_spans.forget(source, position)
+        known = self._images_of_source.get(source, deque())
+        while known and known[-1].stop > position:
+            last = known.pop()
+            count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
+            if count:
+                known.append(_Known(position, last.keys_N[:count], last.spans_N.between(0, count)))
+
     def release(self, floors: Mapping[int, int]) -> None:
         """Let go of samples before these positions."""
         self._loss_spans.release(floors)

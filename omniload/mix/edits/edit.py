@@ -22,6 +22,7 @@ __all__ = [
     "Edit",
     "RetireSource",
     "SetWeights",
+    "SkipShard",
     "SkipSteps",
     "Undo",
     "require_no_secrets",
@@ -76,6 +77,20 @@ class SkipSteps(StrictModel):
         return self
 
 
+class SkipShard(StrictModel):
+    """Draw no record of a shard that is not begun: its records keep their positions and give no sample."""
+
+    kind: Literal["skip_shard"] = "skip_shard"
+    file: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Path or URL of the shard, or the end of one; once it was looked for, all of it."""
+    source: Name | None = None
+    """The source that has it; ``None`` to look in all of them."""
+    number: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Its number among the shards of its source that hold records; ``None`` before it was looked for."""
+    of: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    """How many those are."""
+
+
 class Undo(StrictModel):
     """Let hold what would hold without the latest edit that was not undone."""
 
@@ -83,7 +98,8 @@ class Undo(StrictModel):
 
 
 Change: TypeAlias = Annotated[
-    SetWeights | AddSource | RetireSource | SkipSteps | Undo, Field(discriminator="kind")
+    SetWeights | AddSource | RetireSource | SkipSteps | SkipShard | Undo,
+    Field(discriminator="kind"),
 ]
 
 
@@ -118,8 +134,14 @@ class Edit(StrictModel):
             raise ValueError(
                 "an edit that skips steps has the state behind them, and no other has one"
             )
-        if not self.stages and not isinstance(self.change, SkipSteps | Undo):
+        if not self.stages and not isinstance(self.change, SkipSteps | SkipShard | Undo):
             raise ValueError("an edit of weights has stages")
+        if isinstance(self.change, SkipShard) and None in (
+            self.change.source,
+            self.change.number,
+            self.change.of,
+        ):
+            raise ValueError("an edit that skips a shard has its source and its number")
         return self
 
 
@@ -151,5 +173,7 @@ def said_of(change: Change) -> str:
             return f"retire {name}"
         case SkipSteps(first=first, stop=stop):
             return f"skip --steps {first}:{stop}"
+        case SkipShard(file=file, source=source):
+            return f"skip --shard {file}" + (f" --source {source}" if source else "")
         case Undo():
             return "undo"

@@ -54,7 +54,8 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
     reopened = history.reopened_by(state.mix_revision)
     if reopened < state.step:
         raise StateError(
-            f"the mix state before step {state.step} is of the run before steps from {reopened:.0f} on were skipped; "
+            f"the mix state before step {state.step} is of the run before edits skipped something from step "
+            f"{reopened:.0f} on; "
             f"go on from a checkpoint of step {reopened:.0f} or before"
         )
     for revision, where in ((due, "its run"), (num_carried, "the state itself")):

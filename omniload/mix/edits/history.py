@@ -1,6 +1,5 @@
 """What holds at a step: a mix file and its edits, folded. And what a change would make of it."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -18,18 +17,20 @@ from omniload.mix.edits.edit import (
     Edit,
     RetireSource,
     SetWeights,
+    SkipShard,
     SkipSteps,
     Undo,
     require_no_secrets,
 )
+from omniload.mix.edits.folding import edited_mix, weighted
+from omniload.mix.edits.names import require_known
+from omniload.mix.edits.shards import left_out_of, require_skippable
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.caps import beyond_fractions
 from omniload.mix.schema.cuts import documents_cut
 from omniload.mix.state import MixState
 
 __all__ = ["History", "require_open"]
-
-_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class History:
     _mixes: dict[int, MixConfig] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _left_out: dict[int, dict[str, tuple[int, ...]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Shards that are left out at the step that was asked for last."""
+    _skips_shards: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def latest(self) -> MixConfig:
@@ -68,7 +74,7 @@ class History:
             known -= 1
         mix = self._mixes[known] if known else self.base
         for edit in self.edits[known:revision]:
-            mix = self._mixes[edit.revision] = _edited_mix(mix, edit)
+            mix = self._mixes[edit.revision] = edited_mix(mix, edit)
         return mix
 
     def at(self, step: int) -> MixConfig:
@@ -78,8 +84,29 @@ class History:
     def steps_alike(self, step: int) -> float:
         """Return for how many steps from ``step`` on no edit begins to hold; at least 1."""
         revision = self.revision_at(step)
-        later = (e.step - step for e in self.edits if e.step > step and e.revision > revision)
+        # What is skipped holds by its step, whatever was edited for an earlier one since.
+        later = (
+            e.step - step
+            for e in self.edits
+            if e.step > step and (e.revision > revision or not e.stages)
+        )
         return min(later, default=float("inf"))
+
+    @property
+    def skips_shards(self) -> bool:
+        """Whether an edit skips a shard, at whatever step, undone or not."""
+        if not self._skips_shards:
+            found = any(isinstance(edit.change, SkipShard) for edit in self.edits)
+            self._skips_shards.append(found)
+        return self._skips_shards[0]
+
+    def left_out_at(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Return the numbers of the shards of each source that are left out at a step."""
+        found = self._left_out.get(step)
+        if found is None:
+            self._left_out.clear()
+            found = self._left_out[step] = left_out_of(self.edits, step)
+        return found
 
     def entered(self, state: MixState) -> tuple[MixConfig, MixState]:
         """Return the mix of the step that ``state`` stands before, and the state as that step begins."""
@@ -104,7 +131,14 @@ class History:
 
     def reopened_by(self, revision: int) -> float:
         """Return the first step that is planned again, though a run of that revision planned it."""
-        later = [s.step for s in self._skips(len(self.edits)) if s.revision > revision]
+        gone = {edit.undoes for edit in self.edits}
+        later = (
+            edit.step
+            for edit in self.edits
+            if isinstance(edit.change, SkipSteps | SkipShard)
+            and edit.revision > revision
+            and edit.revision not in gone
+        )
         return min(later, default=float("inf"))
 
     def _skips(self, revision: int) -> list[Edit]:
@@ -177,7 +211,8 @@ class History:
                 nothing to undo, or a source comes with a secret.
         """
         require_no_secrets(change)
-        if self.base.mix.amounts is not None and not isinstance(change, SkipSteps | Undo):
+        weighs = not isinstance(change, SkipSteps | SkipShard | Undo)
+        if self.base.mix.amounts is not None and weighs:
             raise ConfigError(
                 f"the run draws amounts, and {change.kind} changes weights; end it, give other amounts in its mix "
                 "file and start a new run"
@@ -189,13 +224,7 @@ class History:
             )
         undoes = self._latest_not_undone() if isinstance(change, Undo) else None
         self._require_behind_skips(change, step, undoes, at_rest=at_rest)
-        if isinstance(change, SkipSteps) or (undoes and self.edits[undoes - 1].behind):
-            stages: list[Stage] = []
-        elif undoes:
-            stages = stages_from(self.of_revision(undoes - 1).mix.stages, step)
-        else:
-            assert not isinstance(change, Undo | SkipSteps), "both were seen to"
-            stages = self._stages_under(change, step)
+        stages = self._stages_of(change, step, undoes)
         if stages:
             self._require_stages(stages, step)
         edit = Edit(
@@ -212,6 +241,21 @@ class History:
         for fault in beyond_fractions(after.latest.sources, stages):
             raise ConfigError(fault.message())
         return after
+
+    def _stages_of(self, change: Change, step: int, undoes: int | None) -> list[Stage]:
+        """Return the stages from ``step`` on that a change makes; none where weights stay."""
+        match change:
+            case SkipShard():
+                require_skippable(self.edits, change)
+                return []
+            case SkipSteps():
+                return []
+            case Undo():
+                assert undoes is not None, "there is something to undo"
+                weighs = self.edits[undoes - 1].stages
+                return stages_from(self.of_revision(undoes - 1).mix.stages, step) if weighs else []
+            case _:
+                return self._stages_under(change, step)
 
     def _kept_behind(self, change: Change, behind: MixState | None) -> dict[str, Any] | None:
         if not isinstance(change, SkipSteps):
@@ -267,10 +311,10 @@ class History:
         stages = stages_from(mix.mix.stages, step)
         match change:
             case SetWeights(weights=weights):
-                self._require_known(weights)
+                require_known(weights, self.latest.names)
                 # A ramp under way ends here; stages that begin later hold as they are declared.
                 later = [stage for stage in mix.mix.stages if stage.from_step > step]
-                return [_weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
+                return [weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
             case AddSource(name=name, source=source, weight=weight):
                 self._require_fits(name, source)
                 if name in mix.sources:
@@ -280,17 +324,17 @@ class History:
                     )
                 part = weight / sum(stages[0].weights.values())
                 return [
-                    _weighted(s, {**s.weights, name: part * sum(s.weights.values())}, step)
+                    weighted(s, {**s.weights, name: part * sum(s.weights.values())}, step)
                     for s in stages
                 ]
             case RetireSource(name=name):
-                self._require_known([name])
+                require_known([name], self.latest.names)
                 if not any(stage.weights.get(name, 0.0) for stage in stages):
                     raise ConfigError(
                         f"source {name!r} has no weight from step {step} on; it is retired already"
                     )
                 return [
-                    _weighted(s, {n: w for n, w in s.weights.items() if n != name}, step)
+                    weighted(s, {n: w for n, w in s.weights.items() if n != name}, step)
                     for s in stages
                 ]
             case _:
@@ -316,17 +360,6 @@ class History:
                 raise fault
         except PydanticCustomError as fault:
             raise ConfigError(f"source {name!r}: {fault.message()}") from fault
-
-    def _require_known(self, names: Mapping[str, float] | Sequence[str]) -> None:
-        known = self.latest.names
-        for name in names:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                meant = f" (did you mean {close[0]!r}?)" if close else ""
-                raise ConfigError(
-                    f"source {name!r} is not in the mix{meant}, which has {', '.join(known[:_SHOWN])}; "
-                    "correct the name, or add the source with `omniload mix add`"
-                )
 
     def _require_stages(self, stages: Sequence[Stage], step: int) -> None:
         """Hold the weights from ``step`` on to the rules of a mix file."""
@@ -361,35 +394,3 @@ def require_open(step: int, *, planned: int, end: int | None, ended: bool) -> No
             f"step {step} is planned already, and ranks may have it; the first step that can be changed is {planned}: "
             f"say --at {planned} or later, or --at next"
         )
-
-
-def _edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
-    """Return a mix with one more edit."""
-    if not edit.stages:
-        return before  # it skips steps, or lets them be drawn after all
-    kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
-    weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
-    sources, change = before.sources, edit.change
-    if isinstance(change, AddSource):
-        sources = {**sources, change.name: before.inherited(change.source)}
-    return before.model_copy(update={"mix": weights, "sources": sources})
-
-
-def _weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
-    """Return a stage of other weights.
-
-    Raises:
-        ConfigError: None of them is above 0.
-    """
-    left = {name: weight for name, weight in weights.items() if weight > 0}
-    if not left:
-        raise ConfigError(
-            f"no source would have a weight from step {max(stage.from_step, step)} on; give one to another source first"
-        )
-    return Stage(
-        from_step=stage.from_step,
-        weights=left,
-        ramp_steps=stage.ramp_steps,
-        ramp=stage.ramp,
-        ramp_done=stage.ramp_done,
-    )

@@ -5,7 +5,8 @@ steps in it, and they hold at the same steps again::
 
     {"version": 2, "mix": "6b0c...", "edits": [{"revision": 1, "step": 120, ...}], "blake2b": "..."}
 
-``mix`` is a digest of what the edits are edits of. Without an edit that skips steps the version is 1.
+``mix`` is a digest of what the edits are edits of. The version is 3 with an edit that skips a shard, else 2 with one
+that skips steps, else 1.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from omniload.base.reading import read_kept_file
 from omniload.base.state import Json, sealed, unsealed
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
-from omniload.mix.edits.edit import MOST_EDITS, Edit
+from omniload.mix.edits.edit import MOST_EDITS, Edit, SkipShard
 from omniload.mix.edits.history import History
 
 __all__ = ["EDITS_NAME", "edits_in", "read_history", "write_history"]
@@ -34,7 +35,7 @@ _MOST_BYTES = 1 << 30
 
 
 class _Kept(StrictModel):
-    version: Literal[1, 2] = 1
+    version: Literal[1, 2, 3] = 1
     mix: str
     edits: Annotated[tuple[Edit, ...], Field(max_length=MOST_EDITS)]
 
@@ -75,7 +76,9 @@ def write_history(run_dir: Path, history: History) -> None:
     Raises:
         StateError: The disk is full, or the folder cannot be written.
     """
-    version: Literal[1, 2] = 2 if any(edit.behind for edit in history.edits) else 1
+    version: Literal[1, 2, 3] = 2 if any(edit.behind for edit in history.edits) else 1
+    if any(isinstance(edit.change, SkipShard) for edit in history.edits):
+        version = 3
     kept = _Kept(version=version, mix=_digest(history.base), edits=history.edits)
     content: dict[str, Json] = kept.model_dump(mode="json")
     write_whole(run_dir / EDITS_NAME, orjson.dumps(sealed(content)), durable=True)

@@ -45,9 +45,17 @@ class PartRead:
     """All that it has left out so far."""
 
     @classmethod
-    def of(cls, source: RecordSource, start: int, stop: int, part: Part) -> "PartRead":
-        """Read a part of a range."""
-        return cls(block=source.read_part(start, stop, part), bad=source.found_bad())
+    def of(
+        cls,
+        source: RecordSource,
+        start: int,
+        stop: int,
+        part: Part,
+        without: tuple[int, ...] = (),
+    ) -> "PartRead":
+        """Read a part of a range, less some shards."""
+        block = source.read_part(start, stop, part, without)
+        return cls(block=block, bad=source.found_bad())
 
 
 class PartReader(Protocol):
@@ -61,8 +69,8 @@ class PartReader(Protocol):
         """
         ...
 
-    def read(self, start: int, stop: int) -> Callable[[], PartRead]:
-        """Begin to read its part of a range; what is returned waits for it.
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
+        """Begin to read its part of a range, less some shards; what is returned waits for it.
 
         That raises ``ReaderLostError`` where the reader is lost, or what the reader raised.
         """
@@ -87,6 +95,7 @@ class DividedSource(Source):
         self.fingerprint, self.transforms_digest = own.fingerprint, own.transforms_digest
         self.shards_digest, self.content_digest = own.shards_digest, own.content_digest
         self.drawn_before_digest = own.drawn_before_digest
+        self.shards = own.shards
         self._parts = [Part(number, readers) for number in range(readers)]
         self._start = start
         self._others: Sequence[PartReader] | None = None
@@ -97,17 +106,21 @@ class DividedSource(Source):
         self.own.share(memory)
 
     @override
-    def read(self, start: int, stop: int) -> SampleBlock:
+    def shard_at(self, position: int) -> int:
+        return self.own.shard_at(position)
+
+    @override
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
         others = self._ready()
         if not others:
-            return self.own.read(start, stop)
-        asked = [reader.read(start, stop) for reader in others]
-        mine = self.own.read_part(start, stop, self._parts[0])
+            return self.own.read(start, stop, without)
+        asked = [reader.read(start, stop, without) for reader in others]
+        mine = self.own.read_part(start, stop, self._parts[0], without)
         try:
             parts = [answer() for answer in asked]
         except (ReaderLostError, CancelledError) as error:
             self._lose(error)
-            return self.own.read(start, stop)
+            return self.own.read(start, stop, without)
         for part in parts:
             self.own.add_bad(part.bad)
         self._lost = 0

@@ -62,6 +62,7 @@ class Share:
         units_U: NDArray[np.int64],
         counts_U: NDArray[np.int64],
         rows_N: NDArray[np.int64],
+        left_out_U: NDArray[np.bool_] | None = None,
     ) -> "Share":
         """Return the share of a part.
 
@@ -71,12 +72,15 @@ class Share:
             units_U: Units of the block.
             counts_U: Rows of each.
             rows_N: Rows asked for: numbers into all units laid end to end.
+            left_out_U: Units that are nobody's.
         """
-        if part.of == 1:
+        if part.of == 1 and left_out_U is None:
             return cls(
                 units=tuple(units_U.tolist()), places_N=np.arange(len(rows_N)), rows_N=rows_N
             )
         mine_U = (np.arange(len(units_U)) + block) % part.of == part.number
+        if left_out_U is not None:
+            mine_U &= ~left_out_U
         stops_U = np.cumsum(counts_U)
         own_stops_U = np.cumsum(counts_U * mine_U)
         which_N = np.searchsorted(stops_U, rows_N, side="right")

@@ -29,9 +29,9 @@ class ThreadReader(PartReader):
         return self._opening.result().facts if self._opening.done() else None
 
     @override
-    def read(self, start: int, stop: int) -> Callable[[], PartRead]:
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
         return self._thread.submit(
-            lambda: PartRead.of(self._opening.result(), start, stop, self._part)
+            lambda: PartRead.of(self._opening.result(), start, stop, self._part, without)
         ).result
 
     @override

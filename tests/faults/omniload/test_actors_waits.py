@@ -58,9 +58,9 @@ class BlockedSource:
     def __getattr__(self, name):
         return getattr(self._source, name)
 
-    def read(self, start, stop):
+    def read(self, start, stop, without=()):
         self._store.call()
-        return self._source.read(start, stop)
+        return self._source.read(start, stop, without)
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_
         source = real(*arguments, **words)
         read = source.read
 
-        def refused(start, stop):
+        def refused(start, stop, without=()):
             if not answers.is_set():
                 raise UnavailableError("s3://KEY:SECRETSECRET@bucket does not answer")
             return read(start, stop)
@@ -238,7 +238,7 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
         source = real(*arguments, **words)
         read = source.read
 
-        def late(start, stop):
+        def late(start, stop, without=()):
             ended.wait(0.3)
             return read(start, stop)
 

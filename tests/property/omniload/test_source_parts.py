@@ -22,11 +22,11 @@ class Reader:
     def facts(self):
         return self.source.facts if next(self.fate) != "opening" else None
 
-    def read(self, start, stop):
+    def read(self, start, stop, without=()):
         def answer():
             if next(self.fate) == "lost":
                 raise ReaderLostError("it was killed")
-            return PartRead.of(self.source, start, stop, self.part)
+            return PartRead.of(self.source, start, stop, self.part, without)
 
         return answer
 
@@ -71,6 +71,38 @@ def test_any_readers_and_any_losses_give_what_one_reader_gives(
     source, _ = divided(lambda: a_source(units, method, block_units)[0], readers, fates)
 
     assert all(blocks_equal(source.read(a, b), whole.read(a, b)) for a, b in pairwise(stops))
+
+
+@given(
+    contents,
+    st.sampled_from(["none", "shards", "block"]),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 40),
+    st.lists(st.integers(0, 25), max_size=6),
+    st.sets(st.integers(0, 3), max_size=3),
+)
+def test_without_some_shards_a_source_gives_the_records_of_the_others_and_decodes_no_more(
+    units, method, block_units, readers, start, lengths, without
+):
+    stops = (start + np.cumsum([0, *lengths])).tolist()
+    held = []
+
+    def make():
+        source, its = a_source(units, method, block_units)
+        held.append(its)
+        return source
+
+    whole = a_source(units, method, block_units)[0]
+    source, _ = divided(make, readers)
+
+    for a, b in pairwise(stops):
+        block = source.read(a, b, tuple(sorted(without)))
+        wanted = [s for s in samples(whole.read(a, b)) if whole.shard_at(s[0]) not in without]
+        assert samples(block) == wanted
+        assert (block.table.start, block.table.stop) == (a, b)
+    used = sorted({unit // 2 for unit, rows in enumerate(units) if rows})
+    assert {used.index(unit // 2) for its in held for unit in its.decoded}.isdisjoint(without)
 
 
 @given(contents, st.integers(1, 4), st.integers(2, 5), st.integers(1, 4))

@@ -1,6 +1,6 @@
 """Sources in memory, and the digest of every step without any machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,22 +11,39 @@ from omniload.batch.microbatch import IGNORE_LABEL, Batch, Microbatch
 from omniload.batch.rows import build_rows, stops_with_next
 from omniload.mix.columns import LOSS_MASK, LOSS_SPANS, SampleColumns, spans_of
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import Edit, SkipShard
 from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Starved, membership_of
 from tests.support.plane.builders import mask_of, tokens_of
 
-__all__ = ["known_ahead", "read_range", "reference_digests"]
+__all__ = [
+    "SHARDS",
+    "known_ahead",
+    "left_out_by",
+    "read_range",
+    "reference_digests",
+    "shard_of",
+]
+
+
+SHARDS = 3
+"""Shards of a source in memory: its records are dealt to them in turn."""
 
 
 def read_range(
-    source: int, epoch: Sequence[Sequence[int]], start: int, stop: int
+    source: int,
+    epoch: Sequence[Sequence[int]],
+    start: int,
+    stop: int,
+    without: Sequence[int] = (),
 ) -> tuple[SampleTable, SampleColumns]:
     """Read raw positions of a source in memory: ``epoch[i]`` are the sample lengths of record ``i``."""
     keys = [
         (position, sub, length)
         for position in range(start, stop)
+        if shard_of(epoch, position) not in without
         for sub, length in enumerate(epoch[position % len(epoch)])
     ]
     columns = np.asarray(keys, np.int64).reshape(-1, 3)
@@ -44,16 +61,31 @@ def read_range(
     return table, SampleColumns(tokens=tokens, others=others)
 
 
+def shard_of(epoch: Sequence[object], position: int) -> int:
+    """Return the shard of the record of a position."""
+    return position % len(epoch) % SHARDS
+
+
 def known_ahead(
-    state: MixState, epochs: Sequence[Sequence[Sequence[int]]], count: int
+    state: MixState,
+    epochs: Sequence[Sequence[Sequence[int]]],
+    count: int,
+    left_out: Mapping[int, Sequence[int]] | None = None,
 ) -> list[SampleTable]:
-    """Return ``count`` raw positions of metadata of every source, from its cursor on."""
+    """Return ``count`` raw positions of metadata of every source, from its cursor on.
+
+    Of shards that are left out a record that is begun is drawn to its end, and no other.
+    """
     tables = []
-    for source, (epoch, (position, sub, _)) in enumerate(
+    for source, (epoch, (position, sub, token)) in enumerate(
         zip(epochs, state.cursors_S, strict=False)
     ):
         table, _ = read_range(source, epoch, position, position + count)
         fresh = (table.positions_N > position) | (table.subs_N >= sub)
+        if skipped := (left_out or {}).get(source):
+            shards_N = np.array([shard_of(epoch, p) for p in table.positions_N.tolist()])
+            is_begun_N = (table.positions_N == position) & (sub > 0 or token > 0)
+            fresh &= ~np.isin(shards_N, skipped) | is_begun_N
         tables.append(
             SampleTable(
                 start=table.start,
@@ -74,9 +106,10 @@ def reference_digests(
     state, digests = MixState.start(len(history.base.names)), []
     for _ in range(num_steps):
         mix, state = history.entered(state)
-        count = 64
+        count, left_out = 64, left_out_by(history.edits, state.step, mix.names)
         while isinstance(
-            membership := membership_of(mix, state, known_ahead(state, epochs, count)), Starved
+            membership := membership_of(mix, state, known_ahead(state, epochs, count, left_out)),
+            Starved,
         ):
             count *= 2
         pieces = membership.pieces
@@ -92,6 +125,18 @@ def reference_digests(
         digests.append(batch_digest(_whole(state.step, microbatch)))
         state = membership.after
     return digests
+
+
+def left_out_by(edits: Sequence[Edit], step: int, names: Sequence[str]) -> dict[int, list[int]]:
+    """Return the shards of each source that edits leave out at a step, found by going through all of them."""
+    left_out: dict[int, list[int]] = {}
+    for edit in edits:
+        if not isinstance(edit.change, SkipShard) or edit.step > step:
+            continue
+        undone = [other for other in edits if other.undoes == edit.revision and other.step <= step]
+        if not undone:
+            left_out.setdefault(names.index(edit.change.source), []).append(edit.change.number)
+    return left_out
 
 
 def _mask_labels(rows: Microbatch) -> None:

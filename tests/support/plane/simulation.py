@@ -57,7 +57,7 @@ from omniload.machine.roster import (
     RosterCommand,
     StartMember,
 )
-from omniload.machine.source_loader import SamplesRead, SourceLoader
+from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import AddSource, Change, Edit
@@ -340,7 +340,8 @@ class Simulation:
                 self._send(self._read, self._linked[source], command)
             case TakeOver(ranges=ranges):
                 for source in ranges:
-                    part = TakeOver(ranges={source: ranges[source]})
+                    without = {s: out for s, out in command.without.items() if s == source}
+                    part = TakeOver(ranges={source: ranges[source]}, without=without)
                     self._send(self._take_over, self._linked[source], part)
             case ReleaseSamples():
                 for way in set(self._linked):
@@ -565,7 +566,9 @@ class Simulation:
         for source in command.ranges:
             self._send(self._know_way, source, way, self._random.choice((0, 0, 20)))
         for read in loader.handle(command):
-            again = ReadAhead(source=read.source, start=read.start, stop=read.stop)
+            again = ReadAhead(
+                source=read.source, start=read.start, stop=read.stop, without=read.without
+            )
             self._send(self._read, way, again)
 
     def _know_way(self, source: int, way: _Way, later: int = 0) -> None:
@@ -593,16 +596,21 @@ class Simulation:
     def _finish_read(self, way: _Way, command: ReadAhead) -> None:
         loader = self._lives[way.number][way.life]
         if loader is not None:
-            self._report(self._read_now(loader, command.source, command.start, command.stop))
+            self._report(self._read_now(loader, command))
 
-    def _read_now(
-        self, loader: SourceLoader, source: int, start: int, stop: int
-    ) -> SamplesReported:
-        table, columns = read_range(source, self.epochs[source], start, stop)
-        read = SamplesRead(
-            source=source, table=table, tokens=columns.tokens, skipped=0, others=columns.others
+    def _read_now(self, loader: SourceLoader, asked: ReadAhead | Read) -> SamplesReported:
+        source, without = asked.source, asked.without
+        table, columns = read_range(source, self.epochs[source], asked.start, asked.stop, without)
+        (report,) = loader.handle(
+            SamplesRead(
+                source=source,
+                table=table,
+                tokens=columns.tokens,
+                skipped=0,
+                others=columns.others,
+                without=without,
+            )
         )
-        (report,) = loader.handle(read)
         assert isinstance(report, SamplesReported)
         return report
 
@@ -626,7 +634,7 @@ class Simulation:
             found = []
             for loader, request in zip(loaders, fetch.requests, strict=True):
                 for read in loader.unread([request]):
-                    self._read_now(loader, read.source, read.start, read.stop)
+                    self._read_now(loader, read)
                 found.append(loader.slices(request))
             slices = ColumnRanges.of(found)
         except StateError:

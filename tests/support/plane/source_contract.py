@@ -19,6 +19,7 @@ and where it differs from the usual::
 
 import os
 import re
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -109,6 +110,26 @@ class SourceContract:
         assert sum(len(part.table) for part in parts) == len(whole.table)
         assert samples(merged(parts)) == samples(whole)
         assert merged(parts).table.positions_N.tolist() == whole.table.positions_N.tolist()
+
+    def test_without_a_shard_all_other_records_are_where_they_were(self, opened):
+        source, whole = opened(), opened().read(3, 200)
+        shards = [source.shard_at(position) for position in whole.table.positions_N.tolist()]
+
+        for shard in range(SHARDS):
+            left = source.read(3, 200, (shard,))
+            kept = [i for i, each in enumerate(shards) if each != shard]
+            assert 0 < len(kept) < len(shards)
+            assert samples(left) == [samples(whole)[i] for i in kept]
+            assert left.table.positions_N.tolist() == whole.table.positions_N[kept].tolist()
+            assert (left.table.start, left.table.stop) == (3, 200)
+
+    def test_the_shards_of_a_source_are_files_that_its_records_lie_in(self, opened):
+        source = opened()
+
+        assert len({*source.shards}) == len(source.shards)
+        assert all(Path(shard).is_file() for shard in source.shards)
+        every = {source.shard_at(p) for p in range(source.positions_per_epoch)}
+        assert every == {*range(len(source.shards))}
 
     def test_records_are_shuffled_anew_in_every_epoch(self, opened):
         source = opened()

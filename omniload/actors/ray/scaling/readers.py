@@ -44,9 +44,9 @@ class ReaderActor:
         self._source, self._part = opening.open_part(part), part
         return self._source.facts
 
-    def read(self, start: int, stop: int) -> PartRead:
+    def read(self, start: int, stop: int, without: tuple[int, ...]) -> PartRead:
         """Read its part of a range."""
-        return PartRead.of(self._source, start, stop, self._part)
+        return PartRead.of(self._source, start, stop, self._part, without)
 
 
 class RayReader(PartReader):
@@ -77,8 +77,8 @@ class RayReader(PartReader):
         return facts
 
     @override
-    def read(self, start: int, stop: int) -> Callable[[], PartRead]:
-        asked = self._actor.read.remote(start, stop)
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
+        asked = self._actor.read.remote(start, stop, without)
 
         def answer() -> PartRead:
             self._wait_for(asked)

@@ -62,3 +62,17 @@ def test_what_lies_before_the_floor_is_let_go_and_the_rest_is_not():
 
     assert left_out(spans, [1, 1, 0, 0, 3, 3]) == 2
     assert sum(map(len, spans._of_source.values())) == 1
+
+
+def test_what_is_reported_again_counts_once():
+    spans = LossSpans()
+    spans.add(1, a_masked_table(["000", "010"]))
+    spans.add(1, a_masked_table(["011"], start=2))
+
+    spans.forget(1, 1)
+    spans.forget(0, 1)
+    spans.add(1, a_masked_table(["010", "011"], start=1))
+
+    assert left_out(spans, [1, 0, 0, 0, 3, 3]) == 2
+    assert left_out(spans, [1, 1, 0, 0, 3, 3]) == 1
+    assert left_out(spans, [1, 2, 0, 0, 3, 3]) == 0

@@ -107,3 +107,87 @@ def test_what_a_short_report_left_out_is_asked_for_again():
 
     assert queue.asked_to == 3
     assert queue.next_range(5)[0] == 3
+
+
+def a_queue_without_a_shard(cursor=(2, 0, 0)):
+    queue = a_queue(3, 4, 5, 6)
+    queue.leave_out((1,), cursor)
+    return queue
+
+
+def test_a_shard_is_left_out_from_the_cursor_on_and_what_was_known_from_there_is_asked_again():
+    queue = a_queue_without_a_shard()
+
+    assert queue.table.positions_N.tolist() == [0, 1]
+    assert queue.tokens == 7
+    assert (queue.table.stop, queue.without_from(2)) == (2, (1,))
+    assert queue.ask(9, epoch=9, end=100)[0] == 2
+
+
+def test_a_record_that_is_begun_stays():
+    for cursor in ((2, 1, 0), (2, 0, 4)):
+        assert a_queue_without_a_shard(cursor).table.positions_N.tolist() == [0, 1, 2]
+
+
+def test_a_report_that_leaves_out_other_shards_is_late():
+    queue = a_queue_without_a_shard()
+
+    assert queue.news_of(a_table([5, 6], start=2), ()) is None
+    assert queue.news_of(a_table([5, 6], start=2), (1, 2)) is None
+    assert queue.news_of(a_table([6], start=3), (1,)) is None
+    assert len(queue.news_of(a_table([6], start=2), (1,))) == 1
+
+
+def test_what_lies_before_the_cursor_is_read_whole_and_by_itself():
+    queue = SampleQueue.at(4)
+    queue.reach, queue.needed = 7, (4, 6)
+    queue.leave_out((1,), (8, 1, 0))
+
+    assert queue.ask(1, epoch=9, end=100) == (4, 9)
+    table = queue.news_of(a_table([5] * 8, start=4), ())
+    assert (table.start, table.stop) == (4, 9)
+    queue.report(table, (8, 1, 0))
+    assert queue.without_from(queue.ask(1, epoch=9, end=100)[0]) == (1,)
+
+
+def test_a_shard_that_comes_back_is_read_again_from_the_cursor_on():
+    queue = a_queue_without_a_shard()
+    queue.report(queue.news_of(a_table([6, 7], start=2), (1,)), (2, 0, 0))
+
+    queue.leave_out((), (3, 0, 0))
+
+    assert queue.table.stop == 3
+    assert queue.news_of(a_table([7], start=3), (1,)) is None
+    assert queue.news_of(a_table([7], start=3), ()) is not None
+
+
+def test_behind_skipped_steps_nothing_is_taken_for_known_that_lacks_a_shard():
+    queue = a_queue_without_a_shard()
+
+    queue.skip_to((9, 0, 0), 3)
+
+    assert (queue.table.start, queue.table.stop, queue.tokens) == (3, 3, 0)
+    assert queue.without_from(3) == ()
+
+
+def test_far_from_what_is_carried_a_shard_is_left_out_before_the_cursor_too():
+    queue = SampleQueue.at(4)
+    queue.reach, queue.needed = 5001, (4, 20, 5000)
+    queue.leave_out((1,), (9000, 0, 7))
+    read = []
+
+    while queue.table.stop < 9001:
+        start, stop = queue.ask(10**9, epoch=10**6, end=10**6)
+        without = queue.without_from(start)
+        read.append((start, stop, without))
+        queue.report(
+            queue.news_of(replace(a_table([1], start=start), stop=stop), without), (0, 0, 0)
+        )
+
+    assert read == [
+        (4, 21, ()),
+        (21, 5000, (1,)),
+        (5000, 5001, ()),
+        (5001, 9000, (1,)),
+        (9000, 9001, ()),
+    ]

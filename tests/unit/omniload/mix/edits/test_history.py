@@ -74,13 +74,13 @@ def test_undo_goes_back_one_edit_after_another():
 
 
 def test_as_many_edits_as_a_run_may_have_are_folded_once_each(monkeypatch):
-    folded, one = [], history_module._edited_mix
+    folded, one = [], history_module.edited_mix
 
     def counted(before, edit):
         folded.append(edit.revision)
         return one(before, edit)
 
-    monkeypatch.setattr(history_module, "_edited_mix", counted)
+    monkeypatch.setattr(history_module, "edited_mix", counted)
     history = a_history()
     for step in range(MOST_EDITS):
         history = history.edited(SetWeights(weights={"web": 1 + step % 7}), 100 + step // 64)

@@ -1,0 +1,1 @@
+"""What a source loader holds of a source, by position."""

@@ -1,0 +1,177 @@
+"""What a source loader holds of one source: blocks of samples by position, and where each sample lies.
+
+Blocks do not overlap. A block may lack the records of some shards, which edits leave out; where those are
+wanted again, a read that has them takes its place.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged
+from omniload.mix.pieces import SUB_LIMIT
+from omniload.mix.samples import SampleTable, joined_tables
+
+__all__ = ["Column", "HeldBlock", "HeldSamples", "SampleIndex", "sample_keys"]
+
+
+@dataclass(slots=True)
+class HeldBlock:
+    """The samples of a range of positions."""
+
+    table: SampleTable
+    tokens: Ragged
+    others: Mapping[str, Ragged]
+    without: frozenset[int] = frozenset()
+    """Shards whose records it lacks."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory."""
+        columns = (self.tokens, *self.others.values())
+        return sum(column.values_V.nbytes + column.offsets.nbytes for column in columns)
+
+    def within(self, start: int, stop: int) -> "HeldBlock":
+        """Return the part from ``start`` to ``stop``; nothing is copied."""
+        if (start, stop) == (self.table.start, self.table.stop):
+            return self
+        table = self.table.within(start, stop)
+        first = int(np.searchsorted(self.table.positions_N, start))
+        last = first + len(table)
+        others = {name: column.between(first, last) for name, column in self.others.items()}
+        return HeldBlock(table, self.tokens.between(first, last), others, self.without)
+
+    def outside(self, start: int, stop: int) -> "list[HeldBlock]":
+        """Return the parts before ``start`` and from ``stop`` on, as far as there are any."""
+        first, last = self.table.start, self.table.stop
+        bounds = ((first, min(start, last)), (max(stop, first), last))
+        return [self.within(a, b) for a, b in bounds if a < b]
+
+
+@dataclass(slots=True)
+class Column:
+    """One further column of every held sample of one source."""
+
+    starts_N: NDArray[np.int64]
+    stops_N: NDArray[np.int64]
+    values: list[NDArray[Any]]
+    """Values of each block."""
+
+
+@dataclass(slots=True)
+class SampleIndex:
+    """Where every held sample of one source lies."""
+
+    keys_N: NDArray[np.int64]
+    """Rising."""
+    blocks_N: NDArray[np.int64]
+    starts_N: NDArray[np.int64]
+    stops_N: NDArray[np.int64]
+    columns: list[NDArray[np.int32]]
+    """Tokens of each block."""
+    others: dict[str, Column]
+    """Further columns by name."""
+
+
+@dataclass(slots=True)
+class HeldSamples:
+    """The blocks of one source."""
+
+    blocks: deque[HeldBlock] = field(default_factory=deque)
+    """By position."""
+    size_bytes: int = 0
+    """What they take of memory; counted as blocks come and go."""
+    _index: SampleIndex | None = None
+    """Of what is held; made anew when asked for after a change."""
+
+    def find(self, start: int, stop: int, without: frozenset[int]) -> SampleTable | None:
+        """Return the metadata of a range, of which every position is held without those shards and no others."""
+        parts, reached = [], start
+        for block in self.blocks:
+            if block.table.start <= reached < block.table.stop and block.without == without:
+                parts.append(block.within(reached, min(stop, block.table.stop)).table)
+                reached = parts[-1].stop
+            if reached >= stop:
+                return joined_tables(parts)
+        return None
+
+    def hold(self, read: HeldBlock) -> None:
+        """Take in of a block what is not held yet: it may have been read twice, in other parts."""
+        first, last = read.table.start, read.table.stop
+        for block in [b for b in self.blocks if not b.without <= read.without]:
+            if block.table.start < last and first < block.table.stop:  # it lacks what this one has
+                self._remove(block)
+                for part in block.outside(first, last):
+                    self._insert(part)
+        new, start = [], first
+        for block in self.blocks:
+            if start < block.table.start:
+                new.append(read.within(start, min(block.table.start, last)))
+            start = max(start, block.table.stop)
+            if start >= last:
+                break
+        if start < last:
+            new.append(read.within(start, last))
+        for block in new:
+            if block.table.stop > block.table.start:
+                self._insert(block)
+
+    def release(self, floor: int) -> None:
+        """Let go of blocks that end before a position."""
+        while self.blocks and self.blocks[0].table.stop <= floor:
+            self._remove(self.blocks[0])
+
+    def index(self) -> SampleIndex:
+        """Say where every sample lies."""
+        if self._index is None:
+            self._index = _index_of(self.blocks)
+        return self._index
+
+    def _insert(self, block: HeldBlock) -> None:
+        at = bisect_left(self.blocks, block.table.start, key=lambda held: held.table.start)
+        self.blocks.insert(at, block)
+        self.size_bytes += block.size_bytes
+        self._index = None
+
+    def _remove(self, block: HeldBlock) -> None:
+        at = bisect_left(self.blocks, block.table.start, key=lambda held: held.table.start)
+        del self.blocks[at]
+        self.size_bytes -= block.size_bytes
+        self._index = None
+
+
+def sample_keys(positions_N: NDArray[np.int64], subs_N: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return a number for each sample, rising with position and sub-sample."""
+    return positions_N * SUB_LIMIT + subs_N
+
+
+def _index_of(blocks: Iterable[HeldBlock]) -> SampleIndex:
+    held = [block for block in blocks if len(block.table)]
+    nothing = np.empty(0, np.int64)
+
+    def bounds(columns: list[Ragged]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        starts_N = np.concatenate([nothing, *(column.offsets[:-1] for column in columns)])
+        return starts_N, np.concatenate([nothing, *(column.offsets[1:] for column in columns)])
+
+    starts_N, stops_N = bounds([b.tokens for b in held])
+    others = {
+        name: Column(
+            *bounds([b.others[name] for b in held]), [b.others[name].values_V for b in held]
+        )
+        for name in (held[0].others if held else ())
+    }
+    return SampleIndex(
+        keys_N=np.concatenate(
+            [nothing, *(sample_keys(b.table.positions_N, b.table.subs_N) for b in held)]
+        ),
+        blocks_N=np.repeat(np.arange(len(held)), [len(b.table) for b in held]),
+        starts_N=starts_N,
+        stops_N=stops_N,
+        columns=[b.tokens.values_V for b in held],
+        others=others,
+    )

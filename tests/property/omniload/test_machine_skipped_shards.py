@@ -1,0 +1,202 @@
+"""Shards are left out of a simulated job while it runs: the samples are a function of mix, seed and edits alone.
+
+The model is ``reference_digests``, which filters what is known ahead of a step by the edits of that step.
+"""
+
+import json
+from contextlib import suppress
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError
+from omniload.mix.edits.edit import SetWeights, SkipShard, Undo
+from omniload.mix.edits.history import History
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.progress import weights_by_step
+from omniload.mix.state import MixState
+from tests.property.omniload.test_machine_edits import (
+    NAMES,
+    STEPS,
+    epochs,
+    keys_by_step,
+    mixes,
+    simulated,
+    skipping,
+    skips,
+    taken_in,
+    weights,
+    worlds,
+)
+from tests.property.omniload.test_machine_edits import changes as other_changes
+from tests.support.plane.builders import a_mix
+from tests.support.plane.reference import SHARDS, reference_digests, shard_of
+from tests.support.plane.simulation import Simulation
+
+steps = st.none() | st.integers(0, STEPS - 1)
+
+
+def skipped(name, number):
+    return SkipShard(file=f"{name}/{number}.parquet", source=name, number=number, of=SHARDS)
+
+
+@st.composite
+def changes(draw):
+    """Changes of which most leave a shard out, or take that back; each source keeps shard 0, which gives samples."""
+    asked = draw(other_changes())
+    for _ in range(draw(st.integers(1, 4))):
+        name, number = draw(st.sampled_from(NAMES)), draw(st.integers(1, SHARDS - 1))
+        at = draw(st.integers(0, len(asked)))
+        asked.insert(at, (skipped(name, number), draw(steps)))
+        if draw(st.booleans()):
+            asked.insert(at + 1, (Undo(), draw(steps)))
+    return asked
+
+
+lengths_of_six = st.lists(epochs, min_size=6, max_size=6)
+
+
+@settings(max_examples=25)
+@given(mixes(), changes(), worlds(), lengths_of_six)
+def test_a_run_that_leaves_shards_out_is_the_one_that_mix_and_edits_alone_decide(
+    mix, asked, world, lengths
+):
+    simulation, digests = simulated(mix, lengths, world, changes=asked)
+
+    assert digests == reference_digests(simulation.history, lengths, num_steps=STEPS)
+    assert simulation.published == list(range(STEPS))
+
+
+@settings(max_examples=12)
+@given(mixes(), changes(), worlds(), lengths_of_six)
+def test_a_replay_that_knows_them_from_the_start_gives_the_same_steps(mix, asked, world, lengths):
+    history = History(mix)
+    for change, step in asked:
+        with suppress(ConfigError):
+            history = history.edited(change, 3 if step is None else step)
+
+    replay = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, edits=history.edits, **world)
+
+    assert replay.run() == reference_digests(history, lengths, num_steps=STEPS)
+
+
+@settings(max_examples=25)
+@given(mixes(), changes(), worlds(), worlds(), lengths_of_six, st.data())
+def test_a_killed_run_goes_on_in_another_world_without_the_same_shards(
+    mix, asked, world, other, lengths, data
+):
+    first, digests = simulated(mix, lengths, world, changes=asked)
+    at = data.draw(st.sampled_from(sorted(first.states)))
+    state = taken_in(first, at, first.history)
+    second, rest = simulated(mix, lengths, other, state=state, edits=first.history.edits)
+
+    assert rest == digests[at:]
+    assert all(second.states[step] == first.states[step] for step in second.states)
+
+
+@settings(max_examples=12)
+@given(mixes(), changes(), worlds(), lengths_of_six)
+def test_the_journal_and_the_edits_fold_to_the_planners_own_states(mix, asked, world, lengths):
+    simulation, _ = simulated(mix, lengths, world, changes=asked)
+    history, names = simulation.history, simulation.history.latest.names
+    read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
+    start = MixState.start(len(mix.names))
+
+    for step, saved in simulation.states.items():
+        folded = state_before(step, start, read, weights_by_step(history), history.entering)
+        revision = folded.mix_revision
+        found = history.found_by(revision, simulation.planner.fingerprint)
+        carried = history.carried_by(revision)
+        assert folded.to_json(history.of_revision(revision).names, found, carried) == saved
+
+
+@settings(max_examples=20)
+@given(mixes(), worlds(), lengths_of_six, st.integers(0, STEPS - 2), st.integers(1, SHARDS - 1))
+def test_of_a_shard_only_what_is_begun_is_drawn_and_of_the_others_each_record_once_in_order(
+    mix, world, lengths, step, number
+):
+    name, lengths = NAMES[1], lengths[:3]
+    source = mix.names.index(name)
+    history = History(mix).edited(skipped(name, number), step)
+    simulation, _ = simulated(mix, lengths, world, edits=history.edits)
+    until = max(simulation.states)
+    last = simulation.states[until]
+    trained = [k for at, keys in keys_by_step(simulation).items() if at < until for k in keys]
+    waiting = {(mix.names.index(row[0]), *row[1:3]) for row in last["carried"]}
+    drawn = {k[:3] for k in trained} | waiting
+    # The record that step stands in may be begun; what lies before it may be of any shard.
+    begun = (
+        tuple(simulation.states[step]["sources"][name]["cursor"])
+        if step in simulation.states
+        else (0, 0, 0)
+    )
+    first_free = begun[0] + (begun[1:] != (0, 0))
+
+    assert len({*trained}) == len(trained)
+    for s, position, _ in drawn:
+        assert s != source or position < first_free or shard_of(lengths[s], position) != number
+    if mix.pack.method == "concat_and_split" or step not in simulation.states:
+        return
+    for s, of in enumerate(mix.names):
+        reached = tuple(last["sources"][of]["cursor"])
+        due = {
+            (s, p, i)
+            for p in range(reached[0] + 1)
+            for i in range(len(lengths[s][p % len(lengths[s])]))
+            if (p, i) < reached[:2] or ((p, i) == reached[:2] and reached[2])
+            if s != source or p < first_free or shard_of(lengths[s], p) != number
+        }
+        assert {key for key in drawn if key[0] == s} == due
+
+
+@settings(max_examples=20)
+@given(mixes(), changes(), worlds(), worlds(), lengths_of_six, skips, st.data())
+def test_steps_are_skipped_of_a_run_that_leaves_shards_out(
+    mix, asked, world, other, lengths, skip, data
+):
+    """What is carried over the skipped steps may be of a shard that is left out where they were."""
+    plain, _ = simulated(mix, lengths, world, changes=asked)
+    history = skipping(plain, *skip)
+    for change in (skipped(NAMES[1], 1), skipped(NAMES[2], 2), SetWeights(weights={NAMES[0]: 3})):
+        if data.draw(st.booleans()):
+            at = data.draw(st.integers(skip[0], STEPS))
+            with suppress(ConfigError):
+                history = history.edited(change, at)
+
+    first, digests = simulated(mix, lengths, world, edits=history.edits)
+
+    assert digests == reference_digests(history, lengths, num_steps=STEPS)
+    saved = {step: taken_in(first, step, history) for step in first.states}
+    at = data.draw(st.sampled_from(sorted(saved)))
+    _, rest = simulated(mix, lengths, other, state=saved[at], edits=history.edits)
+    assert rest == digests[at:]
+
+
+@settings(max_examples=5)
+@given(st.sampled_from([1, 4]), st.integers(0, 1 << 30))
+def test_loaders_hold_nothing_of_a_shard_that_is_left_out(prefetch, seed):
+    """A shard may be larger than memory: all of it lies between two records that are drawn."""
+    mix = a_mix(sources=NAMES, rows=2, length=16, runtime={"prefetch_steps": prefetch})
+    large = 20_000
+    lengths = [[[4] if shard == 0 else [large] for shard in range(SHARDS)]] * 3
+    history = History(mix)
+    for name in NAMES:
+        for number in range(1, SHARDS):
+            history = history.edited(skipped(name, number), 0)
+
+    simulation, digests = simulated(mix, lengths, {"seed": seed}, edits=history.edits)
+
+    assert digests == reference_digests(history, lengths, num_steps=STEPS)
+    assert simulation.most_held < large
+
+
+@settings(max_examples=20)
+@given(mixes(), worlds(), lengths_of_six, st.lists(weights, min_size=1, max_size=2))
+def test_undone_at_its_own_step_a_shard_was_never_left_out(mix, world, lengths, given_weights):
+    history = History(mix).edited(SetWeights(weights={NAMES[0]: 1 + sum(given_weights)}), 2)
+    before = history
+    history = history.edited(skipped(NAMES[0], 1), 5).edited(Undo(), 5)
+    _, digests = simulated(mix, lengths[:3], world, edits=history.edits)
+
+    assert digests == reference_digests(before, lengths[:3], num_steps=STEPS)
