@@ -1,4 +1,4 @@
-"""What two mixes have different: keys, sources, and the first step at which they draw other shares."""
+"""What two mixes have different: keys, sources, amounts, and the first step at which they draw other shares."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,12 +34,41 @@ class MixDifference:
     """First step at which a source has another share; ``None`` where there is none."""
     shares: Mapping[str, tuple[float, float]]
     """Shares that differ at that step."""
+    amounts: Mapping[str, tuple[str | None, str | None]]
+    """Amounts that differ, by source; ``None`` where a mix gives weights, or has no such source. Of a mix that gives
+    amounts no shares are compared."""
+    left_out_step: int | None
+    """First step at which edits leave out other shards."""
+    left_out: Mapping[str, tuple[str | None, str | None]]
+    """Sources with other shards left out at that step, by their numbers."""
 
 
 def differences_of(one: History, other: History) -> MixDifference:
     """Compare two mixes with their edits."""
     mixes = [_flat(history.latest.model_dump(mode="json")) for history in (one, other)]
     keys = sorted({*mixes[0], *mixes[1]})
+    step, moved = _first_shares(one, other)
+    left_out_step, left_out = _first_left_out(one, other)
+    return MixDifference(
+        keys=tuple(
+            Difference(key=key, one=mixes[0].get(key), other=mixes[1].get(key))
+            for key in keys
+            if mixes[0].get(key) != mixes[1].get(key)
+        ),
+        first_step=step,
+        shares=moved,
+        amounts=_amounts(one, other),
+        left_out_step=left_out_step,
+        left_out=left_out,
+    )
+
+
+def _first_shares(
+    one: History, other: History
+) -> tuple[int | None, dict[str, tuple[float, float]]]:
+    """Return the first step at which a source has another share, and those shares."""
+    if one.base.mix.amounts is not None or other.base.mix.amounts is not None:
+        return None, {}
     edges = {
         edge
         for history in (one, other)
@@ -52,18 +81,38 @@ def differences_of(one: History, other: History) -> MixDifference:
         pairs = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in names}
         moved = {n: (a, b) for n, (a, b) in pairs.items() if abs(a - b) > _ROUNDING}
         if moved:
-            break
-    else:
-        step, moved = -1, {}
-    return MixDifference(
-        keys=tuple(
-            Difference(key=key, one=mixes[0].get(key), other=mixes[1].get(key))
-            for key in keys
-            if mixes[0].get(key) != mixes[1].get(key)
-        ),
-        first_step=step if moved else None,
-        shares=moved,
-    )
+            return step, moved
+    return None, {}
+
+
+def _amounts(one: History, other: History) -> dict[str, tuple[str | None, str | None]]:
+    said = [
+        {name: str(amount) for name, amount in (history.base.mix.amounts or {}).items()}
+        for history in (one, other)
+    ]
+    return _others(said[0], said[1])
+
+
+def _first_left_out(
+    one: History, other: History
+) -> tuple[int | None, dict[str, tuple[str | None, str | None]]]:
+    """Return the first step at which other shards are left out, and of which sources."""
+    for step in sorted({edit.step for history in (one, other) for edit in history.edits}):
+        said = [
+            {name: ", ".join(map(str, numbers)) for name, numbers in left_out.items()}
+            for left_out in (one.left_out_at(step), other.left_out_at(step))
+        ]
+        if differ := _others(said[0], said[1]):
+            return step, differ
+    return None, {}
+
+
+def _others(
+    one: Mapping[str, str], other: Mapping[str, str]
+) -> dict[str, tuple[str | None, str | None]]:
+    names = sorted({*one, *other})
+    pairs = {name: (one.get(name), other.get(name)) for name in names}
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
 
 
 def first_other(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:

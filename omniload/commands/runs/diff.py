@@ -8,7 +8,12 @@ import click
 from omniload.base.secrets import without_secrets
 from omniload.commands.display import Cell, emit_json, output, say, table
 from omniload.commands.options import json_option
-from omniload.mix.comparison import Difference, differences_of, first_other
+from omniload.mix.comparison import (
+    Difference,
+    MixDifference,
+    differences_of,
+    first_other,
+)
 from omniload.mix.config import load_mix
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import read_history
@@ -39,8 +44,9 @@ class _Side:
 def diff(one: Path, other: Path, as_json: bool) -> None:
     """Say what ONE and OTHER have different: each a mix file or the folder of a run.
 
-    Keys, sources, the first step at which a source has another share; of two runs also what differs
-    in their data, and the first step that held other samples. Nothing of the data is read.
+    Keys, sources, amounts, the first step at which a source has another share or other files are left
+    out; of two runs also what differs in their data, and the first step that held other samples.
+    Nothing of the data is read.
 
     \b
     Example:
@@ -63,6 +69,9 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
                 "keys": [_json(each) for each in found.keys],
                 "shares_differ_from_step": found.first_step,
                 "shares": found.shares,
+                "amounts": found.amounts,
+                "left_out_differs_from_step": found.left_out_step,
+                "left_out": found.left_out,
                 "fingerprint": [_json(each) for each in data],
                 "steps_compared": common,
                 "samples_differ_from_step": step,
@@ -76,13 +85,9 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
     console.print(table("", [("key", False), (str(one), False), (str(other), False)], rows))
     if (left := len(found.keys) + len(data) - len(rows)) > 0:
         say(console, f"and {left} more; --json has all")
-    if found.first_step is None:
-        say(console, "shares are the same in every step")
-    else:
-        moved = ", ".join(
-            f"{n} {a:.2%} and {b:.2%}" for n, (a, b) in list(found.shares.items())[:_SHOWN]
-        )
-        say(console, f"shares differ from step {found.first_step:,} on: {moved}")
+    for line in (_said_of_draws(sides, found), _said_of_shards(found)):
+        if line:
+            say(console, line)
     if common:
         said = (
             "all of them held the same samples"
@@ -90,6 +95,36 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
             else f"step {step:,} is the first with other samples"
         )
         say(console, f"{common:,} steps are in both journals; {said}")
+
+
+def _said_of_draws(sides: tuple[_Side, _Side], found: MixDifference) -> str:
+    """Return what is to be said of weights and amounts."""
+    gives = [side.history.base.mix.amounts is not None for side in sides]
+    if any(gives) and not all(gives):
+        which = "the first gives" if gives[0] else "the second gives"
+        return f"{which} amounts of sources, the other weights: their shares are not compared"
+    if all(gives):
+        moved = ", ".join(
+            f"{n} {a or 'nothing'} and {b or 'nothing'}"
+            for n, (a, b) in list(found.amounts.items())[:_SHOWN]
+        )
+        return f"amounts differ: {moved}" if moved else "amounts are the same"
+    if found.first_step is None:
+        return "shares are the same in every step"
+    shares = ", ".join(
+        f"{n} {a:.2%} and {b:.2%}" for n, (a, b) in list(found.shares.items())[:_SHOWN]
+    )
+    return f"shares differ from step {found.first_step:,} on: {shares}"
+
+
+def _said_of_shards(found: MixDifference) -> str:
+    if found.left_out_step is None:
+        return ""
+    listed = ", ".join(
+        f"{n} shards {a or 'none'} and {b or 'none'}"
+        for n, (a, b) in list(found.left_out.items())[:_SHOWN]
+    )
+    return f"from step {found.left_out_step:,} on other files are left out: {listed}"
 
 
 def _side(path: Path) -> _Side:

@@ -52,3 +52,44 @@ def test_runs_are_compared_by_their_data_and_the_first_step_of_other_samples(mix
     assert (again["steps_compared"], again["samples_differ_from_step"]) == (9, None)
     assert other["samples_differ_from_step"] == other["shares_differ_from_step"] == 5
     assert [each["key"] for each in other["fingerprint"]] == ["mix"]
+
+
+def amounts(ids, text):
+    def change(content):
+        content["version"] = 2
+        content["mix"] = {"amounts": {"ids": ids, "text": text}}
+
+    return change
+
+
+def test_amounts_are_compared_as_amounts_and_never_as_shares(mix_path, tmp_path):
+    one = changed(mix_path, amounts({"epochs": 2}, {"tokens": 1000}))
+    one = one.rename(tmp_path / "one.yaml")
+    other = changed(mix_path, amounts({"samples": 5}, {"tokens": 1000}))
+
+    found = json_of("diff", one, other)
+
+    assert found["amounts"] == {"ids": ["2 epochs", "5 samples"]}
+    assert (found["shares_differ_from_step"], found["shares"]) == (None, {})
+    assert "amounts differ: ids 2 epochs and 5 samples" in run_mix("diff", one, other).stdout
+    assert "amounts are the same" in run_mix("diff", one, one).stdout
+    weighed = json_of("diff", mix_path, other)
+    assert weighed["amounts"] == {"ids": [None, "5 samples"], "text": [None, "1,000 tokens"]}
+    assert weighed["shares"] == {}
+    shown = run_mix("diff", mix_path, other).stdout
+    assert "the second gives amounts of sources, the other weights" in shown
+    assert "shares are the same" not in shown
+
+
+def test_runs_are_compared_by_the_files_that_are_left_out(mix_path, tmp_path):
+    for name in ("one", "other"):
+        a_run(tmp_path / name, mix_path, steps=4)
+    step = json_of("skip", tmp_path / "other", "--shard", "ids/1.parquet")["edit"]["step"]
+
+    found = json_of("diff", tmp_path / "one", tmp_path / "other")
+    shown = run_mix("diff", tmp_path / "one", tmp_path / "other").stdout
+
+    assert found["left_out_differs_from_step"] == step
+    assert found["left_out"] == {"ids": [None, "1"]}
+    assert f"from step {step} on other files are left out: ids shards none and 1" in shown
+    assert json_of("diff", tmp_path / "one", tmp_path / "one")["left_out"] == {}
