@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.console import Console
 from rich.text import Text
 
 from omniload.base.units import format_count
@@ -11,6 +12,7 @@ from omniload.commands.display import Cell, colour_of, emit_json, output, say, t
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.kept import read_history
+from omniload.mix.journal.group_counts import GroupProgress, group_progress
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import progress_of
@@ -23,7 +25,7 @@ __all__ = ["show"]
 @run_argument
 @json_option
 def show(run: Path, as_json: bool) -> None:
-    """Show how far a run has come: steps, shares against their targets, epochs, edits.
+    """Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers.
 
     Works on a run that is going on, and needs neither its sources nor its processes.
 
@@ -35,10 +37,17 @@ def show(run: Path, as_json: bool) -> None:
     base, records = read_journal(journal_of(run))
     history = read_history(run, life.mix())
     progress = progress_of(history, base, records)
+    groups = group_progress(run, history.latest.names)
     if as_json:
         edits = history.carried_by(len(history.edits))
         emit_json(
-            {"mix": str(life.mix_path), "sizes": life.sizes, **asdict(progress), "edits": edits}
+            {
+                "mix": str(life.mix_path),
+                "sizes": life.sizes,
+                **asdict(progress),
+                "edits": edits,
+                "groups": None if groups is None else asdict(groups),
+            }
         )
         return
     unit = f"{progress.level}s"
@@ -66,5 +75,31 @@ def show(run: Path, as_json: bool) -> None:
         f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
         f"{progress.carried_tokens:,} tokens wait for a row",
     )
+    if groups is not None:
+        _show_groups(console, groups)
     for edit in history.edits:
         say(console, f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}")
+
+
+def _show_groups(console: Console, groups: GroupProgress) -> None:
+    rows: list[list[Cell]] = [
+        [
+            Text(each.name, colour_of(number)),
+            format_count(each.drawn),
+            *(
+                f"{count / max(each.drawn, 1):.1%}"
+                for count in (each.differing, each.all_right, each.all_wrong)
+            ),
+            f"{each.right / each.answers:.1%}" if each.answers else "",
+        ]
+        for number, each in enumerate(groups.sources.values())
+    ]
+    headings = ("groups drawn", "differ", "all right", "all wrong", "answers right")
+    columns = [("source", False), *((heading, True) for heading in headings)]
+    console.print(table(f"groups of answers up to batch {groups.next_batch:,}", columns, rows))
+    differ = sum(each.differing for each in groups.sources.values())
+    say(
+        console,
+        f"{groups.batches:,} batches of {groups.groups:,} groups, drawn in {groups.rounds:,} rounds; "
+        f"{differ - groups.groups:,} groups that differ wait or were left over",
+    )

@@ -220,6 +220,10 @@ class GroupJournal:
                 raise
         self._next = decision.batch + 1
 
+    def every(self) -> Iterator[BatchDecision]:
+        """Yield all decisions, from the first that is there; raises as ``since``."""
+        return self._from(0, None)
+
     def since(self, batch: int) -> Iterator[BatchDecision]:
         """Yield the decisions from a batch on, up to the end or to a line torn by a kill.
 
@@ -228,7 +232,9 @@ class GroupJournal:
             IntegrityError: A line is damaged.
             OmniloadError: The file cannot be read.
         """
-        due = batch
+        return self._from(batch, batch)
+
+    def _from(self, batch: int, due: int | None) -> Iterator[BatchDecision]:
         with system_refusals("the decisions on groups"):
             for number, line, is_last in self._lines():
                 where = f"{self._path}:{number}"
@@ -238,11 +244,11 @@ class GroupJournal:
                 if at is not None and int(at[1]) < batch:
                     continue
                 found = decision_of(line, where)
-                if found.batch != due:
+                if due is not None and found.batch != due:
                     raise StateError(
                         f"{where}: has batch {found.batch} where batch {due} is due; resume from a checkpoint"
                     )
-                due += 1
+                due = found.batch + 1
                 yield found
 
     def _lines(self) -> Iterator[tuple[int, bytes, bool]]:

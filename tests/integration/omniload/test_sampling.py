@@ -10,7 +10,7 @@ import pytest
 
 import omniload
 from tests.house.modules import ROOT
-from tests.support.plane.mix_commands import json_of
+from tests.support.plane.mix_commands import json_of, run_mix
 from tests.support.plane.sampling import as_told, expected_batches, kept_of
 from tests.support.plane.sampling_rank import rollout, told_of
 
@@ -58,7 +58,9 @@ def test_batches_are_those_of_a_plain_loop_over_the_mix_and_replay(mix, tmp_path
         while (batch := sampler.next_batch(rollout)) is not None:
             found.append(batch)
             states.append(json.loads(json.dumps(sampler.state_dict())))
+            told = sampler.counts
         counts = sampler.counts
+    shown, said = json_of("show", run)["groups"], run_mix("show", run).stdout
     with omniload.open(mix, arrays="numpy", run_dir=run) as loader:
         replayed = list(omniload.DynamicSampler(loader, groups=7, surplus=surplus).batches())
     with omniload.open(mix, arrays="numpy", run_dir=run) as loader:
@@ -66,6 +68,15 @@ def test_batches_are_those_of_a_plain_loop_over_the_mix_and_replay(mix, tmp_path
         sampler.load_state_dict(states[2])
         resumed = list(sampler.batches(rollout))
 
+    assert (shown["batches"], shown["groups"]) == (len(found), 7 * len(found))
+    assert {
+        name: (each["drawn"], each["all_right"], each["all_wrong"], each["answers"], each["right"])
+        for name, each in shown["sources"].items()
+    } == {
+        name: (each.drawn, each.all_right, each.all_wrong, each.answers, each.right_answers)
+        for name, each in told.items()
+    }
+    assert f"{len(found)} batches of {7 * len(found)} groups" in said
     assert sum(map(len, steps)) == 180
     wanted, left = expected_batches(steps, rewards_of, 7, surplus)
     assert [batch.rounds for batch in found] == [rounds for rounds, _ in wanted]
