@@ -19,11 +19,12 @@ import pytest
 from omniload.actors.reaper_process import MARKS, marks_of
 from omniload.base.cli import main
 from omniload.commands.edits.asking import change_mix
-from omniload.mix.edits.edit import SetWeights
+from omniload.mix.edits.edit import SetWeights, SkipShard
 from omniload.mix.run_record import read_run_record
 from tests.support.disks import a_tmpfs
 from tests.support.plane.builders import a_mix
 from tests.support.plane.corpora import a_corpus, write_tokens
+from tests.support.plane.mix_commands import json_of
 from tests.support.trainer.run_lines import write_mix
 from trainer_integration.checkpoint.folder import steps_in
 from trainer_integration.report.proof import prove
@@ -134,12 +135,14 @@ def events_in(run: Path) -> list[str]:
 
 @pytest.mark.ray
 def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_nothing(tmp_path):
-    config = a_job(tmp_path, ranks=2, steps=120, every=20)
+    config = a_job(tmp_path, ranks=2, steps=120, every=20, shards=2)
 
     with launched(config) as job:
         job.reach(24)
         edited = change_mix(tmp_path / "run", SetWeights(weights={"web": 9.0}), None, 60.0).edit
-        job.reach(edited.step + 2)
+        shard = SkipShard(file="1.parquet", source="web")
+        skipped = change_mix(tmp_path / "run", shard, None, 60.0).edit
+        job.reach(skipped.step + 2)
         victim = job.ranks()[-1]
         mark = victim.environ()[MARKS]
         started = job.started(mark)
@@ -154,6 +157,9 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
     assert len(last_of_each_step(read_log(tmp_path / "run"))) == 120
     assert prove(tmp_path / "run").require().num_logged >= 120
     assert edited.step >= 24
+    # What was drawn before may wait for a row.
+    late = json_of("audit", tmp_path / "run", "--step", skipped.step + 3)["samples"]
+    assert {Path(s["shard"]).name for s in late if s["source"] == "web"} == {"0.parquet"}
     since = last_of_each_step(read_log(tmp_path / "run"))[edited.step :]
     # Over all steps since the edit, each of four rows: a single document is a quarter of a step.
     tokens = sum((Counter(line.tokens_by_source) for line in since), Counter())
