@@ -17,6 +17,7 @@ from omniload.actors.journal import open_journal
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.hosts.connection import node_here
 from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks
@@ -97,7 +98,7 @@ class _Member:
 
     def process(self) -> Process:
         """Return where the actor's process is."""
-        return Process.own()
+        return Process.own(node_here())
 
     def heartbeats(self) -> tuple[float, list[JsonObject]]:
         """Return the clock of this host, and by it the heartbeats of all roles of this host."""

@@ -14,6 +14,7 @@ from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.handing_over import HandingOver
 from omniload.actors.ray.hosts.relay import Relay
+from omniload.actors.ray.processes import Process
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster import (
@@ -205,6 +206,12 @@ class Keeper:
 
         opening.add_done_callback(heard)
 
+    def _hold(self, member: Member, process: Process) -> None:
+        self._crew.take_hold(member, process)
+        if self._crew.placing.is_astray(member, process.node):
+            why = "Ray has started it on another node than it was to be on"
+            self._carry(self._roster.handle(MemberEnded(member, why)))
+
     def _watch(self, member: Member) -> None:
         """Hold the member's process, and be told of its end by a call that never returns otherwise."""
         actor = self._crew.actors[member]
@@ -215,7 +222,7 @@ class Keeper:
         def held(done: "Future[Any]") -> None:
             if done.exception() is None:
                 process = done.result()
-                self._events.put(partial(self._crew.take_hold, member, process))
+                self._events.put(partial(self._hold, member, process))
                 if member.role in self._crew.dp_ranks_of:  # it has nothing to open
                     self._events.put(MemberReady(member))
 

@@ -16,13 +16,15 @@ class Process:
 
     pid: int
     place: str
+    node: str = ""
+    """Number of its node of Ray, where that was said."""
 
     @classmethod
-    def own(cls) -> Self:
+    def own(cls, node: str = "") -> Self:
         """Return this process."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
-        return cls(os.getpid(), f"{boot} {namespace}")
+        return cls(os.getpid(), f"{boot} {namespace}", node)
 
 
 class HeldProcess:

@@ -1,6 +1,6 @@
 """A plane of one rank that does what it is told, a line of standard input each. Answers in JSON, among lines of Ray.
 
-shadow_rank.py MIX RUN KEYWORDS      keywords of the runtime as JSON
+shadow_rank.py MIX RUN NODES KEYWORDS      it waits for so many nodes first; keywords of the runtime as JSON
 
     take N      the digests of the next N steps
     whole       waits until every role is held and every shadow stands by
@@ -16,8 +16,14 @@ import sys
 import time
 from pathlib import Path
 
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.hosts.attached import AttachedCluster
+from omniload.actors.ray.hosts.connection import node_here
+from omniload.actors.ray.hosts.room import nodes_with_room
 from omniload.actors.status_file import read_status
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
@@ -25,7 +31,7 @@ from omniload.mix.config import load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 
 ANSWER = "answer: "
-WHOLE_WITHIN_S = 120
+WHOLE_WITHIN_S = 240
 
 
 def wait_until(done):
@@ -34,6 +40,26 @@ def wait_until(done):
         assert time.monotonic() < until_s, f"not whole within {WHOLE_WITHIN_S} s"
         time.sleep(0.1)
     return True
+
+
+def wait_for_nodes(address, count):
+    """Wait until there are so many, and this one knows of the others: what is theirs is started here before that."""
+    cluster = AttachedCluster(address)
+    try:
+        wait_until(lambda: len(nodes_with_room()) == count)
+        wait_until(lambda: all(map(is_reached, nodes_with_room())))
+    finally:
+        cluster.close()
+
+
+def is_reached(node):
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    try:
+        return (
+            ray.get(ray.remote(num_cpus=0, scheduling_strategy=there)(node_here).remote()) == node
+        )
+    except RayError:
+        return False
 
 
 def answers(plane, client, run):
@@ -46,7 +72,8 @@ def answers(plane, client, run):
     }
 
 
-def main(mix_file, run, keywords):
+def main(mix_file, run, nodes, keywords):
+    wait_for_nodes(keywords["address"], nodes)
     mix, base_dir = load_mix(mix_file)
     runtime = mix.runtime.model_copy(update={"kind": "ray"} | keywords)
     spec = PlaneSpec(
@@ -64,4 +91,4 @@ def main(mix_file, run, keywords):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))

@@ -15,6 +15,8 @@ __all__ = ["Placing"]
 
 _IN_VAIN = 2
 """Nodes in a row on which no member came to stand by; others would do no better."""
+_ASTRAY = 2
+"""Times in a row that a role's members are started once more because Ray started them elsewhere."""
 _LOG = get_logger(__name__)
 
 
@@ -30,6 +32,9 @@ class Placing:
         """
         self.home, self._nodes_with_room = home, nodes_with_room
         self._node_of: dict[Member, str] = {}
+        self._sent: set[Member] = set()
+        """Those that were to be on another node than the opener's, wherever they are."""
+        self._astray: Counter[str] = Counter()
         self._ready: set[Member] = set()
         self._shunned: set[str] = set()
         self._in_vain = 0
@@ -45,21 +50,37 @@ class Placing:
         all_of = Counter(self._node_of.values())
         chosen = min(nodes, key=lambda node: (its[node], node != self.home, all_of[node]))
         self._node_of[member] = chosen
+        if chosen != self.home:
+            self._sent.add(member)
         return chosen
 
+    def is_astray(self, member: Member, node: str) -> bool:
+        """Note where Ray has started a member; tell whether that is not where it was to be, and worth another try.
+
+        Ray sends a process elsewhere where the nodes do not know of each other yet, or one is gone.
+        """
+        asked = self._node_of.get(member, node)
+        if node == asked:
+            self._astray.pop(member.role, None)
+            return False
+        self._node_of[member] = node
+        self._astray[member.role] += 1
+        self._ready.add(member)  # no node is to blame
+        return self._astray[member.role] <= _ASTRAY
+
     def is_away(self, member: Member) -> bool:
-        """Tell whether a member was started on another node than the opener's, and has not ended."""
-        return self._node_of.get(member, self.home) != self.home
+        """Tell whether a member was to be started on another node than the opener's, and has not ended."""
+        return member in self._sent
 
     def away(self) -> list[Member]:
         """Return the members of which that holds."""
-        return [member for member in self._node_of if self.is_away(member)]
+        return sorted(self._sent, key=lambda member: member.name)
 
     def stands_ready(self, member: Member) -> None:
         """Note that a member could open what it is to serve."""
         if member in self._node_of:  # and has not ended meanwhile
             self._ready.add(member)
-        if self.is_away(member):
+        if self._node_of.get(member, self.home) != self.home:
             self._in_vain = 0
 
     def end(self, member: Member, *, is_replaced: bool) -> None:
@@ -73,3 +94,4 @@ class Placing:
             )
         self._node_of.pop(member, None)
         self._ready.discard(member)
+        self._sent.discard(member)

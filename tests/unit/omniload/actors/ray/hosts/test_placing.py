@@ -98,3 +98,39 @@ def test_the_end_of_a_role_says_nothing_of_the_node():
     placing.end(Member("loader-0", 1), is_replaced=False)
 
     assert placing.place(Member("loader-0", 2)) == "B"
+
+
+def test_a_member_that_ray_started_elsewhere_is_tried_again_and_its_node_is_not_blamed():
+    placing, _ = a_placing("B")
+    placed(placing, "loader-0", range(2))
+
+    assert placing.is_astray(Member("loader-0", 1), "A")
+    placing.end(Member("loader-0", 1), is_replaced=True)
+
+    assert placing.place(Member("loader-0", 2)) == "B"
+    assert not placing.is_astray(Member("loader-0", 2), "B")
+
+
+def test_one_that_goes_astray_again_and_again_stays_where_it_is_and_counts_there():
+    placing, _ = a_placing("B")
+    placed(placing, "loader-0", range(1))
+    for life in (1, 2):
+        assert placing.place(Member("loader-0", life)) == "B"
+        assert placing.is_astray(Member("loader-0", life), "A")
+        placing.end(Member("loader-0", life), is_replaced=True)
+    placing.place(Member("loader-0", 3))
+
+    assert not placing.is_astray(Member("loader-0", 3), "A")
+    assert placing.away() == [
+        Member("loader-0", 3)
+    ]  # whose heartbeats are asked for, wherever it is
+    assert placing.place(Member("loader-0", 4)) == "B"
+
+
+def test_whoever_is_where_it_was_to_be_or_is_no_loader_is_not_astray():
+    placing, _ = a_placing("B")
+    placed(placing, "loader-0", range(2))
+
+    assert not placing.is_astray(Member("loader-0"), "A")
+    assert not placing.is_astray(Member("loader-0", 1), "B")
+    assert not placing.is_astray(Member("constructor-0"), "C")
