@@ -4,8 +4,7 @@ Shape suffixes:
     N  samples        R  records of a block, or of a read
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -15,15 +14,16 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import metadata_of
-from omniload.mix.config import OnError, SourceConfig, TokenizerConfig
+from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
-from omniload.mix.schema.splits import TRAIN, content_keys, in_split
+from omniload.mix.schema.splits import TRAIN
 from omniload.source.block import Block, UnitReader, decoded_block
 from omniload.source.block_memory import BlockMemory
-from omniload.source.distinct.drawn_before import DrawnBefore, drawn_before
-from omniload.source.distinct.mask import DistinctRecords, distinct_records
+from omniload.source.distinct.drawn_before import drawn_before
+from omniload.source.distinct.mask import distinct_records
+from omniload.source.distinct.rules import RecordRules
 from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import OpenFormat, open_format
@@ -35,7 +35,7 @@ from omniload.source.token_cache.filling import Filling
 from omniload.source.transforms.opening import Pipeline, open_pipeline
 from omniload.source.transforms.samples import Samples
 
-__all__ = ["RecordRules", "RecordSource", "ShardDigests", "Source", "open_source"]
+__all__ = ["RecordSource", "ShardDigests", "Source", "open_source"]
 
 
 class Source(Protocol):
@@ -107,31 +107,7 @@ class ShardDigests:
     """The path of each, by its number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRules:
-    """Which records become samples."""
-
-    on_error: OnError = field(default_factory=OnError)
-    """What happens to one that cannot be decoded."""
-    splits: Mapping[str, float] = field(default_factory=dict)
-    """Splits of the source."""
-    split: str = TRAIN
-    """The split that is drawn of it."""
-    distinct: DistinctRecords | None = None
-    """The records that no earlier one equals, where those alone are drawn."""
-    drawn_before: DrawnBefore | None = None
-    """The records that the first epoch leaves out, where another loader had drawn any."""
-
-    def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_]:
-        """Tell which records of a unit the split has, and conditions and earlier records leave in."""
-        every = np.ones(len(records.column), np.bool_)
-        kept_B = every if records.kept_B is None else records.kept_B
-        if self.distinct is not None:
-            kept_B = kept_B & self.distinct.of_unit(unit)
-        if not self.splits:
-            return kept_B
-        keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
-        return kept_B & in_split(keys_B, self.splits, self.split)
+_EVERY_RECORD = RecordRules()
 
 
 class RecordSource(Source):
@@ -147,7 +123,7 @@ class RecordSource(Source):
         record_format: Format,
         *,
         pipeline: Pipeline,
-        rules: RecordRules = RecordRules(),
+        rules: RecordRules = _EVERY_RECORD,
         digests: ShardDigests = ShardDigests(),
     ) -> None:
         self.name = name
