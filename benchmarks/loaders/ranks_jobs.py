@@ -1,30 +1,32 @@
-"""Jobs whose memory is measured: ranks on the data plane, and ranks with a torch ``DataLoader`` each.
+"""Jobs of several ranks that are measured: ranks on the data plane, and ranks with a loader of torch each.
 
-Every process of a job carries ``JOB_ENV``, so that those which Ray starts are found as well. What a process
-imports counts as memory, so each imports what its part needs.
+A job is a tree of processes, which those belong to that Ray starts. What a process imports counts as memory,
+so each imports what its part needs.
 """
 
+import ctypes
 import multiprocessing
-import os
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
 from benchmarks.loaders.mixed_sources import MixedSources, mix_of
 
-__all__ = ["JOBS", "Job", "Pss", "build_corpus", "pss_of", "running"]
+__all__ = ["DATALOADER", "JOBS", "OURS", "Job", "Pss", "RunningJob", "build_corpus", "running"]
 
-JOB_ENV = "OMNILOAD_BENCHMARK_JOB"
 _ROW_TOKENS = 4_096
+_PR_SET_CHILD_SUBREAPER = 36
 _WARM_UP_S = 600.0
 """Longest that a job may take until every source was read."""
 _RANKS = ("bench-rank", "pt_data_worker")
@@ -113,7 +115,17 @@ def _lengths(rng: np.random.Generator, tokens: int) -> np.ndarray[tuple[int], np
     return lengths[: int(np.searchsorted(np.cumsum(lengths), tokens)) + 1]
 
 
-def _plane(job: Job, warm: Connection) -> None:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """How ranks say what they have done."""
+
+    warm: Connection
+    """Gets the number of each rank that has most likely read from every source."""
+    tokens: Any
+    """Tokens that each rank was handed so far; shared memory."""
+
+
+def _plane(job: Job, told: _Told) -> None:
     """Open a data plane through Ray, and its ranks; the process that opens it is no rank."""
     from omniload.actors.plane import PlaneSpec  # noqa: PLC0415
     from omniload.actors.ray.plane import RayPlane  # noqa: PLC0415
@@ -129,20 +141,16 @@ def _plane(job: Job, warm: Connection) -> None:
     spec = PlaneSpec(mix=mix, base_dir=job.folder, tree=ClientPlaceTree.of(dp=job.ranks))
     steps = -(-job.documents * 400 // (job.rows * _ROW_TOKENS * job.ranks)) + 2 * mix.steps_ahead
     with RayPlane(spec) as plane:
-        spawn = multiprocessing.get_context("spawn")
-        ranks = [
-            spawn.Process(
-                target=_plane_rank,
-                args=(plane.address.model_dump_json(), rank, steps, warm),
-                name=f"rank-{rank}",
-                daemon=True,
-            )
-            for rank in range(job.ranks)
-        ]
-        _run(ranks)
+        address = plane.address.model_dump_json()
+        _run(
+            [
+                partial(_plane_rank, address, rank, job.ranks, steps, told)
+                for rank in range(job.ranks)
+            ]
+        )
 
 
-def _plane_rank(address: str, rank: int, steps: int, warm: Connection) -> None:
+def _plane_rank(address: str, rank: int, ranks: int, steps: int, told: _Told) -> None:
     import torch  # noqa: F401, PLC0415 -- a trainer has it
 
     from omniload.actors.address import PlaneAddress  # noqa: PLC0415
@@ -151,36 +159,43 @@ def _plane_rank(address: str, rank: int, steps: int, warm: Connection) -> None:
 
     _say_rank()
     with Client(handle_in(PlaneAddress.model_validate_json(address), rank)) as client:
-        for number, _ in enumerate(client):
+        for number, batch in enumerate(client):
+            told.tokens[rank] += sum(batch.tokens_by_source.values()) // ranks  # without padding
             if number == steps:
-                warm.send(rank)
+                told.warm.send(rank)
 
 
-def _loaders(job: Job, warm: Connection) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    _run(
-        [
-            spawn.Process(target=_loader_rank, args=(job, rank, warm), name=f"rank-{rank}")
-            for rank in range(job.ranks)
-        ]
+def _loaders(kind: Literal["lists", "arrays", "nodes"], job: Job, told: _Told) -> None:
+    _run([partial(_loader_rank, kind, job, rank, told) for rank in range(job.ranks)])
+
+
+def _loader_rank(
+    kind: Literal["lists", "arrays", "nodes"], job: Job, rank: int, told: _Told
+) -> None:
+    from benchmarks.loaders.baseline_loaders import (  # noqa: PLC0415
+        Rows,
+        dataloader,
+        torchdata_nodes,
     )
-
-
-def _loader_rank(job: Job, rank: int, warm: Connection) -> None:
-    from benchmarks.loaders.baseline_loaders import Rows, dataloader  # noqa: PLC0415
 
     _say_rank()
     work = Rows(folder=job.folder, corpus=job.corpus, length=_ROW_TOKENS, rows=job.rows)
-    needed = job.documents * job.workers * 600 // (job.rows * _ROW_TOKENS)
-    for number, _ in enumerate(dataloader(work, "arrays", job.workers)):
+    # Each worker reads every source by itself.
+    workers = 1 if kind == "nodes" else job.workers
+    needed = job.documents * workers * 600 // (job.rows * _ROW_TOKENS)
+    stream = torchdata_nodes(work) if kind == "nodes" else dataloader(work, kind, workers)
+    for number, tokens in enumerate(stream):
+        told.tokens[rank] += tokens
         if number == needed:
-            warm.send(rank)
+            told.warm.send(rank)
 
 
-def _run(ranks: Sequence[multiprocessing.process.BaseProcess]) -> None:
-    for rank in ranks:
-        rank.start()
-    ended = wait([rank.sentinel for rank in ranks])
+def _run(ranks: Sequence[Callable[[], None]]) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=rank) for rank in ranks]
+    for process in processes:
+        process.start()
+    ended = wait([process.sentinel for process in processes])
     raise SystemExit(f"a rank has ended: {ended}")
 
 
@@ -189,64 +204,83 @@ def _say_rank() -> None:
     Path("/proc/self/comm").write_text("bench-rank")
 
 
-JOBS: Mapping[str, Callable[[Job, Connection], None]] = {
-    "omniload": _plane,
-    "DataLoader": _loaders,
+OURS, DATALOADER = "omniload, Ray", "DataLoader, 2 workers, numpy views"
+JOBS: Mapping[str, Callable[[Job, _Told], None]] = {
+    OURS: _plane,
+    "DataLoader, 2 workers, lists": partial(_loaders, "lists"),
+    DATALOADER: partial(_loaders, "arrays"),
+    "torchdata.nodes, threads, numpy views": partial(_loaders, "nodes"),
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJob:
+    """A job whose ranks are warm and go on."""
+
+    root: psutil.Process
+    tokens_by_rank: Any
+    """Shared memory."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all ranks were handed so far."""
+        return sum(self.tokens_by_rank)
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of all processes so far, of those that have ended among them."""
+        used_s = 0.0
+        for process in self.processes():
+            try:
+                used_s += sum(process.cpu_times()[:4])
+            except psutil.Error:
+                continue  # it has just ended
+        return used_s
+
+    def pss(self) -> Pss:
+        """Measure the memory of its processes."""
+        by_name: Counter[str] = Counter()
+        for process in self.processes():
+            try:
+                by_name[process.name()] += process.memory_full_info().pss
+            except psutil.Error:
+                continue
+        ranks = sum(size for name, size in by_name.items() if name.startswith(_RANKS))
+        return Pss(ranks=ranks, others=by_name.total() - ranks, by_name=by_name)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes that there are."""
+        return [self.root, *self.root.children(recursive=True)]
+
+
 @contextmanager
-def running(name: str, job: Job) -> Iterator[str]:
-    """Run a job; give the mark of its processes once every rank has read from every source."""
-    mark = uuid.uuid4().hex
+def running(name: str, job: Job) -> Iterator[RunningJob]:
+    """Run a job; give it once every rank has read from every source."""
     spawn = multiprocessing.get_context("spawn")
-    told, warm = spawn.Pipe(duplex=False)
-    os.environ[JOB_ENV] = mark
-    process = spawn.Process(target=JOBS[name], args=(job, warm))
+    received, warm = spawn.Pipe(duplex=False)
+    told = _Told(warm, spawn.Array("q", job.ranks, lock=False))
+    process = spawn.Process(target=_lead, args=(name, job, told))
+    process.start()
+    ours = RunningJob(root=psutil.Process(process.pid), tokens_by_rank=told.tokens)
     try:
-        process.start()
         for _ in range(job.ranks):
-            if not told.poll(_WARM_UP_S):
+            if not received.poll(_WARM_UP_S):
                 raise TimeoutError(f"{name}: a rank was not warm within {_WARM_UP_S} s")
-            told.recv()
-        yield mark
+            received.recv()
+        yield ours
     finally:
-        del os.environ[JOB_ENV]
-        for pid in [*_pids_of(mark), process.pid]:
-            _kill(pid)
+        for each in reversed(ours.processes()):
+            _kill(each)
         process.join()
 
 
-def pss_of(mark: str) -> Pss:
-    """Measure the processes of a job."""
-    by_name: Counter[str] = Counter()
-    for pid in _pids_of(mark):
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-        except OSError:
-            continue  # it has just ended
-        kib = next(int(line.split()[1]) for line in rollup.splitlines() if line[:4] == "Pss:")
-        by_name[name] += kib * 1024
-    ranks = sum(size for name, size in by_name.items() if name.startswith(_RANKS))
-    return Pss(ranks=ranks, others=by_name.total() - ranks, by_name=by_name)
+def _lead(name: str, job: Job, told: _Told) -> None:
+    # Whoever loses its parent stays in the tree: Ray has such processes.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    JOBS[name](job, told)
 
 
-def _pids_of(mark: str) -> list[int]:
-    wanted = f"{JOB_ENV}={mark}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if wanted in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue  # another user's, or it has just ended
-    return found
-
-
-def _kill(pid: int | None) -> None:
-    if pid is not None:
-        try:
-            os.kill(pid, 9)
-        except ProcessLookupError:
-            return
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
