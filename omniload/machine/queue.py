@@ -382,7 +382,7 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     # Another loader may have left nothing of the first epoch.
     tried = 2 * epoch if source is not None and source.drawn_before else epoch
     if queue.seen_positions >= tried and barren:
-        files = f" outside {len(queue.without)} files that edits leave out" if queue.without else ""
+        files = " outside the files that edits leave out" if queue.without else ""
         raise ConfigError(
             f"sources.{name}: none of its {epoch} records{files} gives a sample that fits pack.length "
             f"{mix.pack.length}; remove the source, or change overlong, its conditions, its transforms or its text key"

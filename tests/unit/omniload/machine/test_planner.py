@@ -21,6 +21,8 @@ from omniload.machine.messages import (
     StepTaken,
     TakeOver,
 )
+from omniload.mix.edits.edit import SkipShard
+from omniload.mix.edits.history import History
 from tests.support.plane.builders import a_mix, a_planner, a_table
 
 
@@ -502,3 +504,34 @@ def test_another_constructor_builds_every_step_that_not_all_ranks_have_taken():
 
     assert again == (Republish(number=1, released_to=4, windows=held, end=5),)
     assert [plan.step for plans in held for plan in plans] == [4]
+
+
+def skipping_a_shard(mix, number):
+    """Return the edit that leaves a shard of three out from the start."""
+    change = SkipShard(file="web/1.parquet", source="web", number=number, of=3)
+    return History(mix).edited(change, 0).edits
+
+
+def test_reads_say_which_shards_they_leave_out_also_to_a_loader_that_takes_over():
+    mix = a_small_mix()
+    planner = a_planner(mix, edits=skipping_a_shard(mix, 1))
+
+    (asked,) = of_kind(planner.handle(Started()), ReadAhead)
+    told = planner.handle(LoaderReplaced(sources=(0,)))
+
+    assert asked.without == (1,)
+    assert of_kind(told, TakeOver)[0].without == {0: (0, (1,))}
+    assert of_kind(told, ReadAhead)[0].without == (1,)
+
+
+def test_files_that_remain_and_give_no_sample_stop_the_run_once_all_of_them_were_read():
+    mix = a_small_mix()
+    planner = a_planner(mix, epoch=[100], edits=skipping_a_shard(mix, 1))
+    (asked,) = of_kind(planner.handle(Started()), ReadAhead)
+
+    nothing = replace(report([], stop=asked.stop), without=(1,))
+    (further,) = of_kind(planner.handle(nothing), ReadAhead)
+    with pytest.raises(
+        ConfigError, match="100 records outside the files that edits leave out gives"
+    ):
+        planner.handle(replace(report([], start=further.start, stop=116), without=(1,)))
