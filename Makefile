@@ -40,14 +40,14 @@ demo: $(DEMO_STAMP) ## Run the main job: corpus, mix, training, kill, resume, re
 
 test: $(STAMP) $(FRAMEWORKS_STAMP) ## Run every check and every test
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check collected
-	@$(BIN)/python -m pytest $(LANES)
+	@$(BIN)/python -m pytest $(LANES) -m "not soak"
 
 # Beside the checks, which use one core: five workers then find every test module compiled.
 collected: $(STAMP)
 	@$(BIN)/python -m pytest --collect-only -qq > $(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
 
 test-fast: $(STAMP) ## Run the tests that start no cluster and no mount
-	@$(BIN)/python -m pytest $(LANES) -m "not ray and not fuse and not slow"
+	@$(BIN)/python -m pytest $(LANES) -m "not ray and not fuse and not slow and not soak"
 
 check: $(STAMP) ## Format, lint, types, import contracts
 	@$(BIN)/ruff format --check .
@@ -70,6 +70,7 @@ bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
 
 soak: $(STAMP) ## Race readers with writers over mounts, then test every property by new random examples
 	@$(BIN)/python -m benchmarks.fusefs.versions --no-report
+	@$(BIN)/python -m pytest $(LANES) tests -m soak
 	@$(BIN)/python -m pytest $(LANES) tests/property --hypothesis-profile=thorough
 
 mutants: $(STAMP) ## Try the mutants of tests/mutants against the tests that are to catch them

@@ -20,14 +20,13 @@ def private_folder(path: Path) -> Path:
     read back. Folders above are made as the umask says, and never changed: they may be a disk's.
 
     Raises:
-        ConfigError: It belongs to another user, or is no folder, or lies below what is none.
+        ConfigError: It belongs to another user, or is no folder.
         OSError: It cannot be made.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        found = next(each for each in (path, *path.parents) if os.path.lexists(each))
-        raise ConfigError(f"{found} is no folder; name another cache") from error
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is no folder; name another cache") from error
     held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         seen = os.fstat(held)

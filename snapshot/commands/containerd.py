@@ -63,7 +63,10 @@ def serve_command(
     start_server = _part("server").start_server
     template, place = mount_template(options), Path(root).absolute()
     # Better said now than by the first mount, to whoever starts a container.
-    indexes = private_folder(Path(template.cache) / "indexes")
+    try:
+        indexes = private_folder(Path(template.cache) / "indexes")
+    except NotADirectoryError as error:
+        raise ConfigError(f"{template.cache} is no folder; name another cache") from error
     set_up_logging("INFO", role="snapshotter")
     place.mkdir(parents=True, exist_ok=True)
     images = RegistryImages(

@@ -84,7 +84,7 @@ def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(
         digests += taken_by([client], 2 * AHEAD)
         json_of("undo", run_dir)
         digests += taken_by([client], 2 * AHEAD)
-        batch = client.next_batch()
+        last = [client.next_batch() for _ in range(AHEAD)]
         whole = client.state_dict()
 
     # What was handed out keeps its mix; the first step that was not planned has another.
@@ -92,8 +92,9 @@ def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(
     assert shown["after"] == {"ids": 0.75, "text": 0.25}
     assert added["after"] == {"ids": 0.375, "text": 0.125, "books": 0.5}
     assert retired["after"] == pytest.approx({"ids": 3 / 7, "text": 0, "books": 4 / 7})
+    batch = last[-1]
     assert list(batch.tokens_by_source) == ["ids", "text", "books"]
-    assert all(batch.tokens_by_source.values())
+    assert all(any(b.tokens_by_source[name] for b in last) for name in batch.tokens_by_source)
     assert batch.source_tags == {"books": {"domain": "prose"}}
     history = read_history(run_dir, load_mix(mix_path)[0])
     assert [edit.change.kind for edit in history.edits] == ["set", "add", "retire", "undo"]

@@ -71,7 +71,7 @@ def members_of(plane):
     return {each.name: psutil.Process(each.pid) for each in beats if each.name.startswith("loader")}
 
 
-@pytest.mark.parametrize("killed", [2, 3])
+@pytest.mark.parametrize("killed", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_the_steps_come_though_a_loader_and_its_shadows_die_at_once(tmp_path, killed):
     mix = a_mix(tmp_path)
     expected = unbroken(a_spec(tmp_path, mix), 3 * STEPS)
@@ -218,7 +218,7 @@ def two_nodes(hosts, scratch):
         nodes.said.close()
 
 
-@pytest.mark.parametrize("goes", ["kill", "cut_off"])
+@pytest.mark.parametrize("goes", ["kill", pytest.param("cut_off", marks=pytest.mark.soak)])
 def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_gone(
     hosts, tmp_path, scratch, goes
 ):

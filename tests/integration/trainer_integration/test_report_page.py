@@ -134,7 +134,7 @@ def test_the_page_draws_fits_and_answers_the_pointer(tmp_path, width):
     found = seen_by_a_browser(tmp_path, "frame.html")
 
     assert (found["faults"], found["overlaps"], found["outside"]) == ([], [], [])
-    assert found["charts"] == 12
+    assert found["charts"] == 13
     assert found["wider"] <= 0
     assert found["flags"][0] == "1\u20133"
     assert found["tip"].splitlines() == ["step 0", "Loss, nats per token 9"]
