@@ -9,7 +9,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 # Training frameworks, beside everything of VENV.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
-# Four lanes of tests, a worker each, and one for what only computes; tests/conftest.py says which may run side by side.
+# Five lanes of tests, a worker each; tests/conftest.py says which may run side by side.
 LANES := -n 5 --dist loadgroup
 
 .DEFAULT_GOAL := help

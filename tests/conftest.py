@@ -33,12 +33,13 @@ LANES = {
         # They share one HDFS, but for those that kill its nodes.
         *("hdfs", "journal_stores", "token_cache_stores", "env/test_places"),
     ),
-    "files": ("fusefs", "trainer_integration"),
+    "files": ("fusefs",),
+    "trainer": ("trainer_integration",),
     "images": ("snapshot", "docs", "hosts"),
 }
 """Words of the paths of a lane's tests, the first lane that has one; what has none goes to the lane ``jobs``.
 
-Each takes about as long as any other: the end of a run says how long.
+As many as there are workers: what only computes fills in as lanes end. The end of a run says how long each took.
 """
 REST = "jobs"
 COMPUTES = "what computes"
@@ -121,8 +122,8 @@ def pytest_collection():
 def pytest_collection_modifyitems(items):
     """Keep tests that start processes or mounts in a few lanes, one test of each at a time.
 
-    They wait much: beside a worker that only computes they fill the cores of a small machine. More of
-    them at once would compete for memory and make each other late.
+    They wait much: five side by side fill the cores of a small machine. More of them at once would
+    compete for memory and make each other late.
     """
     for item in items:
         marked = any(item.get_closest_marker(name) for name in ("ray", "fuse", "slow"))
