@@ -27,7 +27,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Arrow reads it once, when it is loaded. By default it gives memory back 10 ms after it was freed, so that every
-# block is decoded into pages that the kernel has to clear anew: a quarter of the CPU time of large steps.
+# block is decoded into pages that the kernel has to clear anew: a fifth of the CPU time of large steps.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
 # Type checkers read __init__.pyi: named here, the floor would import the front room.

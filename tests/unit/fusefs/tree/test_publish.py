@@ -343,7 +343,7 @@ def test_attributes_of_a_plain_file_whose_answer_was_lost_cost_no_byte():
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_objects_that_another_mount_has_removed_are_no_orphans(caplog, is_there):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "omniload")
     memory = MemoryStore()
     faults = {("remove", 1): Outage} if is_there else {}
     with tiny_files(FaultyStore(memory, faults)) as files:

@@ -170,7 +170,7 @@ def test_a_loader_that_is_lost_is_asked_again_later(run, caplog):
     def lost():
         raise UnavailableError("loader-0 has died")
 
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "omniload")
     _, _, scaler = run(SplitLoader(role="loader-0", sources=(1,), why=WHY), work=lost)
 
     assert len(scaler.seen) >= 2
