@@ -27,6 +27,7 @@ __all__ = ["DATALOADER", "JOBS", "OURS", "Job", "Pss", "RunningJob", "build_corp
 
 _ROW_TOKENS = 4_096
 _PR_SET_CHILD_SUBREAPER = 36
+_REAPER_S = 15.0
 _WARM_UP_S = 600.0
 """Longest that a job may take until every source was read."""
 _RANKS = ("bench-rank", "pt_data_worker")
@@ -255,6 +256,7 @@ class RunningJob:
 @contextmanager
 def running(name: str, job: Job) -> Iterator[RunningJob]:
     """Run a job; give it once every rank has read from every source."""
+    _adopt()
     spawn = multiprocessing.get_context("spawn")
     received, warm = spawn.Pipe(duplex=False)
     told = _Told(warm, spawn.Array("q", job.ranks, lock=False))
@@ -268,15 +270,27 @@ def running(name: str, job: Job) -> Iterator[RunningJob]:
             received.recv()
         yield ours
     finally:
-        for each in reversed(ours.processes()):
-            _kill(each)
+        _end(ours)
         process.join()
 
 
 def _lead(name: str, job: Job, told: _Told) -> None:
-    # Whoever loses its parent stays in the tree: Ray has such processes.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _adopt()
     JOBS[name](job, told)
+
+
+def _adopt() -> None:
+    # Whoever loses its parent stays in the tree: Ray has such processes. Their end is seen by this one.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end(job: RunningJob) -> None:
+    """Kill who opened the plane, and give its reaper time to end the others and remove its folders."""
+    processes = job.processes()
+    _kill(job.root)
+    _, left = psutil.wait_procs(processes, timeout=_REAPER_S)
+    for process in left:
+        _kill(process)
 
 
 def _kill(process: psutil.Process) -> None:

@@ -15,7 +15,6 @@ from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.writing import write_whole
-from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
@@ -23,11 +22,9 @@ from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditRequest
 from omniload.mix.edits.edit import Undo
 from omniload.mix.edits.kept import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import write_texts
+from tests.support.plane.edited_runs import AHEAD, a_spec, replayed, taken_by
 from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
-
-AHEAD = 4
 
 
 @pytest.fixture
@@ -50,22 +47,6 @@ def books(tmp_path):
     source = {"type": "jsonl", "path": "books.jsonl", "tags": {"domain": "prose"}}
     path.write_text(yaml.safe_dump({"sources": {"books": source}}), encoding="utf-8")
     return path
-
-
-def a_spec(mix_path, *, dp=1, **changes):
-    mix, base_dir = load_mix(mix_path)
-    runtime = mix.runtime.model_copy(update={"prefetch_steps": AHEAD, "loaders": 2, "shadows": 1})
-    mix = mix.model_copy(update={"runtime": runtime})
-    return PlaneSpec(mix=mix, base_dir=base_dir, tree=ClientPlaceTree.of(dp=dp), **changes)
-
-
-def taken_by(clients, count):
-    return [combined(batch_digest(c.next_batch()) for c in clients) for _ in range(count)]
-
-
-def replayed(spec, count):
-    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
-        return taken_by([client], count)
 
 
 def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(

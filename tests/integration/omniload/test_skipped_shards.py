@@ -9,18 +9,14 @@ import pytest
 import omniload
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
-from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError
-from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.mix.config import load_mix
 from omniload.mix.edits.kept import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
-from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import write_texts
+from tests.support.plane.edited_runs import AHEAD, a_spec, replayed, taken_by
 from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
-
-AHEAD = 4
 
 
 @pytest.fixture
@@ -38,23 +34,6 @@ def mix_path(tmp_path, monkeypatch):
 def run_dir(tmp_path, mix_path):
     write_run_record(tmp_path / "run", mix_path, {"dp": 1})
     return tmp_path / "run"
-
-
-def a_spec(mix_path, *, dp=1, readers=None, **changes):
-    mix, base_dir = load_mix(mix_path)
-    runtime = mix.runtime.model_copy(update={"prefetch_steps": AHEAD, "loaders": 2, "shadows": 1})
-    loader = mix.loader.model_copy(update={"readers": readers or {}})
-    mix = mix.model_copy(update={"runtime": runtime, "loader": loader})
-    return PlaneSpec(mix=mix, base_dir=base_dir, tree=ClientPlaceTree.of(dp=dp), **changes)
-
-
-def taken_by(clients, count):
-    return [combined(batch_digest(c.next_batch()) for c in clients) for _ in range(count)]
-
-
-def replayed(spec, count):
-    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
-        return taken_by([client], count)
 
 
 def shards_in(run, step):

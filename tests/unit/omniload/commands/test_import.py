@@ -124,18 +124,13 @@ def training(tmp_path, monkeypatch):
     return path
 
 
+def imported(training, *more):
+    words = ("--from", "llm-foundry", *SIZES, "--state", "state.json", *more)
+    return run_mix("import", training, *words)
+
+
 def test_a_state_of_mosaic_is_brought_along(training, tmp_path):
-    result = run_mix(
-        "import",
-        training,
-        "--from",
-        "llm-foundry",
-        *SIZES,
-        "--state",
-        "state.json",
-        "-o",
-        "mix.yaml",
-    )
+    result = imported(training, "-o", "mix.yaml")
 
     assert result.exception is None, result.output
     assert "--state: epoch 2, 24 of 80 samples drawn" in result.output
@@ -199,7 +194,7 @@ def test_a_state_that_cannot_be_read_is_refused_before_it_is_opened(tmp_path, to
 
 
 def test_a_state_needs_a_place_for_its_records(training):
-    result = run_mix("import", training, "--from", "llm-foundry", *SIZES, "--state", "state.json")
+    result = imported(training)
 
     assert "--state needs --output" in str(result.exception)
 
@@ -207,17 +202,7 @@ def test_a_state_needs_a_place_for_its_records(training):
 def test_a_state_of_data_that_is_not_here_is_refused(training, tmp_path):
     (tmp_path / "web" / "index.json").unlink()
 
-    result = run_mix(
-        "import",
-        training,
-        "--from",
-        "llm-foundry",
-        *SIZES,
-        "--state",
-        "state.json",
-        "-o",
-        "mix.yaml",
-    )
+    result = imported(training, "-o", "mix.yaml")
 
     assert isinstance(result.exception, ConfigError)
     assert "a state needs the sizes of shards: run this beside the data" in str(result.exception)
