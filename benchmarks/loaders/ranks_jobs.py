@@ -285,12 +285,21 @@ def _adopt() -> None:
 
 
 def _end(job: RunningJob) -> None:
-    """Kill who opened the plane, and give its reaper time to end the others and remove its folders."""
+    """Kill the ranks and who opened the plane; its reaper has time to end the others and to remove its folders."""
     processes = job.processes()
-    _kill(job.root)
+    for process in processes:
+        if process == job.root or _name_of(process).startswith(_RANKS):
+            _kill(process)
     _, left = psutil.wait_procs(processes, timeout=_REAPER_S)
     for process in left:
         _kill(process)
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
 
 
 def _kill(process: psutil.Process) -> None:

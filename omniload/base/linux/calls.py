@@ -20,7 +20,6 @@ __all__ = [
     "MS_REC",
     "MS_REMOUNT",
     "MS_SLAVE",
-    "keep_freed_memory",
     "kind_of_filesystem",
     "mount",
     "openat2",
@@ -38,10 +37,6 @@ BENEATH = 0x02 | 0x04 | 0x08
 """Rules of resolving: no link of ``/proc``, no other link, nothing above the directory."""
 _HOW = struct.Struct("=3Q")
 """Flags, mode and rules of resolving: ``struct open_how``."""
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES, _OWN_MAP_BYTES = 64 << 20, 32 << 20
-"""Freed memory that an arena keeps, and the size from which a piece is mapped by itself: glibc's most."""
 
 _STATFS_BYTES = 256
 """More than ``struct statfs`` has on any architecture."""
@@ -80,20 +75,6 @@ def kind_of_filesystem(file: int) -> int:
         return 0
     # The first field has 4 or 8 bytes, and no number of the kernel more than 4.
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
-
-
-def keep_freed_memory() -> bool:
-    """Have the allocator keep what is freed; tell whether it does, as glibc's.
-
-    For a process that frees and takes arrays of a megabyte all the time: it gives each back to the kernel otherwise,
-    which has to clear its pages anew.
-    """
-    mallopt = getattr(_libc(), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES) and mallopt(_M_MMAP_THRESHOLD, _OWN_MAP_BYTES)
-    )
 
 
 def openat2(directory: int, path: bytes, flags: int, mode: int = 0, resolve: int = BENEATH) -> int:

@@ -9,7 +9,6 @@ from omniload.actors.heartbeats import Activity, Board, FolderBoard, MemoryBoard
 from omniload.actors.ray.hosts.connection import node_here
 from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.processes import Process
-from omniload.base.linux.calls import keep_freed_memory
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 
@@ -28,7 +27,6 @@ class PresentActor:
 
         Without a board on this host its heartbeats are told to whoever asks.
         """
-        keep_freed_memory()
         log = RoleLogs(logs).of(name)
         speak_for(log)
         activity = Activity(name, reads=reads, log=log, host=host_here())

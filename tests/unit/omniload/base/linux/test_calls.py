@@ -2,9 +2,7 @@
 
 import errno
 import os
-import resource
 
-import numpy as np
 import pytest
 
 from omniload.base.linux import calls
@@ -42,15 +40,3 @@ def test_nothing_above_a_directory_and_no_link_is_opened_from_it(tmp_path):
 def test_what_is_no_file_cannot_be_made_durable():
     with pytest.raises(OSError, match="Bad file descriptor"):
         calls.syncfs(-1)
-
-
-def test_an_allocator_that_keeps_what_is_freed_asks_the_kernel_for_no_pages_anew():
-    if not calls.keep_freed_memory():
-        pytest.skip("this C library has no such setting")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(10):
-        rooms = [np.ones(3 << 20, np.uint8) for _ in range(15)]
-        del rooms
-
-    # 11,520 pages each time, of which the first time alone is new.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 5 * 11_520
