@@ -263,12 +263,15 @@ def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_l
             if folder in " ".join(p.info["cmdline"] or [])
         ]
         ours = processes_of(plane.address.namespace)
+        lines = [" ".join(psutil.Process(pid).cmdline()) for pid in ours - {os.getpid()}]
         places = {(pid, address) for pid, address in listening() - before if pid in ours}
 
     assert len({pid for pid, _ in places}) >= 5
     assert {address for _, address in places} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert any("gcs_server" in line for line in started)
     assert not [line for line in started if "dashboard.py" in line or "monitor.py" in line]
+    # An agent that has come up shows its title alone.
+    assert not [line for line in lines if "dashboard/agent.py" in line or "DashboardAgent" in line]
 
 
 EARLY = """
