@@ -18,8 +18,10 @@ Shape suffixes:
 """
 
 import heapq
+from bisect import insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,12 @@ WEIGHT_ONE = 1 << 30
 """Integer weights sum to this: a share is met to about one part in a billion."""
 
 _TICK_BITS = 32
+_LARGEST = 1 << 62
+"""Numbers below this may be subtracted from each other in 64 bits."""
+_FEW = 64
+"""Samples at hand up to which they are served one by one."""
+_LONG = 512
+"""Samples at hand of one source from which on it is worth looking how many can be due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,20 +118,27 @@ def draw(
         while none ends, every source's tokens stay within one sample (the longest of any source)
         of its share, above and below, after every sample.
     """
-    units = [column.tolist() for column in lengths]
-    tokens = units if sizes is None else [column.tolist() for column in sizes]
-    order, counts, served, starved = _serve(units, tokens, weights_S, credits_S, budget, ended)
-    total = sum(served)
+    served = _serve_at_once(lengths, sizes, weights_S, credits_S, budget, ended)
+    if served is None:
+        units = [column.tolist() for column in lengths]
+        tokens = units if sizes is None else [column.tolist() for column in sizes]
+        served = _serve(units, tokens, weights_S, credits_S, budget, ended)
+    order, counts, served_S, starved = served
+    total = sum(served_S)
     return Drawn(
         sources_N=np.asarray(order, np.int32),
         counts_S=np.asarray(counts, np.int64),
         credits_S=tuple(
             credit + weight * total - WEIGHT_ONE * taken
-            for credit, weight, taken in zip(credits_S, weights_S, served, strict=True)
+            for credit, weight, taken in zip(credits_S, weights_S, served_S, strict=True)
         ),
-        served_S=tuple(served),
+        served_S=tuple(served_S),
         starved=starved,
     )
+
+
+_Served: TypeAlias = tuple[Any, Any, list[int], int | None]
+"""Sources in order and samples of each, as lists or arrays, what was drawn of each, and the source that starved."""
 
 
 def _serve(
@@ -133,7 +148,7 @@ def _serve(
     credits_S: Sequence[int],
     budget: int,
     ended: Collection[int],
-) -> tuple[list[int], list[int], list[int], int | None]:
+) -> _Served:
     """Run the queueing discipline in virtual time, from 0 at the start of this call.
 
     A source's next sample *starts* when its credit reaches 0 and *finishes* when the
@@ -183,3 +198,203 @@ def _serve(
             finish = WEIGHT_ONE * (served[s] + queues[s][count]) - credits_S[s]
             heapq.heappush(started, ((finish << _TICK_BITS) // weights_S[s], s))
     return order, counts, served, None
+
+
+def _serve_at_once(
+    lengths: Sequence[NDArray[np.integer]],
+    sizes: Sequence[NDArray[np.integer]] | None,
+    weights_S: Sequence[int],
+    credits_S: Sequence[int],
+    budget: int,
+    ended: Collection[int],
+) -> _Served | None:
+    """Serve as ``_serve`` does, with starts and finishes of all samples found beforehand.
+
+    ``None`` where there is little to draw, so that it would take longer, or where a number does not fit 64 bits.
+    """
+    live = [s for s, weight in enumerate(weights_S) if weight > 0]
+    known = sum(len(lengths[s]) for s in live)
+    if known <= _FEW or budget <= 0 or max(map(abs, credits_S)) >= _LARGEST:
+        return None
+    until = budget
+    if sizes is not None:  # what is served when the budget is reached is a guess at first
+        units, spent = (sum(int(c[s].sum()) for s in live) for c in (lengths, sizes))
+        until = 1 + budget * 5 * units // (4 * max(spent, 1))
+    while until < _LARGEST // WEIGHT_ONE:
+        if (ahead := _Ahead.of(lengths, sizes, live, (weights_S, credits_S), until)) is None:
+            return None
+        if (served := ahead.serve(live, len(lengths), budget, ended)) is not None:
+            return served
+        until *= 4
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ahead:
+    """Where samples start and finish in virtual time, whenever they are drawn: one sort tells both orders.
+
+    A source of ``n`` samples has ``n + 1`` *edges*: where its first one starts, where each one finishes and the next
+    starts, and where the last one finishes and the source must have more.
+
+    Shape suffixes: E edges, source after source; L sources that are drawn from.
+    """
+
+    until: int
+    """Virtual time before which all edges are known."""
+    is_all: bool
+    """Whether there are no others."""
+    firsts_L: NDArray[np.int64]
+    counts_L: NDArray[np.int64]
+    """Samples of each source."""
+    lengths_E: NDArray[np.int64]
+    """Length of the sample that finishes at each edge; 0 where none does."""
+    sizes_E: NDArray[np.int64]
+    """Tokens of it."""
+    after_E: NDArray[np.int64]
+    """What is served of the source once it is drawn."""
+    starts_E: NDArray[np.int64]
+    """Virtual time at each edge, in tokens that must be served before, rounded up."""
+    rising_E: NDArray[np.intp]
+    """Edges by virtual time; of ties the first source's, in its order."""
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[NDArray[np.integer]],
+        sizes: Sequence[NDArray[np.integer]] | None,
+        live: Sequence[int],
+        due: tuple[Sequence[int], Sequence[int]],
+        until: int,
+    ) -> "_Ahead | None":
+        """Find the edges before virtual time ``until``; ``due`` are weights and credits of all sources."""
+        weights_S, credits_S = due
+        heads = []
+        for s in live:
+            head = lengths[s]
+            if len(head) > _LONG:  # planners know several steps ahead
+                enough = (until * weights_S[s] + credits_S[s]) // WEIGHT_ONE + 1
+                head = head[: int(np.cumsum(head, dtype=np.int64).searchsorted(enough)) + 1]
+            heads.append(head)
+        counts_L = np.array([len(head) for head in heads])
+        ends_L = np.cumsum(counts_L + 1)
+        firsts_L = ends_L - counts_L - 1
+        lengths_E = _edged(heads)
+        total_E = np.cumsum(lengths_E)
+        after_E = total_E - np.repeat(total_E[firsts_L], counts_L + 1)
+        if after_E.max() >= _LARGEST // WEIGHT_ONE:
+            return None
+        weights_E = np.repeat(np.array([weights_S[s] for s in live]), counts_L + 1)
+        credits_E = np.repeat(np.array([credits_S[s] for s in live]), counts_L + 1)
+        whole_E, rest_E = np.divmod(after_E * WEIGHT_ONE - credits_E, weights_E)
+        ticks_E = (rest_E << _TICK_BITS) // weights_E
+        if whole_E.min() >= -(1 << 31) and whole_E.max() < 1 << 31:
+            rising_E = np.argsort((whole_E << _TICK_BITS) | ticks_E, kind="stable")
+        else:
+            rising_E = np.lexsort((ticks_E, whole_E))
+        of_heads = list(zip(live, heads, strict=True))
+        sizes_E = None if sizes is None else _edged([sizes[s][: len(h)] for s, h in of_heads])
+        return cls(
+            until=until,
+            is_all=all(len(head) == len(lengths[s]) for s, head in of_heads),
+            firsts_L=firsts_L,
+            counts_L=counts_L,
+            lengths_E=lengths_E,
+            sizes_E=lengths_E if sizes_E is None else sizes_E,
+            after_E=after_E,
+            starts_E=whole_E + (ticks_E > 0),
+            rising_E=rising_E,
+        )
+
+    def serve(
+        self, live: Sequence[int], num_sources: int, budget: int, ended: Collection[int]
+    ) -> _Served | None:
+        """Draw until the budget is reached; ``None`` where later edges may count."""
+        falling_E = self.rising_E[::-1]
+        num_edges, num_live = len(falling_E), len(live)
+        keys_E = np.empty(num_edges, np.int64)  # the later a sample finishes the lower its key
+        keys_E[falling_E] = np.arange(num_edges)
+        lasts_L = self.firsts_L + self.counts_L
+        next_E = np.append(keys_E[1:], 0)
+        next_E[lasts_L] = -1 - np.arange(num_live)
+        starts_E = self.starts_E[self.rising_E]
+        within = int(np.searchsorted(starts_E, self.until))
+        drawn, starved, starved_at = _in_order(
+            starts_E[:within].tolist(),
+            next_E[self.rising_E[:within]].tolist(),
+            self.lengths_E[falling_E].tolist(),
+            np.where(self.counts_L > 0, keys_E[lasts_L], -1).tolist(),
+            self.until,
+            {at for at, s in enumerate(live) if s in ended},
+        )
+        edges_N = falling_E[drawn]
+        count = int(np.searchsorted(np.cumsum(self.sizes_E[edges_N]), budget)) + 1
+        if starved is not None and starved_at < count:
+            count, starved = starved_at, live[starved]
+        elif count <= len(drawn) or (self.is_all and within == num_edges):
+            starved = None  # in the second case all have ended
+        else:
+            return None
+        of_E = np.repeat(np.arange(num_live), self.counts_L + 1)
+        places_N = of_E[edges_N[:count]]
+        counts_L = np.bincount(places_N, minlength=num_live)
+        counts_S, served_S = np.zeros((2, num_sources), np.int64)
+        counts_S[live], served_S[live] = counts_L, self.after_E[self.firsts_L + counts_L]
+        return np.array(live)[places_N], counts_S, served_S.tolist(), starved
+
+
+def _edged(columns: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:
+    """Return the columns end to end, a 0 before each."""
+    zero = np.zeros(1, np.int64)
+    return np.concatenate([part for column in columns for part in (zero, column)])
+
+
+def _in_order(
+    starts: list[int],
+    keys: list[int],
+    lengths: list[int],
+    lasts: list[int],
+    until: int,
+    ended: Collection[int],
+) -> tuple[list[int], int | None, int]:
+    """Draw samples, each named by its key: of those that have started the one with the highest.
+
+    Args:
+        starts: When samples start, rising.
+        keys: Their keys; below 0, ``-1 - source``, where a source must have more.
+        lengths: Length by key.
+        lasts: Key of the last sample of each source; -1 where it has none.
+        until: When to stop at the latest.
+        ended: Sources that have no more.
+
+    Returns:
+        The keys drawn; the source that starved and the number of draws before it did, if one did.
+    """
+    started: list[int] = []
+    drawn: list[int] = []
+    waited_for: list[int] = []  # sources whose last sample is still to be drawn
+    now, starved = 0, None
+    for start, key in zip(starts, keys, strict=True):
+        # Where none has started, the first that will is drawn.
+        while now < start and started:
+            sample = started.pop()
+            drawn.append(sample)
+            now += lengths[sample]
+        if key >= 0:
+            insort(started, key)
+        elif -1 - key in ended:
+            continue
+        elif lasts[-1 - key] in started:
+            waited_for.append(-1 - key)
+        else:
+            starved = -1 - key
+            break
+    else:
+        while now < until and started:
+            sample = started.pop()
+            drawn.append(sample)
+            now += lengths[sample]
+    due = {lasts[source]: source for source in reversed(waited_for)}
+    for count, sample in enumerate(drawn if due else (), start=1):
+        if sample in due:
+            return drawn, due[sample], count
+    return drawn, starved, len(drawn)

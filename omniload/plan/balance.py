@@ -27,6 +27,11 @@ __all__ = ["TOLERANCE", "BalanceMethod", "Balanced", "balance", "reachable_bound
 BalanceMethod: TypeAlias = Literal["greedy_swap", "karmarkar_karp", "none"]
 """``none`` deals contiguous runs in order."""
 
+_MANY_BINS = 256
+"""Bins from which on items are dealt in rounds."""
+_LONG_ROUND = 64
+"""Items that must be dealt at once: sorting the bins costs more than dealing fewer one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balanced:
@@ -170,29 +175,83 @@ def _longest_first(
 ) -> NDArray[np.int64]:
     """Deal items from the largest on, each to the lightest bin with room."""
     order = np.argsort(-costs, kind="stable")
-    falling = costs[order].tolist()
-    counts = [0] * num_bins
-    dealt: list[int] = []
-    lightest = [(0.0, b) for b in range(num_bins)]  # already a heap
-    reserved = least * num_bins  # items that bins below ``least`` still need
-    limit = most
-    for i, cost in enumerate(falling):
-        if reserved == len(falling) - i and limit != least:
-            limit = least
-            lightest = [entry for entry in lightest if counts[entry[1]] < least]
-            heapq.heapify(lightest)
-        load, b = lightest[0]
-        dealt.append(b)
-        counts[b] += 1
-        if counts[b] <= least:
-            reserved -= 1
-        if counts[b] < limit:
-            heapq.heapreplace(lightest, (load + cost, b))
-        else:
-            heapq.heappop(lightest)
+    rounds = _Rounds(falling=costs[order], most=most, least=least, num_bins=num_bins)
+    rounds.deal()
+    dealt = np.concatenate((*rounds.dealt, rounds.one_by_one()))
     bins_N = np.empty(len(costs), np.int64)
     bins_N[order] = dealt
     return bins_N
+
+
+class _Rounds:
+    """Items dealt from the largest on, several at once while no bin that was dealt one gets the next.
+
+    Of thousands of bins most get one before any gets another, so that a sort of the bins serves a whole round.
+    """
+
+    def __init__(
+        self, *, falling: NDArray[np.float64], most: int, least: int, num_bins: int
+    ) -> None:
+        self._falling, self._least = falling, least
+        self._limit = most
+        self._reserved = least * num_bins  # items that bins below ``least`` still need
+        self._loads_B = np.zeros(num_bins)
+        self._counts_B = np.zeros(num_bins, np.int64)
+        self._at = 0
+        self.dealt: list[NDArray[np.int64]] = []
+        """Bins of the items so far."""
+
+    def deal(self) -> None:
+        """Deal round by round, for as long as rounds are long."""
+        if len(self._loads_B) < _MANY_BINS:
+            return
+        while (bins := self._round()) is not None and len(bins):
+            if len(bins) < _LONG_ROUND:
+                return
+            self._reserved -= int(np.count_nonzero(self._counts_B[bins] < self._least))
+            self._loads_B[bins] += self._falling[self._at : self._at + len(bins)]
+            self._counts_B[bins] += 1
+            self._at += len(bins)
+            self.dealt.append(bins)
+
+    def _round(self) -> NDArray[np.int64] | None:
+        """Return the bins of the next items, each once; ``None`` where only single items show what limits them."""
+        left = len(self._falling) - self._at
+        open_B = np.flatnonzero(self._counts_B < self._limit)
+        bins = open_B[np.argsort(self._loads_B[open_B], kind="stable")][:left]
+        loads, counts = self._loads_B[bins], self._counts_B[bins]
+        after = loads + self._falling[self._at : self._at + len(bins)]
+        again = np.where(counts + 1 < self._limit, after, np.inf)
+        ahead = np.flatnonzero(np.minimum.accumulate(again)[:-1] <= loads[1:])
+        bins = bins[: int(ahead[0]) + 1] if len(ahead) else bins
+        if self._limit != self._least and self._reserved >= left - len(bins):
+            return None
+        return bins
+
+    def one_by_one(self) -> list[int]:
+        """Deal the rest; return the bins of it."""
+        falling = self._falling[self._at :].tolist()
+        counts, least, limit = self._counts_B.tolist(), self._least, self._limit
+        reserved = self._reserved
+        loads = zip(self._loads_B.tolist(), range(len(counts)), strict=True)
+        lightest = [(load, b) for load, b in loads if counts[b] < limit]
+        heapq.heapify(lightest)
+        dealt: list[int] = []
+        for i, cost in enumerate(falling):
+            if reserved == len(falling) - i and limit != least:
+                limit = least
+                lightest = [entry for entry in lightest if counts[entry[1]] < least]
+                heapq.heapify(lightest)
+            load, b = lightest[0]
+            dealt.append(b)
+            counts[b] += 1
+            if counts[b] <= least:
+                reserved -= 1
+            if counts[b] < limit:
+                heapq.heapreplace(lightest, (load + cost, b))
+            else:
+                heapq.heappop(lightest)
+        return dealt
 
 
 def _differenced(costs: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]:

@@ -7,8 +7,8 @@ Shape suffixes:
     N  items        B  bins        H, L  items of the heavy bin, of the light one
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -58,15 +58,18 @@ def exchanged(
     kind = _ListBins if len(costs) <= _FEW * num_bins else _ArrayBins
     bins = kind.of(costs, bins_N, loads_B, counts)
     trials = min(_TRIALS_PER_BIN * num_bins, _MOST_TRIALS)
+    lightest = _Lightest.of(loads_B)
     while trials > 0:
         heavy = int(loads_B.argmax())
         if loads_B[heavy] <= enough:
             break
-        for light in _lightest_first(loads_B, heavy):
+        for light in lightest.others(heavy):
             trials -= 1
             found = bins.best_exchange(heavy, light)
             if found is not None:
+                before = loads_B[heavy], loads_B[light]
                 bins.exchange(heavy, light, *found)
+                lightest.move((heavy, light), before)
                 break
             if trials <= 0:
                 break
@@ -262,22 +265,44 @@ class _ArrayBins(_Bins):
         return out_N
 
 
-def _lightest_first(loads_B: NDArray[np.float64], heavy: int) -> Iterable[int]:
-    """Return the other bins by load; of ties the first."""
-    first = int(loads_B.argmin())
-    if first != heavy:
-        yield first
-    for b in _rising(loads_B):
-        if b not in (first, heavy):
-            yield b
+@dataclass(slots=True)
+class _Lightest:
+    """The lightest bins, sorted once: an exchange moves two bins, and of thousands few are ever tried."""
 
+    loads_B: NDArray[np.float64]
+    """Load of each bin, kept up to date by others."""
+    limit: float
+    """Load up to which bins are sorted."""
+    sorted: list[tuple[float, int]]
+    """Those bins by load, of ties the first."""
 
-def _rising(loads_B: NDArray[np.float64]) -> Iterator[int]:
-    """Yield the bins by load, of ties the first; sorted whole only where more than a few are asked for."""
-    head: list[int] = []
-    if len(loads_B) > 4 * _FIRST_SORTED:
-        limit = np.partition(loads_B, _FIRST_SORTED)[_FIRST_SORTED]
-        below = np.flatnonzero(loads_B <= limit)
-        head = below[np.argsort(loads_B[below], kind="stable")].tolist()
-        yield from head
-    yield from np.argsort(loads_B, kind="stable")[len(head) :].tolist()
+    @classmethod
+    def of(cls, loads_B: NDArray[np.float64]) -> Self:
+        """Return the first bins of a dealing."""
+        lightest = cls(loads_B, 0.0, [])
+        lightest.sort(_FIRST_SORTED)
+        return lightest
+
+    def sort(self, num: int) -> None:
+        """Sort so many bins, or all."""
+        some = num < len(self.loads_B) // 4
+        self.limit = float(np.partition(self.loads_B, num)[num]) if some else np.inf
+        below = np.flatnonzero(self.loads_B <= self.limit)
+        below = below[np.argsort(self.loads_B[below], kind="stable")]
+        self.sorted = list(zip(self.loads_B[below].tolist(), below.tolist(), strict=True))
+
+    def others(self, heavy: int) -> Iterator[int]:
+        """Yield the other bins by load, of ties the first, as long as none is moved."""
+        for at in range(len(self.loads_B)):
+            if at == len(self.sorted):
+                self.sort(max(_FIRST_SORTED, 4 * at))
+            if (light := self.sorted[at][1]) != heavy:
+                yield light
+
+    def move(self, bins: tuple[int, int], before: tuple[float, float]) -> None:
+        """Note that the loads of two bins have changed."""
+        for b, load in zip(bins, before, strict=True):
+            if load <= self.limit:
+                del self.sorted[bisect_left(self.sorted, (load, b))]
+            if (now := float(self.loads_B[b])) <= self.limit:
+                insort(self.sorted, (now, b))

@@ -199,7 +199,7 @@ def packed(
     num_rows, capacity = mix.rows_per_step, mix.pack.length
     if mix.pack.method == "best_fit":
         rows_P = best_fit(
-            pool.lengths_P.tolist(), num_first=len(carried), num_rows=num_rows, capacity=capacity
+            pool.lengths_P, num_first=len(carried), num_rows=num_rows, capacity=capacity
         )
     elif mix.pack.method == "none":
         rows_P = np.arange(len(pool), dtype=np.int32)

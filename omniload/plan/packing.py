@@ -4,9 +4,9 @@ Shape suffixes:
     P  pieces
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from operator import neg
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,12 @@ __all__ = ["CARRIED", "best_fit", "fill_in_order"]
 CARRIED = -1
 """Row number of a piece that found no room."""
 
+_ALIKE = 8
+"""Pieces of one size from which on they are dealt together."""
+
 
 def best_fit(
-    lengths_P: Sequence[int], *, num_first: int, num_rows: int, capacity: int
+    lengths_P: Sequence[int] | NDArray[np.integer], *, num_first: int, num_rows: int, capacity: int
 ) -> NDArray[np.int32]:
     """Pack whole pieces into rows: each goes to the fullest row that still has room for it.
 
@@ -42,34 +45,82 @@ def best_fit(
         Best fit decreasing; Johnson et al., "Worst-case performance bounds for simple
         one-dimensional packing algorithms" (1974).
     """
-    lengths = list(lengths_P)
-    if lengths and not 1 <= min(lengths) <= max(lengths) <= capacity:
+    lengths = np.asarray(lengths_P, np.int64)
+    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
         raise ValueError(
-            f"pieces have {min(lengths)} to {max(lengths)} tokens, a row holds 1 to {capacity}; "
+            f"pieces have {lengths.min()} to {lengths.max()} tokens, a row holds 1 to {capacity}; "
             "cut or drop longer documents before packing"
         )
-    falling = num_first + np.argsort(-np.asarray(lengths[num_first:], np.int64), kind="stable")
-    rows = [CARRIED] * len(lengths)
+    falling = num_first + np.argsort(-lengths[num_first:], kind="stable")
+    order = np.concatenate((np.arange(num_first), falling))
+    sizes = [*lengths[order].tolist(), *[0] * _ALIKE]
     # Rows by the room they have left: far fewer rooms than rows where a step has many.
     rooms = [capacity] if num_rows else []
-    rows_of = {capacity: list(range(num_rows))}  # heaps: of rows with equal room the first
-    for p in [*range(num_first), *falling.tolist()]:
-        size = lengths[p]
-        at = bisect_left(rooms, size)
-        if at == len(rooms):
+    rows_of = {capacity: list(range(1 - num_rows, 1))}  # as -row and rising: the first is the last
+    dealt: list[int] = []  # as -row too
+    while size := sizes[len(dealt)]:
+        if sizes[len(dealt) + _ALIKE - 1] == size and len(dealt) >= num_first:
+            count = bisect_right(sizes, -size, lo=len(dealt), key=neg) - len(dealt)
+            dealt += _dealt_alike(rooms, rows_of, size, count)
+            continue
+        if (at := bisect_left(rooms, size)) == len(rooms):
+            dealt.append(-CARRIED)
             continue
         room = rooms[at]
         same = rows_of[room]
-        row = rows[p] = heappop(same)
+        dealt.append(row := same.pop())
         if not same:
             del rooms[at], rows_of[room]
         if left := room - size:
             if left in rows_of:
-                heappush(rows_of[left], row)
+                insort(rows_of[left], row)
             else:
                 rows_of[left] = [row]
                 insort(rooms, left)
-    return np.asarray(rows, np.int32)
+    rows_P = np.empty(len(lengths), np.int32)
+    rows_P[order] = dealt
+    return np.negative(rows_P, out=rows_P)
+
+
+def _dealt_alike(
+    rooms: list[int], rows_of: dict[int, list[int]], size: int, count: int
+) -> list[int]:
+    """Return the rows, as ``-row``, of so many pieces of one size, as they come one by one.
+
+    A row that took one has the least room of all that fit another, and so takes as many as fit it.
+    """
+    dealt: list[int] = []
+    while count:
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            return dealt + [-CARRIED] * count
+        room = rooms[at]
+        same, fit = rows_of[room], room // size
+        rows = same[-min(len(same), -(-count // fit)) :]
+        del same[-len(rows) :]
+        if not same:
+            del rooms[at], rows_of[room]
+        taken = [0] * (fit * len(rows))
+        for at in range(fit):
+            taken[at::fit] = reversed(rows)
+        dealt += taken[:count]
+        count -= len(taken)
+        if count < 0:  # the last row takes fewer
+            _add(rooms, rows_of, room - (fit + count) * size, rows[:1])
+            count, rows = 0, rows[1:]
+        _add(rooms, rows_of, room - fit * size, rows)
+    return dealt
+
+
+def _add(rooms: list[int], rows_of: dict[int, list[int]], room: int, rows: list[int]) -> None:
+    if not room or not rows:
+        return
+    if room in rows_of:
+        rows_of[room] += rows
+        rows_of[room].sort()
+    else:
+        rows_of[room] = rows
+        insort(rooms, room)
 
 
 def fill_in_order(

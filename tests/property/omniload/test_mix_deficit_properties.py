@@ -1,10 +1,13 @@
 """Every source stays within one longest sample of its share, after every sample, wherever draws are cut."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omniload.mix import deficit
 from omniload.mix.deficit import WEIGHT_ONE, draw, integer_weights
 
 weights_lists = st.lists(
@@ -111,6 +114,74 @@ def test_weights_by_samples_are_met_within_one_sample(given_draw):
 
     strays = strays_of(weights_S, ones, drawn)
     assert np.abs(strays).max(initial=0) <= 1 + 1e-6
+
+
+@st.composite
+def any_draws(draw_from):
+    """Whatever ``draw`` may be asked, from tables that run out in the middle to credits that sum to anything."""
+    num = draw_from(st.integers(1, 12))
+    rng = np.random.default_rng(draw_from(st.integers(0, 1 << 30)))
+    spread = draw_from(st.sampled_from([0.1, 3, 20]))
+    shares = rng.lognormal(0, spread, num) * (
+        rng.random(num) < draw_from(st.sampled_from([0.7, 1]))
+    )
+    shares[0] = 1
+    known = draw_from(st.sampled_from([30, 900]))
+    columns = [rng.integers(1, 50, rng.integers(0, known)).astype(np.int32) for _ in range(num)]
+    owed = draw_from(st.sampled_from([0, 40, 1 << 20, 1 << 40]))
+    credits_S = [int(c) * WEIGHT_ONE // 7 for c in rng.integers(-owed, owed + 1, num)]
+    if draw_from(st.booleans()):  # as they are while no weight changes
+        credits_S[0] -= sum(credits_S)
+    counted = draw_from(
+        st.sampled_from(
+            [
+                columns,
+                [np.ones_like(column) for column in columns],
+                [rng.integers(0, 2, len(column)) for column in columns],
+            ]
+        )
+    )
+    tokens = sum(int(column.sum()) for column in columns)
+    return {
+        "lengths": counted,
+        "weights_S": integer_weights(shares.tolist()),
+        "credits_S": credits_S,
+        "budget": draw_from(st.integers(0, 1 + tokens) | st.integers(0, 1 + tokens // 10)),
+        "sizes": None if counted is columns else columns,
+        "ended": draw_from(st.sets(st.integers(0, num - 1))),
+    }
+
+
+@settings(max_examples=150)
+@given(any_draws())
+def test_samples_served_at_once_are_those_served_one_by_one(asked):
+    with patch.object(deficit, "_FEW", 1 << 60):
+        one_by_one = draw(**asked)
+
+    with patch.object(deficit, "_FEW", 0), patch.object(deficit, "_LONG", 4):
+        at_once = draw(**asked)
+
+    assert_that_they_are_equal(at_once, one_by_one)
+
+
+def assert_that_they_are_equal(drawn, other):
+    assert drawn.sources_N.tolist() == other.sources_N.tolist()
+    assert drawn.counts_S.tolist() == other.counts_S.tolist()
+    assert drawn.credits_S == other.credits_S
+    assert drawn.served_S == other.served_S
+    assert drawn.starved == other.starved
+
+
+@pytest.mark.parametrize("credit", [0, 1 << 61, 1 << 63])
+def test_numbers_of_any_size_are_served_alike(credit):
+    rng = np.random.default_rng(1)
+    columns = [rng.integers(1, 1 << 20, 200) for _ in range(3)]
+    asked = {"lengths": columns, "weights_S": integer_weights([1, 1e-9, 3]), "budget": 1 << 26}
+
+    drawn = draw(**asked, credits_S=[credit, -credit, 0])
+
+    with patch.object(deficit, "_FEW", 1 << 60):
+        assert_that_they_are_equal(drawn, draw(**asked, credits_S=[credit, -credit, 0]))
 
 
 @settings(max_examples=20)

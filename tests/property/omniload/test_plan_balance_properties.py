@@ -4,9 +4,10 @@ from itertools import product
 from typing import get_args
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omniload.plan import balance as balance_module
 from omniload.plan.balance import BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import row_costs
 
@@ -33,6 +34,36 @@ def longest_first(costs_N, num_bins):
     for cost in sorted(costs_N.tolist(), reverse=True):
         loads[loads.index(min(loads))] += cost
     return loads
+
+
+@st.composite
+def many_bins(draw):
+    """Costs and counts of enough bins for whole rounds: of one scale or of many, with ties."""
+    num_bins = draw(st.integers(300, 400))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    num = draw(st.integers(0, 5 * num_bins))
+    kinds = (rng.integers(900, 1300, num), rng.lognormal(5, 2, num), rng.integers(0, 4, num))
+    most = -(-num // num_bins) + draw(st.integers(0, 2))
+    return (
+        draw(st.sampled_from(kinds)).astype(float),
+        num_bins,
+        most,
+        draw(st.integers(0, num // num_bins)),
+    )
+
+
+@settings(max_examples=60)
+@given(many_bins())
+def test_bins_dealt_to_in_rounds_get_what_they_get_one_by_one(problem):
+    costs_N, num_bins, most, least = problem
+    order = np.argsort(-costs_N, kind="stable")
+    alone = balance_module._Rounds(
+        falling=costs_N[order], most=most, least=least, num_bins=num_bins
+    ).one_by_one()
+
+    dealt_N = balance_module._longest_first(costs_N, num_bins, most, least)
+
+    assert dealt_N[order].tolist() == alone
 
 
 def least_heaviest(costs_N, num_bins):

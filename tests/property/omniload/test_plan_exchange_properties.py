@@ -1,5 +1,7 @@
 """Bins as lists and as arrays make the same exchanges; buckets dealt together go where each by itself would."""
 
+from itertools import islice
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,12 +53,28 @@ def test_exchanges_keep_the_counts_and_never_load_the_heaviest_bin_more(dealing)
     assert np.bincount(after_N, costs).max() <= np.bincount(bins_N, costs).max()
 
 
-@given(st.integers(1, 400), st.integers(0, 999))
-def test_bins_come_lightest_first_and_the_earlier_of_ties(num_bins, seed):
-    loads = np.random.default_rng(seed).integers(0, 90, num_bins).tolist()
-    assert list(exchange._rising(np.array(loads, float))) == sorted(
-        range(len(loads)), key=lambda b: (loads[b], b)
-    )
+@given(
+    st.integers(1, 400),
+    st.sampled_from([1, 2, 90]),
+    st.integers(0, 999),
+    st.lists(st.integers(0, 1 << 20), max_size=9),
+)
+def test_bins_come_lightest_first_and_the_earlier_of_ties_however_loads_have_moved(
+    num_bins, heaviest, seed, looks
+):
+    rng = np.random.default_rng(seed)
+    loads_B = rng.integers(0, heaviest, num_bins).astype(float)
+    lightest = exchange._Lightest.of(loads_B)
+    for look in looks:
+        heavy = int(loads_B.argmax())
+        rising = sorted(set(range(num_bins)) - {heavy}, key=lambda b: (loads_B[b], b))
+        seen = num_bins if look % 3 else look % num_bins
+        assert list(islice(lightest.others(heavy), seen)) == rising[:seen]
+        if num_bins > 1:
+            light = rising[look % len(rising)]
+            before = float(loads_B[heavy]), float(loads_B[light])
+            loads_B[[heavy, light]] = rng.integers(0, heaviest, 2)
+            lightest.move((heavy, light), before)
 
 
 @given(

@@ -19,6 +19,8 @@ capacities = st.integers(1, 64)
 def pools(draw):
     capacity = draw(capacities)
     lengths = draw(st.lists(st.integers(1, capacity), max_size=60))
+    if draw(st.booleans()):  # pieces of one size are dealt together
+        lengths += [draw(st.integers(1, capacity))] * draw(st.integers(8, 30))
     first = draw(st.integers(0, len(lengths)))
     return lengths, first, draw(st.integers(1, 12)), capacity
 
