@@ -30,6 +30,9 @@ __all__ = ["Faults", "Ordeal", "main", "schedule_of", "survive"]
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _RECOVERED_WITHIN_S = 120.0
+_FIRST_STEPS = 10
+_CALM_STEPS = 10
+"""Behind each fault, once the plane has recovered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class Ordeal:
 
     digests: list[int] = field(default_factory=list)
     """Of each step, whatever the ranks."""
+    start_s: list[float] = field(default_factory=list)
+    """Waits for the first steps, while shadows are being started."""
     calm_s: list[float] = field(default_factory=list)
     """Waits for steps in which nothing was amiss."""
     waits_s: dict[str, list[float]] = field(default_factory=dict)
@@ -82,11 +87,8 @@ def survive(
         time.sleep(step_s)  # the trainer's own time
         return max(client.last_wait_s for client in clients)
 
-    def calm() -> None:
-        ordeal.calm_s.append(take())
-
-    for _ in range(10):
-        calm()
+    while len(ordeal.start_s) < _FIRST_STEPS or not plane.is_whole():
+        ordeal.start_s.append(take())
     for kind, role in schedule_of(faults, list(plane.holders())):
         struck = plane.holders()[role]
         os.kill(plane.pids()[role], _SIGNALS[kind])
@@ -99,8 +101,7 @@ def survive(
             if time.monotonic() > until_s:
                 raise TimeoutError(f"{role} was not replaced within {_RECOVERED_WITHIN_S:.0f} s")
         ordeal.waits_s.setdefault(f"{kind} {role.partition('-')[0]}", []).append(waited_s)
-        for _ in range(2):
-            calm()
+        ordeal.calm_s += [take() for _ in range(_CALM_STEPS)]
     return ordeal
 
 
@@ -117,7 +118,10 @@ def unbroken(spec: PlaneSpec, steps: int) -> list[int]:
 
 def table_of(ordeal: Ordeal, same: bool, shadows: int) -> Table:
     """Return the waits by what was done."""
-    rows = [("nothing", len(ordeal.calm_s), *_spread(ordeal.calm_s))]
+    rows = [
+        (what, len(waits_s), *_spread(waits_s))
+        for what, waits_s in (("its start", ordeal.start_s), ("nothing", ordeal.calm_s))
+    ]
     rows += [
         (what, len(waits_s), *_spread(waits_s)) for what, waits_s in sorted(ordeal.waits_s.items())
     ]
@@ -150,8 +154,10 @@ READING = """\
 {count} faults from seed {seed}, each once the plane had recovered from the one before; {ranks} ranks, {loaders} source
 loaders with {shadows} shadows each, {sources} sources of pre-tokenised parquet, steps of {tokens:,} tokens,
 {step_ms:g} ms of the trainer's own time a step. A wait is that of `next_batch` in the rank that waited longest, over
-all steps from the fault until the lost role was held again and what was built before was used up. A sample that is lost
-or comes twice would show in the digest of its step, which is compared with an unbroken run in one process."""
+all steps from the fault until the lost role was held again, every shadow stood ready and what was built before was
+used up; of a start, that for each step until every shadow stood ready; of nothing, that for each of ten steps behind a
+recovery. A sample that is lost or comes twice would show in the digest of its step, which is compared with an unbroken
+run in one process."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,10 +8,11 @@ in its place, so no two members of a role ever answer at once.
 
     started ──Ready──▶ standing by ──HandOver──▶ holder ──Ended, or silent──▶ EndMember
                                                    ▲                             │
-                                                   └── the next one standing by ─┘   and StartMember behind it
+                                                   └── the next one standing by ─┘   and, once that one has
+                                                                                     settled, StartMember behind it
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -35,8 +36,10 @@ __all__ = [
     "StepsReleased",
 ]
 
-_STOPPED_S = 0.5
+_STOPPED_S = 0.2
 """A process that the kernel has called stopped for so long will not go on by itself."""
+_SETTLES_S = 1.0
+"""Whoever takes over has the processors for so long, before another one that is to stand by is started behind it."""
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
 _LOST_IN_A_ROW = 5
@@ -160,12 +163,18 @@ class _Role:
     next_number: int = 1
     lost: int = 0
     """Members lost since a step was released."""
+    settles_s: float = 0.0
+    """Left of the time in which the holder settles."""
     is_new: bool = False
     """Whether nobody has held it yet, so that the plane can do without."""
 
     def members(self) -> list[Member]:
         held = [self.holder] if self.holder is not None else []
         return [*held, *self.standing_by, *sorted(self.starting, key=lambda m: m.number)]
+
+    def hand_over(self, member: Member) -> HandOver:
+        self.holder, self.settles_s = member, _SETTLES_S
+        return HandOver(member)
 
 
 @dataclass(slots=True)
@@ -270,8 +279,8 @@ class Roster:
         if role.holder is not None:
             role.standing_by.append(member)
             return ()
-        role.holder, role.is_new = member, False
-        return (HandOver(member), *self._fill(member.role))
+        role.is_new = False
+        return (role.hand_over(member),)
 
     def _lose(self, member: Member, why: str) -> tuple[RosterCommand, ...]:
         """Replace a member; one that is not on the roster any more was replaced before."""
@@ -294,9 +303,9 @@ class Roster:
             role.standing_by.remove(member)
         commands: list[RosterCommand] = [EndMember(member, why)]
         if member == role.holder:
-            role.holder = role.standing_by.pop(0) if role.standing_by else None
-            if role.holder is not None:
-                commands.append(HandOver(role.holder))
+            role.holder = None
+            if role.standing_by:
+                return (*commands, role.hand_over(role.standing_by.pop(0)))
         return (*commands, *self._fill(member.role))
 
     def _retire(self, name: str, why: str) -> tuple[RosterCommand, ...]:
@@ -308,9 +317,11 @@ class Roster:
         return tuple(EndMember(member, why) for member in members)
 
     def _fill(self, name: str) -> tuple[RosterCommand, ...]:
-        """Start as many members as the role lacks."""
+        """Start as many members as the role lacks; while its holder settles, none."""
         role = self._roles[name]
-        commands = []
+        commands: list[StartMember] = []
+        if role.holder is not None and role.settles_s > 0:
+            return ()
         while len(role.members()) < 1 + role.shadows:
             member = Member(name, role.next_number)
             role.next_number += 1
@@ -322,9 +333,9 @@ class Roster:
         """Count, in time in which the roster itself ran, how long each member is silent or stopped."""
         passed_s = 0.0 if self._looked_s is None else seen.now_s - self._looked_s
         self._looked_s = seen.now_s
+        commands = list(self._settle(passed_s))
         if passed_s > _LONGEST_LOOK_S:
-            return ()
-        commands: list[RosterCommand] = []
+            return tuple(commands)
         for member in self.members():
             progress = seen.beats.get(member.name)
             if progress is None:
@@ -334,6 +345,13 @@ class Roster:
             if (why := self._why_lost(progress, beat)) is not None:
                 commands += self._lose(member, why)
         return tuple(commands)
+
+    def _settle(self, passed_s: float) -> Iterable[RosterCommand]:
+        """Start whoever is to stand by behind holders that have settled."""
+        for name, role in self._roles.items():
+            if role.settles_s > 0:
+                role.settles_s -= passed_s
+                yield from self._fill(name)
 
     def _why_lost(self, progress: Progress, beat: _Beat) -> str | None:
         process = f"process {progress.pid}"

@@ -23,6 +23,9 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
+# Ray runs actors at niceness 15, and a process that is just starting at 0: while one starts, on few cores,
+# roles that ranks wait for would stand still for most of a second.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]

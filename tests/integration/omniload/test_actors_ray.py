@@ -113,6 +113,7 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
         assert isinstance(plane, RayPlane)
         pids = plane.pids()
         folder = str(plane._cluster.folder)
+        assert {psutil.Process(pid).nice() for pid in pids.values()} == {psutil.Process().nice()}
         with pytest.raises(StateError, match="connected to a Ray cluster already"):
             RayPlane(a_spec(tmp_path, spread))
         for wrong in ((2, 0), (0, 1), (-1, 0)):

@@ -53,6 +53,7 @@ from omniload.machine.roster import (
     HandOver,
     MemberEnded,
     MemberReady,
+    MembersSeen,
     Roster,
     RosterCommand,
     StartMember,
@@ -170,6 +171,8 @@ class Simulation:
     _moved_at: list[int] = field(init=False)
     """Number of the first hand-over after the last move of each source."""
     _roster: Roster = field(init=False)
+    _looked_s: float = field(default=0.0, init=False)
+    """When the roster was looked at last."""
     _constructors: list[DataConstructor] = field(init=False)
     _told: list[DataConstructor] = field(init=False)
     """The constructors that the planner speaks to."""
@@ -224,6 +227,7 @@ class Simulation:
         roles = {f"loader-{i}": self.shadows for i in range(self.num_loaders)}
         self._roster = Roster(roles=roles)
         self._replace(self._roster.begin())
+        self._look()
         if self.changes:
             self._bag.append(self._change)
         if self.resizes:
@@ -495,10 +499,17 @@ class Simulation:
                     number = int(member.role.removeprefix("loader-"))
                     self._lives[number].append(SourceLoader(names=self._names))
                     self._hand_over(number, [s for s, at in enumerate(self._role) if at == number])
+                    self._send(self._look)
                 case EndMember():
                     pass
                 case GiveUp(why=why):
                     raise AssertionError(why)
+
+    def _look(self) -> None:
+        """Have the roster look a second later: whoever took over before has settled."""
+        self._looked_s += 1.0
+        seen = MembersSeen(now_s=self._looked_s, beats={})
+        self._replace(self._roster.handle(seen))
 
     def _hand_over(self, number: int, sources: Sequence[int]) -> None:
         """Have the planner hand sources over to the last life of a loader, and later those who ask for them."""

@@ -59,15 +59,36 @@ def test_as_many_shadows_are_started_as_are_wanted():
     assert Roster(roles={ROLE: 0}).begin() == ()
 
 
-def test_a_shadow_takes_over_after_the_lost_one_was_ended_and_another_starts_behind_it():
+def test_a_shadow_takes_over_after_the_lost_one_was_ended():
     roster = a_roster(1, SECOND)
 
     assert roster.handle(MemberEnded(FIRST, "killed")) == (
         EndMember(FIRST, "killed"),
         HandOver(SECOND),
-        StartMember(THIRD),
     )
     assert roster.holder_of(ROLE) == SECOND
+
+
+@pytest.mark.parametrize("every_s", [0.25, 30.0])
+def test_another_is_started_behind_a_shadow_that_took_over_once_that_has_settled(every_s):
+    roster = a_roster(1, SECOND)
+    looks(roster, seconds=0)
+    roster.handle(MemberEnded(FIRST, "killed"))
+
+    assert looks(roster, seconds=0.75, from_s=100.0, every_s=0.25) == []
+    assert looks(roster, seconds=every_s, from_s=101.0, every_s=every_s) == [StartMember(THIRD)]
+    assert looks(roster, seconds=60.0, from_s=140.0) == []
+
+
+def test_who_is_lost_before_it_has_settled_and_with_nobody_behind_it_is_replaced_at_once():
+    roster = a_roster(1, SECOND)
+    roster.handle(MemberEnded(FIRST, "killed"))
+
+    assert roster.handle(MemberEnded(SECOND, "killed")) == (
+        EndMember(SECOND, "killed"),
+        StartMember(THIRD),
+        StartMember(Member(ROLE, 3)),
+    )
 
 
 def test_without_a_shadow_the_role_is_handed_over_once_another_member_is_ready():
@@ -149,9 +170,9 @@ def test_how_long_a_member_may_be_silent_is_said():
     assert looks(roster, seconds=1.0, from_s=102.75, beat=1.0)[1] == StartMember(SECOND)
 
 
-def test_a_stopped_process_is_replaced_within_a_second():
-    assert looks(a_roster(), seconds=0.25, stopped=[FIRST.name]) == []
-    assert looks(a_roster(), seconds=1.0, stopped=[FIRST.name]) == [
+def test_a_process_that_is_stopped_at_two_looks_is_replaced():
+    assert looks(a_roster(), seconds=0.0, stopped=[FIRST.name]) == []
+    assert looks(a_roster(), seconds=0.25, stopped=[FIRST.name]) == [
         EndMember(FIRST, "process 7 is stopped"),
         StartMember(SECOND),
     ]
@@ -171,10 +192,10 @@ def test_time_in_which_the_roster_itself_did_not_run_says_nothing_of_others():
 
 def test_a_process_that_goes_on_in_time_is_left_alone():
     roster = a_roster()
-    looks(roster, seconds=0.25, stopped=[FIRST.name])
-    looks(roster, seconds=0.25, from_s=100.5)
+    looks(roster, seconds=0.0, stopped=[FIRST.name])
+    looks(roster, seconds=0.0, from_s=100.25)
 
-    assert looks(roster, seconds=0.25, from_s=101.0, stopped=[FIRST.name]) == []
+    assert looks(roster, seconds=0.0, from_s=100.5, stopped=[FIRST.name]) == []
 
 
 def lose_holder(roster):
@@ -209,7 +230,7 @@ def test_losses_count_anew_with_every_step_that_is_taken(steps, gives_up):
     assert any(isinstance(command, GiveUp) for command in found) == gives_up
 
 
-ADDED = Member("loader-9"), Member("loader-9", 1), Member("loader-9", 2)
+ADDED = Member("loader-9"), Member("loader-9", 1)
 
 
 def test_a_role_that_is_added_is_held_by_the_first_member_that_is_ready():
@@ -223,7 +244,6 @@ def test_a_role_that_is_added_is_held_by_the_first_member_that_is_ready():
     assert roster.handle(MemberEnded(ADDED[1], "killed")) == (
         EndMember(ADDED[1], "killed"),
         HandOver(ADDED[0]),
-        StartMember(ADDED[2]),
     )
 
 
