@@ -112,8 +112,8 @@ def memory_table(ours: dict[tuple[int, int], Pss], others: dict[int, Pss]) -> Ta
 READING = """\
 Log-normal documents of 400 tokens in the median, cut at 4,096, in parquet; each rank gets rows of 4,096 tokens. Every
 rank of torch's loaders reads every source in each of two workers, as people do; ranks of ours are processes on one
-data plane of Ray on the same machine. Every process counts, what several share once. The work is not the same, to our
-disadvantage, as in the report of `benchmarks.loaders.throughput`."""
+data plane of Ray on the same machine, and read tokens, labels and positions. Every process counts, what several share
+once. The work is not the same, to our disadvantage, as in the report of `benchmarks.loaders.throughput`."""
 
 
 def _measured_rates(folder: Path, repeats: int, seconds: float) -> Table:

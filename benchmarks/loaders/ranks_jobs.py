@@ -156,11 +156,15 @@ def _plane_rank(address: str, rank: int, ranks: int, steps: int, told: _Told) ->
 
     from omniload.actors.address import PlaneAddress  # noqa: PLC0415
     from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
+    from omniload.batch.microbatch import Microbatch  # noqa: PLC0415
     from omniload.client import Client  # noqa: PLC0415
 
     _say_rank()
     with Client(handle_in(PlaneAddress.model_validate_json(address), rank)) as client:
         for number, batch in enumerate(client):
+            for rows in batch.microbatches:
+                assert isinstance(rows, Microbatch), "no cp peers share them"
+                _ = rows.labels_RT, rows.positions_RT  # made when they are read, as a trainer does
             told.tokens[rank] += sum(batch.tokens_by_source.values()) // ranks  # without padding
             if number == steps:
                 told.warm.send(rank)

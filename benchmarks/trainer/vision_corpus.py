@@ -165,10 +165,9 @@ def works_of(step: Sequence[Batch]) -> list[list[Work]]:
 def _work_of(microbatch: Microbatch) -> Work:
     grids = [image.grid for image in images_of(microbatch)]
     bounds = microbatch.cu_seqlens.astype(np.int64)
-    real_D = microbatch.source_ids_RT.reshape(-1)[bounds[:-1]] >= 0
     return Work(
         patches_I=np.array([rows * columns for rows, columns in grids], np.int64),
-        lengths_D=np.diff(bounds)[real_D],
+        lengths_D=np.diff(bounds)[microbatch.sources_D >= 0],
     )
 
 

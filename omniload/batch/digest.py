@@ -27,7 +27,7 @@ def microbatch_digest(microbatch: Microbatch) -> int:
     bounds = microbatch.cu_seqlens.astype("<i8")
     # Padding is a document without a key, so keys are dealt to rows by their documents' sources.
     begins = bounds[:-1]
-    held = microbatch.source_ids_RT.reshape(-1)[begins] >= 0 if len(begins) else np.empty(0, bool)
+    held = microbatch.sources_D >= 0
     rows_of_keys = (begins[held] // length).astype(np.int64) if length else np.empty(0, np.int64)
     key_bounds = np.searchsorted(rows_of_keys, np.arange(num_rows + 1))
     bound_rows = np.searchsorted(begins, np.arange(num_rows + 1) * length)

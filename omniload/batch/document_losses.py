@@ -52,7 +52,7 @@ def losses_by_document(
     labelled = labels_RT.reshape(-1) != IGNORE_LABEL
     losses = np.where(labelled, losses_RT.reshape(-1), 0.0).astype(np.float64)
     starts_D = rows.cu_seqlens[:-1]
-    holds_D = rows.source_ids_RT.reshape(-1)[starts_D] >= 0
+    holds_D = rows.sources_D >= 0
     return DocumentLosses(
         keys_K4=rows.keys_K4,
         sums_K=np.add.reduceat(losses, starts_D)[holds_D],

@@ -81,7 +81,7 @@ def places_of(microbatch: Microbatch) -> NDArray[np.int64]:
     if places is None or not len(places.values_V):
         return np.empty((0, 2), np.int64)
     begins_D = microbatch.cu_seqlens[:-1].astype(np.int64)
-    begins_K = begins_D[microbatch.source_ids_RT.reshape(-1)[begins_D] >= 0]
+    begins_K = begins_D[microbatch.sources_D >= 0]
     places_I2 = places.values_V.reshape(-1, 2).astype(np.int64)
     places_I2[:, 0] += np.repeat(begins_K, places.lengths_N // 2)
     return places_I2

@@ -9,6 +9,7 @@ Shape suffixes:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,31 +23,66 @@ IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Microbatch:
     """Packed rows with everything a varlen attention needs.
 
     Rows lie end to end: flattened, ``cu_seqlens`` bounds every document, and a row's
     padding is a document of its own, so the bounds always cover all ``R * T`` tokens.
+
+    What follows from tokens and bounds is made when it is first read, and kept: labels, positions
+    and source numbers would be three quarters of what travels to a rank.
     """
 
     tokens_RT: NDArray[np.int32]
     """Token ids; 0 in the padding."""
-    labels_RT: NDArray[np.int32]
-    """The next token of the same document, also across a cut; ``IGNORE_LABEL`` at its end, in the padding, and where
-    the sample's ``loss_mask`` leaves that next token out."""
-    positions_RT: NDArray[np.int32]
-    """Place of the token in its piece, from 0."""
-    source_ids_RT: NDArray[np.int16]
-    """Number of the source; -1 in the padding."""
     cu_seqlens: NDArray[np.int32]
     """Boundaries of the documents in the flattened rows, ``[D + 1]``, from 0 to ``R * T``."""
+    sources_D: NDArray[np.int16]
+    """Number of the source of each document; -1 for the padding of a row."""
+    next_D: NDArray[np.int32]
+    """Label of the last token of each document: the token behind a cut, else ``IGNORE_LABEL``."""
+    trained_RT: NDArray[np.bool_] | None = None
+    """False where a sample's ``loss_mask`` leaves the label out; ``None`` where no sample has one."""
     keys_K4: NDArray[np.int64]
     """Source, position, sub and first token of every piece: the address of its bytes."""
     columns_K: Mapping[str, Ragged] = field(default_factory=dict)
     """Whole-sample columns by name, one sequence a piece; empty for a piece without its sample's first token."""
     encoding: EncoderShare | None = None
     """Images that this rank encodes, where a strategy deals them; they are not among ``columns_K`` then."""
+
+    @cached_property
+    def labels_RT(self) -> NDArray[np.int32]:
+        """The next token of the same document, also across a cut.
+
+        ``IGNORE_LABEL`` at its end, in the padding, and where the sample's ``loss_mask`` leaves that next token out.
+        """
+        tokens = self.tokens_RT.reshape(-1)
+        labels = np.empty_like(tokens)
+        labels[:-1] = tokens[1:]
+        labels[self.cu_seqlens[1:] - 1] = self.next_D
+        self._fill_padding(labels, IGNORE_LABEL)
+        if self.trained_RT is not None:
+            labels[~self.trained_RT.reshape(-1)] = IGNORE_LABEL
+        return labels.reshape(self.tokens_RT.shape)
+
+    @cached_property
+    def positions_RT(self) -> NDArray[np.int32]:
+        """Place of the token in its piece, from 0."""
+        positions = np.arange(self.tokens_RT.size, dtype=np.int32)
+        positions -= np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
+        self._fill_padding(positions, 0)
+        return positions.reshape(self.tokens_RT.shape)
+
+    @cached_property
+    def source_ids_RT(self) -> NDArray[np.int16]:
+        """Number of the source; -1 in the padding."""
+        ids: NDArray[np.int16] = np.repeat(self.sources_D, np.diff(self.cu_seqlens))
+        return ids.reshape(self.tokens_RT.shape)
+
+    def _fill_padding(self, values: NDArray[np.int32], value: int) -> None:
+        for at in np.flatnonzero(self.sources_D < 0).tolist():  # one of a row at most
+            values[self.cu_seqlens[at] : self.cu_seqlens[at + 1]] = value
 
     @property
     def loss_mask_RT(self) -> NDArray[np.bool_]:

@@ -57,32 +57,23 @@ def build_rows(
     sources_D = np.full(len(laid.lengths_D), -1, np.int16)
     sources_D[laid.places_K] = pieces.sources_P
     tokens, bounds_D = _gathered(fetched_K, laid, np.zeros(length, np.int32))
-
-    positions = np.arange(num_rows * length, dtype=np.int32)
-    positions -= np.repeat(bounds_D[:-1].astype(np.int32), laid.lengths_D)
-    labels = np.empty_like(tokens)
-    labels[:-1] = tokens[1:]
-    last_K = bounds_D[laid.places_K + 1] - 1
-    labels[last_K] = IGNORE_LABEL
-    cut_K = fetched_K.lengths_N > pieces.lengths_P
-    labels[last_K[cut_K]] = _last_values(fetched_K.take(np.flatnonzero(cut_K)))
+    cut = np.flatnonzero(fetched_K.lengths_N > pieces.lengths_P)
+    next_D = np.full(len(laid.lengths_D), IGNORE_LABEL, np.int32)
+    next_D[laid.places_K[cut]] = _last_values(fetched_K.take(cut))
+    trained_RT = None
     if (mask_K := others_K.get(LOSS_MASK)) is not None:
         _require_planned(pieces, mask_K)
         kept, _ = _gathered(mask_K, laid, np.zeros(length, np.bool_))
-        is_label = np.append(kept[1:], False)
-        is_label[last_K[cut_K]] = _last_values(mask_K.take(np.flatnonzero(cut_K)))
-        labels[~is_label] = IGNORE_LABEL
-    starts_R, ends_R = bounds_D[laid.places_R], bounds_D[laid.places_R + 1]
-    for start, end in zip(starts_R.tolist(), ends_R.tolist(), strict=True):
-        labels[start:end] = IGNORE_LABEL
-        positions[start:end] = 0
-    shape = num_rows, length
+        trained = np.append(kept[1:], False)
+        trained[bounds_D[laid.places_K[cut] + 1] - 1] = _last_values(mask_K.take(cut))
+        trained_RT = trained.reshape(num_rows, length)
+    is_there_D = laid.lengths_D > 0  # padding may be empty
     return Microbatch(
-        tokens_RT=tokens.reshape(shape),
-        labels_RT=labels.reshape(shape),
-        positions_RT=positions.reshape(shape),
-        source_ids_RT=np.repeat(sources_D, laid.lengths_D).reshape(shape),
-        cu_seqlens=bounds_D[np.append(laid.lengths_D > 0, True)].astype(np.int32),
+        tokens_RT=tokens.reshape(num_rows, length),
+        cu_seqlens=bounds_D[np.append(is_there_D, True)].astype(np.int32),
+        sources_D=sources_D[is_there_D],
+        next_D=next_D[is_there_D],
+        trained_RT=trained_RT,
         keys_K4=_keys(pieces),
         columns_K={n: r.packed() for n, r in others_K.items() if not COLUMNS[n].aligned},
     )
@@ -165,10 +156,10 @@ def split_rows(
     return tuple(
         Microbatch(
             tokens_RT=rows.tokens_RT[a:b],
-            labels_RT=rows.labels_RT[a:b],
-            positions_RT=rows.positions_RT[a:b],
-            source_ids_RT=rows.source_ids_RT[a:b],
             cu_seqlens=rows.cu_seqlens[first : last + 1] - np.int32(a * length),
+            sources_D=rows.sources_D[first:last],
+            next_D=rows.next_D[first:last],
+            trained_RT=None if rows.trained_RT is None else rows.trained_RT[a:b],
             keys_K4=rows.keys_K4[row_offsets[a] : row_offsets[b]],
             columns_K={
                 name: column.part(int(row_offsets[a]), int(row_offsets[b]))

@@ -2,13 +2,13 @@
 
 Shape suffixes:
     R  rows        T  tokens in a row        C  tokens in a peer's slice, T / cp
-    P  peers       N  tokens of all rows, R * T
+    P  peers
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.batch.microbatch import CpSlice, Microbatch
+from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 
 __all__ = ["cp_indices", "slice_for_cp", "whole_rows"]
 
@@ -53,7 +53,7 @@ def slice_for_cp(microbatch: Microbatch, cp_rank: int, cp_size: int) -> CpSlice:
         positions_RC=microbatch.positions_RT[:, indices],
         indices_C=indices,
         cu_seqlens=microbatch.cu_seqlens,
-        sources_D=microbatch.source_ids_RT.reshape(-1)[microbatch.cu_seqlens[:-1]],
+        sources_D=microbatch.sources_D,
         keys_K4=microbatch.keys_K4,
         columns_K=microbatch.columns_K,
     )
@@ -75,17 +75,12 @@ def whole_rows(
     for peer in range(peers):
         at = cp_indices(length, peer, peers)
         tokens_RT[:, at], labels_RT[:, at] = tokens_PRC[peer], labels_PRC[peer]
-    sizes = np.diff(piece.cu_seqlens)
-    sources_N = np.repeat(piece.sources_D, sizes)
-    within_N = np.arange(rows * length) - np.repeat(piece.cu_seqlens[:-1], sizes)
     return Microbatch(
         tokens_RT=tokens_RT,
-        labels_RT=labels_RT,
-        positions_RT=np.where(sources_N >= 0, within_N, 0)
-        .reshape(rows, length)
-        .astype(piece.positions_RC.dtype),
-        source_ids_RT=sources_N.reshape(rows, length),
         cu_seqlens=piece.cu_seqlens,
+        sources_D=piece.sources_D,
+        next_D=labels_RT.reshape(-1)[piece.cu_seqlens[1:] - 1],
+        trained_RT=np.not_equal(labels_RT, IGNORE_LABEL),
         keys_K4=piece.keys_K4,
         columns_K=piece.columns_K,
     )

@@ -25,7 +25,7 @@ from omniload.batch.microbatch import Batch, CpSlice, Microbatch
 
 __all__ = ["from_bytes", "to_bytes"]
 
-_VERSION = 1
+_VERSION = 2
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
 _KINDS: Mapping[str, type[Microbatch] | type[CpSlice]] = {"rows": Microbatch, "slice": CpSlice}
@@ -49,7 +49,7 @@ def to_bytes(batch: Batch) -> NDArray[np.uint8]:
             name: [kept(column.values_V), kept(column.offsets)]
             for name, column in microbatch.columns_K.items()
         }
-        own = {name: kept(getattr(microbatch, name)) for name in _array_names(type(microbatch))}
+        own = {name: kept(array) for name, array in _arrays_of(microbatch)}
         made: dict[str, Any] = {"kind": kind, "arrays": own, "columns": columns}
         if isinstance(microbatch, Microbatch) and (share := microbatch.encoding) is not None:
             made["encoding"] = {name: kept(getattr(share, name)) for name in _SHARE_ARRAYS}
@@ -137,8 +137,12 @@ def _starts(length: int, sizes: list[int]) -> Iterator[int]:
     yield at
 
 
-def _array_names(cls: type[Microbatch] | type[CpSlice]) -> list[str]:
-    return [field.name for field in fields(cls) if field.name not in ("columns_K", "encoding")]
+def _arrays_of(microbatch: Microbatch | CpSlice) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield its own arrays, as far as it has them."""
+    for field in fields(microbatch):
+        value = getattr(microbatch, field.name)
+        if isinstance(value, np.ndarray):
+            yield field.name, value
 
 
 def _plain_names() -> list[str]:

@@ -118,7 +118,7 @@ def _row(
     dp_rank, number, row = place
     length = microbatch.tokens_RT.shape[1]
     starts = microbatch.cu_seqlens[:-1].astype(np.int64)
-    sources_D = microbatch.source_ids_RT.reshape(-1)[starts]
+    sources_D = microbatch.sources_D
     held = sources_D >= 0  # padding is a document that has no key
     keys_D4 = np.zeros((len(starts), 4), np.int64)
     keys_D4[held] = microbatch.keys_K4

@@ -65,10 +65,22 @@ def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
     whole = [p for p in parts if isinstance(p, Microbatch)]
     return Microbatch(
         tokens_RT=np.concatenate([p.tokens_RT for p in whole]),
-        labels_RT=np.concatenate([p.labels_RT for p in whole]),
-        positions_RT=np.concatenate([p.positions_RT for p in whole]),
-        source_ids_RT=np.concatenate([p.source_ids_RT for p in whole]),
         cu_seqlens=cu_seqlens,
+        sources_D=np.concatenate([p.sources_D for p in whole]),
+        next_D=np.concatenate([p.next_D for p in whole]),
+        trained_RT=_trained(whole),
         keys_K4=np.concatenate([p.keys_K4 for p in whole]),
         columns_K=columns_K,
+    )
+
+
+def _trained(parts: Sequence[Microbatch]) -> NDArray[np.bool_] | None:
+    """Return which labels no mask leaves out; ``None`` where no part has a mask."""
+    if all(part.trained_RT is None for part in parts):
+        return None
+    return np.concatenate(
+        [
+            np.ones(part.tokens_RT.shape, np.bool_) if part.trained_RT is None else part.trained_RT
+            for part in parts
+        ]
     )

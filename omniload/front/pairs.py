@@ -45,7 +45,7 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
     if rejected_K is None or none:
         return _without_pairs(part.cu_seqlens, part.positions_RT)
     starts_D = part.cu_seqlens[:-1]
-    is_piece_D = part.source_ids_RT.reshape(-1)[starts_D] >= 0
+    is_piece_D = part.sources_D >= 0
     is_pair_K = rejected_K.lengths_N > 0
     starts_P = starts_D[is_piece_D][is_pair_K]
     stops_P = part.cu_seqlens[1:][is_piece_D][is_pair_K]

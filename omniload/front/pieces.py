@@ -48,7 +48,7 @@ def pieces_of(part: Microbatch | CpSlice) -> list[Piece]:
         )
     tokens = part.tokens_RT.reshape(-1)
     bounds = part.cu_seqlens.tolist()
-    holds_D = part.source_ids_RT.reshape(-1)[part.cu_seqlens[:-1]] >= 0
+    holds_D = part.sources_D >= 0
     found = []
     for i, (document, key) in enumerate(
         zip(np.flatnonzero(holds_D).tolist(), part.keys_K4.tolist(), strict=True)

@@ -95,10 +95,9 @@ def hollow_rows(
     bounds = np.union1d(bounds_K, np.arange(rows + 1) * length)
     return Microbatch(
         tokens_RT=hollow(rows, length),
-        labels_RT=hollow(rows, length),
-        positions_RT=hollow(rows, length),
-        source_ids_RT=hollow(rows, length, dtype=np.int16),
         cu_seqlens=bounds.astype(np.int32),
+        sources_D=hollow(len(bounds) - 1, dtype=np.int16),
+        next_D=hollow(len(bounds) - 1),
         keys_K4=hollow(len(pieces), 4, dtype=np.int64),
     )
 
@@ -107,10 +106,10 @@ def size_of_batch(batch: Batch) -> int:
     """Return the bytes that a batch takes where its tokens are there."""
     return sum(
         each.tokens_RT.nbytes
-        + each.labels_RT.nbytes
-        + each.positions_RT.nbytes
-        + each.source_ids_RT.nbytes
         + each.cu_seqlens.nbytes
+        + each.sources_D.nbytes
+        + each.next_D.nbytes
+        + (0 if each.trained_RT is None else each.trained_RT.nbytes)
         + each.keys_K4.nbytes
         for each in batch.microbatches
         if isinstance(each, Microbatch)

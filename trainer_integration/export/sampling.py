@@ -77,13 +77,11 @@ def continued(
 
 
 def _inputs_of(tokens: list[int], model: MoETransformer) -> ModelInputs:
-    shape = (1, len(tokens))
     row = Microbatch(
         tokens_RT=np.array([tokens], np.int32),
-        labels_RT=np.full(shape, IGNORE_LABEL, np.int32),
-        positions_RT=np.arange(len(tokens), dtype=np.int32)[None],
-        source_ids_RT=np.zeros(shape, np.int16),
         cu_seqlens=np.array([0, len(tokens)], np.int32),
+        sources_D=np.zeros(1, np.int16),
+        next_D=np.array([IGNORE_LABEL], np.int32),
         keys_K4=np.zeros((0, 4), np.int64),
     )
     return ModelInputs.of(row, device=model.device, varlen=model.takes_varlen)

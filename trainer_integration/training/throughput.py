@@ -8,7 +8,7 @@ count for nothing.
 import numpy as np
 import torch
 
-from omniload.batch.microbatch import Batch, CpSlice
+from omniload.batch.microbatch import Batch
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.flops import cost_of
 
@@ -22,12 +22,8 @@ def token_pairs(batch: Batch) -> float:
     """Return the sum of the squared lengths of the documents in a rank's rows; of rows that peers share, too."""
     total = 0.0
     for microbatch in batch.microbatches:
-        bounds = microbatch.cu_seqlens
-        if isinstance(microbatch, CpSlice):
-            sources_D = microbatch.sources_D
-        else:
-            sources_D = microbatch.source_ids_RT.reshape(-1)[bounds[:-1]]
-        lengths_D = np.where(sources_D >= 0, np.diff(bounds), 0).astype(np.float64)
+        lengths_D = np.diff(microbatch.cu_seqlens).astype(np.float64)
+        lengths_D[microbatch.sources_D < 0] = 0
         total += float((lengths_D**2).sum())
     return total
 

@@ -49,28 +49,24 @@ def documents_of(lengths: Sequence[int], *, seed: int = 0, vocab_size: int = 50)
 
 def a_microbatch(rows: Sequence[Row], length: int = 32) -> Microbatch:
     """Build what the data plane would: whole documents, padding at the end of each row."""
-    shape = (len(rows), length)
-    tokens, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    labels, sources = np.full(shape, IGNORE_LABEL, np.int32), np.full(shape, -1, np.int16)
-    bounds = [0]
+    tokens = np.zeros((len(rows), length), np.int32)
+    bounds, sources = [0], []
     for r, row in enumerate(rows):
         at = 0
         for document in row:
             stop = at + len(document)
             tokens[r, at:stop] = document
-            labels[r, at : stop - 1] = document[1:]
-            positions[r, at:stop] = np.arange(len(document))
-            sources[r, at:stop] = 0
             bounds.append(r * length + stop)
+            sources.append(0)
             at = stop
         if at < length:
             bounds.append((r + 1) * length)
+            sources.append(-1)
     return Microbatch(
         tokens_RT=tokens,
-        labels_RT=labels,
-        positions_RT=positions,
-        source_ids_RT=sources,
         cu_seqlens=np.array(bounds, np.int32),
+        sources_D=np.array(sources, np.int16),
+        next_D=np.full(len(sources), IGNORE_LABEL, np.int32),
         keys_K4=np.zeros((0, 4), np.int64),
     )
 

@@ -1,6 +1,6 @@
 """Rows that are built together and cut into microbatches, against microbatches built alone."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -21,12 +21,13 @@ OFFSETS = np.cumsum([0, *map(len, ROWS)])
 
 
 def assert_equal(found, expected):
-    for field in fields(Microbatch):
-        if field.name in ("columns_K", "encoding"):
+    made = ("labels_RT", "positions_RT", "source_ids_RT")
+    for name in (*(field.name for field in fields(Microbatch)), *made):
+        if name in ("columns_K", "encoding"):
             continue
-        found_array, expected_array = getattr(found, field.name), getattr(expected, field.name)
-        np.testing.assert_array_equal(found_array, expected_array, err_msg=field.name)
-        assert found_array.dtype == expected_array.dtype, field.name
+        np.testing.assert_array_equal(
+            getattr(found, name), getattr(expected, name), err_msg=name, strict=True
+        )
     for name in expected.columns_K.keys() | found.columns_K.keys():
         for array in ("values_V", "offsets"):
             np.testing.assert_array_equal(
@@ -44,6 +45,16 @@ def test_rows_built_together_are_those_built_apart(counts):
     assert len(split) == len(counts)
     for microbatch, a, b in zip(split, cuts, cuts[1:], strict=False):
         assert_equal(microbatch, a_microbatch(ROWS[a:b], length=LENGTH, scored=True))
+
+
+def test_parts_keep_which_labels_are_trained_on():
+    trained_RT = np.arange(4 * LENGTH).reshape(4, LENGTH) % 3 > 0
+    together = replace(a_microbatch(ROWS, length=LENGTH), trained_RT=trained_RT)
+
+    split = split_rows(together, [1, 2, 1], OFFSETS)
+
+    labels = np.concatenate([part.labels_RT for part in split])
+    np.testing.assert_array_equal(labels, together.labels_RT)
 
 
 def test_digests_of_the_parts_add_up_to_that_of_the_whole():

@@ -62,6 +62,15 @@ def test_a_batch_comes_back_with_its_columns(lengths):
     assert_equal(from_bytes(to_bytes(sent)), sent)
 
 
+def test_which_labels_are_trained_on_comes_back():
+    masked = replace(some_rows(), trained_RT=np.arange(16).reshape(2, 8) % 3 > 0)
+
+    found = from_bytes(to_bytes(a_batch(masked)))
+
+    assert_equal(found, a_batch(masked))
+    np.testing.assert_array_equal(found.microbatches[0].labels_RT, masked.labels_RT)
+
+
 def test_slices_of_cp_peers_and_a_batch_without_microbatches_come_back():
     half = slice_for_cp(some_rows(), 1, 2)
     assert isinstance(half, CpSlice)
@@ -91,7 +100,7 @@ def test_bytes_that_are_no_batch_are_refused(damage):
         "cut": text[:-1],
         "longer": text + b"\0",
         "object": text.replace(b'"<i4"', b'"|O8"', 1),
-        "release": text.replace(b'"version": 1', b'"version": 9', 1),
+        "release": text.replace(b'"version": 2', b'"version": 9', 1),
         "noise": bytes(range(200)),
         "nothing": b"",
     }[damage]

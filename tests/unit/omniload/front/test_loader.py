@@ -28,10 +28,9 @@ class FakeClient:
         rows = np.zeros((1, 2), np.int32)
         part = Microbatch(
             tokens_RT=rows,
-            labels_RT=rows,
-            positions_RT=rows,
-            source_ids_RT=rows.astype(np.int16),
             cu_seqlens=np.array([0, 2], np.int32),
+            sources_D=np.zeros(1, np.int16),
+            next_D=np.zeros(1, np.int32),
             keys_K4=np.zeros((0, 4), np.int64),
         )
         return Batch(

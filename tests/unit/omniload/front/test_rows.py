@@ -20,24 +20,20 @@ LENGTH = 6
 
 def a_microbatch(rows, *, length):
     """Lay documents, given as lists of tokens, into rows; a label is the next token of its document."""
-    columns = {"tokens": [], "labels": [], "positions": [], "sources": []}
+    tokens, sources = [], []
     bounds = [0]
     for row in rows:
         free = length - sum(map(len, row))
         padding = [[0] * free] if free else []
-        columns["tokens"].append([token for d in [*row, *padding] for token in d])
-        labels = [[*d[1:], IGNORE_LABEL] for d in row] + [[IGNORE_LABEL] * free]
-        columns["labels"].append([label for d in labels for label in d])
-        columns["positions"].append([i for d in [*row, *padding] for i in range(len(d))])
-        columns["sources"].append([0] * (length - free) + [-1] * free)
+        tokens.append([token for d in [*row, *padding] for token in d])
+        sources += [0] * len(row) + [-1] * len(padding)
         for document in [*row, *padding]:
             bounds.append(bounds[-1] + len(document))
     return Microbatch(
-        tokens_RT=np.array(columns["tokens"], np.int32),
-        labels_RT=np.array(columns["labels"], np.int32),
-        positions_RT=np.array(columns["positions"], np.int32),
-        source_ids_RT=np.array(columns["sources"], np.int16),
+        tokens_RT=np.array(tokens, np.int32),
         cu_seqlens=np.array(bounds, np.int32),
+        sources_D=np.array(sources, np.int16),
+        next_D=np.full(len(sources), IGNORE_LABEL, np.int32),
         keys_K4=np.zeros((0, 4), np.int64),
     )
 
