@@ -8,6 +8,7 @@ one validator of the model around them, and names the key to change with ``fault
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -81,10 +82,16 @@ def read_text(file: Path) -> str:
 def line_of(file: Path, *at: str | int) -> int | None:
     """Return the line of a key of a YAML file, or of the nearest one above it; None where it cannot be told now."""
     try:
-        root = compose(read_text(file), name=str(file))
+        root = _composed(read_text(file), str(file))
     except ConfigError:
         return None  # it was changed since it was read
     return None if root is None else _place(root, at, name="", is_missing=False)[1]
+
+
+@lru_cache(maxsize=1)
+def _composed(text: str, name: str) -> Node | None:
+    """Keep the tree that a line was asked of: of a thousand faults each would else compose it anew."""
+    return compose(text, name=name)
 
 
 def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:

@@ -149,25 +149,26 @@ def shares_table(mix: MixConfig) -> Table:
     """Lay out the normalised weight of each source at every step where weights start or stop to change, or amounts."""
     if (amounts := mix.mix.amounts) is not None:
         wanted: list[list[Cell]] = [
-            [Text(name, colour_of(s)), str(amounts[name])] for s, name in enumerate(mix.names)
+            [Text(name, colour_of(s)), str(amounts[name])]
+            for s, name in enumerate(mix.names[:_MOST_ROWS])
         ]
-        return table("amounts", [("source", False), ("of the run", True)], _bounded(wanted))
+        columns = [("source", False), ("of the run", True)]
+        return table("amounts", columns, _bounded(wanted, len(mix.names)))
     steps = boundaries(mix)
     shares = [_shares(mix, step) for step in steps]
     rows: list[list[Cell]] = [
         [Text(name, colour_of(s)), *(_share_cell(at[name], s) for at in shares)]
-        for s, name in enumerate(mix.names)
+        for s, name in enumerate(mix.names[:_MOST_ROWS])
     ]
     columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
-    return table(f"shares by {mix.mix.level}", columns, _bounded(rows))
+    return table(f"shares by {mix.mix.level}", columns, _bounded(rows, len(mix.names)))
 
 
-def _bounded(rows: list[list[Cell]]) -> list[list[Cell]]:
-    """Return the first rows of a long table, and one that says how many there are beside them."""
-    if len(rows) <= _MOST_ROWS:
+def _bounded(rows: list[list[Cell]], count: int) -> list[list[Cell]]:
+    """Return the first rows of a table of ``count``, and one that says how many there are beside them."""
+    if count <= len(rows):
         return rows
-    more = f"and {len(rows) - _MOST_ROWS:,} more: --json"
-    return [*rows[:_MOST_ROWS], [more, *([""] * (len(rows[0]) - 1))]]
+    return [*rows, [f"and {count - len(rows):,} more: --json", *([""] * (len(rows[0]) - 1))]]
 
 
 def _shares(mix: MixConfig, step: int) -> dict[str, float]:
@@ -190,6 +191,6 @@ def _sources_table(found: Sequence[FoundSource]) -> Table:
             f"{source.records:,}",
             format_bytes(source.size_bytes),
         ]
-        for s, source in enumerate(found)
+        for s, source in enumerate(found[:_MOST_ROWS])
     ]
-    return table(f"{len(found)} sources", columns, _bounded(rows))
+    return table(f"{len(found)} sources", columns, _bounded(rows, len(found)))

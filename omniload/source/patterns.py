@@ -202,9 +202,9 @@ def _is_marked(path: str, pattern: str, base_dir: Path) -> bool:
     if "://" in pattern:
         parts, fixed = _parts(pattern.partition("::")[0]), 0
     else:
-        parts = _parts(str(base_dir / pattern))
         # A bracket in the folder's own name is not a pattern.
-        fixed = 0 if pattern.startswith("/") else len(_parts(str(base_dir)))
+        folder = [] if pattern.startswith("/") else _parts(str(base_dir))
+        parts, fixed = [*folder, *(part for part in _parts(pattern) if part != ".")], len(folder)
     while fixed < len(parts) and not glob.has_magic(parts[fixed]):
         fixed += 1
     if any(part[0] in "_." for part in parts[fixed:]):
@@ -245,17 +245,19 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
 
 
 def _expand(pattern: str, base_dir: Path, names: FileNames | None) -> list[ShardFile]:
-    path = str(base_dir / pattern)
-    if names is not None and Path(path).is_dir():
+    # A path made of parts costs more than looking at the file; of a thousand sources that is felt.
+    place = base_dir / pattern
+    path = str(place)
+    if names is not None and place.is_dir():
         held = [f"{folder}/{name}" for folder, _, inside in os.walk(path) for name in inside]
         return [local_file(each) for each in _of_folder(held, path, names)]
     if names is not None and names.implied and Path(path + names.implied).exists():
-        path += names.implied
-    if not glob.has_magic(path) or Path(path).exists():
+        return [local_file(path + names.implied)]
+    if not glob.has_magic(path) or place.exists():
         return [local_file(path)]
     # Matching starts inside the folder: a bracket in the folder's own name is not a pattern.
     found = glob.glob(pattern, root_dir=base_dir, recursive=True)  # noqa: PTH207
-    return [local_file(str(base_dir / name)) for name in found if (base_dir / name).is_file()]
+    return [local_file(str(each)) for each in (base_dir / name for name in found) if each.is_file()]
 
 
 def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:

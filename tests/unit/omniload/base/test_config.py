@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from omniload.base.config import StrictModel, checked, fault_at, load_yaml, parse_yaml
+from omniload.base import config
+from omniload.base.config import StrictModel, checked, fault_at, line_of, load_yaml, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 
@@ -338,3 +339,19 @@ def test_what_a_program_gives_is_checked_as_a_file_is_without_lines():
         "given: name: is missing; give it",
         "given: nam: no such key; did you mean 'name'?",
     ]
+
+
+def test_lines_of_many_faults_are_told_from_one_tree_of_the_file_as_it_is_now(
+    tmp_path, monkeypatch
+):
+    composed, compose = [], config.compose
+    monkeypatch.setattr(
+        config, "compose", lambda text, name: composed.append(text) or compose(text, name=name)
+    )
+    file = tmp_path / "a.yaml"
+    file.write_text("name: x\nshapes:\n- {side: 2}\n")
+
+    assert [line_of(file, "name"), line_of(file, "shapes", 0, "side")] == [1, 3]
+    assert len(composed) == 1
+    file.write_text("\nname: x\n")
+    assert line_of(file, "name") == 2
