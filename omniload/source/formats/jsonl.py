@@ -20,6 +20,7 @@ from omniload.base.units import format_bytes
 from omniload.mix.schema.conditions import NO_CONDITIONS, Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
+from omniload.source.columns import drained, text_bytes
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
@@ -33,12 +34,21 @@ from omniload.source.parsing.compressed import (
     stream_of,
 )
 from omniload.source.parsing.conditions import keeps
-from omniload.source.parsing.lines import BadLineError, key_in, object_in, object_of, text_in
+from omniload.source.parsing.lines import (
+    BadLineError,
+    key_in,
+    object_in,
+    object_of,
+    plain_texts,
+    text_in,
+)
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "JsonlFormat"]
 
 _NEWLINE = 10
+_PART_BYTES = 1 << 20
+"""Lines that are held as objects of Python at once, of which letters beyond Latin take four times their bytes."""
 
 
 class JsonlFormat(Format):
@@ -194,32 +204,45 @@ def _records(
     first_line: int,
 ) -> Records:
     """Read line after line; ``first_line`` is the number of the first in the file."""
-    view = memoryview(data)
-    texts, lengths = bytearray(), np.zeros(len(ends), np.int64)
-    keys = np.zeros(len(ends), np.uint64)
-    kept = np.ones(len(ends), np.bool_)
-    bad = np.zeros(len(ends), np.bool_)
-    reason, start = "", 0
-    for i, end in enumerate(ends.tolist()):
-        try:
-            text, keys[i], kept[i] = read(view[start:end])
-        except BadLineError as error:
-            bad[i] = True
-            reason = reason or f"{path}:{first_line + i}: {error}"
-        else:
-            texts += text
-            lengths[i] = len(text)
-        start = end + 1
-    offsets = np.zeros(len(ends) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    column = Ragged(values_V=np.frombuffer(texts, np.uint8), offsets=offsets)
+    view, num_lines = memoryview(data), len(ends)
+    begins = np.concatenate((np.zeros(1, np.int64), ends + 1))[:num_lines]
+    keys, kept = np.zeros(num_lines, np.uint64), np.ones(num_lines, np.bool_)
+    bad = np.zeros(num_lines, np.bool_)
+    reason = ""
+    parts = [Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(1, np.int64))]
+    for first, stop in _parts(ends):
+        spans = zip(begins[first:stop].tolist(), ends[first:stop].tolist(), strict=True)
+        lines = [view[begin:end] for begin, end in spans]
+        texts = plain_texts(lines, read.key) if read.wants_text_alone else None
+        if texts is not None:
+            parts.append(text_bytes(pa.array(texts, pa.large_string())))
+            continue
+        found = []
+        for i, line in enumerate(lines, first):
+            try:
+                text, keys[i], kept[i] = read(line)
+            except BadLineError as error:
+                text, bad[i] = b"", True
+                reason = reason or f"{path}:{first_line + i}: {error}"
+            found.append(text)
+        parts.append(text_bytes(pa.array(found, pa.large_binary()).cast(pa.large_string())))
     return Records(
-        column=column,
+        column=drained(parts, np.dtype(np.uint8)),
         bad_B=bad,
         reason=reason,
         keys_B=keys if read.known_by is not None else None,
         kept_B=kept if read.where else None,
     )
+
+
+def _parts(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Cut lines into ranges of which none is much longer than ``_PART_BYTES``."""
+    first = begin = 0
+    while first < len(ends):
+        stop = int(np.searchsorted(ends, begin + _PART_BYTES, side="right"))
+        stop = min(max(stop, first + 1), len(ends))
+        yield first, stop
+        first, begin = stop, int(ends[stop - 1]) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +259,11 @@ class _LineReader:
     """Keys that are read with that of the text; the text of a line is then an object of all of them, as JSON."""
     where: Mapping[str, Condition]
     """Conditions; of a line for which they do not hold nothing else is read."""
+
+    @property
+    def wants_text_alone(self) -> bool:
+        """Whether nothing is asked of a line but a text under one key."""
+        return not (self.nested or self.beside or self.where or self.known_by is not None)
 
     def __call__(self, line: memoryview) -> tuple[bytes, int, bool]:
         """Return the text of a line, the hash of what it is known by, and whether it is drawn from at all.

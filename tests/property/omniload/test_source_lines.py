@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from omniload.base.errors import IntegrityError
 from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ShuffleConfig
 from omniload.source.formats.jsonl import JsonlFormat
-from omniload.source.parsing.lines import LARGEST_DEPTH, BadLineError, key_in, object_of, text_of
+from omniload.source.parsing.lines import (
+    LARGEST_DEPTH,
+    BadLineError,
+    key_in,
+    object_of,
+    plain_texts,
+    text_of,
+)
 from omniload.source.patterns import find_files
 from omniload.source.source import open_source
 
@@ -270,3 +277,38 @@ def test_integers_of_a_conversation_stay_integers_beside_nan():
     assert text_of(memoryview(line), "messages", nested=True) == (
         b'[{"role":"user","content":"a","n":5}]'
     )
+
+
+def careful_text(line):
+    try:
+        return text_of(memoryview(line), "text")
+    except BadLineError:
+        return None
+
+
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4))
+@example(["plain", "a whole pair", "the key escaped", "the key twice", "windows"])
+@example(["null"])
+def test_texts_of_many_lines_are_those_of_each_or_are_left_to_a_closer_look(kinds):
+    lines = [KINDS[kind] for kind in kinds]
+
+    texts = plain_texts([memoryview(line) for line in lines], "text")
+
+    if texts is not None:
+        assert [text.encode() for text in texts] == [careful_text(line) for line in lines]
+    if set(kinds) <= {"plain", "a whole pair", "the key escaped", "the key twice", "windows"}:
+        assert texts is not None
+
+
+def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("omniload.source.formats.jsonl._PART_BYTES", 100)
+    lines = [KINDS[kind] for kind in sorted(KINDS)] + [b'{"text": "' + b"x" * 300 + b'"}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    files = find_files(["a.jsonl"], tmp_path, source="web")
+
+    records = JsonlFormat(files, key="text", unit_bytes=1 << 20).read_unit(0)
+
+    texts = [records.column[i].tobytes() for i in range(len(records.column))]
+    wanted = [careful_text(line) for line in lines]
+    assert texts == [text or b"" for text in wanted]
+    assert records.bad_B.tolist() == [text is None for text in wanted]
