@@ -184,13 +184,7 @@ class ArrowFormat(Format):
             head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
             schema = pa.ipc.open_stream(head + END_OF_STREAM).schema
             sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
-        for column in (self._column, *self._beside):
-            require_column(schema, column, file.path, self._holds)
-        require_others(schema, self._others, file.path)
-        for column in self._images:
-            require_images(schema, column, file.path)
-        require_key(schema, self._key, file.path)
-        require_where(schema, self._where, file.path)
+            self._require_columns(schema, file.path)
         largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         if largest > MAX_UNIT_BYTES:
             raise ConfigError(
@@ -203,6 +197,16 @@ class ArrowFormat(Format):
             stops=np.array(stops, np.int64),
             content=f"{digest.hexdigest()}{sampled}",
         )
+
+    def _require_columns(self, schema: pa.Schema, path: str) -> None:
+        """Refuse a shard without what is asked of it; names that are not UTF-8 are read here first."""
+        for column in (self._column, *self._beside):
+            require_column(schema, column, path, self._holds)
+        require_others(schema, self._others, path)
+        for column in self._images:
+            require_images(schema, column, path)
+        require_key(schema, self._key, path)
+        require_where(schema, self._where, path)
 
 
 def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> list[pa.ChunkedArray]:

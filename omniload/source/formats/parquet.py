@@ -1,5 +1,6 @@
 """Parquet shards: one row group is one unit, one column is read."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -160,19 +161,23 @@ class ParquetFormat(Format):
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             read = [*self._columns(), *self._images]
             content = digest_of_ranges(file, parquet_ranges(file, metadata, read))
-        for column in (self._column, *self._beside):
-            require_column(schema, column, file.path, self._holds)
-        require_others(schema, self._others, file.path)
-        require_key(schema, self._key, file.path)
-        require_where(schema, self._where, file.path)
-        for column in self._images:
-            require_images(schema, column, file.path)
-            for group in range(len(rows)):
+            self._require_columns(schema, file.path)
+            for column, group in itertools.product(self._images, range(len(rows))):
                 _require_room(_size_of(metadata.row_group(group), column), file.path, group)
         groups = np.arange(len(rows))
         return FileUnits(
             rows=np.array(rows, np.int64), starts=groups, stops=groups + 1, content=content
         )
+
+    def _require_columns(self, schema: pa.Schema, path: str) -> None:
+        """Refuse a shard without what is asked of it; names that are not UTF-8 are read here first."""
+        for column in (self._column, *self._beside):
+            require_column(schema, column, path, self._holds)
+        require_others(schema, self._others, path)
+        require_key(schema, self._key, path)
+        require_where(schema, self._where, path)
+        for column in self._images:
+            require_images(schema, column, path)
 
 
 def _size_of(group: pq.RowGroupMetaData, column: str) -> int:

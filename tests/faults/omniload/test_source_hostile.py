@@ -94,6 +94,16 @@ def test_other_bounds_of_the_same_tokens_are_other_content(shard, tmp_path):
     assert content() != before
 
 
+def test_the_name_of_a_column_that_is_not_utf8(shard, tmp_path):
+    path = shard("arrow")
+    data = path.read_bytes()
+    assert data.count(b"text") == 1
+    path.write_bytes(data.replace(b"text", b"te\x80t"))
+
+    with pytest.raises(IntegrityError, match=r"part-0\.arrow.*cannot be decoded.*utf-8"):
+        opened("arrow", tmp_path)
+
+
 def test_offsets_of_a_batch_that_lead_out_of_it_are_not_followed(shard, tmp_path):
     path = shard("arrow", ["aa", "bb", "cc"])
     data = path.read_bytes()
