@@ -7,7 +7,7 @@ Shape suffixes:
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from omniload.base.ragged import Ragged
 from omniload.base.reading import read_small_file
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
 from omniload.source.columns import text_bytes
+from omniload.source.parsing.token_bytes import TokenBytes
 
 __all__ = [
     "BpeEncoder",
@@ -170,20 +171,35 @@ class BpeEncoder(Tokenizer):
 
     @override
     def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
-        batch = texts.to_pylist() if isinstance(texts, pa.Array) else list(texts)
-        with _faults_of(self._path, "encodes no text"):
-            encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
-        ids = [encoding.ids for encoding in encoded]
+        ids = self._encoded(texts.to_pylist() if isinstance(texts, pa.Array) else list(texts))
         if self.end_of_document_id is not None:
             for sequence in ids:
                 if sequence:
                     sequence.append(self.end_of_document_id)
         return _ids(ids)
 
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        with _faults_of(self._path, "encodes no text"):
+            encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encoded]
+
+    @cached_property
+    def _bytes(self) -> TokenBytes | None:
+        return TokenBytes.of(self._library)
+
     @override
     def encode_spans(
         self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
     ) -> tuple[Ragged, Ragged]:
+        if not any(spans) or self._bytes is not None:
+            tokens = _ids(self._encoded(texts))
+            mask = (
+                np.zeros(len(tokens.values_V), np.bool_)
+                if self._bytes is None
+                else self._bytes.mask(tokens, texts, spans)
+            )
+            if mask is not None:
+                return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
         with _faults_of(self._path, "encodes no text"):
             encoded = self._library.encode_batch(list(texts), add_special_tokens=False)
         tokens = _ids([encoding.ids for encoding in encoded])
