@@ -1,0 +1,89 @@
+"""Files and mix files that are spoilt at random, by format: what becomes of each, and what else is lost.
+
+python -m benchmarks.data.bad_inputs --help
+"""
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+import numpy as np
+
+from benchmarks.report import Table, print_table, write_report
+from tests.support.plane.bad_inputs import Outcomes, spoilt_mixes, spoilt_shards
+from tests.support.plane.source_kinds import KINDS
+
+__all__ = ["main", "table_of"]
+
+
+def table_of(what: str, found: Mapping[str, Outcomes]) -> Table:
+    """Return what became of the inputs of each kind."""
+    rows = [
+        (
+            name,
+            each.cases,
+            each.how["refused"],
+            each.how["skipped"],
+            each.how["read"],
+            len(each.nameless),
+            len(each.lost),
+            f"{each.longest_s:.2f}",
+        )
+        for name, each in found.items()
+    ]
+    every = ("all", *(sum(row[i] for row in rows) for i in range(1, 7)))
+    longest = max(each.longest_s for each in found.values())
+    return Table(
+        columns=(
+            *("kind", what, "refused", "records skipped and counted", "valid as it is"),
+            *("errors without a place", "other records lost", "longest, s"),
+        ),
+        rows=(*rows, (*every, f"{longest:.2f}")),
+        caption=f"{what}: no hang, no traceback",
+    )
+
+
+READING = """\
+A shard of two is spoilt: a number in it replaced, bytes flipped, taken out or doubled, or the rest cut off; the source
+leaves out and counts what it cannot read (`on_error: skip`), and the other shard must come whole. A mix file with a
+source of the kind has one to three keys or values spoilt, and its text cut off or a sign put into it in half of the
+cases. What raises something else than an error of ours, or takes more than 30 s, ends the measurement."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--cases", default=200, show_default=True, type=click.IntRange(1), help="Of a kind.")
+@click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+def main(cases: int, report: bool) -> None:
+    """Spoil inputs of every format.
+
+    \b
+    Example:
+      python -m benchmarks.data.bad_inputs --cases 20 --no-report
+    """  # noqa: D301 -- click's own marker
+    logging.disable()
+    shards: dict[str, Outcomes] = {}
+    mixes: dict[str, Outcomes] = {}
+    for number, (name, kind) in enumerate(KINDS.items()):
+        rng = np.random.default_rng(number)
+        with tempfile.TemporaryDirectory() as made:
+            shards[name] = spoilt_shards(kind(), Path(made), rng, cases)
+        with tempfile.TemporaryDirectory() as made:
+            mixes[name] = spoilt_mixes(kind(), Path(made), rng, cases)
+    tables = [table_of("spoilt shards", shards), table_of("spoilt mix files", mixes)]
+    for table in tables:
+        print_table(table)
+    if report:
+        path = write_report(
+            "bad_inputs",
+            "Spoilt files and mix files of every format",
+            f"python -m benchmarks.data.bad_inputs --cases {cases}",
+            tables,
+            READING.replace("\n", " "),
+        )
+        click.echo(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Reading, tokenising and chat data beside the libraries that people use for each, on the same files and cores.
+
+.venv-frameworks/bin/python -m benchmarks.data.libraries --help
+"""
+
+import multiprocessing
+import os
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import click
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from benchmarks.data.library_ways import (
+    CHAT_FILE,
+    MODEL,
+    Way,
+    chat_ways,
+    reading_ways,
+    tokenising_ways,
+)
+from benchmarks.report import Table, print_table, write_report
+from omniload.source.sample_corpus import this_installation, train_tokenizer
+from omniload.source.sample_texts import Text, functions_and_docstrings, texts_of
+from tests.support.chats import CHATML, MARKED, write_model
+
+__all__ = ["main", "rates_of", "table_of", "write_chats", "write_texts"]
+
+_SHARDS, _GROUP_ROWS = 4, 1_000
+_CORES = 2
+_WAIT_S = 300.0
+_SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>", "<eos>"]
+
+
+def documents_of(size: int) -> list[str]:
+    """Return about ``size`` bytes of source code of this Python: modules and, as many bytes, functions."""
+    paths = this_installation().modules()
+    functions, _ = functions_and_docstrings(
+        paths[::-1], function_bytes=size // 2, docstring_bytes=1
+    )
+    texts = [text.text for text in (*texts_of(paths, size // 2), *functions)]
+    random.Random(0).shuffle(texts)
+    return texts
+
+
+def write_texts(folder: Path, texts: Sequence[str]) -> None:
+    """Write the same documents as parquet and as compressed lines."""
+    for shard in range(_SHARDS):
+        mine = texts[shard::_SHARDS]
+        table = pa.table({"id": range(len(mine)), "text": mine})
+        pq.write_table(
+            table, folder / f"{shard}.parquet", row_group_size=_GROUP_ROWS, compression="zstd"
+        )
+        lines = b"".join(
+            orjson.dumps({"id": i, "text": text}) + b"\n" for i, text in enumerate(mine)
+        )
+        (folder / f"{shard}.jsonl.zst").write_bytes(zstandard.compress(lines))
+
+
+def write_tokenizer(folder: Path, template: str, texts: Sequence[str]) -> None:
+    """Write a model with a byte-level BPE of 32,000 tokens, and a chat template."""
+    write_model(folder / MODEL, template)
+    library = train_tokenizer({"texts": [Text(name="", text=text) for text in texts]}, 32_000)
+    library.add_special_tokens(_SPECIAL)
+    library.save(str(folder / MODEL / "tokenizer.json"))
+
+
+def write_chats(folder: Path, texts: Sequence[str], count: int) -> None:
+    """Write conversations of one to four turns: a line or two of text, and an answer of some hundred letters."""
+    rng = random.Random(1)
+    words = " ".join(texts[:500])
+
+    def said(least: int, most: int) -> str:
+        at = rng.randrange(len(words) - most)
+        return words[at : at + rng.randrange(least, most)]
+
+    lines = []
+    for i in range(count):
+        messages = [{"role": "system", "content": "You answer briefly."}] if i % 2 else []
+        for _ in range(rng.randrange(1, 5)):
+            messages.append({"role": "user", "content": said(20, 300)})
+            messages.append({"role": "assistant", "content": said(100, 1_000)})
+        lines.append(orjson.dumps({"messages": messages}) + b"\n")
+    (folder / CHAT_FILE).write_bytes(b"".join(lines))
+
+
+def rates_of(ways: Mapping[str, Way], repeats: int) -> dict[str, list[float]]:
+    """Return how much each way reads in a processor second, ``repeats`` times in turns after a first one."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 1):
+        for name, way in ways.items():
+            count, spent_s = way()
+            if turn:
+                rates[name].append(count / spent_s)
+    return rates
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """How a way of making chat data has two cores."""
+
+    way: str
+    processes: int
+    threads: bool
+    """Whether the tokenizers library has a thread for each core."""
+
+
+CHAT = {
+    "omniload, 2 readers": Cores("omniload", 2, threads=False),
+    "transformers, a conversation at a time": Cores("apply_chat_template, each", 1, threads=False),
+    "transformers, batches of 256, the library's threads": Cores(
+        "apply_chat_template, batches", 1, threads=True
+    ),
+    "transformers, batches of 256, 2 processes": Cores(
+        "apply_chat_template, batches", 2, threads=False
+    ),
+}
+
+
+@cache
+def _ways(folder: Path, part: int, parts: int) -> dict[str, Way]:
+    return chat_ways(folder, part, parts)
+
+
+def _part(folder: Path, way: str, part: int, parts: int) -> tuple[int, float]:
+    return _ways(folder, part, parts)[way]()
+
+
+def _threads(value: str) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = value
+
+
+def chat_rates(folder: Path, repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return tokens a second, and tokens a processor second, of each way to have two cores."""
+    walls: dict[str, list[float]] = {name: [] for name in CHAT}
+    cpus: dict[str, list[float]] = {name: [] for name in CHAT}
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as held:
+        pools = {
+            name: [
+                held.enter_context(
+                    ProcessPoolExecutor(
+                        1,
+                        mp_context=spawn,
+                        initializer=_threads,
+                        initargs=("true" if cores.threads else "false",),
+                    )
+                )
+                for _ in range(cores.processes)
+            ]
+            for name, cores in CHAT.items()
+        }
+        for turn in range(repeats + 1):
+            for name, cores in CHAT.items():
+                began_s = time.perf_counter()
+                asked = [
+                    pool.submit(_part, folder, cores.way, part, cores.processes)
+                    for part, pool in enumerate(pools[name])
+                ]
+                parts = [each.result(_WAIT_S) for each in asked]
+                passed_s = time.perf_counter() - began_s
+                if turn:  # the first opens the model and the source
+                    count = sum(tokens for tokens, _ in parts)
+                    walls[name].append(count / passed_s)
+                    cpus[name].append(count / sum(spent_s for _, spent_s in parts))
+    return walls, cpus
+
+
+def table_of(caption: str, unit: str, rates: Mapping[str, list[float]], scale: float) -> Table:
+    """Return medians, least and most, and how many times each of the others ours is."""
+    ours = median(next(iter(rates.values())))
+    return Table(
+        columns=("way", unit, "least", "most", "omniload over it"),
+        rows=tuple(
+            (
+                name,
+                f"{median(found) / scale:.2f}",
+                f"{min(found) / scale:.2f}",
+                f"{max(found) / scale:.2f}",
+                f"{ours / median(found):.2f}",
+            )
+            for name, found in rates.items()
+        ),
+        caption=caption,
+    )
+
+
+READING = """\
+Reading: {mib} MiB of source code (modules and functions, a few kilobytes each) in {shards} shards, zstd, row groups of
+{rows:,} documents, on one core; files are in the page cache. Ours gives documents shuffled within blocks, 256 at a
+time, with their keys, and what the tokenizer takes is taken off; pyarrow gives its columns in the order of the file,
+in one row also shuffled within row groups. Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
+tokens; ours gives arrays, the library objects of its own, of which lists are taken. Chat: {chats:,}
+conversations of one to four turns, tokens and the mask of what the assistant says, under a template with generation
+blocks and under one without, for which transformers gives a mask of zeros; each way has two cores, in processes that
+have opened all before."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Runs of each."
+)
+@click.option("--mib", default=24, show_default=True, type=click.IntRange(1, 256))
+@click.option("--chats", default=2_000, show_default=True, type=click.IntRange(10))
+@click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+def main(repeats: int, mib: int, chats: int, report: bool) -> None:
+    """Compare what sources do with pyarrow, tokenizers and transformers; needs all three.
+
+    \b
+    Example:
+      .venv-frameworks/bin/python -m benchmarks.data.libraries --repeats 1 --no-report
+    """  # noqa: D301 -- click's own marker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tables = []
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        texts = documents_of(mib << 20)
+        write_texts(folder, texts)
+        write_tokenizer(folder, MARKED, texts)
+        for form, ways in reading_ways(folder).items():
+            caption = f"Reading {form}, one core"
+            tables.append(table_of(caption, "MB a CPU second", rates_of(ways, repeats), 1e6))
+        ways = tokenising_ways(folder, texts[:: max(1, mib // 4)])
+        tables.append(
+            table_of(
+                "Tokenising, one core",
+                "million tokens a CPU second",
+                rates_of(ways, repeats),
+                1e6,
+            )
+        )
+        write_chats(folder, texts, chats)
+        for name, template in (
+            ("with generation blocks", MARKED),
+            ("without generation blocks", CHATML),
+        ):
+            write_template(folder, template)
+            walls, cpus = chat_rates(folder, repeats)
+            caption = f"Chat, a template {name}"
+            tables += [
+                table_of(f"{caption}, {_CORES} cores", "million tokens/s", walls, 1e6),
+                table_of(f"{caption}, per core", "million tokens a CPU second", cpus, 1e6),
+            ]
+    for table in tables:
+        print_table(table)
+    if report:
+        path = write_report(
+            "libraries",
+            "Reading, tokenising and chat data beside libraries",
+            ".venv-frameworks/bin/python -m benchmarks.data.libraries "
+            f"--repeats {repeats} --mib {mib} --chats {chats}",
+            tables,
+            READING.format(mib=mib, shards=_SHARDS, rows=_GROUP_ROWS, chats=chats).replace(
+                "\n", " "
+            ),
+        )
+        click.echo(f"wrote {path.name}")
+
+
+def write_template(folder: Path, template: str) -> None:
+    """Give the model another chat template."""
+    path = folder / MODEL / "tokenizer_config.json"
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | {"chat_template": template}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What reading, tokenising and chat data are compared with: each way reads the same files to its end.
+
+A way returns what it has read, tokens or bytes of text, and the processor seconds that took.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.json as pj
+import pyarrow.parquet as pq
+import tokenizers
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.ragged import Ragged
+from omniload.mix.config import BpeTokenizer
+from omniload.mix.order import Order
+from omniload.mix.schema.transforms import ChatTransform
+from omniload.mix.sources import JsonlSource, ParquetSource, SourceConfig
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
+from omniload.source.parts.share import Part
+from omniload.source.source import RecordSource, open_source
+from omniload.source.tokenize import ByteEncoder, open_tokenizer
+from omniload.source.transforms.opening import Pipeline
+from omniload.source.transforms.samples import PlainEncoder
+
+__all__ = ["CHAT_FILE", "MODEL", "Way", "chat_ways", "reading_ways", "tokenising_ways"]
+
+Way = Callable[[], tuple[int, float]]
+"""Reads all once; returns how much, and processor seconds of this process."""
+CHAT_FILE, MODEL = "chats.jsonl", "model"
+_AT_ONCE = 256
+"""Records of a read, of a batch, and of a call of a tokenizer."""
+_BLOCK_BYTES = 16 << 20
+"""Of pyarrow's reader of JSON, whose own megabyte is slower on these files."""
+
+
+class _Free(ByteEncoder):
+    """Makes a token of four letters, all the same; what that costs is counted, to be taken off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spent_s = 0.0
+        self.letters = 0
+
+    @override
+    def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
+        began_s = time.process_time()
+        assert isinstance(texts, pa.LargeStringArray), "as sources hand them over"
+        ends = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1)
+        self.letters += int(ends[-1] - ends[0])
+        offsets: NDArray[np.int64] = np.zeros(len(ends), np.int64)
+        np.cumsum((np.diff(ends) + 3) // 4, out=offsets[1:])
+        found = Ragged(values_V=np.zeros(int(offsets[-1]), np.int32), offsets=offsets)
+        self.spent_s += time.process_time() - began_s
+        return found
+
+
+def reading_ways(folder: Path) -> dict[str, dict[str, Way]]:
+    """Return by format the ways to read its text from ``folder``; ours first."""
+    parquet = ParquetSource(type="parquet", path="*.parquet", text="text")
+    lines = JsonlSource(type="jsonl", path="*.jsonl.zst", text="text")
+    shards, zipped = sorted(folder.glob("*.parquet")), sorted(folder.glob("*.jsonl.zst"))
+    return {
+        "parquet": {
+            "omniload, shuffled, less tokenising": lambda: _ours(folder, parquet),
+            "pyarrow, ParquetFile.iter_batches": lambda: _timed(_batches_of(shards)),
+            "pyarrow, read_table": lambda: _timed(_tables_of(shards)),
+            "pyarrow, row groups, shuffled by take": lambda: _timed(_shuffled_groups(shards)),
+        },
+        "jsonl.zst": {
+            "omniload, shuffled, less tokenising": lambda: _ours(folder, lines),
+            "pyarrow, json.read_json": lambda: _timed(_objects_of(zipped)),
+        },
+    }
+
+
+def _ours(folder: Path, config: SourceConfig) -> tuple[int, float]:
+    cache = IndexCache(folder=folder / "index", source=config.type)
+    opened = open_format(config.type, config, base_dir=folder, cache=cache)
+    units, free = opened.format.units(), _Free()
+    order = Order(units.rows_U, units.shards_U, seed=1, source="s", shuffle=config.shuffle)
+    source = RecordSource("s", order, opened.format, pipeline=Pipeline(PlainEncoder(free), ()))
+    began_s = time.process_time()
+    for start in range(0, source.positions_per_epoch, _AT_ONCE):
+        source.read(start, min(start + _AT_ONCE, source.positions_per_epoch))
+    return free.letters, time.process_time() - began_s - free.spent_s
+
+
+def _timed(columns: Iterator[pa.Array | pa.ChunkedArray]) -> tuple[int, float]:
+    letters, began_s = 0, time.process_time()
+    for column in columns:
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        letters += sum(_letters_of(chunk) for chunk in chunks)
+    return letters, time.process_time() - began_s
+
+
+def _letters_of(texts: pa.Array) -> int:
+    wide = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    ends = np.frombuffer(texts.buffers()[1], wide)[texts.offset : texts.offset + len(texts) + 1]
+    return int(ends[-1]) - int(ends[0])
+
+
+def _batches_of(shards: Sequence[Path]) -> Iterator[pa.Array]:
+    for path in shards:
+        for batch in pq.ParquetFile(path).iter_batches(columns=["text"], use_threads=False):
+            yield batch.column(0)
+
+
+def _tables_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
+    for path in shards:
+        yield pq.read_table(path, columns=["text"], use_threads=False)["text"]
+
+
+def _shuffled_groups(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
+    rng = np.random.default_rng(0)
+    for path in shards:
+        opened = pq.ParquetFile(path)
+        for group in range(opened.num_row_groups):
+            column = opened.read_row_group(group, columns=["text"], use_threads=False)["text"]
+            yield column.take(pa.array(rng.permutation(len(column))))
+
+
+def _objects_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
+    options = pj.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
+    for path in shards:
+        yield pj.read_json(pa.CompressedInputStream(str(path), "zstd"), options)["text"]
+
+
+def tokenising_ways(folder: Path, texts: Sequence[str]) -> dict[str, Way]:
+    """Return the ways to make ids of texts with the tokenizer of ``folder``; ours first."""
+    ours = open_tokenizer(_tokenizer(), folder)
+    library = tokenizers.Tokenizer.from_file(str(folder / MODEL / "tokenizer.json"))
+    column = pa.array(texts, pa.large_string())
+
+    def arrays() -> int:
+        return sum(
+            len(ours.encode(column.slice(start, _AT_ONCE)).values_V)
+            for start in range(0, len(texts), _AT_ONCE)
+        )
+
+    def lists(encode: Callable[..., list[tokenizers.Encoding]]) -> int:
+        count = 0
+        for start in range(0, len(texts), _AT_ONCE):
+            made = encode(texts[start : start + _AT_ONCE], add_special_tokens=False)
+            count += sum(len(ids) for ids in [each.ids for each in made])
+        return count
+
+    return {
+        "omniload, to arrays": lambda: _spent(arrays),
+        "tokenizers, encode_batch, lists of ids": lambda: _spent(
+            lambda: lists(library.encode_batch)
+        ),
+        "tokenizers, encode_batch_fast, lists of ids": lambda: _spent(
+            lambda: lists(library.encode_batch_fast)
+        ),
+    }
+
+
+def _spent(work: Callable[[], int]) -> tuple[int, float]:
+    began_s = time.process_time()
+    return work(), time.process_time() - began_s
+
+
+def _tokenizer() -> BpeTokenizer:
+    return BpeTokenizer(type="bpe", path=MODEL)
+
+
+def chat_ways(folder: Path, part: int, parts: int) -> dict[str, Way]:
+    """Return the ways to make tokens and masks of a part of ``CHAT_FILE``; ours first."""
+    import transformers  # noqa: PLC0415 -- what the other ways need alone
+
+    theirs: Any = transformers.AutoTokenizer.from_pretrained(folder / MODEL)
+
+    def read() -> int:
+        source = _chats(folder)
+        share, count = Part(part, parts), 0
+        for start in range(0, source.positions_per_epoch, _AT_ONCE):
+            stop = min(start + _AT_ONCE, source.positions_per_epoch)
+            count += len(source.read_part(start, stop, share).tokens.values_V)
+        return count
+
+    def applied(at_once: int) -> int:
+        every = (folder / CHAT_FILE).read_bytes().splitlines()
+        mine = [orjson.loads(line)["messages"] for line in every[part::parts]]
+        asked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        if at_once == 1:
+            return sum(len(theirs.apply_chat_template(c, **asked)["input_ids"]) for c in mine)
+        count = 0
+        for start in range(0, len(mine), at_once):
+            made = theirs.apply_chat_template(mine[start : start + at_once], **asked)
+            count += sum(map(len, made["input_ids"]))
+        return count
+
+    return {
+        "omniload": lambda: _spent(read),
+        "apply_chat_template, each": lambda: _spent(lambda: applied(1)),
+        "apply_chat_template, batches": lambda: _spent(lambda: applied(_AT_ONCE)),
+    }
+
+
+def _chats(folder: Path) -> RecordSource:
+    config = JsonlSource(
+        type="jsonl",
+        path=CHAT_FILE,
+        text="messages",
+        unit=1 << 18,
+        transforms=(ChatTransform(type="chat"),),
+    )
+    return open_source(
+        "chats",
+        config,
+        seed=0,
+        tokenizer=_tokenizer(),
+        base_dir=folder,
+        cache_dir=folder / "index",
+    )

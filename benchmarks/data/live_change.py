@@ -1,0 +1,203 @@
+"""A change of the mix of a running job: when it is answered, and when every rank has it; four ranks through Ray.
+
+python -m benchmarks.data.live_change --help
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import click
+import yaml
+
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
+from benchmarks.report import Table, print_table, write_report
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray.plane import RayPlane
+from omniload.client import Client
+from omniload.commands.edits.asking import change_mix
+from omniload.mix.config import load_mix
+from omniload.mix.edits.edit import SetWeights
+from omniload.mix.run_record import write_run_record
+from omniload.plan.place_tree import ClientPlaceTree
+
+__all__ = ["Change", "Rank", "main", "table_of"]
+
+_CORPUS = MixedSources(sources=4, documents=2_000)
+_LENGTH, _AHEAD = 4_096, 2
+_ROWS = 2
+"""Of a rank and step."""
+_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change, and what became of it."""
+
+    answered_s: float
+    """From the asking to the answer."""
+    planned: int
+    """Steps that were planned already when it was taken up, from the one that the slowest rank waited for."""
+    effective_s: float
+    """From the asking until every rank had its batch of the first step that the change holds at."""
+    agreed: bool
+    """Whether ranks say the same of that step and of the one before, which is of the old mix where it is of the new."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """What a rank saw: of each step, when it had its batch, and tokens by source of the whole step."""
+
+    seen: dict[int, tuple[float, Mapping[str, int]]] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def train(self, client: Client, step_s: float, ended: threading.Event) -> None:
+        """Take a batch every ``step_s`` until ``ended``."""
+        while not ended.wait(step_s):
+            batch = client.next_batch(_WAIT_S)
+            assert batch is not None, "the run has no end"
+            with self.changed:
+                self.seen[batch.step] = time.perf_counter(), batch.tokens_by_source
+                self.changed.notify_all()
+
+    def at(self, step: int) -> tuple[float, Mapping[str, int]]:
+        """Wait for a step; return when its batch was there, and the tokens of its sources."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: step in self.seen, _WAIT_S):
+                raise click.ClickException(f"no batch of step {step} within {_WAIT_S:g} s")
+            return self.seen[step]
+
+
+def changed(run: Path, ranks: Sequence[Rank], names: Sequence[str], turn: int) -> Change:
+    """Have half of the sources drawn in place of the others; return when that held."""
+    half = names[turn % 2 :: 2]
+    weights = {name: float(name in half) for name in names}
+    began_s = time.perf_counter()
+    taken = change_mix(run, SetWeights(weights=weights), None, _WAIT_S)
+    answered_s = time.perf_counter() - began_s
+    step = taken.edit.step
+    first = [rank.at(step) for rank in ranks]
+    before = [rank.at(step - 1)[1] for rank in ranks]
+    return Change(
+        answered_s=answered_s,
+        planned=step - taken.slowest,
+        effective_s=max(had_s for had_s, _ in first) - began_s,
+        agreed=all(tokens == first[0][1] for _, tokens in first)
+        and all(tokens == before[0] for tokens in before)
+        and _part_of(half, before[0]) < 0.5 < _part_of(half, first[0][1]),
+    )
+
+
+def _part_of(names: Sequence[str], tokens: Mapping[str, int]) -> float:
+    return sum(tokens[name] for name in names) / sum(tokens.values())
+
+
+def changes_of(folder: Path, step_s: float, num_ranks: int, changes: int) -> list[Change]:
+    """Run a job of ``num_ranks`` ranks and change its mix again and again."""
+    run = folder / f"run-{step_s:g}"
+    path = folder / "mix.yaml"
+    mix = mix_of(
+        _CORPUS.names,
+        (1.0,) * _CORPUS.sources,
+        rows=_ROWS * num_ranks,
+        micro_rows=_ROWS,
+        length=_LENGTH,
+        runtime={"prefetch_steps": _AHEAD},
+    )
+    path.write_text(yaml.safe_dump(mix.model_dump(mode="json")), encoding="utf-8")
+    write_run_record(run, path, {"dp": num_ranks})
+    mix, base_dir = load_mix(path)
+    tree = ClientPlaceTree.of(dp=num_ranks)
+    spec = PlaneSpec(mix=mix, base_dir=base_dir, tree=tree, run_dir=run)
+    ranks, ended = [Rank() for _ in range(num_ranks)], threading.Event()
+    with RayPlane(spec) as plane:
+        threads = [
+            threading.Thread(
+                target=rank.train, args=(Client(plane.handle(i)), step_s, ended), daemon=True
+            )
+            for i, rank in enumerate(ranks)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for rank in ranks:
+                rank.at(2 * _AHEAD)
+            # The first is left out: what was there before it is of all sources.
+            found = [changed(run, ranks, _CORPUS.names, turn) for turn in range(changes + 1)]
+            return found[1:]
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(_WAIT_S)
+
+
+def table_of(found: Mapping[float, Sequence[Change]], ranks: int) -> Table:
+    """Return medians and the most, by the time that a rank takes for a step."""
+    rows = []
+    for step_s, changes in found.items():
+        answered = [change.answered_s for change in changes]
+        effective = [change.effective_s for change in changes]
+        planned = [change.planned for change in changes]
+        rows.append(
+            (
+                f"{step_s:g}",
+                len(changes),
+                f"{median(answered):.2f} ({max(answered):.2f})",
+                f"{median(planned):g} ({max(planned)})",
+                f"{median(effective):.2f} ({max(effective):.2f})",
+                f"{sum(change.agreed for change in changes)} of {len(changes)}",
+            )
+        )
+    return Table(
+        columns=(
+            *("a step, s", "changes", "answered after, s", "steps planned already"),
+            *("every rank has it after, s", "held from its step on, on every rank"),
+        ),
+        rows=tuple(rows),
+        caption=f"{ranks} ranks through Ray, medians, the most in brackets",
+    )
+
+
+READING = """\
+`omniload mix set` as the command does it, from the asking on; ranks are threads that take a batch of {rows} rows of
+{length:,} tokens whenever their step has passed, {ahead} steps are built ahead. A change holds from the first step that
+was not planned when it was taken up: what lies between the answer and every rank's batch are steps that were planned
+already. Each change draws the sources that the one before did not; documents that were drawn before it and found no row
+yet come with its first steps."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--ranks", default=4, show_default=True, type=click.IntRange(2, 64))
+@click.option("--changes", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+def main(ranks: int, changes: int, report: bool) -> None:
+    """Measure how soon a change of a mix holds.
+
+    \b
+    Example:
+      python -m benchmarks.data.live_change --changes 3 --no-report
+    """  # noqa: D301 -- click's own marker
+    with tempfile.TemporaryDirectory() as made:
+        build_sources(Path(made), _CORPUS)
+        found = {
+            step_s: changes_of(Path(made), step_s, ranks, changes) for step_s in (0.05, 0.1, 0.25)
+        }
+    table = table_of(found, ranks)
+    print_table(table)
+    if report:
+        path = write_report(
+            "live_change",
+            "A change of the mix of a running job",
+            f"python -m benchmarks.data.live_change --ranks {ranks} --changes {changes}",
+            [table],
+            READING.format(rows=_ROWS, length=_LENGTH, ahead=_AHEAD).replace("\n", " "),
+        )
+        click.echo(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Benchmarks of the data plane's figures, on a little data: what is compared reads the same, and tables say so."""
+
+import pytest
+import yaml
+
+from benchmarks.data import live_change, many_sources, since
+from benchmarks.data.bad_inputs import table_of as bad_table
+from benchmarks.data.libraries import rates_of, table_of, write_chats, write_texts
+from benchmarks.data.library_ways import CHAT_FILE, MODEL, reading_ways, tokenising_ways
+from omniload.mix.config import load_mix
+from tests.support.chats import MARKED, write_model
+from tests.support.plane.bad_inputs import Outcomes
+
+TEXTS = [f"def f{i}():\n    return 'é' * {i}\n" * (i % 5 + 1) for i in range(60)]
+
+
+def test_every_way_of_reading_reads_all_letters(tmp_path):
+    write_texts(tmp_path, TEXTS)
+
+    letters = {
+        (form, name): way()[0]
+        for form, ways in reading_ways(tmp_path).items()
+        for name, way in ways.items()
+    }
+
+    assert set(letters.values()) == {sum(len(text.encode()) for text in TEXTS)}
+    assert {form for form, _ in letters} == {"parquet", "jsonl.zst"}
+
+
+def test_every_way_of_tokenising_makes_as_many_tokens(tmp_path):
+    write_model(tmp_path / MODEL, MARKED)
+
+    counts = {name: way()[0] for name, way in tokenising_ways(tmp_path, TEXTS).items()}
+
+    assert len(set(counts.values())) == 1
+    assert min(counts.values()) > len(TEXTS)
+
+
+def test_the_first_turn_counts_for_nothing_and_ours_is_compared_with_each():
+    turns = iter([(1, 1.0), (1, 1.0), (6, 2.0), (3, 3.0)])
+
+    rates = rates_of({"ours": lambda: next(turns), "theirs": lambda: next(turns)}, 1)
+
+    assert rates == {"ours": [3.0], "theirs": [1.0]}
+    assert [row[-1] for row in table_of("x", "y", rates, 1).rows] == ["1.00", "3.00"]
+
+
+def test_chats_have_a_line_each(tmp_path):
+    write_chats(tmp_path, TEXTS * 20, 12)
+
+    assert len((tmp_path / CHAT_FILE).read_bytes().splitlines()) == 12
+
+
+def test_mixes_of_many_sources_are_one_sound_file_and_two_that_are_not(tmp_path):
+    files = many_sources.write_mixes(tmp_path, 3)
+
+    mix, _ = load_mix(files["sound"])
+    assert len(mix.names) == 3
+    assert (tmp_path / "s0002" / "0.parquet").exists()
+    assert all(
+        yaml.safe_load(files[name].read_text())["sources"] != mix.sources
+        for name in ("unknown keys", "no such column")
+    )
+    took = many_sources.Took(1.0, 2.0, 3)
+    assert many_sources.table_of({"check": [took]}, 3).rows == (
+        ("check", "1.00", "1.00", "1.00", "2.00", 3),
+    )
+
+
+def test_changes_are_shown_by_the_time_of_a_step():
+    changes = [
+        live_change.Change(answered_s=0.1, planned=2, effective_s=0.4, agreed=True),
+        live_change.Change(answered_s=0.3, planned=3, effective_s=0.6, agreed=False),
+    ]
+
+    assert live_change.table_of({0.1: changes}, 4).rows == (
+        ("0.1", 2, "0.20 (0.30)", "2.5 (3)", "0.50 (0.60)", "1 of 2"),
+    )
+
+
+def test_this_tree_is_compared_with_the_earlier_one():
+    rates = {"before": [since.Rate(2e6, 1e6)], "now": [since.Rate(3e6, 2e6)]}
+
+    assert since.table_of({32_768: rates}).rows == (
+        ("32k", "2.0", "3.0", "1.50", "1.0", "2.0", "2.00"),
+    )
+
+
+def test_spoilt_inputs_are_added_up():
+    outcomes = Outcomes()
+    outcomes.how.update(refused=3, skipped=2, read=1)
+    outcomes.lost.append("x")
+
+    table = bad_table("spoilt shards", {"a": outcomes, "b": outcomes})
+
+    assert table.rows[0][:7] == ("a", 6, 3, 2, 1, 0, 1)
+    assert table.rows[-1][:7] == ("all", 12, 6, 4, 2, 0, 2)
+
+
+@pytest.mark.parametrize("half", [("a",), ("b",)])
+def test_a_part_of_the_tokens_is_that_of_its_sources(half):
+    tokens = {"a": 1, "b": 3}
+
+    assert live_change._part_of(half, tokens) == tokens[half[0]] / 4
