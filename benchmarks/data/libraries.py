@@ -37,7 +37,7 @@ from tests.support.chats import CHATML, MARKED, write_model
 
 __all__ = ["main", "rates_of", "table_of", "write_chats", "write_texts"]
 
-_SHARDS, _GROUP_ROWS = 4, 1_000
+_SHARDS, _GROUP_ROWS = 12, 1_000
 _CORES = 2
 _WAIT_S = 300.0
 _SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>", "<eos>"]
@@ -198,8 +198,8 @@ def table_of(caption: str, unit: str, rates: Mapping[str, list[float]], scale: f
 
 READING = """\
 Reading: {mib} MiB of source code (modules and functions, a few kilobytes each) in {shards} shards, zstd, row groups of
-{rows:,} documents, on one core; files are in the page cache. Ours gives documents shuffled within blocks, 256 at a
-time, with their keys, and what the tokenizer takes is taken off; pyarrow gives its columns in the order of the file,
+{rows:,} documents, on one core; files are in the page cache. Ours gives documents shuffled within blocks, 1,024 at
+a time, with their keys, and what the tokenizer takes is taken off; pyarrow gives its columns in the order of the file,
 in one row also shuffled within row groups. Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
 tokens; ours gives arrays, the library objects of its own, of which lists are taken. Chat: {chats:,}
 conversations of one to four turns, tokens and the mask of what the assistant says, under a template with generation

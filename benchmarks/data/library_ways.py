@@ -36,7 +36,9 @@ Way = Callable[[], tuple[int, float]]
 """Reads all once; returns how much, and processor seconds of this process."""
 CHAT_FILE, MODEL = "chats.jsonl", "model"
 _AT_ONCE = 256
-"""Records of a read, of a batch, and of a call of a tokenizer."""
+"""Records of a batch, and of a call of a tokenizer."""
+_READ = 1_024
+"""Records of a read, as the planner asks for them."""
 _BLOCK_BYTES = 16 << 20
 """Of pyarrow's reader of JSON, whose own megabyte is slower on these files."""
 
@@ -88,8 +90,8 @@ def _ours(folder: Path, config: SourceConfig) -> tuple[int, float]:
     order = Order(units.rows_U, units.shards_U, seed=1, source="s", shuffle=config.shuffle)
     source = RecordSource("s", order, opened.format, pipeline=Pipeline(PlainEncoder(free), ()))
     began_s = time.process_time()
-    for start in range(0, source.positions_per_epoch, _AT_ONCE):
-        source.read(start, min(start + _AT_ONCE, source.positions_per_epoch))
+    for start in range(0, source.positions_per_epoch, _READ):
+        source.read(start, min(start + _READ, source.positions_per_epoch))
     return free.letters, time.process_time() - began_s - free.spent_s
 
 
