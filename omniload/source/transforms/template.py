@@ -128,7 +128,8 @@ class ChatTemplate:
             if message.get("role") != _ASSISTANT:
                 continue
             prompt = self._rendered(variables, messages[:i], prompts=True)
-            through = self._rendered(variables, messages[: i + 1])
+            is_last = i == len(messages) - 1
+            through = text if is_last else self._rendered(variables, messages[: i + 1])
             if not (through.startswith(prompt) and text.startswith(through)):
                 raise BadConversationError(
                     f"message {i}: what the assistant says cannot be told from what the template adds: its text "

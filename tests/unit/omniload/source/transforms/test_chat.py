@@ -17,6 +17,7 @@ from omniload.mix.schema.transforms import ChatTransform, ClampTransform, Filter
 from omniload.mix.sources import JsonlSource, OnError, ParquetSource
 from omniload.source.source import open_source
 from omniload.source.tokenize import open_tokenizer
+from omniload.source.transforms.template import ChatTemplate, read_template
 from tests.support.chats import CHATML, MARKED, conversations, write_model
 
 BPE = BpeTokenizer(type="bpe", path="model")
@@ -275,3 +276,21 @@ def test_tools_reach_the_template(models):
 
     text = open_tokenizer(BPE, folder).decode(block.tokens[0])
     assert text.startswith(json.dumps(record["tools"]))
+
+
+def test_a_conversation_that_ends_with_an_answer_is_not_rendered_whole_twice(models, monkeypatch):
+    template = ChatTemplate(read_template(None, models / "plain" / "model"))
+    rendered, render = [], template._template.render
+    monkeypatch.setattr(
+        template._template,
+        "render",
+        lambda context, **asked: (
+            rendered.append(len(context["messages"])) or render(context, **asked)
+        ),
+    )
+    chat = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
+
+    found = template.render(json.dumps(chat), wants_spans=True)
+
+    assert [found.text[a:b] for a, b in found.spans] == ["assistant<|im_end|>\n"] * 2
+    assert sorted(rendered) == [1, 2, 3, 4]
