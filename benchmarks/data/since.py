@@ -42,7 +42,9 @@ while time.perf_counter() < until_s:
 began_s, spent_s, tokens = time.perf_counter(), time.process_time(), 0
 while time.perf_counter() - began_s < seconds:
     tokens += next(stream)
-print(json.dumps([tokens / (time.perf_counter() - began_s), tokens / (time.process_time() - spent_s)]))
+found = [tokens / (time.perf_counter() - began_s), tokens / (time.process_time() - spent_s)]
+stream.close()
+print(json.dumps(found))
 """
 
 
