@@ -19,7 +19,7 @@ from omniload.mix.possible import require_possible
 from omniload.mix.progress import fingerprint_in, states_of
 from omniload.mix.state import MixState
 from omniload.plan.world import World
-from omniload.source.tokenize import library_of, read_tokenizer
+from omniload.source.byte_pairs.files import content_of, library_of
 
 __all__ = ["make_planner", "taken_over", "tokenizer_digest"]
 
@@ -118,8 +118,7 @@ def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
         return "none"
     if mix.tokenizer.type == "bytes":
         return "bytes"
-    path = base_dir / mix.tokenizer.path
-    content = read_tokenizer(path)
+    content = content_of(mix.tokenizer, base_dir)
     return hashlib.blake2b(content, digest_size=6).hexdigest() + (
         mix.tokenizer.end_of_document or ""
     )

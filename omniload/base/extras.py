@@ -29,6 +29,7 @@ EXTRA_OF = {
     "ray": "ray",
     "safetensors": "torch",
     "tensorboard": "tensorboard",
+    "tiktoken": "tiktoken",
     "torch": "torch",
     "trio": "fuse",
     "wandb": "wandb",

@@ -22,9 +22,9 @@ from omniload.base.reading import open_file
 from omniload.base.writing import write_whole
 from omniload.mix.config import TokenizerConfig
 from omniload.mix.sources import SourceConfig
+from omniload.source.byte_pairs.files import file_of, library_of
 from omniload.source.files import ShardFile
 from omniload.source.index import key_of_file
-from omniload.source.tokenize import file_of, library_of
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 

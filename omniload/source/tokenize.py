@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,28 +20,30 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
+from omniload.base.extras import missing_extra
 from omniload.base.ragged import Ragged
-from omniload.base.reading import read_small_file
-from omniload.mix.config import BpeTokenizer, TokenizerConfig
+from omniload.mix.schema.tokenizers import (
+    BpeTokenizer,
+    ByteTokenizer,
+    TiktokenTokenizer,
+    TokenizerConfig,
+)
+from omniload.source.byte_pairs.files import TOKENIZER_JSON, read_tokenizer
 from omniload.source.columns import text_bytes
 from omniload.source.parsing.token_bytes import TokenBytes
 
 __all__ = [
+    "PANIC",
     "BpeEncoder",
     "ByteEncoder",
     "Tokenizer",
-    "file_of",
-    "folder_of",
-    "library_of",
+    "marked_ranges",
     "open_tokenizer",
-    "read_tokenizer",
 ]
 
 _BYTES_END = 256
-_PANIC = "PanicException"
+PANIC = "PanicException"
 """What a fault in the library's Rust becomes: a ``BaseException`` that no module names."""
-_LARGEST_BYTES = 256 << 20
-"""Largest ``tokenizer.json``: ten times that of a vocabulary of 256,000 tokens."""
 
 
 class Tokenizer(Protocol):
@@ -59,13 +62,19 @@ class Tokenizer(Protocol):
         ...
 
     def encode_spans(
-        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+        self,
+        texts: Sequence[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        *,
+        special: bool = True,
     ) -> tuple[Ragged, Ragged]:
         """Return the token ids of each text, without an end-of-document token, and which of them spans touch.
 
         Args:
             texts: The texts.
             spans: Of each text, ranges of its characters, in order: first, and first behind.
+            special: Whether special tokens in a text are meant, as a chat template writes them. A ``tokenizer.json``
+                takes them for tokens in any case.
 
         Returns:
             Token ids (int32), and a mask (bool) of the same lengths: from the token that holds the first
@@ -93,12 +102,11 @@ def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
         ConfigError: The file is missing or no ``tokenizer.json``, or the end-of-document
             token is not in its vocabulary.
     """
-    return _open_bpe(config, base_dir) if isinstance(config, BpeTokenizer) else ByteEncoder()
-
-
-def library_of(config: TokenizerConfig | None) -> str:
-    """Return the library that a tokenizer runs in, and its version: another one may cut texts otherwise."""
-    return f"tokenizers {tokenizers.__version__}" if isinstance(config, BpeTokenizer) else "none"
+    if isinstance(config, ByteTokenizer):
+        return ByteEncoder()
+    if isinstance(config, TiktokenTokenizer):
+        return _open_tiktoken(config, base_dir)
+    return _open_bpe(config, base_dir)
 
 
 class ByteEncoder(Tokenizer):
@@ -123,7 +131,11 @@ class ByteEncoder(Tokenizer):
 
     @override
     def encode_spans(
-        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+        self,
+        texts: Sequence[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        *,
+        special: bool = True,
     ) -> tuple[Ragged, Ragged]:
         column = text_bytes(pa.array(texts, pa.string()))
         tokens = Ragged(values_V=column.values_V.astype(np.int32), offsets=column.offsets)
@@ -134,7 +146,9 @@ class ByteEncoder(Tokenizer):
                 size += len(text[at:place].encode())
                 at = place
                 bounds.append(size)
-        return tokens, Ragged(values_V=_mask(bounds, len(column.values_V)), offsets=column.offsets)
+        return tokens, Ragged(
+            values_V=marked_ranges(bounds, len(column.values_V)), offsets=column.offsets
+        )
 
     @override
     def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
@@ -189,7 +203,11 @@ class BpeEncoder(Tokenizer):
 
     @override
     def encode_spans(
-        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+        self,
+        texts: Sequence[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        *,
+        special: bool = True,
     ) -> tuple[Ragged, Ragged]:
         if not any(spans) or self._bytes is not None:
             tokens = _ids(self._encoded(texts))
@@ -209,7 +227,7 @@ class BpeEncoder(Tokenizer):
                 inside = _tokens_of(encoding, first, stop)
                 if inside is not None:
                     bounds += (begin + inside[0], begin + inside[1] + 1)
-        mask = _mask(bounds, len(tokens.values_V))
+        mask = marked_ranges(bounds, len(tokens.values_V))
         return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
 
     @override
@@ -247,7 +265,7 @@ def _tokens_of(encoding: tokenizers.Encoding, first: int, stop: int) -> tuple[in
     return begin, next(last)
 
 
-def _mask(bounds: Sequence[int], size: int) -> NDArray[np.bool_]:
+def marked_ranges(bounds: Sequence[int], size: int) -> NDArray[np.bool_]:
     """Return a mask that is true from each even bound to the next odd one; ranges may touch."""
     edges = np.zeros(size + 1, np.int32)
     places = np.asarray(bounds, np.int64)
@@ -269,7 +287,7 @@ def _faults_of(path: Path | None, said: str) -> Iterator[None]:
     except (ConfigError, MemoryError, FileNotFoundError):
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
         raise ConfigError(
             f"tokenizer.path: {path or 'the tokenizer'}: {said}: {error}; check the file, or write it anew with the "
@@ -296,39 +314,12 @@ def _encoder(path: Path, _mtime_ns: int, end_of_document: str | None) -> BpeEnco
     return BpeEncoder(library, end, path)
 
 
-def folder_of(config: TokenizerConfig, base_dir: Path) -> Path:
-    """Return the folder that a tokenizer's other files lie in; that of the mix file where it has none."""
-    path = file_of(config, base_dir)
-    return base_dir if path is None else path.parent
-
-
-def file_of(config: TokenizerConfig, base_dir: Path) -> Path | None:
-    """Return the file of a tokenizer, if it has one; it need not be there."""
-    return _file_of(base_dir / config.path) if isinstance(config, BpeTokenizer) else None
-
-
-def _file_of(path: Path) -> Path:
-    """Return the file in the folder of a model, as hubs lay it out, or the file itself."""
-    return path / "tokenizer.json" if path.is_dir() else path
-
-
-def read_tokenizer(path: Path) -> bytes:
-    """Return the bytes of a ``tokenizer.json``, or of the one in a folder.
-
-    Raises:
-        ConfigError: There is no such file, or it is larger than any vocabulary.
-    """
-    try:
-        return read_small_file(_file_of(path), most_bytes=_LARGEST_BYTES, what="a tokenizer.json")
-    except ConfigError as error:
-        raise ConfigError(f"tokenizer.path: {error}; relative ones start at the mix file") from None
-
-
 def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
     # The library starts a thread per core in every process that encodes; loaders are many, and
     # each already has a core of its own. Whoever sets the variable is obeyed.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    path = _file_of(base_dir / config.path)
+    path = base_dir / config.path
+    path = path / TOKENIZER_JSON if path.is_dir() else path
     try:
         with _faults_of(path, "is no tokenizer.json"):
             return _encoder(path, path.stat().st_mtime_ns, config.end_of_document)
@@ -337,3 +328,23 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
             f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json or of its folder, "
             "relative ones start at the mix file"
         ) from None
+
+
+def _open_tiktoken(config: TiktokenTokenizer, base_dir: Path) -> Tokenizer:
+    try:
+        library = import_module("omniload.source.byte_pairs.encoder")
+    except ModuleNotFoundError as error:
+        raise missing_extra("a tokenizer of type tiktoken", error) from None
+    path, special = base_dir / config.path, config.special_tokens
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        stamp = 0  # whoever reads it says so
+    opened: Tokenizer = library.open_tiktoken(
+        path,
+        stamp,
+        encoding=config.encoding,
+        special_tokens=None if special is None else tuple(special.items()),
+        end_of_document=config.end_of_document,
+    )
+    return opened

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, StateError, system_refusals
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
-from omniload.source.tokenize import read_tokenizer
+from omniload.source.byte_pairs.files import read_tokenizer
 from trainer_integration.mixtral.config import (
     CONFIG,
     WEIGHTS,
@@ -68,7 +68,8 @@ def write_mixtral(
 def write_tokenizer(config: TokenizerConfig, base_dir: Path, folder: Path) -> None:
     """Put the tokenizer beside the model, so that ``AutoTokenizer.from_pretrained(folder)`` reads it.
 
-    Nothing is written of a tokenizer that has no file: bytes are their own token ids.
+    Nothing is written of a tokenizer that has no file, bytes being their own token ids, nor of a file of ranks,
+    which that reads for some models alone.
 
     Raises:
         ConfigError: Its file is no longer there.

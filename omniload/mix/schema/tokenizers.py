@@ -1,12 +1,23 @@
 """What a mix file says of its tokenizer."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from omniload.base.config import LocalPath, StrictModel
+from omniload.base.config import LocalPath, StrictModel, fault_at
 
-__all__ = ["BpeTokenizer", "ByteTokenizer", "TokenizerConfig"]
+__all__ = [
+    "BpeTokenizer",
+    "ByteTokenizer",
+    "EncodingName",
+    "TiktokenTokenizer",
+    "TokenizerConfig",
+]
+
+EncodingName: TypeAlias = Literal[
+    "gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "o200k_harmony"
+]
+"""Encodings of tiktoken: how text is split before pairs are merged, and special tokens."""
 
 
 class BpeTokenizer(StrictModel):
@@ -19,10 +30,40 @@ class BpeTokenizer(StrictModel):
     """Special token put after every document; it must be in the vocabulary."""
 
 
+class TiktokenTokenizer(StrictModel):
+    """A file of ranks, as tiktoken has them: a token in base 64 and its rank on every line. Nothing is fetched."""
+
+    type: Literal["tiktoken"]
+    path: LocalPath
+    """The file, such as ``cl100k_base.tiktoken``; a relative path starts at the mix file."""
+    encoding: EncodingName
+    """How text is split before tokens are merged, and the special tokens: those of the encoding of that name."""
+    special_tokens: (
+        dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=0, lt=1 << 31)]] | None
+    ) = None
+    """Special tokens and their ids, in place of those of the encoding. In a document they are text; a chat template
+    writes them as tokens."""
+    end_of_document: str | None = None
+    """Special token put after every document, such as ``<|endoftext|>``."""
+
+    @model_validator(mode="after")
+    def _ids_are_of_one_token(self) -> Self:
+        seen: dict[int, str] = {}
+        for token, number in (self.special_tokens or {}).items():
+            if (other := seen.setdefault(number, token)) != token:
+                raise fault_at(
+                    f"special_tokens gives {other!r} and {token!r} the id {number}; give each an id of its own",
+                    *("special_tokens", token),
+                )
+        return self
+
+
 class ByteTokenizer(StrictModel):
     """UTF-8 bytes as tokens 0 to 255, and 256 after every document."""
 
     type: Literal["bytes"]
 
 
-TokenizerConfig = Annotated[BpeTokenizer | ByteTokenizer, Field(discriminator="type")]
+TokenizerConfig = Annotated[
+    BpeTokenizer | TiktokenTokenizer | ByteTokenizer, Field(discriminator="type")
+]

@@ -18,11 +18,11 @@ from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.runtime import TokenCacheConfig
+from omniload.source.byte_pairs.files import content_of
 from omniload.source.formats.opening import OpenFormat
 from omniload.source.token_cache.entry import EncodedUnit, Seal, packed, unpacked
 from omniload.source.token_cache.names import folder_of_source, names_of_units, why_not_kept
 from omniload.source.token_cache.places import LocalPlace, Place, StorePlace
-from omniload.source.tokenize import file_of, read_tokenizer
 
 __all__ = ["SourceTokens", "TokenCache", "open_token_cache"]
 
@@ -177,9 +177,7 @@ def open_token_cache(
     else:
         root = base_dir / Path(config.path.removeprefix("file://")).expanduser()
         place = LocalPlace(root, limit_bytes=config.limit, shared=seal.has_key)
-    file = None if tokenizer is None else file_of(tokenizer, base_dir)
-    content = b"bytes" if file is None else read_tokenizer(file)
-    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    digest = hashlib.blake2b(content_of(tokenizer, base_dir), digest_size=16).hexdigest()
     return TokenCache(place, seal, digest, clock or SystemClock())
 
 

@@ -19,10 +19,10 @@ from omniload.mix.schema.transforms import (
     encoding_of,
     is_of_text,
 )
+from omniload.source.byte_pairs.files import library_of
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
 from omniload.source.token_cache.entry import ENTRY_VERSION
-from omniload.source.tokenize import library_of
 
 __all__ = ["MAKING_VERSION", "folder_of_source", "names_of_units", "why_not_kept"]
 

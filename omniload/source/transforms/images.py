@@ -152,7 +152,7 @@ class ImageEncoder:
     def _words(self, segments_N: Sequence[Sequence[str]]) -> Ragged:
         """Return the tokens of every segment, record by record."""
         flat = [segment for segments in segments_N for segment in segments]
-        words, _ = self._tokenizer.encode_spans(flat, [()] * len(flat))
+        words, _ = self._tokenizer.encode_spans(flat, [()] * len(flat), special=False)
         return words
 
     def _marked(self, words: Ragged, segments_N: Sequence[Sequence[str]]) -> dict[int, str]:

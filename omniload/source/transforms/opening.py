@@ -26,9 +26,10 @@ from omniload.mix.schema.transforms import (
     encoding_of,
     is_of_text,
 )
+from omniload.source.byte_pairs.files import folder_of
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.formats.format import Records
-from omniload.source.tokenize import Tokenizer, folder_of, open_tokenizer
+from omniload.source.tokenize import Tokenizer, open_tokenizer
 from omniload.source.transforms.chat import ChatEncoder
 from omniload.source.transforms.image_pieces import cut_to_rows
 from omniload.source.transforms.images import ImageEncoder

@@ -65,7 +65,9 @@ class PreferenceEncoder(Encoder):
                 reason = reason or str(error)
                 rendered += (_NOTHING, _NOTHING)
         tokens_S, mask_S = self._tokenizer.encode_spans(
-            [each.text for each in rendered], [each.spans for each in rendered]
+            [each.text for each in rendered],
+            [each.spans for each in rendered],
+            special=self._template is not None,
         )
         if self._template is None:
             tokens_S, mask_S = self._ended(tokens_S, mask_S)

@@ -111,6 +111,20 @@ def test_the_digest_of_a_tokenizer_follows_its_file(tmp_path):
     assert first.endswith("<end>")
 
 
+def test_the_digest_of_a_file_of_ranks_follows_what_the_mix_says_of_it(tmp_path):
+    (tmp_path / "own.tiktoken").write_text("ranks")
+
+    def digest(**changes):
+        said = {"type": "tiktoken", "path": "own.tiktoken", "encoding": "gpt2", **changes}
+        return tokenizer_digest(a_mix(tokenizer=said), tmp_path)
+
+    others = [{"encoding": "o200k_base"}, {"special_tokens": {"<end>": 5}}]
+
+    assert digest() == digest()
+    assert len({digest(), *(digest(**other) for other in others)}) == 3
+    assert digest(end_of_document="<|endoftext|>") == digest() + "<|endoftext|>"
+
+
 def test_a_missing_tokenizer_is_a_configuration_error(tmp_path):
     mix = a_mix(tokenizer={"type": "bpe", "path": "t.json"})
 

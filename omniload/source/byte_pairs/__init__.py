@@ -1,0 +1,1 @@
+"""Vocabularies of byte pairs: their files, and those of tiktoken with its encodings."""

@@ -1,0 +1,191 @@
+"""A tokenizer of tiktoken. The only module that imports it.
+
+Shape suffixes:
+    N  texts        V  values of all texts together        T  tokens of the vocabulary
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tiktoken
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError
+from omniload.base.ragged import Ragged
+from omniload.mix.schema.tokenizers import EncodingName
+from omniload.source.byte_pairs.encodings import ENCODINGS
+from omniload.source.byte_pairs.files import RANKS, read_tokenizer
+from omniload.source.byte_pairs.ranks import parse_ranks
+from omniload.source.tokenize import PANIC, Tokenizer, marked_ranges
+
+__all__ = ["TiktokenEncoder", "open_tiktoken"]
+
+_NAMED = 8
+
+
+class TiktokenEncoder(Tokenizer):
+    """Ranks, the pattern of an encoding, and special tokens.
+
+    Special tokens in the text of a document are text, as ``encode_ordinary`` takes them. The library lets go of
+    the interpreter lock for the length of a text; what it found comes as an array, without a list.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pattern: str,
+        ranks: Mapping[bytes, int],
+        special: Mapping[str, int],
+        *,
+        end_of_document: str | None = None,
+        path: Path,
+    ) -> None:
+        self._path, self._special = path, special
+        self._library = tiktoken.Encoding(
+            name, pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens=dict(special)
+        )
+        self.vocab_size = self._library.n_vocab
+        self.end_of_document_id = None if end_of_document is None else special[end_of_document]
+        sizes = {number: len(token) for token, number in ranks.items()}
+        sizes |= {number: len(token.encode()) for token, number in special.items()}
+        self._ids_T = np.array(sorted(sizes), np.int64)
+        self._sizes_T = np.array([sizes[number] for number in self._ids_T.tolist()], np.int64)
+
+    @override
+    def encode(self, texts: pa.Array | Sequence[str]) -> Ragged:
+        batch = texts.to_pylist() if isinstance(texts, pa.Array) else texts
+        ids = self._encoded(batch, special=False)
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        if self.end_of_document_id is not None:
+            end = np.array([self.end_of_document_id], np.uint32)
+            ids = list(chain.from_iterable((each, end) if len(each) else (each,) for each in ids))
+            lengths += lengths > 0
+        return _joined(ids, lengths)
+
+    @override
+    def encode_spans(
+        self,
+        texts: Sequence[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        *,
+        special: bool = True,
+    ) -> tuple[Ragged, Ragged]:
+        ids = self._encoded(texts, special=special)
+        tokens = _joined(ids, np.fromiter(map(len, ids), np.int64, len(ids)))
+        bounds: list[int] = []
+        for text, each, begin, its in zip(texts, ids, tokens.offsets.tolist(), spans, strict=False):
+            if its:
+                bounds += (begin + np.array(self._bounds(text, each, its))).tolist()
+        mask = marked_ranges(bounds, len(tokens.values_V))
+        return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
+
+    @override
+    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
+        ids = np.asarray(ids_V)
+        known = np.isin(ids, self._ids_T) & ~np.isin(ids, list(self._special.values()))
+        return self._library.decode(ids[known].tolist())
+
+    @override
+    def id_of(self, token: str) -> int | None:
+        try:
+            return self._library.encode_single_token(token)
+        except KeyError:
+            return None
+
+    def _encoded(self, texts: Sequence[str], *, special: bool) -> list[NDArray[np.uint32]]:
+        allowed = self._library.special_tokens_set if special else set()
+        found: list[NDArray[np.uint32]] = []
+        with _failures_of(texts, found, self._path):
+            for text in texts:
+                ids = self._library.encode_to_numpy(
+                    text, allowed_special=allowed, disallowed_special=()
+                )
+                found.append(ids)
+        return found
+
+    def _bounds(
+        self, text: str, ids_V: NDArray[np.uint32], spans: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Return the first token of each span and the one behind its last, one after the other.
+
+        The bytes of the tokens of a text are those of the text, in order.
+        """
+        ends_V = np.cumsum(self._sizes_T[np.searchsorted(self._ids_T, ids_V)])
+        bounds: list[int] = []
+        at = size = 0
+        for first, stop in spans:
+            begin = size + len(text[at:first].encode())
+            at, size = stop, begin + len(text[first:stop].encode())
+            if size > begin:
+                held = np.searchsorted(ends_V, [begin, size - 1], side="right")
+                bounds += (int(held[0]), int(held[1]) + 1)
+        return bounds
+
+
+@lru_cache(maxsize=8)
+def open_tiktoken(
+    path: Path,
+    _mtime_ns: int,
+    *,
+    encoding: EncodingName,
+    special_tokens: tuple[tuple[str, int], ...] | None,
+    end_of_document: str | None,
+) -> TiktokenEncoder:
+    """Read a file of ranks once for all sources of a process; it costs tens of megabytes and is safe to share.
+
+    Raises:
+        ConfigError: It is none, a special token has the id of another, or no token ends documents.
+    """
+    rules = ENCODINGS[encoding]
+    special = dict(rules.special if special_tokens is None else special_tokens)
+    ranks = parse_ranks(read_tokenizer(path, what=RANKS), path)
+    taken = {rank: token for token, rank in ranks.items()}
+    for token, number in special.items():
+        if number in taken:
+            raise ConfigError(
+                f"tokenizer: special token {token!r} has id {number}, the rank of {taken[number]!r} in {path}; "
+                f"the encoding {encoding} goes with another file, or give ids of its own under special_tokens"
+            )
+    if end_of_document is not None and end_of_document not in special:
+        named = ", ".join(list(special)[:_NAMED]) or "none"
+        raise ConfigError(
+            f"tokenizer.end_of_document is {end_of_document!r}, no special token of {encoding}; they are {named}"
+        )
+    return TiktokenEncoder(
+        encoding, rules.pattern, ranks, special, end_of_document=end_of_document, path=path
+    )
+
+
+def _joined(ids: Sequence[NDArray[np.uint32]], lengths_N: NDArray[np.int64]) -> Ragged:
+    values_V = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
+    offsets = np.zeros(len(lengths_N) + 1, np.int64)
+    np.cumsum(lengths_N, out=offsets[1:])
+    # Ids are below 2^31, so the bits are the same.
+    return Ragged(values_V=values_V.view(np.int32), offsets=offsets)
+
+
+@contextmanager
+def _failures_of(texts: Sequence[str], done: Sequence[object], path: Path) -> Iterator[None]:
+    """Tell of a text that the library's regular expressions do not get through.
+
+    Raises:
+        ConfigError: With the size of the text and what to do.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, ValueError) and type(error).__name__ != PANIC:
+            raise
+        text = texts[len(done)]
+        raise ConfigError(
+            f"tokenizer.path: {path}: tiktoken fails at a text of {len(text)} characters that begins with "
+            f"{text[:40]!r}: {error!s:.200}; runs of white space of a hundred thousand and more do that under o200k: "
+            "leave such records out by where, or shorten them by a map"
+        ) from error
