@@ -24,6 +24,7 @@ EXTRA_OF = {
     "hdfs_native": "hdfs",
     "indexed_gzip": "image",
     "jinja2": "report",
+    "lance": "lance",
     "mlflow": "mlflow",
     "pyfuse3": "fuse",
     "ray": "ray",

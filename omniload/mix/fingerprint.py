@@ -16,7 +16,15 @@ from omniload.mix.sources import SourceBase
 
 __all__ = ["SourceFacts", "fingerprint_of", "source_parts"]
 
-_NOT_MEMBERSHIP = {"tags", "on_error", "path", "max_repetition", "max_fraction", "drawn_before"}
+_NOT_MEMBERSHIP = {
+    "tags",
+    "on_error",
+    "path",
+    "max_repetition",
+    "max_fraction",
+    "drawn_before",
+    "version",
+}
 """What may change: what lies in files is told by what they hold, and a cap stops a run or does nothing."""
 _LATER_KEYS = (
     *("columns", "transforms", "images", "splits", "split", "key", "where", "dedupe"),

@@ -26,6 +26,7 @@ __all__ = [
     "ArrowSource",
     "CsvSource",
     "JsonlSource",
+    "LanceSource",
     "MdsSource",
     "MegatronSource",
     "Name",
@@ -45,6 +46,7 @@ LARGEST_UNIT_BYTES = 1 << 30
 """Bytes of a unit at most, which is decoded in memory at once."""
 
 TokenType = Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"]
+Version = Annotated[int, Field(ge=1, lt=1 << 63)]
 UnitBytes = Annotated[Bytes, Field(ge=1, le=LARGEST_UNIT_BYTES)]
 
 
@@ -126,6 +128,19 @@ class ParquetSource(_Table):
     """Parquet shards; one row is one record."""
 
     type: Literal["parquet"]
+
+
+class LanceSource(_Table):
+    """Lance data sets, each a folder with its versions; one row is one record. Deleted rows are no records."""
+
+    type: Literal["lance"]
+    path: str | tuple[str, ...]
+    """Folders of data sets on local disks or mounts, each with ``_versions`` in it; globs and braces name several."""
+    version: Version | tuple[Version, ...] | None = None
+    """Version that is read of each data set, or a list in their order; without it the newest that a run finds as it
+    starts, and then that one to its end."""
+    unit: UnitBytes = 4 << 20
+    """A fragment is cut into ranges of rows of about this size, as stored, for random access."""
 
 
 class JsonlSource(SourceBase):
@@ -270,6 +285,7 @@ SourceConfig = Annotated[
     | TextSource
     | CsvSource
     | ArrowSource
+    | LanceSource
     | MdsSource
     | WebDatasetSource
     | MegatronSource

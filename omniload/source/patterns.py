@@ -30,9 +30,9 @@ from omniload.source.files import (
     shortened,
 )
 
-__all__ = ["FileNames", "find_files"]
+__all__ = ["LISTING_S", "FileNames", "find_files", "natural_order"]
 
-_LISTING_S = 300.0
+LISTING_S = 300.0
 """How long a store or a file system may take to list a pattern: some millions of names."""
 _NAMED = 8
 """Names that a message lists."""
@@ -109,7 +109,7 @@ def find_files(
     # One thread for all of them: fsspec makes a client of a store for each thread that asks.
     # Local folders have the limit too: they may be mounts that do not answer, and ``/**`` is endless.
     limited = call_within if calls is None else calls.call
-    lists = limited(_LISTING_S, listed, what=f"sources.{source}.path, a listing")
+    lists = limited(LISTING_S, listed, what=f"sources.{source}.path, a listing")
     found: dict[str, ShardFile] = {}
     for pattern, taken in zip(every, lists, strict=True):
         where = _where(pattern, source)
@@ -119,7 +119,7 @@ def find_files(
                 f"{where} matches no file under {base_dir}; "
                 "correct the pattern, relative paths start at the mix file"
             )
-        for file in sorted(files, key=_natural):
+        for file in sorted(files, key=natural_order):
             found.setdefault(file.path, file)
     return tuple(found.values())
 
@@ -294,7 +294,7 @@ def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:
     return taken
 
 
-def _natural(file: ShardFile) -> tuple[list[str | int], str]:
+def natural_order(file: ShardFile) -> tuple[list[str | int], str]:
     """Order ``part-2`` before ``part-10``: texts and numbers alternate, so they compare in kind."""
     parts = re.split(r"([0-9]+)", file.path)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], file.path

@@ -30,6 +30,7 @@ from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
 from omniload.actors.status_file import write_status
+from omniload.actors.versions import with_versions
 from omniload.base.concurrency.calls_under_way import calls_under_way
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
@@ -80,7 +81,7 @@ class LocalPlane(DataPlane):
             self._logs = RoleLogs(None if spec.run_dir is None else logs_folder(spec.run_dir))
             self._opened.callback(self._logs.close)
             self._opened.callback(self._end_threads)
-            self.spec = spec = spec.with_edits()
+            self.spec = spec = with_versions(spec.with_edits())
             self._open(spec)
         except BaseException:
             self._opened.close()

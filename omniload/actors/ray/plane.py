@@ -31,6 +31,7 @@ from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.status_file import write_status
+from omniload.actors.versions import with_versions
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import (
@@ -71,7 +72,7 @@ class RayPlane(DataPlane):
         self._opened = ExitStack()
         try:
             self._opened.callback(claim(spec).close)
-            spec = spec.with_edits()
+            spec = with_versions(spec.with_edits())
             mix = spec.history.latest
             costs = costs_of(mix, kept(spec.cache_dir, mix.names))
             shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)

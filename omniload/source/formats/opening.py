@@ -6,19 +6,20 @@ pay for the others.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from omniload.base.concurrency.time_limit import LimitedCalls
+from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError
 from omniload.mix.sources import SOURCE_TYPES, SourceConfig
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import Format
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import IndexCache
-from omniload.source.patterns import find_files
+from omniload.source.patterns import LISTING_S, find_files
 
-__all__ = ["OpenFormat", "open_format", "open_shards", "shards_of", "spec_of"]
+__all__ = ["OpenFormat", "at_versions", "open_format", "open_shards", "shards_of", "spec_of"]
 
 _HEAD_BYTES = 512
 """Bytes that show what a file is: a tar archive says so at byte 257."""
@@ -52,9 +53,35 @@ def shards_of(
         UnavailableError: A store did not answer.
     """
     spec = spec_of(config.type)
+    if spec.find is not None:
+        find = partial(spec.find, name, config, base_dir)
+        limited = call_within if calls is None else calls.call
+        return limited(LISTING_S, find, what=f"sources.{name}.path, a listing")
     return spec.shards(
         find_files(config.paths, base_dir, source=name, names=spec.names, calls=calls)
     )
+
+
+def at_versions(
+    name: str, config: SourceConfig, *, base_dir: Path, shards_digest: str = ""
+) -> SourceConfig:
+    """Return a source with the versions of its data sets named, where its type has versions: they stay, as a run reads.
+
+    Args:
+        name: Its name.
+        config: What the mix file says of it.
+        base_dir: Folder that relative paths start at.
+        shards_digest: Of the shards that an earlier part of the run read; their version is taken, if it is there.
+
+    Raises:
+        OmniloadError: As for ``shards_of``.
+    """
+    spec = spec_of(config.type)
+    if spec.at_versions is None:
+        return config
+    find = partial(spec.at_versions, name, config, base_dir, shards_digest)
+    pinned: SourceConfig = call_within(LISTING_S, find, what=f"sources.{name}.path, a listing")
+    return pinned
 
 
 def open_format(
@@ -79,7 +106,8 @@ def open_shards(
 ) -> OpenFormat:
     """Index the units of the files of a source; raises as ``open_format`` does."""
     spec = spec_of(config.type)
-    for file in next(((each, *each.beside) for each in files if each.size_bytes), ()):
+    found = () if spec.find is not None else files
+    for file in next(((each, *each.beside) for each in found if each.size_bytes), ()):
         if other := _other_type(spec, file):
             raise ConfigError(
                 f"sources.{name}: {file.path} is {spec_of(other).what}; set type: {other}, "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omniload.source.files import ShardFile
@@ -35,6 +36,13 @@ class FormatSpec:
     """Whether the digest of a shard covers every byte of it, and not a sample."""
     shards: Callable[[Sequence[ShardFile]], tuple[ShardFile, ...]] = _as_found
     """From the files that the patterns name to the shards, where a file lists others or needs one beside it."""
+
+    find: Callable[[str, Any, Path], tuple[ShardFile, ...]] | None = None
+    """Finds the shards of a source by itself, where a data set is a folder whose files say nothing of what they are:
+    name of the source, what the mix file says, and the folder that relative paths start at."""
+    at_versions: Callable[[str, Any, Path, str], Any] | None = None
+    """Returns what a mix file says of a source with the versions of its data sets named: those whose shards have a
+    digest, where some have; else the newest. Takes the name, what the file says, the folder, and the digest."""
 
     def matches(self, head: bytes) -> bool:
         """Whether a file that begins with ``head`` shows that it is of this format."""

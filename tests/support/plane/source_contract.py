@@ -15,6 +15,8 @@ and where it differs from the usual::
     everything(folder)   all files of all shards
     empty_records        False where no record can be empty
     without_files        what is said when all of ``everything`` is gone
+    without_store        what is said of a URL, where a library reads by itself and knows no stores of ours
+    takes_damage         False where a library may end the process at bytes that were altered
 """
 
 import os
@@ -27,7 +29,7 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.client import Client
 from omniload.commands.opening import find_sources
 from omniload.plan.place_tree import ClientPlaceTree
@@ -307,6 +309,10 @@ class SourceContract:
         expected = samples(opened().read(0, 150))
 
         try:
+            if said := getattr(kind, "without_store", ""):
+                with pytest.raises(ConfigError, match=said):
+                    opened(path=f"memory://contract/{config.path}")
+                return
             source = opened(path=f"memory://contract/{config.path}")
             assert samples(source.read(0, 150)) == expected
         finally:

@@ -8,9 +8,11 @@ import csv
 import gzip
 import io
 import json
+import shutil
 import struct
 import tarfile
 
+import lance
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -22,6 +24,7 @@ from omniload.mix.sources import (
     ArrowSource,
     CsvSource,
     JsonlSource,
+    LanceSource,
     MdsSource,
     MegatronSource,
     NumpySource,
@@ -231,6 +234,77 @@ class SavedToDisk(ArrowTexts):
 
     def config(self, folder):
         return ArrowSource(type="arrow", path="", text="text", shuffle=SHUFFLE)
+
+
+class LanceTexts:
+    """A data set a shard, of one fragment and one file."""
+
+    suffix = ".lance"
+    tokenizer = ByteTokenizer(type="bytes")
+    without_files = r"IntegrityError: .*part-0.lance: version 1 names data/.*, which is not there"
+    without_store = "is a URL, and Lance data sets are read from folders"
+    takes_damage = False
+
+    def table(self, texts):
+        return pa.table({"id": np.arange(len(texts)), "text": pa.array(texts, pa.string())})
+
+    def write(self, path, texts):
+        shutil.rmtree(path, ignore_errors=True)
+        lance.write_dataset(self.table(texts), path)
+
+    def config(self, folder):
+        return LanceSource(
+            type="lance", path="part-*.lance", text="text", unit=1_000, shuffle=SHUFFLE
+        )
+
+    def file_of(self, path):
+        """Return the file that holds the column, of a data set or as it is."""
+        if path.is_file():
+            return path
+        (fragment,) = lance.dataset(path).get_fragments()
+        return path / "data" / fragment.metadata.files[0].path
+
+    def shards(self, folder):
+        return [self.file_of(path) for path in sorted(folder.glob("part-*.lance"))]
+
+    def everything(self, folder):
+        return sorted(folder.glob("*.lance/data/*"))
+
+    def corrupt(self, path):
+        """Lead the place of the table of columns out of the file."""
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<q", data, len(data) - 40, 1 << 40)
+        path.write_bytes(data)
+
+    def truncate(self, path):
+        cut_end(path)
+
+
+class LanceTokens(LanceTexts):
+    """Rows that were deleted, and a column that was added in a file of its own."""
+
+    tokenizer = None
+    without_files = r"IntegrityError: .*part-0.lance: version 3 names data/.*, which is not there"
+
+    def table(self, texts):
+        return pa.table({"tokens": pa.array(tokens_of(texts), pa.list_(pa.int32()))})
+
+    def write(self, path, texts):
+        shutil.rmtree(path, ignore_errors=True)
+        gone = [f"deleted {i}" for i in range(7)] if texts else []
+        mixed = [*gone[:3], *texts[:9], *gone[3:], *texts[9:]]
+        dataset = lance.write_dataset(self.table(mixed), path)
+        if texts:
+            rows = [0, 1, 2, *range(3 + len(texts[:9]), 7 + len(texts[:9]))]
+            dataset.add_columns(
+                pa.RecordBatch.from_pydict({"gone": [i in rows for i in range(len(mixed))]})
+            )
+            lance.dataset(path).delete("gone")
+
+    def config(self, folder):
+        return LanceSource(
+            type="lance", path="part-*.lance", tokens="tokens", unit=1_000, shuffle=SHUFFLE
+        )
 
 
 class Megatron:
@@ -547,6 +621,8 @@ KINDS = {
     "arrow-tokens": ArrowTokens,
     "arrow-dictionary": DictionaryTexts,
     "arrow-saved": SavedToDisk,
+    "lance": LanceTexts,
+    "lance-tokens": LanceTokens,
     "megatron": Megatron,
     "megatron-int32": MegatronInt32,
     "numpy": NumpyDocuments,

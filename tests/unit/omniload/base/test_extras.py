@@ -35,6 +35,7 @@ def test_the_extra_of_a_module_brings_its_distribution(module):
         "PIL": "pillow",
         "google": "protobuf",
         "grpc": "grpcio",
+        "lance": "pylance",
         "mlflow": "mlflow-skinny",
     }
     wanted = names.get(module, module.replace("_", "-"))

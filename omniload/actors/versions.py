@@ -1,0 +1,32 @@
+"""Which version of a data set a run reads: the same in all of its processes, and to its end."""
+
+from dataclasses import replace
+
+from omniload.actors.plane import PlaneSpec
+from omniload.source.formats.opening import at_versions
+
+__all__ = ["with_versions"]
+
+
+def with_versions(spec: PlaneSpec) -> PlaneSpec:
+    """Return a run whose mix names the versions of its data sets: those that its state was of, or the newest.
+
+    Who restarts a loader, or begins another, then reads what the others do, whatever was committed meanwhile.
+
+    Raises:
+        OmniloadError: As for opening the sources.
+    """
+    mix, kept = spec.mix, (spec.state or {}).get("fingerprint")
+    found = kept if isinstance(kept, dict) else {}
+    sources = {
+        name: at_versions(
+            name,
+            config,
+            base_dir=spec.base_dir,
+            shards_digest=str(found.get(f"sources.{name}.shards", "")),
+        )
+        for name, config in mix.sources.items()
+    }
+    if all(sources[name] is config for name, config in mix.sources.items()):
+        return spec
+    return replace(spec, mix=mix.model_copy(update={"sources": sources}))

@@ -1,0 +1,259 @@
+"""Lance data sets: a range of rows of a fragment is one unit."""
+
+import glob
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from omniload.base.concurrency.calls_under_way import under_way
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.extras import missing_extra
+from omniload.mix.sources import LanceSource
+from omniload.source.braces import expanded
+from omniload.source.content import digest_of_ranges, even_ranges
+from omniload.source.files import ShardFile, digest_of, reading, shortened
+from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.spec import FormatSpec
+from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.arrow_columns import (
+    as_objects,
+    index_kind,
+    records_of,
+    require_column,
+    require_key,
+    require_others,
+    with_keys,
+    with_others,
+    with_where,
+)
+from omniload.source.parsing.conditions import require_where
+from omniload.source.parsing.image_cells import require_images, with_images
+from omniload.source.patterns import FileNames, natural_order
+
+if TYPE_CHECKING:
+    from omniload.source.parsing.lance_dataset import LanceDataset
+
+__all__ = ["FORMAT", "LanceFormat"]
+
+_FIRST_ROWS = 64
+_MOST_ROWS = 1 << 16
+"""Rows of a unit at most: a value that all rows share takes no room as stored."""
+_VERSIONS = "_versions"
+_MOST_VERSIONS = 1_000
+"""Versions that are looked at for the one that a run read before."""
+
+
+class LanceFormat(Format):
+    """Reads columns of text, of token ids or of images, a range of rows at a time; deleted rows are not there."""
+
+    def __init__(
+        self, files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None = None
+    ) -> None:
+        self.holds_text = config.holds != "tokens"
+        self._files, self._config = files, config
+        self._places = _places_of(files)
+        kind = index_kind(
+            "lance",
+            holds=config.holds,
+            column=config.column,
+            others=config.columns,
+            images=config.image_members,
+            key=config.key_column,
+            beside=config.pair_columns,
+            where=config.where,
+        )
+        self._units = index_of(files, self._index, kind=f"{config.unit}/{kind}", cache=cache)
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def read_unit(self, unit: int) -> Records:
+        config, rows = self._config, int(self._units.rows_U[unit])
+        table, where = self._rows(unit, rows, self._columns())
+        records = records_of(self._texts(table), where, config.holds)
+        others = {name: table[column] for name, column in config.columns.items()}
+        keys = None if config.key_column is None else table[config.key_column]
+        records = with_keys(with_others(records, others, where), keys, where)
+        records = with_where(records, config.where, table)
+        return with_images(records, table[config.images]) if config.images else records
+
+    @override
+    def first_records(self) -> Records:
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
+            return Records.of_texts([])
+        unit, config = int(filled[0]), self._config
+        rows = min(_FIRST_ROWS, int(self._units.rows_U[unit]))
+        asked = (config.column, *config.pair_columns, *config.where)
+        table, where = self._rows(unit, rows, asked)
+        return with_where(records_of(self._texts(table), where, config.holds), config.where, table)
+
+    def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, str]:
+        """Return the first rows of a unit, and where they lie."""
+        file = self._files[self._units.shards_U[unit]]
+        start = int(self._units.starts_U[unit])
+        dataset, number = self._places[file.path]
+        part = f"rows {start} to {start + rows}"
+        with reading(file, part):
+            table = dataset.take(number, start, start + rows, columns)
+            # What is damaged may lead out of the column: whatever reads it would follow.
+            for name in table.column_names:
+                table[name].validate()
+        if len(table) != rows:
+            raise IntegrityError(f"{file.path}: {part}: holds {len(table)} of them; replace it")
+        return table, f"{file.path}: {part}"
+
+    def _texts(self, table: pa.Table) -> pa.ChunkedArray:
+        names = (self._config.column, *self._config.pair_columns)
+        return table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
+
+    def _columns(self) -> list[str]:
+        config = self._config
+        every = (config.column, *config.pair_columns, *config.columns.values(), config.key_column)
+        named = (*every, *config.where, *config.image_members)
+        return list(dict.fromkeys(name for name in named if name is not None))
+
+    def _index(self, file: ShardFile) -> FileUnits:
+        dataset, number = self._places[file.path]
+        self._require_columns(dataset)
+        held = [file, *file.beside]
+        with reading(file, "its rows"):
+            rows = dataset.rows_of(number)
+            content = [digest_of_ranges(each, even_ranges(each.size_bytes)) for each in held]
+            if rows:  # a file that is cut short says so at the first row
+                dataset.take(number, 0, 1, self._columns())
+        stored = sum(each.size_bytes for each in held if each.path.endswith(".lance"))
+        step = max(1, min(_MOST_ROWS, self._config.unit * rows // max(stored, 1)))
+        starts = np.arange(0, rows, step, dtype=np.int64)
+        stops = np.minimum(starts + step, rows)
+        return FileUnits(rows=stops - starts, starts=starts, stops=stops, content="".join(content))
+
+    def _require_columns(self, dataset: "LanceDataset") -> None:
+        config, schema = self._config, dataset.schema
+        for column in (config.column, *config.pair_columns):
+            require_column(schema, column, dataset.root, config.holds)
+        require_others(schema, config.columns, dataset.root)
+        require_key(schema, config.key_column, dataset.root)
+        require_where(schema, config.where, dataset.root)
+        for column in config.image_members:
+            require_images(schema, column, dataset.root)
+
+
+def _library() -> ModuleType:
+    try:
+        return import_module("omniload.source.parsing.lance_dataset")
+    except ModuleNotFoundError as error:
+        raise missing_extra("a source of type lance", error) from None
+
+
+def _dataset(root: str, version: int | None) -> "LanceDataset":
+    opened: LanceDataset = _library().LanceDataset(root, version)
+    return opened
+
+
+def _places_of(files: Sequence[ShardFile]) -> dict[str, tuple["LanceDataset", int]]:
+    """Return the data set of each shard, at the version that it was found in, and its fragment's number there."""
+    places: dict[str, tuple[LanceDataset, int]] = {}
+    for root, version in dict.fromkeys(_library().place_of(file) for file in files):
+        dataset = _dataset(root, version)
+        places |= {shard.path: (dataset, i) for i, shard in enumerate(dataset.shards)}
+    return places
+
+
+def _found(source: str, config: LanceSource, base_dir: Path) -> tuple[ShardFile, ...]:
+    """Return the fragments of all data sets, in their order."""
+    datasets = _datasets(source, config, base_dir)
+    return tuple(shard for dataset in datasets for shard in dataset.shards)
+
+
+def _at_versions(
+    source: str, config: LanceSource, base_dir: Path, shards_digest: str
+) -> LanceSource:
+    """Return the source with the versions that ``shards_digest`` is of, or the newest.
+
+    Which of the versions of one data set it was is found by going back; of several data sets it is not.
+    """
+    if config.version is not None:
+        return config
+    datasets = _datasets(source, config, base_dir)
+    if shards_digest and len(datasets) == 1:
+        (newest,) = datasets
+        for version in range(newest.version, max(0, newest.version - _MOST_VERSIONS), -1):
+            try:
+                found = _dataset(newest.root, version)
+                held = [shard for i, shard in enumerate(found.shards) if found.rows_of(i)]
+            except (ConfigError, IntegrityError):
+                continue  # it was cleaned up
+            if digest_of(held) == shards_digest:
+                return config.model_copy(update={"version": version})
+    return config.model_copy(update={"version": tuple(each.version for each in datasets)})
+
+
+def _datasets(source: str, config: LanceSource, base_dir: Path) -> list["LanceDataset"]:
+    """Return the data sets that patterns name, in the order of the patterns and of their names, each once."""
+    roots: dict[str, None] = {}
+    for pattern in config.paths:
+        where = f"sources.{source}.path: {shortened(pattern)!r}"
+        if "://" in pattern and not pattern.startswith("file://"):
+            raise ConfigError(
+                f"{where} is a URL, and Lance data sets are read from folders; mount the store with omniload fs mount "
+                "and name the folder there, or copy the data set"
+            )
+        with under_way(f"lists {pattern}"):
+            roots |= dict.fromkeys(_roots(pattern.removeprefix("file://"), base_dir, where))
+    version = config.version
+    versions = version if isinstance(version, tuple) else (version,) * len(roots)
+    if len(versions) != len(roots):
+        raise ConfigError(
+            f"sources.{source}.version names {len(versions)} versions, and path {len(roots)} data sets: "
+            f"{', '.join(roots)[:300]}; name one of each, or one for all"
+        )
+    return [_dataset(root, each) for root, each in zip(roots, versions, strict=True)]
+
+
+def _roots(pattern: str, base_dir: Path, where: str) -> list[str]:
+    """Return the data sets of a pattern: folders that hold versions."""
+    try:
+        every = [pattern] if os.path.lexists(base_dir / pattern) else expanded(pattern)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    named = [
+        str(base_dir / name)
+        for each in every
+        for name in ([each] if os.path.lexists(base_dir / each) else _matching(each, base_dir))
+    ]
+    roots = [root.rstrip("/") for root in named if Path(root, _VERSIONS).is_dir()]
+    if not roots:
+        raise ConfigError(
+            f"{where} matches no file of a Lance data set under {base_dir}: a folder that holds {_VERSIONS}; correct "
+            "the pattern, relative paths start at the mix file"
+        )
+    return roots
+
+
+def _matching(pattern: str, base_dir: Path) -> list[str]:
+    found = glob.glob(pattern, root_dir=base_dir, recursive=True)  # noqa: PTH207
+    each = [ShardFile(path=name, size_bytes=0, stamp="") for name in found]
+    return [file.path for file in sorted(each, key=natural_order)]
+
+
+def _opened(config: LanceSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+    return LanceFormat(files, config, cache)
+
+
+FORMAT = FormatSpec(
+    what="a Lance data set",
+    names=FileNames(suffixes=frozenset({".lance"})),
+    open=_opened,
+    find=_found,
+    at_versions=_at_versions,
+)

@@ -1,0 +1,303 @@
+"""Lance data sets beside what the library reads of them: order, deletions, versions, further columns, refusals."""
+
+import os
+import sys
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
+from omniload.mix.columns import LOSS_MASK
+from omniload.mix.config import ByteTokenizer
+from omniload.mix.schema.records import ShuffleConfig
+from omniload.mix.sources import LanceSource
+from omniload.source.formats.opening import at_versions, open_format, shards_of
+from omniload.source.source import open_source
+from tests.support.plane.source_contract import expected_tokens, samples
+
+STORED = ShuffleConfig(method="none")
+N = 500
+LIBRARY = "omniload.source.parsing.lance_dataset"
+
+
+def a_table(first=0, count=N):
+    numbers = np.arange(first, first + count)
+    return pa.table(
+        {
+            "text": [f"row {i} é {'x' * (i % 37)}" for i in numbers],
+            "ids": pa.array([[i, i + 1, 7][: 1 + i % 3] for i in numbers.tolist()]),
+            "mask": pa.array([[0, 1, 1][: 1 + i % 3] for i in numbers.tolist()]),
+            "lang": ["en" if i % 4 else "de" for i in numbers],
+            "url": [f"https://a/{i}" for i in numbers],
+        }
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    lance.write_dataset(a_table(), tmp_path / "own.lance", max_rows_per_file=180)
+    return tmp_path / "own.lance"
+
+
+def a_config(**changes):
+    said = {"path": "own.lance", "unit": 2_000, "shuffle": STORED, "text": "text", **changes}
+    return LanceSource(type="lance", **said)
+
+
+def opened(folder, **changes):
+    config = a_config(**changes)
+    tokenizer = ByteTokenizer(type="bytes") if config.holds_text else None
+    return open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+
+
+def read(folder, **changes):
+    source = opened(folder, **changes)
+    return samples(source.read(0, source.positions_per_epoch))
+
+
+def expected(dataset, **changes):
+    return [expected_tokens(text) for text in dataset.to_table(**changes)["text"].to_pylist()]
+
+
+def test_records_come_in_the_order_of_the_library_in_bounded_blocks(root):
+    units = open_format("web", a_config(), base_dir=root.parent).format.units()
+
+    assert read(root.parent) == expected(lance.dataset(root))
+    assert units.rows_U.sum() == N
+    assert units.rows_U.max() < 100
+    assert units.shards_U.tolist() == sorted(units.shards_U.tolist())
+    assert units.shards_U.max() == 2
+
+
+def test_deleted_rows_are_no_records_and_those_after_them_close_up(root):
+    dataset = lance.dataset(root)
+    dataset.delete("lang = 'de' or url = 'https://a/181'")
+
+    source = opened(root.parent)
+
+    assert source.positions_per_epoch == lance.dataset(root).count_rows() < N
+    assert samples(source.read(0, source.positions_per_epoch)) == expected(lance.dataset(root))
+    assert samples(source.read(200, 260)) == expected(lance.dataset(root))[200:260]
+
+
+def test_a_fragment_without_rows_gives_none(root):
+    table = pa.table({"url": [f"https://a/{i}" for i in range(180, 360)]})
+    dataset = lance.dataset(root)
+    dataset.delete(f"url in ({', '.join(repr(u) for u in table['url'].to_pylist())})")
+
+    assert read(root.parent) == expected(lance.dataset(root))
+
+
+def test_rows_that_were_updated_added_and_compacted_are_read_as_the_library_does(root):
+    dataset = lance.dataset(root)
+    dataset.update({"text": "'new ' || url"}, where="lang = 'de'")
+    dataset.insert(a_table(N, 40))
+    before = read(root.parent)
+    assert before == expected(lance.dataset(root))
+
+    lance.dataset(root).optimize.compact_files(target_rows_per_fragment=1_000)
+
+    assert read(root.parent) == expected(lance.dataset(root))
+    assert sorted(read(root.parent)) == sorted(before)
+
+
+def test_columns_of_several_files_of_a_fragment_are_read_together(root):
+    dataset = lance.dataset(root)
+    dataset.add_columns({"loud": "upper(text)"})
+
+    assert read(root.parent, text="loud") == [
+        expected_tokens(text.upper()) for text in a_table()["text"].to_pylist()
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int32()), pa.large_list(pa.int64()), pa.list_(pa.uint16(), 4)]
+)
+def test_token_ids_of_any_list_of_integers_are_read(tmp_path, kind):
+    lists = [[i, i + 1, 2, 3] for i in range(50)]
+    lance.write_dataset(pa.table({"ids": pa.array(lists, kind)}), tmp_path / "own.lance")
+
+    assert read(tmp_path, text=None, tokens="ids") == [tuple(each) for each in lists]
+
+
+def test_a_mask_goes_with_its_tokens(root):
+    source = opened(root.parent, text=None, tokens="ids", columns={LOSS_MASK: "mask"})
+    block = source.read(0, N)
+
+    table = a_table()
+    assert samples(block) == [tuple(ids) for ids in table["ids"].to_pylist()]
+    mask = block.others[LOSS_MASK]
+    assert [mask[i].tolist() for i in range(N)] == table["mask"].to_pylist()
+
+
+def test_conditions_and_keys_are_of_columns(root):
+    assert read(root.parent, where={"lang": "de"}) == expected(
+        lance.dataset(root), filter="lang = 'de'"
+    )
+    lance.dataset(root).insert(a_table(0, 30))
+    assert read(root.parent, dedupe="key", key="url") == expected(lance.dataset(root))[:N]
+
+
+def test_a_null_is_a_bad_record_with_its_row(tmp_path):
+    table = pa.table({"text": pa.array(["one", None, "three"])})
+    lance.write_dataset(table, tmp_path / "own.lance")
+
+    with pytest.raises(IntegrityError, match=r"own\.lance/data/.*rows 0 to 3: row 1: is null"):
+        read(tmp_path)
+
+
+def test_a_version_is_read_as_it_was_and_the_newest_without_one(root):
+    first = expected(lance.dataset(root))
+    lance.dataset(root).delete("lang = 'de'")
+    lance.dataset(root).insert(a_table(N, 10))
+
+    assert read(root.parent, version=1) == first
+    assert read(root.parent, version=2) == expected(lance.dataset(root, version=2))
+    assert read(root.parent) == read(root.parent, version=3) == expected(lance.dataset(root))
+    with pytest.raises(ConfigError, match=r"own\.lance: has no version 9, or no longer; name one"):
+        read(root.parent, version=9)
+
+
+def test_another_version_is_another_content(root):
+    before = opened(root.parent)
+    lance.dataset(root).delete("url = 'https://a/7'")
+    lance.dataset(root).insert(a_table(7, 1))
+    after = opened(root.parent)
+
+    assert after.positions_per_epoch == before.positions_per_epoch
+    assert after.shards_digest != before.shards_digest
+    assert after.content_digest != before.content_digest
+    assert opened(root.parent, version=1).content_digest == before.content_digest
+
+
+def test_what_is_committed_meanwhile_does_not_touch_a_source_that_is_open(root):
+    source, before = opened(root.parent), expected(lance.dataset(root))
+
+    lance.dataset(root).insert(a_table(N, 10))
+    lance.dataset(root).delete("lang = 'de'")
+
+    assert samples(source.read(0, N)) == before
+
+
+def test_a_version_that_is_cleaned_up_under_way_is_told(root):
+    source = opened(root.parent)
+    lance.dataset(root).delete("true")
+    next((root / "_versions").glob("*614.manifest")).unlink()
+
+    with pytest.raises(IntegrityError, match="manifest: gone since the source was opened"):
+        source.read(0, N)
+
+
+def test_versions_are_named_as_a_run_begins_and_found_again_by_their_shards(root):
+    config, folder = a_config(), root.parent
+    digest = opened(folder).shards_digest
+    named = at_versions("web", config, base_dir=folder)
+    lance.dataset(root).insert(a_table(N, 10))
+
+    again = at_versions("web", config, base_dir=folder, shards_digest=digest)
+    newest = at_versions("web", config, base_dir=folder, shards_digest="of no version")
+
+    assert read(folder, version=named.version) == read(folder, version=again.version)
+    assert read(folder, version=again.version) == read(folder, version=1)
+    assert read(folder, version=newest.version) == read(folder, version=2)
+    given = a_config(version=1)
+    assert at_versions("web", given, base_dir=folder, shards_digest="of no version") is given
+
+
+def test_several_data_sets_have_versions_in_their_order(root):
+    for name in ("own-2.lance", "own-10.lance"):
+        lance.write_dataset(a_table(0, 3), root.parent / name)
+    lance.dataset(root.parent / "own-10.lance").insert(a_table(3, 1))
+    folder, path = root.parent, "own-*.lance"
+
+    assert len(read(folder, path=path)) == 7
+    assert at_versions("web", a_config(path=path), base_dir=folder).version == (1, 2)
+    assert len(read(folder, path=path, version=(1, 1))) == 6
+    assert len(read(folder, path=["own-10.lance", "own-{2,10}.lance"])) == 7
+    with pytest.raises(
+        ConfigError, match=r"version names 1 versions, and path 2 data sets: .*own-2"
+    ):
+        read(folder, path=path, version=(1,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"text": "body"}, r"own\.lance: has no column 'body'; it has text, ids"),
+        ({"text": "ids"}, r"column 'ids' is list<.*>, not text"),
+        ({"text": None, "tokens": "text"}, r"column 'text' is .*string, not token ids"),
+        ({"path": "none.lance"}, r"'none.lance' matches no file of a Lance data set"),
+        ({"path": "own.lance/data"}, r"matches no file of a Lance data set"),
+        (
+            {"path": "s3://bucket/own.lance"},
+            r"is a URL, .*; mount the store with omniload fs mount",
+        ),
+        ({"path": "{own"}, r"\{own"),
+    ],
+)
+def test_what_is_no_such_data_set_is_refused(root, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        read(root.parent, **changes)
+
+
+def test_a_manifest_that_is_damaged_is_named(root):
+    (manifest,) = (root / "_versions").glob("*.manifest")
+    manifest.write_bytes(manifest.read_bytes()[:40])
+
+    with pytest.raises(IntegrityError, match=r"own\.lance: cannot be opened as a Lance data set"):
+        read(root.parent)
+
+
+def test_rows_that_are_larger_than_they_look_as_stored_are_refused_before_all_are_decoded(
+    tmp_path, monkeypatch
+):
+    lance.write_dataset(pa.table({"text": ["x" * 4_096] * 2_000}), tmp_path / "own.lance")
+    source = opened(tmp_path, unit=1 << 30)
+    monkeypatch.setattr(f"{LIBRARY}.MAX_UNIT_BYTES", 2 << 20)
+    monkeypatch.setattr(f"{LIBRARY}._SLICE_BYTES", 1 << 19)
+
+    with pytest.raises(ConfigError, match=r"rows 0 to [45]\d\d of fragment 0 hold 2.*lower unit"):
+        source.read(0, 1)
+
+
+def test_a_file_that_the_system_refuses_is_not_taken_for_damaged(root, monkeypatch):
+    source = opened(root.parent)
+    dataset = sys.modules[LIBRARY].lance.fragment.LanceFragment
+
+    def refused(*args, **kwargs):
+        raise OSError(
+            "LanceError(IO): Unable to open file: Too many open files (os error 24), /a/b.rs:1:2"
+        )
+
+    monkeypatch.setattr(dataset, "take", refused)
+
+    with pytest.raises(UnavailableError, match=r"Too many open files \(os error 24\); try again"):
+        source.read(0, 10)
+
+
+def test_without_the_library_the_extra_is_named(root, monkeypatch):
+    monkeypatch.delitem(sys.modules, LIBRARY)
+    monkeypatch.setitem(sys.modules, "lance", None)
+
+    with pytest.raises(ConfigError, match=r"needs the package lance.*'omniload-data\[lance\]'"):
+        shards_of("web", a_config(), base_dir=root.parent)
+
+
+def test_a_forked_process_reads_what_its_parent_does(root):
+    source = opened(root.parent)
+    source.read(0, 1)
+    expected_bytes = np.concatenate([np.array(each) for each in read(root.parent)]).tobytes()
+    receiving, sending = os.pipe()
+
+    child = os.fork()
+    if not child:
+        block = source.read(0, N)
+        same = block.tokens.values_V.astype(np.int64).tobytes() == expected_bytes
+        os.write(sending, b"same" if same else b"other")
+        os._exit(0)
+    os.close(sending)
+
+    assert os.read(receiving, 8) == b"same"
+    assert os.waitpid(child, 0)[1] == 0
