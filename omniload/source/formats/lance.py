@@ -2,7 +2,8 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +14,12 @@ import pyarrow as pa
 from typing_extensions import override
 
 from omniload.base.concurrency.calls_under_way import under_way
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError, UnavailableError, system_refusal
 from omniload.base.extras import missing_extra
 from omniload.mix.sources import LanceSource
 from omniload.source.braces import expanded
 from omniload.source.content import digest_of_ranges, even_ranges
-from omniload.source.files import ShardFile, digest_of, reading, shortened
+from omniload.source.files import ShardFile, digest_of, reading, said, shortened
 from omniload.source.formats.format import Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -171,8 +172,9 @@ def _places_of(files: Sequence[ShardFile]) -> dict[str, tuple["LanceDataset", in
 
 def _found(source: str, config: LanceSource, base_dir: Path) -> tuple[ShardFile, ...]:
     """Return the fragments of all data sets, in their order."""
-    datasets = _datasets(source, config, base_dir)
-    return tuple(shard for dataset in datasets for shard in dataset.shards)
+    with _listing(f"sources.{source}.path"):
+        datasets = _datasets(source, config, base_dir)
+        return tuple(shard for dataset in datasets for shard in dataset.shards)
 
 
 def _at_versions(
@@ -184,18 +186,40 @@ def _at_versions(
     """
     if config.version is not None:
         return config
-    datasets = _datasets(source, config, base_dir)
-    if shards_digest and len(datasets) == 1:
-        (newest,) = datasets
-        for version in range(newest.version, max(0, newest.version - _MOST_VERSIONS), -1):
-            try:
-                found = _dataset(newest.root, version)
-                held = [shard for i, shard in enumerate(found.shards) if found.rows_of(i)]
-            except (ConfigError, IntegrityError):
-                continue  # it was cleaned up
-            if digest_of(held) == shards_digest:
-                return config.model_copy(update={"version": version})
+    with _listing(f"sources.{source}.path"):
+        datasets = _datasets(source, config, base_dir)
+        if shards_digest and len(datasets) == 1:
+            (newest,) = datasets
+            for version in range(newest.version, max(0, newest.version - _MOST_VERSIONS), -1):
+                if _digest_at(newest.root, version) == shards_digest:
+                    return config.model_copy(update={"version": version})
     return config.model_copy(update={"version": tuple(each.version for each in datasets)})
+
+
+def _digest_at(root: str, version: int) -> str:
+    """Return the digest of the shards of a version, as a run keeps it; empty where it is no longer there."""
+    try:
+        found = _dataset(root, version)
+        return digest_of([shard for i, shard in enumerate(found.shards) if found.rows_of(i)])
+    except (ConfigError, IntegrityError, pa.ArrowInvalid):
+        return ""
+
+
+@contextmanager
+def _listing(where: str) -> Iterator[None]:
+    """Say what the system refused in terms of the source.
+
+    Raises:
+        ConfigError: A folder may not be read.
+        UnavailableError: The file system did not answer.
+    """
+    try:
+        yield
+    except OSError as error:
+        refusal = system_refusal(error)
+        if isinstance(refusal, ConfigError):
+            raise ConfigError(f"{where} cannot be listed: {refusal}") from error
+        raise UnavailableError(f"{where} cannot be listed: {said(error)}; try again") from error
 
 
 def _datasets(source: str, config: LanceSource, base_dir: Path) -> list["LanceDataset"]:
@@ -247,7 +271,8 @@ def _matching(pattern: str, base_dir: Path) -> list[str]:
 
 
 def _opened(config: LanceSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return LanceFormat(files, config, cache)
+    with _listing("a Lance data set"):
+        return LanceFormat(files, config, cache)
 
 
 FORMAT = FormatSpec(

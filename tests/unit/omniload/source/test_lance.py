@@ -277,6 +277,27 @@ def test_a_file_that_the_system_refuses_is_not_taken_for_damaged(root, monkeypat
         source.read(0, 10)
 
 
+@pytest.mark.parametrize(
+    ("number", "error", "told"),
+    [
+        (5, UnavailableError, r"Input/output error .*; try again"),
+        (13, ConfigError, "Permission denied"),
+    ],
+)
+def test_what_the_system_refuses_as_a_data_set_is_opened_is_told_of_the_source(
+    root, monkeypatch, number, error, told
+):
+    def refused(*args, **kwargs):
+        raise OSError(f"LanceError(IO): {os.strerror(number)} (os error {number}), /a/b.rs:1:2")
+
+    monkeypatch.setattr(lance, "dataset", refused)
+
+    with pytest.raises(error, match=rf"sources\.web\.path cannot be listed: .*{told}"):
+        at_versions("web", a_config(), base_dir=root.parent)
+    with pytest.raises(error, match=rf"sources\.web\.path cannot be listed: .*{told}"):
+        shards_of("web", a_config(), base_dir=root.parent)
+
+
 def test_without_the_library_the_extra_is_named(root, monkeypatch):
     monkeypatch.delitem(sys.modules, LIBRARY)
     monkeypatch.setitem(sys.modules, "lance", None)
