@@ -53,7 +53,7 @@ from omniload.machine.ranks import RankSteps, next_world
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
-from omniload.mix.edits.found import found_in
+from omniload.mix.edits.found import taken_up
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.possible import require_samples
 from omniload.mix.state import MixState
@@ -66,8 +66,7 @@ from omniload.plan.world import World
 __all__ = ["Planner"]
 
 _BASE_EVERY = 1024
-"""Steps between two bases in the journal, at least as many as may be planned ahead: a planner that takes over reads
-from the last base but one at most."""
+"""Steps between two bases, at least as many as may be planned ahead: who takes over reads from the last but one."""
 _NAMES_SHOWN = 3
 
 
@@ -80,7 +79,7 @@ class Planner:
     world: World
     """The ranks."""
     positions_per_epoch_S: Sequence[int]
-    """Raw records of each source, those that edits added too."""
+    """Raw records of each source, also those added."""
     state: MixState
     """State before the next step to plan."""
     fingerprint: dict[str, str]
@@ -189,10 +188,11 @@ class Planner:
         """
         step = self.planned if asked.at is None else asked.at
         require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
-        self.history = self.history.edited(asked.change, step, found_in(asked.change, asked.facts))
+        reached = self._steps.state_before(self.planned), self.positions_per_epoch_S
+        self.history, self.positions_per_epoch_S = taken_up(
+            self.history, asked.change, step, asked.facts, reached
+        )
         if asked.facts is not None:
-            epoch = asked.facts.positions_per_epoch
-            self.positions_per_epoch_S = [*self.positions_per_epoch_S, epoch]
             self._queues.append(SampleQueue.at(0))
             self.skipped_S.append(0)
             self.overlong_S.append(0)

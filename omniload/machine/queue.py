@@ -326,11 +326,12 @@ def taken_over(
 
 def end_of(history: History, name: str, epoch: int) -> float:
     """Return the position from which on nothing of a source of ``epoch`` records is ever drawn."""
-    cap, amounts = _cap_of(history, name), history.base.mix.amounts
+    # Amounts change for a later step only where they grow: the latest reach as far as any before.
+    cap, amounts = _cap_of(history, name), history.latest.mix.amounts
     if amounts is not None:
-        counts_epochs = name in amounts and amounts[name].kind == "epochs"
+        amount = amounts.get(name)
         return min(
-            amounts[name].units(epoch) if counts_epochs else math.inf,
+            amount.units(epoch) if amount and amount.kind == "epochs" else math.inf,
             math.inf if cap is None else int(cap * epoch),
         )
     repeats = history.base.mix.stop in ("never", "all_exhausted")
@@ -370,9 +371,9 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
         ConfigError: None of its records gives one.
     """
     mix = history.latest
-    amounts, name = mix.mix.amounts, mix.names[number]
-    source = _source_of(history, name)
-    ends = mix.mix.stop == "each_once" or (amounts and amounts[name].kind == "epochs")
+    name = mix.names[number]
+    source, amount = _source_of(history, name), (mix.mix.amounts or {}).get(name)
+    ends = mix.mix.stop == "each_once" or (amount and amount.kind == "epochs")
     if ends and source is not None and source.may_end_empty:
         return  # it ends, as a split of few documents may without any
     # Of all that was ever seen: a queue that was just drawn empty says nothing.

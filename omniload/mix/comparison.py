@@ -87,7 +87,7 @@ def _first_shares(
 
 def _amounts(one: History, other: History) -> dict[str, tuple[str | None, str | None]]:
     said = [
-        {name: str(amount) for name, amount in (history.base.mix.amounts or {}).items()}
+        {name: str(amount) for name, amount in (history.latest.mix.amounts or {}).items()}
         for history in (one, other)
     ]
     return _others(said[0], said[1])

@@ -121,7 +121,8 @@ def _faults_of_cursors(
         # An epoch without a sample is refused when it is read, so each one gone through gave something; a split
         # that ends may have none, and so may the first epoch, where another loader had drawn of it.
         amounts = mix.mix.amounts
-        end = records if amounts is None else amounts[name].units(records)
+        amount = None if amounts is None else amounts.get(name)
+        end = records if amount is None else amount.units(records)
         ends = mix.mix.stop in ("each_once", "amounts") and state.cursors_S[s] == (end, 0, 0)
         source = mix.sources[name]
         ends = ends and source.may_end_empty

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from omniload.base.errors import StateError
 from omniload.base.state import Json, JsonObject, shown
 from omniload.base.units import decimal_of
+from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE, integer_weights
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import edits_in
 from omniload.mix.journal.reading import Tail, state_before, states_in
 from omniload.mix.journal.records import StepRecord
-from omniload.mix.schedule import amounts_S, draw_weights_at, weights_at
+from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at, weights_at
 from omniload.mix.state import MixState
 
 __all__ = [
@@ -24,9 +25,10 @@ __all__ = [
     "fingerprint_in",
     "fold",
     "progress_of",
+    "records_in",
     "state_json_at",
     "states_of",
-    "weights_by_step",
+    "weights_by_state",
 ]
 
 
@@ -64,23 +66,25 @@ class RunProgress:
     sources: tuple[SourceProgress, ...]
 
 
-def weights_by_step(
+def weights_by_state(
     history: History, fingerprint: Mapping[str, str] | None = None
-) -> Callable[[int], tuple[int, ...]]:
-    """Return the integer weights at a step as a function; equal shares are scaled once.
+) -> Callable[[MixState], tuple[int, ...]]:
+    """Return, as a function, the integer weights of the step that a state stands before; equal shares are scaled once.
 
     Args:
         history: The mix and its edits.
-        fingerprint: What was found of the sources; needed where the mix gives amounts.
+        fingerprint: What was found of the sources of its file; needed where a run goes on without a source that has
+            ended.
     """
     known: dict[tuple[float, ...], tuple[int, ...]] = {}
-    if history.base.mix.amounts is not None:
-        found = draw_weights_at(history.base, 0, _records_in(fingerprint or {}, history.base.names))
-        return lambda _: found
+    found = history.found_by(len(history.edits), fingerprint or {})
 
-    def weights(step: int) -> tuple[int, ...]:
-        mix = history.at(step)
-        shares = weights_at(mix.mix.stages, mix.names, step)
+    def weights(state: MixState) -> tuple[int, ...]:
+        mix = history.at(state.step)
+        if mix.mix.stop in GOES_ON:
+            records_S = records_in(found, mix.names) if mix.mix.amounts is not None else None
+            return draw_weights_at(mix, state, records_S)
+        shares = weights_at(mix.mix.stages, mix.names, state.step)
         if shares not in known:
             known[shares] = integer_weights(shares)
         return known[shares]
@@ -113,7 +117,7 @@ def fold(
     names = history.latest.names
     parsed = [StepRecord.from_json(record, names) for record in records]
     until = state.step + len(parsed) if step is None else step
-    weights = weights_by_step(history, fingerprint)
+    weights = weights_by_state(history, fingerprint)
     return state_before(until, state, parsed, weights, history.entering)
 
 
@@ -126,7 +130,7 @@ def states_of(history: History, tail: Tail) -> list[MixState]:
     begun = len(edits_in(tail.base))
     held = history.found_by(begun, fingerprint_in(tail.base))
     base = MixState.from_json(tail.base, history.of_revision(begun).names, held)
-    weights = weights_by_step(history, held)
+    weights = weights_by_state(history, held)
     return states_in(tail, base, history.latest.names, weights, history.entering)
 
 
@@ -160,22 +164,25 @@ def progress_of(
     known = history.found_by(state.mix_revision, known)
     assert isinstance(first, int), "it was folded"
     total = max(sum(state.drawn_S), 1)
-    wanted_S = None if mix.mix.amounts is None else amounts_S(mix, _records_in(known, mix.names))
+    ways_S = None if mix.mix.amounts is None else _ways_S(mix, state, records_in(known, mix.names))
     sources = []
     for s, name in enumerate(mix.names):
         drawn, position = state.drawn_S[s], state.cursors_S[s][0]
         # A credit is what the weights ask for less what was drawn.
         due = drawn + state.credits_S[s] / WEIGHT_ONE
         whole = float(total)
-        if wanted_S is not None:  # each counts in its own unit, and all are to be as far
-            whole, due = float(wanted_S[s]), wanted_S[s] * total / sum(wanted_S)
+        if (
+            ways_S is not None
+        ):  # each counts in its own unit, and of each the same part of its way is to be gone
+            since, whole = ways_S[s]
+            due = since + (whole - since) * _part_gone(state, ways_S)
         sources.append(
             SourceProgress(
                 name=name,
                 drawn=drawn,
                 due=due,
-                share=drawn / whole,
-                target=due / whole,
+                share=drawn / max(whole, 1),
+                target=due / max(whole, 1),
                 position=position,
                 epochs=position / _records_of(known, name),
             )
@@ -187,6 +194,21 @@ def progress_of(
         carried_tokens=int(state.carried.lengths_P.sum()),
         sources=tuple(sources),
     )
+
+
+def _ways_S(mix: MixConfig, state: MixState, records_S: Sequence[int]) -> list[tuple[int, float]]:
+    """Return what was drawn of each source when amounts changed last, and what is to be drawn of it in all."""
+    wanted_S = amounts_S(mix, records_S)
+    since_S = state.since_S or (0,) * len(wanted_S)
+    retired_S = [name not in (mix.mix.amounts or {}) for name in mix.names]
+    ends = zip(wanted_S, state.drawn_S, retired_S, strict=True)
+    whole_S = [float(drawn if retired else wanted) for wanted, drawn, retired in ends]
+    return list(zip(since_S, whole_S, strict=True))
+
+
+def _part_gone(state: MixState, ways_S: Sequence[tuple[int, float]]) -> float:
+    gone = sum(state.drawn_S) - sum(since for since, _ in ways_S)
+    return gone / max(sum(whole - since for since, whole in ways_S), 1)
 
 
 def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
@@ -203,7 +225,12 @@ def fingerprint_in(base: Mapping[str, Json]) -> dict[str, str]:
     return {part: str(digest) for part, digest in fingerprint.items()}
 
 
-def _records_in(fingerprint: Mapping[str, str], names: Sequence[str]) -> list[int]:
+def records_in(fingerprint: Mapping[str, str], names: Sequence[str]) -> list[int]:
+    """Return the records in an epoch of each source, as the fingerprint says.
+
+    Raises:
+        StateError: It does not say them.
+    """
     return [_records_of(fingerprint, name) for name in names]
 
 

@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, Stage
 from omniload.mix.deficit import integer_weights
+from omniload.mix.state import MixState
 
 __all__ = [
+    "GOES_ON",
     "amount_tokens_S",
     "amounts_S",
     "boundaries",
     "draw_weights_at",
+    "drawn_in",
     "part_done",
     "stage_at",
     "stages_from",
@@ -22,6 +25,8 @@ __all__ = [
     "weights_at",
 ]
 
+GOES_ON = ("each_once", "amounts")
+"""Values of ``mix.stop`` under which a run goes on without a source that has ended."""
 _FOR_EVER = 1 << 62
 
 
@@ -42,22 +47,64 @@ def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tupl
     return tuple(b + (t - b) * part for b, t in zip(before, target, strict=True))
 
 
-def draw_weights_at(mix: MixConfig, step: int, records_S: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the integer weights that the samples of ``step`` are drawn by, ``[S]``.
+def draw_weights_at(
+    mix: MixConfig, state: MixState, records_S: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return the integer weights that the samples of a step are drawn by, ``[S]``; all 0 where every source has ended.
 
     Args:
         mix: The declared mix.
-        step: Number of the step.
+        state: State before the step.
         records_S: Raw records of each source; needed where the mix gives amounts.
     """
-    if mix.mix.amounts is None:
-        return integer_weights(weights_at(mix.mix.stages, mix.names, step))
-    assert records_S is not None, "amounts are of sources that were opened"
-    return integer_weights(amounts_S(mix, records_S))
+    if mix.mix.amounts is not None:
+        assert records_S is not None, "amounts are of sources that were opened"
+        wanted_S = amounts_S(mix, records_S)
+        since_S = state.since_S or (0,) * len(wanted_S)
+        ended_S = _drawn_whole_S(mix, state, wanted_S)
+        # Of a sample that is begun nothing but its rest may be left.
+        rest_S = [max(n - since, 1) for n, since in zip(wanted_S, since_S, strict=True)]
+        return _live(integer_weights(rest_S), ended_S)
+    weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
+    return _live(weights_S, state.ended_S) if mix.mix.stop == "each_once" else weights_S
+
+
+def _live(weights_S: tuple[int, ...], ended_S: Sequence[bool]) -> tuple[int, ...]:
+    """Return the weights without those of sources that have ended, to which nobody owes anything."""
+    if not any(ended_S):
+        return weights_S
+    live = [0 if ended else weight for ended, weight in zip(ended_S, weights_S, strict=True)]
+    return integer_weights(live) if any(live) else tuple(live)
+
+
+def _drawn_whole_S(mix: MixConfig, state: MixState, wanted_S: Sequence[int]) -> list[bool]:
+    """Tell of which sources the whole amount is drawn."""
+    assert mix.mix.amounts is not None, "the mix has weights"
+    found = []
+    for s, name in enumerate(mix.names):
+        amount, cursor = mix.mix.amounts.get(name), state.cursors_S[s]
+        if amount is None:
+            found.append(True)
+        elif amount.kind == "epochs":
+            found.append(cursor >= (wanted_S[s], 0, 0))
+        else:  # samples are drawn whole
+            is_begun = amount.kind == "samples" and cursor[2] > 0
+            found.append(state.drawn_S[s] >= wanted_S[s] and not is_begun)
+    return found
+
+
+def drawn_in(kind: str, state: MixState, source: int) -> int:
+    """Return how much of a source is drawn, in records for ``epochs``, else in the unit that it is counted in."""
+    if kind != "epochs":
+        return state.drawn_S[source]
+    position, sub, token = state.cursors_S[source]
+    return position + (sub > 0 or token > 0)
 
 
 def amounts_S(mix: MixConfig, records_S: Sequence[int]) -> list[int]:
     """Return how much of each source a mix with amounts draws, each in its unit: records, samples or tokens.
+
+    Of a source without an amount, which an edit retired, it is 0.
 
     Raises:
         ConfigError: An amount comes to nothing.
@@ -65,9 +112,9 @@ def amounts_S(mix: MixConfig, records_S: Sequence[int]) -> list[int]:
     assert mix.mix.amounts is not None, "the mix has weights"
     found = []
     for name, records in zip(mix.names, records_S, strict=True):
-        amount = mix.mix.amounts[name]
-        found.append(amount.units(records))
-        if not found[-1]:
+        amount = mix.mix.amounts.get(name)
+        found.append(0 if amount is None else amount.units(records))
+        if amount is not None and not found[-1]:
             raise ConfigError(
                 f"mix.amounts.{name}: {amount} of {records:,} records are less than one record; raise it, or remove "
                 "the source"

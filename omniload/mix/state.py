@@ -24,7 +24,7 @@ from omniload.base.state import (
     unsealed,
     whole_number,
 )
-from omniload.mix.deficit import WEIGHT_ONE, integer_weights
+from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.pieces import (
     POSITION_LIMIT,
     SUB_LIMIT,
@@ -35,6 +35,7 @@ from omniload.mix.pieces import (
 __all__ = [
     "COUNT_LIMIT",
     "EDITED_VERSION",
+    "SPREAD_VERSION",
     "STATE_VERSION",
     "Cursor",
     "MixState",
@@ -46,6 +47,8 @@ __all__ = [
 STATE_VERSION = 2
 EDITED_VERSION = 3
 """Version of a state that carries edits: releases before them must not go on from it."""
+SPREAD_VERSION = 4
+"""Version of a state whose amounts were changed: it says what was drawn before."""
 COUNT_LIMIT = 1 << 63
 """Steps, revisions and amounts drawn are below this."""
 _OTHERS = {
@@ -83,6 +86,9 @@ class MixState:
     """Pieces drawn and not yet in a row, oldest first."""
     mix_revision: int = 0
     """Revision of the mix in force."""
+    since_S: tuple[int, ...] = ()
+    """What was drawn of each source when amounts changed last: the rest of them is spread from there on. Empty where
+    that is nothing."""
 
     @classmethod
     def start(cls, num_sources: int) -> Self:
@@ -96,17 +102,14 @@ class MixState:
             carried=PieceTable.empty(),
         )
 
-    def live_weights(self, weights_S: Sequence[int]) -> tuple[int, ...]:
-        """Return the weights of the sources that have not ended, scaled to ``WEIGHT_ONE``; all 0 where none is left.
+    @property
+    def ended_S(self) -> list[bool]:
+        """Whether each source that is gone through once has ended.
 
         A source that is not repeated ends with its cursor before the first sample of an epoch after
         the first. No other cursor lies there: a cursor follows the sample that was drawn last.
         """
-        ended_S = [position > 0 and sub == token == 0 for position, sub, token in self.cursors_S]
-        if not any(ended_S):
-            return tuple(weights_S)
-        live = [0 if ended else w for ended, w in zip(ended_S, weights_S, strict=True)]
-        return integer_weights(live) if any(live) else tuple(live)
+        return [position > 0 and sub == token == 0 for position, sub, token in self.cursors_S]
 
     def after(
         self,
@@ -116,12 +119,8 @@ class MixState:
         weights_S: Sequence[int],
         carried: PieceTable,
     ) -> Self:
-        """Return the state after a step that drew ``served_S`` under ``weights_S``.
-
-        Weights of sources that have ended do not count: nobody owes them anything.
-        """
+        """Return the state after a step that drew ``served_S`` under ``weights_S``."""
         total = sum(served_S)
-        weights_S = self.live_weights(weights_S)
         return replace(
             self,
             step=self.step + 1,
@@ -144,6 +143,7 @@ class MixState:
             cursors_S=(*self.cursors_S, *((0, 0, 0) for _ in zeros)),
             credits_S=self.credits_S + zeros,
             drawn_S=self.drawn_S + zeros,
+            since_S=self.since_S and self.since_S + zeros,
         )
 
     def floors(self) -> list[int]:
@@ -159,6 +159,7 @@ class MixState:
         digest.update(np.asarray([self.step, self.mix_revision], "<i8").tobytes())
         digest.update(np.asarray(self.cursors_S, "<i8").tobytes())
         digest.update(np.asarray(self.drawn_S, "<i8").tobytes())
+        digest.update(np.asarray(self.since_S, "<i8").tobytes())
         # Credits may pass 64 bits while weights move.
         digest.update(repr(self.credits_S).encode())
         digest.update(self.carried.to_bytes())
@@ -177,10 +178,12 @@ class MixState:
             fingerprint: What a resume must find unchanged.
             edits: The edits up to ``mix_revision``; a run that goes on elsewhere finds them here.
         """
-        carried: JsonObject = {"edits": list(edits)} if edits else {}
+        edited: JsonObject = {"edits": list(edits)} if edits else {}
+        if self.since_S:
+            edited["since"] = dict(zip(names, self.since_S, strict=True))
         return sealed(
             {
-                "version": EDITED_VERSION if edits else STATE_VERSION,
+                "version": _version_of(edited),
                 "step": self.step,
                 "mix_revision": self.mix_revision,
                 "fingerprint": dict(fingerprint),
@@ -193,7 +196,7 @@ class MixState:
                     for s, name in enumerate(names)
                 },
                 "carried": self.carried.to_json(names),
-                **carried,
+                **edited,
             }
         )
 
@@ -219,7 +222,7 @@ class MixState:
             raise StateError(
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
-        require_version(state, EDITED_VERSION if "edits" in state else STATE_VERSION, of="mix")
+        require_version(state, _version_of(state), of="mix")
         content = unsealed(state, of="the mix state")
         _require_same(content.get("fingerprint"), fingerprint)
         try:
@@ -231,11 +234,30 @@ class MixState:
                 drawn_S=tuple(entry.drawn for entry in entries),
                 carried=PieceTable.from_json(content["carried"], names),
                 mix_revision=whole_number(content["mix_revision"], below=COUNT_LIMIT),
+                since_S=_since(content.get("since"), names, entries),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"the mix state is damaged ({error!r}); resume from an earlier checkpoint"
             ) from error
+
+
+def _version_of(state: Mapping[str, Json]) -> int:
+    if "since" in state:
+        return SPREAD_VERSION
+    return EDITED_VERSION if "edits" in state else STATE_VERSION
+
+
+def _since(since: Json, names: Sequence[str], entries: "Sequence[_Entry]") -> tuple[int, ...]:
+    """Return what was drawn of each source when amounts changed last; no more than is drawn by now."""
+    if since is None:
+        return ()
+    if not isinstance(since, dict) or since.keys() != set(names):
+        raise ValueError(f"since is {since!r:.200}, the mix has {', '.join(names):.200}")
+    return tuple(
+        whole_number(since[name], below=entry.drawn + 1)
+        for name, entry in zip(names, entries, strict=True)
+    )
 
 
 def writer_of(state: object) -> str | None:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
-from omniload.mix.schedule import amounts_S, draw_weights_at
+from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at
 from omniload.mix.state import MixState
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
-from omniload.plan.passes import GOES_ON, Known, Starved, draw_step
+from omniload.plan.passes import Known, Starved, draw_step
 from omniload.plan.units import Units, pieces_of, units_of_sources
 
 __all__ = ["Exhausted", "Membership", "Starved", "budget_of", "losses", "membership_of", "packed"]
@@ -71,13 +71,13 @@ def membership_of(
         The step's rows, equal however many more samples ``ahead`` knows; or the source
         whose samples are missing; or that the run has ended.
     """
-    weights_S = draw_weights_at(mix, state.step, epochs_S)
+    weights_S = draw_weights_at(mix, state, epochs_S)
     ends_S = _ends(mix, epochs_S)
     if mix.mix.stop in ("first_exhausted", *GOES_ON):
         ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
     units = units_of_sources(mix, state, ahead)
     known_S = _known(mix, state, units, ends_S)
-    found = draw_step(mix, state, state.live_weights(weights_S), known_S, budget_of(mix, state))
+    found = draw_step(mix, state, weights_S, known_S, budget_of(mix, state))
     if isinstance(found, Starved):
         return found
     drawn = found.drawn
@@ -94,8 +94,6 @@ def membership_of(
     for s in _ended(mix, known_S, counts):
         if ends_S[s] != _NO_END:
             cursors[s], finished[s] = (ends_S[s], 0, 0), len(ahead[s])
-        elif counts[s]:  # an amount is drawn, wherever in the source that is
-            cursors[s] = (cursors[s][0] + 1, 0, 0)
     dropped_S, lost_S = losses(mix, units, [(s, 0, stop) for s, stop in enumerate(finished)])
     return Membership(
         pieces=pieces,
@@ -123,8 +121,9 @@ def budget_of(mix: MixConfig, state: MixState) -> int:
 
 def _ends(mix: MixConfig, epochs_S: Sequence[int] | None) -> Sequence[int]:
     if epochs_S is not None and mix.mix.amounts is not None:
-        wanted = zip(mix.names, amounts_S(mix, epochs_S), strict=True)
-        return [n if mix.mix.amounts[name].kind == "epochs" else _NO_END for name, n in wanted]
+        kinds = [(amount := mix.mix.amounts.get(name)) and amount.kind for name in mix.names]
+        wanted = zip(kinds, amounts_S(mix, epochs_S), strict=True)
+        return [n if kind == "epochs" else _NO_END for kind, n in wanted]
     if epochs_S is not None:
         return epochs_S
     if mix.mix.stop != "never":
@@ -139,7 +138,7 @@ def _known(
     if (amounts := mix.mix.amounts) is None:
         return [u.known(end, mix.mix.level) for u, end in zip(units_S, ends_S, strict=True)]
     return [
-        units_S[s].known_of(amounts[name], state.cursors_S[s], state.drawn_S[s], ends_S[s])
+        units_S[s].known_of(amounts.get(name), state.cursors_S[s], state.drawn_S[s], ends_S[s])
         for s, name in enumerate(mix.names)
     ]
 

@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import Drawn, draw
-from omniload.mix.schedule import weights_at
+from omniload.mix.schedule import GOES_ON, weights_at
 from omniload.mix.state import MixState
 
-__all__ = ["GOES_ON", "Known", "Starved", "StepDraw", "draw_step"]
-
-GOES_ON = ("each_once", "amounts")
-"""Values of ``mix.stop`` under which a run goes on without a source that has ended."""
+__all__ = ["Known", "Starved", "StepDraw", "draw_step"]
 
 
 @dataclass(frozen=True, slots=True)

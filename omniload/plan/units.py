@@ -54,15 +54,17 @@ class Units:
             is_whole=self.table.stop >= end,
         )
 
-    def known_of(self, amount: Amount, cursor: Cursor, drawn: int, end: int) -> Known:
+    def known_of(self, amount: Amount | None, cursor: Cursor, drawn: int, end: int) -> Known:
         """Return what is known of a source up to the end of its amount, counted in the unit of it.
 
         Args:
-            amount: What the run draws of it.
+            amount: What the run draws of it; ``None`` for no more than it has.
             cursor: Its next token; the table begins there.
             drawn: What was drawn of it, in that unit.
             end: Position that its epochs end before, where they are its amount.
         """
+        if amount is None:
+            return replace(self._first(self.known(end, "sample"), 0), is_whole=True)
         known = self.known(end, "token" if amount.kind == "tokens" else "sample")
         if amount.kind == "epochs":
             return replace(known, counted_U=self._records_U(cursor))
@@ -76,12 +78,16 @@ class Units:
         have = int(reached_U[-1]) if len(reached_U) else 0
         # The rest of a sample that was begun may be all that is left, and not be known yet.
         is_begun = amount.kind == "samples" and cursor[2] > 0 and not len(reached_U)
+        return replace(self._first(known, count), is_whole=have >= left and not is_begun)
+
+    @staticmethod
+    def _first(known: Known, count: int) -> Known:
+        """Return what is known of the first ``count`` units."""
         return replace(
             known,
             lengths_U=known.lengths_U[:count],
             counted_U=known.counted_U[:count],
             samples_U=known.samples_U[:count],
-            is_whole=have >= left and not is_begun,
         )
 
     def _records_U(self, cursor: Cursor) -> NDArray[np.int64]:

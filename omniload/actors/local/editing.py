@@ -25,7 +25,8 @@ def changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
         names = plane.planner.history().latest.names
         change = shard_meant(change, names, [plane.loader.look_for_shard(change)])
     if isinstance(change, AddSource):
-        mix = plane.planner.history().edited(change, request.at or 0).latest
+        history = plane.planner.history()
+        mix = history.edited(change, request.at or history.edited_to).latest
         facts = plane.loader.open_also(len(mix.names) - 1, mix)
         plane.constructor.know(mix)
     asked = ChangeAsked(change=change, at=request.at, facts=facts)

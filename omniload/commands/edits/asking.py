@@ -25,6 +25,7 @@ from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from omniload.commands.edits.shards import shard_in
+from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.answers import (
     ANSWER_NAME,
     REQUEST_NAME,
@@ -45,7 +46,7 @@ from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal, read_tail
-from omniload.mix.progress import fingerprint_in, fold
+from omniload.mix.progress import fingerprint_in, fold, records_in
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
 from omniload.source.index import index_folder
 
@@ -164,8 +165,25 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
         require_open(step, planned=planned, end=None, ended=False)
     facts = _facts_of(life, history.edited(change, step)) if isinstance(change, AddSource) else None
     after = history.edited(change, step, found_in(change, facts), at_rest=True)
+    if after.edits[-1].amounts is not None:
+        _require_drawable(run, history, after, planned, facts)
     write_history(run, after)
     return EditTaken.of(history, after, planned, planned)
+
+
+def _require_drawable(
+    run: Path, before: History, after: History, planned: int, facts: SourceFacts | None
+) -> None:
+    """Refuse amounts that the run has passed; how far it is, its journal says."""
+    base, records = read_journal(journal_of(run))
+    fingerprint = fingerprint_in(base)
+    state = fold(before, base, records, fingerprint, planned)
+    found = before.found_by(len(before.edits), fingerprint)
+    records_S = records_in(found, before.latest.names)
+    if facts is not None:
+        records_S.append(facts.positions_per_epoch)
+    _, entered = before.entered(state)
+    require_drawable(before, after, entered, records_S)
 
 
 def planned_to(run: Path, history: History) -> int:

@@ -1,6 +1,5 @@
 """``omniload mix set``, ``add``, ``retire``, ``undo``: the mix of a run, changed while it is trained on."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from omniload.base.errors import ConfigError
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.edits.fragments import placed
+from omniload.commands.edits.saying import amount_of, what_is_set
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (
     AddSource,
     Change,
     RetireSource,
-    SetWeights,
     SkipShard,
     SkipSteps,
     Undo,
@@ -79,22 +78,24 @@ def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("set")
 @run_argument
-@click.argument("weights", metavar="NAME=WEIGHT...", nargs=-1, required=True)
+@click.argument("values", metavar="NAME=WEIGHT|AMOUNT...", nargs=-1, required=True)
 @_options
 def set_weights(
-    run: Path, weights: tuple[str, ...], at: int | None, timeout_s: float, as_json: bool
+    run: Path, values: tuple[str, ...], at: int | None, timeout_s: float, as_json: bool
 ) -> None:
-    """Give sources of RUN other weights, from a step on.
+    """Give sources of RUN other weights, or other amounts, from a step on.
 
     Weights are in the scale of the mix file; sources that are not named keep theirs. Stages of the
-    file that begin later hold as they are declared.
+    file that begin later hold as they are declared. Of a run that draws amounts, an amount is how much
+    of a source the whole run draws: what was drawn stays, and the rest of all amounts is spread anew.
 
     \b
     Example:
       omniload mix set demo/run web=0.2 code=0.8
       omniload mix set demo/run web=0 --at 1200
+      omniload mix set demo/run web=2epochs code=5Gtokens
     """  # noqa: D301 -- click's own marker
-    _change(run, _checked(SetWeights, {"weights": _weights(weights)}), at, timeout_s, as_json)
+    _change(run, what_is_set(values), at, timeout_s, as_json)
 
 
 @click.command("add")
@@ -107,14 +108,18 @@ def set_weights(
     type=click.Path(dir_okay=False, path_type=Path),
     help="YAML file that declares the source under sources, as a mix file does.",
 )
-@click.option("--weight", type=float, required=True, help="In the scale of the present weights.")
+@click.option("--weight", type=float, help="In the scale of the present weights.")
+@click.option(
+    "--amount", help="Of a run that draws amounts, in place of a weight: 2epochs, 5Gtokens."
+)
 @_options
 def add(  # noqa: PLR0913 -- one for each option
     run: Path,
     name: str,
     *,
     fragment: Path,
-    weight: float,
+    weight: float | None,
+    amount: str | None,
     at: int | None,
     timeout_s: float,
     as_json: bool,
@@ -127,6 +132,7 @@ def add(  # noqa: PLR0913 -- one for each option
     \b
     Example:
       omniload mix add demo/run books --from books.yaml --weight 0.3
+      omniload mix add demo/run books --from books.yaml --amount 2epochs
     """  # noqa: D301 -- click's own marker
     sources = load_yaml(fragment, _Fragment).sources
     if name not in sources:
@@ -134,7 +140,13 @@ def add(  # noqa: PLR0913 -- one for each option
             f"{fragment}: sources has {', '.join(sources)}, not {name!r}; declare it there, or correct the name"
         )
     source = placed(sources[name], fragment.resolve().parent)
-    asked = _checked(AddSource, {"name": name, "source": source, "weight": weight})
+    how_much = amount_of(amount) if amount is not None else None
+    if (weight is None) == (how_much is None):
+        raise ConfigError(
+            f"say how much of {name!r} is drawn: --weight 0.3, or of a run that draws amounts --amount 2epochs"
+        )
+    given = {"weight": weight, "amount": how_much}
+    asked = _checked(AddSource, {"name": name, "source": source, **given})
     _change(run, asked, at, timeout_s, as_json)
 
 
@@ -281,29 +293,6 @@ class _Fragment(StrictModel):
     sources: dict[Name, SourceConfig] = Field(min_length=1)
 
 
-def _weights(texts: tuple[str, ...]) -> dict[str, float]:
-    """Return weights by name.
-
-    Raises:
-        ConfigError: A text is no weight of a source, or a source has two.
-    """
-    weights: dict[str, float] = {}
-    for text in texts:
-        name, _, weight = text.rpartition("=")
-        try:
-            value = float(weight)
-        except ValueError:
-            value = math.nan
-        if not name or math.isnan(value):
-            raise ConfigError(f"{text!r} is no weight of a source; say NAME=NUMBER, as web=0.2")
-        if name in weights:
-            raise ConfigError(
-                f"source {name!r} has two weights, {weights[name]:g} and {value:g}; give it one"
-            )
-        weights[name] = value
-    return weights
-
-
 def _checked(kind: type[StrictModel], fields: dict[str, object]) -> Any:  # noqa: ANN401 -- the kind's own
     """Build a change from arguments.
 
@@ -326,7 +315,7 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
         emit_json(taken.model_dump(mode="json"))
         return
     console = output()
-    console.print(_shares(taken))
+    console.print(_amounts(taken) if taken.amounts else _shares(taken))
     say(console, f"edit {taken.edit.revision} holds from step {taken.edit.step:,} on")
     _say_ahead(console, taken)
     if taken.until is not None:
@@ -339,6 +328,15 @@ def _say_ahead(console: Console, taken: EditTaken) -> None:
             console,
             f"{ahead} steps from step {taken.slowest:,} on were planned already and keep the mix they have",
         )
+
+
+def _amounts(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table
+    rows: list[list[Cell]] = [
+        [Text(name, colour_of(number)), before or "none", after or "no more"]
+        for number, (name, (before, after)) in enumerate(list(taken.amounts.items())[:_SHOWN])
+    ]
+    columns = [("source", False), ("of the run before", True), ("of the run", True)]
+    return table(f"step {taken.edit.step:,}", columns, rows)
 
 
 def _shares(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table

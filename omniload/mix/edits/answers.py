@@ -6,6 +6,7 @@ from pydantic import Field
 
 from omniload.base.config import StrictModel
 from omniload.mix.config import LARGEST_STEP
+from omniload.mix.edits.amounts import differing
 from omniload.mix.edits.edit import Change, Edit, SetWeights, said_of
 from omniload.mix.edits.history import History
 
@@ -42,6 +43,10 @@ class EditTaken(StrictModel):
     """Shares at the edit's step without it."""
     after: dict[str, float]
     """Shares from its step on."""
+    amounts: dict[str, tuple[str | None, str | None]] = Field(
+        default_factory=dict, exclude_if=lambda value: not value
+    )
+    """Of a run that draws amounts, in place of shares: those that differ without it and with it."""
     until: int | None = None
     """Of weights that are set: step of the next stage, which holds from there on as it was declared."""
 
@@ -49,6 +54,11 @@ class EditTaken(StrictModel):
     def of(cls, before: History, after: History, planned: int, slowest: int) -> Self:
         """Return what an edit has changed."""
         edit = after.edits[-1]
+        if edit.amounts is not None:
+            found = differing(before.latest.mix.amounts or {}, edit.amounts)
+            return cls(
+                edit=edit, planned=planned, slowest=slowest, before={}, after={}, amounts=found
+            )
         holds = edit.stages[1:] if isinstance(edit.change, SetWeights) else ()
         return cls(
             edit=edit,

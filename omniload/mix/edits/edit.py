@@ -13,6 +13,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import without_secrets
 from omniload.mix.config import LARGEST_STEP, SourceConfig, Stage
+from omniload.mix.schema.amounts import Amount
 from omniload.mix.sources import Name
 
 __all__ = [
@@ -21,16 +22,23 @@ __all__ = [
     "Change",
     "Edit",
     "RetireSource",
+    "SetAmounts",
     "SetWeights",
     "SkipShard",
     "SkipSteps",
     "Undo",
     "require_no_secrets",
+    "said_amount",
     "said_of",
 ]
 
 MOST_EDITS = 4096
 """Edits of a run at most: a state carries all that hold at its step."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
 
 Weight = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
@@ -43,14 +51,31 @@ class SetWeights(StrictModel):
     """In the scale of the mix file."""
 
 
+class SetAmounts(StrictModel):
+    """Have a run draw other amounts of sources, over the whole of it; those that are not named keep theirs."""
+
+    kind: Literal["set_amounts"] = "set_amounts"
+    amounts: dict[Name, Amount] = Field(min_length=1)
+
+
 class AddSource(StrictModel):
     """Draw from a source that the mix file does not have."""
 
     kind: Literal["add"] = "add"
     name: Name
     source: SourceConfig
-    weight: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+    weight: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = Field(
+        default=None, exclude_if=_is_none
+    )
     """In the scale of the weights that hold at the step; later stages give it the same share."""
+    amount: Amount | None = Field(default=None, exclude_if=_is_none)
+    """What a run that draws amounts draws of it, in place of a weight."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.weight is None) == (self.amount is None):
+            raise ValueError("a source is added with a weight or with an amount; give one of them")
+        return self
 
 
 class RetireSource(StrictModel):
@@ -98,7 +123,7 @@ class Undo(StrictModel):
 
 
 Change: TypeAlias = Annotated[
-    SetWeights | AddSource | RetireSource | SkipSteps | SkipShard | Undo,
+    SetWeights | SetAmounts | AddSource | RetireSource | SkipSteps | SkipShard | Undo,
     Field(discriminator="kind"),
 ]
 
@@ -113,6 +138,9 @@ class Edit(StrictModel):
     change: Change
     stages: tuple[Stage, ...]
     """Weights from ``step`` on; they take the place of all stages from there on. None where weights stay."""
+    amounts: dict[Name, Amount] | None = Field(default=None, exclude_if=_is_none)
+    """Amounts from ``step`` on, of the whole run; a source that is not among them is drawn no more. ``None`` where
+    amounts stay, or the mix gives weights."""
     undoes: Annotated[int, Field(ge=1, le=MOST_EDITS)] | None = None
     """Revision of the edit that it undoes."""
     found: dict[str, str] = Field(default_factory=dict)
@@ -134,8 +162,9 @@ class Edit(StrictModel):
             raise ValueError(
                 "an edit that skips steps has the state behind them, and no other has one"
             )
-        if not self.stages and not isinstance(self.change, SkipSteps | SkipShard | Undo):
-            raise ValueError("an edit of weights has stages")
+        holds = self.stages or self.amounts
+        if not holds and not isinstance(self.change, SkipSteps | SkipShard | Undo):
+            raise ValueError("an edit of weights has stages, one of amounts has amounts")
         if isinstance(self.change, SkipShard) and None in (
             self.change.source,
             self.change.number,
@@ -162,18 +191,28 @@ def require_no_secrets(change: Change) -> None:
             )
 
 
+def said_amount(amount: Amount) -> str:
+    """Return an amount as a command line says it: ``2epochs``."""
+    return f"{getattr(amount, amount.kind):.16g}{amount.kind}"
+
+
 def said_of(change: Change) -> str:
     """Return a change as its command line says it."""
     match change:
         case SetWeights(weights=weights):
-            return "set " + " ".join(f"{name}={weight:g}" for name, weight in weights.items())
+            said = "set " + " ".join(f"{name}={weight:g}" for name, weight in weights.items())
+        case SetAmounts(amounts=amounts):
+            said = "set " + " ".join(f"{n}={said_amount(a)}" for n, a in amounts.items())
+        case AddSource(name=name, amount=Amount() as amount):
+            said = f"add {name} --amount {said_amount(amount)}"
         case AddSource(name=name, weight=weight):
-            return f"add {name} --weight {weight:g}"
+            said = f"add {name} --weight {weight:g}"
         case RetireSource(name=name):
-            return f"retire {name}"
+            said = f"retire {name}"
         case SkipSteps(first=first, stop=stop):
-            return f"skip --steps {first}:{stop}"
+            said = f"skip --steps {first}:{stop}"
         case SkipShard(file=file, source=source):
-            return f"skip --shard {file}" + (f" --source {source}" if source else "")
-        case Undo():
-            return "undo"
+            said = f"skip --shard {file}" + (f" --source {source}" if source else "")
+        case _:
+            said = change.kind
+    return said

@@ -1,4 +1,4 @@
-"""What an edit makes of a mix: its weights from a step on, and a source more."""
+"""What an edit makes of a mix: its weights or amounts from a step on, and a source more."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,15 @@ __all__ = ["edited_mix", "weighted"]
 
 def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
     """Return a mix with one more edit."""
-    if not edit.stages:
+    if edit.amounts is not None:
+        # As in a file: who asks only which sources are drawn from finds them among the weights.
+        stage = Stage(from_step=0, weights=dict.fromkeys(edit.amounts, 1.0))
+        weights = before.mix.model_copy(update={"stages": (stage,), "amounts": edit.amounts})
+    elif edit.stages:
+        kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
+        weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
+    else:
         return before  # it skips something, or lets it be drawn after all
-    kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
-    weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
     sources, change = before.sources, edit.change
     if isinstance(change, AddSource):
         sources = {**sources, change.name: before.inherited(change.source)}

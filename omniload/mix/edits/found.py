@@ -1,14 +1,15 @@
-"""Whether a run that goes on finds what its edits found, and stands where they say."""
+"""Taking a change up, and whether a run that goes on finds what its edits found and stands where they say."""
 
 from collections.abc import Sequence
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.edit import AddSource, Change, Edit
 from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.state import MixState
 
-__all__ = ["found_in", "merged", "require_found", "require_reached"]
+__all__ = ["found_in", "merged", "require_found", "require_reached", "taken_up"]
 
 
 def found_in(change: Change, facts: SourceFacts | None) -> dict[str, str]:
@@ -22,6 +23,32 @@ def found_in(change: Change, facts: SourceFacts | None) -> dict[str, str]:
     if facts is None:
         raise ConfigError(f"source {change.name!r} was not opened before it was added; open it")
     return source_parts(change.name, change.source, facts)
+
+
+def taken_up(
+    history: History,
+    change: Change,
+    step: int,
+    facts: SourceFacts | None,
+    reached: tuple[MixState, Sequence[int]],
+) -> tuple[History, list[int]]:
+    """Return the history with one more edit, and the raw records of each source that it names.
+
+    Args:
+        history: The mix and its edits.
+        change: What is asked for.
+        step: First step that it is to hold at.
+        facts: What was found of a source that it adds.
+        reached: State before the first step that is not planned, and the raw records of each source.
+
+    Raises:
+        ConfigError: As for ``History.edited`` and ``require_drawable``.
+    """
+    _, state = history.entered(reached[0])
+    records_S = [*reached[1], *([] if facts is None else [facts.positions_per_epoch])]
+    after = history.edited(change, step, found_in(change, facts))
+    require_drawable(history, after, state, records_S)
+    return after, records_S
 
 
 def merged(kept: History, carried: Sequence[Edit]) -> History:

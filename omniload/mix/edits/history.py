@@ -2,32 +2,38 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
 
 from omniload.base.errors import ConfigError
 from omniload.base.state import Json
-from omniload.mix.config import MixConfig, SourceConfig, Stage, WeightsConfig
+from omniload.mix.config import MixConfig, Stage, WeightsConfig
+from omniload.mix.edits.amounts import (
+    amounts_under,
+    require_amounts_before,
+    require_counted_alike,
+    spread_anew,
+)
 from omniload.mix.edits.edit import (
     MOST_EDITS,
     AddSource,
     Change,
     Edit,
     RetireSource,
+    SetAmounts,
     SetWeights,
     SkipShard,
     SkipSteps,
     Undo,
     require_no_secrets,
 )
+from omniload.mix.edits.fitting import require_fits
 from omniload.mix.edits.folding import edited_mix, weighted
 from omniload.mix.edits.names import require_known
 from omniload.mix.edits.shards import left_out_of, require_skippable
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.caps import beyond_fractions
-from omniload.mix.schema.cuts import documents_cut
 from omniload.mix.state import MixState
 
 __all__ = ["History", "require_open"]
@@ -58,6 +64,11 @@ class History:
     def latest(self) -> MixConfig:
         """The mix with every edit: it names all sources."""
         return self.of_revision(len(self.edits))
+
+    @property
+    def edited_to(self) -> int:
+        """The last step at which an edit begins to hold; 0 without edits."""
+        return max((edit.step for edit in self.edits), default=0)
 
     def revision_at(self, step: int) -> int:
         """Return the revision that a step is drawn under: the last of the edits that hold at it or held before.
@@ -120,9 +131,11 @@ class History:
         entered = replace(
             state.widened(len(self.of_revision(revision).sources)), mix_revision=revision
         )
-        skips = self._skips(revision)
-        here = [s for s in skips if s.revision > state.mix_revision and s.step == state.step]
-        return self._behind(here[-1], entered) if here else entered
+        skips, known = self._skips(revision), state.mix_revision
+        here = [s for s in skips if s.revision > known and s.step == state.step]
+        if here:
+            entered, known = self._behind(here[-1], entered), here[-1].revision
+        return spread_anew(entered, self, self.edits[known:revision])
 
     def skipped_steps(self, revision: int) -> int:
         """Return how many steps the edits up to a revision leave out: what they drew counts as drawn."""
@@ -211,12 +224,7 @@ class History:
                 nothing to undo, or a source comes with a secret.
         """
         require_no_secrets(change)
-        weighs = not isinstance(change, SkipSteps | SkipShard | Undo)
-        if self.base.mix.amounts is not None and weighs:
-            raise ConfigError(
-                f"the run draws amounts, and {change.kind} changes weights; end it, give other amounts in its mix "
-                "file and start a new run"
-            )
+        require_counted_alike(self.base, change)
         if len(self.edits) >= MOST_EDITS:
             raise ConfigError(
                 f"the run has {len(self.edits)} edits, {MOST_EDITS} at most; end it, put what holds now into its mix "
@@ -224,7 +232,11 @@ class History:
             )
         undoes = self._latest_not_undone() if isinstance(change, Undo) else None
         self._require_behind_skips(change, step, undoes, at_rest=at_rest)
-        stages = self._stages_of(change, step, undoes)
+        require_amounts_before(self, change, step, undoes)
+        if isinstance(change, AddSource):
+            require_fits(self.base, self.latest, change.name, change.source)
+        amounts = amounts_under(self, change, undoes)
+        stages = self._stages_of(change, step, undoes) if amounts is None else []
         if stages:
             self._require_stages(stages, step)
         edit = Edit(
@@ -232,6 +244,7 @@ class History:
             step=step,
             change=change,
             stages=tuple(stages),
+            amounts=amounts,
             undoes=undoes,
             found=dict(found or {}),
             behind=self._kept_behind(change, behind),
@@ -304,7 +317,7 @@ class History:
         return left[-1]
 
     def _stages_under(
-        self, change: SetWeights | AddSource | RetireSource, step: int
+        self, change: SetWeights | SetAmounts | AddSource | RetireSource, step: int
     ) -> list[Stage]:
         """Return the stages from ``step`` on under a change of weights."""
         mix = self.latest
@@ -315,13 +328,7 @@ class History:
                 # A ramp under way ends here; stages that begin later hold as they are declared.
                 later = [stage for stage in mix.mix.stages if stage.from_step > step]
                 return [weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
-            case AddSource(name=name, source=source, weight=weight):
-                self._require_fits(name, source)
-                if name in mix.sources:
-                    raise ConfigError(
-                        f"source {name!r} is in the mix already; choose another name, or give it a weight with "
-                        f"`omniload mix set RUN {name}=WEIGHT`"
-                    )
+            case AddSource(name=name, weight=float(weight)):
                 part = weight / sum(stages[0].weights.values())
                 return [
                     weighted(s, {**s.weights, name: part * sum(s.weights.values())}, step)
@@ -338,28 +345,7 @@ class History:
                     for s in stages
                 ]
             case _:
-                assert_never(change)
-
-    def _require_fits(self, name: str, source: SourceConfig) -> None:
-        """Refuse a source that the mix file could not have had, or whose samples the run was not opened for."""
-        latest = self.latest
-        if source.pair_columns and not any(s.pair_columns for s in latest.sources.values()):
-            raise ConfigError(
-                f"source {name!r} holds preference pairs, and the run has none: its trainer would train on both "
-                "answers; put the source into the mix file and start a run with a loss for pairs"
-            )
-        if source.images_transform and not any(s.images_transform for s in latest.sources.values()):
-            raise ConfigError(
-                f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
-                "on words; put the source into the mix file and start a run that encodes images"
-            )
-        every = {**latest.sources, name: source}
-        try:
-            self.base.inherited(source)
-            for fault in documents_cut(every, latest.pack):
-                raise fault
-        except PydanticCustomError as fault:
-            raise ConfigError(f"source {name!r}: {fault.message()}") from fault
+                raise AssertionError(f"{change.kind} gives no weights")
 
     def _require_stages(self, stages: Sequence[Stage], step: int) -> None:
         """Hold the weights from ``step`` on to the rules of a mix file."""

@@ -5,8 +5,8 @@ steps in it, and they hold at the same steps again::
 
     {"version": 2, "mix": "6b0c...", "edits": [{"revision": 1, "step": 120, ...}], "blake2b": "..."}
 
-``mix`` is a digest of what the edits are edits of. The version is 3 with an edit that skips a shard, else 2 with one
-that skips steps, else 1.
+``mix`` is a digest of what the edits are edits of. The version is 4 with an edit that changes amounts, else 3 with one
+that skips a shard, else 2 with one that skips steps, else 1.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _MOST_BYTES = 1 << 30
 
 
 class _Kept(StrictModel):
-    version: Literal[1, 2, 3] = 1
+    version: Literal[1, 2, 3, 4] = 1
     mix: str
     edits: Annotated[tuple[Edit, ...], Field(max_length=MOST_EDITS)]
 
@@ -76,9 +76,11 @@ def write_history(run_dir: Path, history: History) -> None:
     Raises:
         StateError: The disk is full, or the folder cannot be written.
     """
-    version: Literal[1, 2, 3] = 2 if any(edit.behind for edit in history.edits) else 1
+    version: Literal[1, 2, 3, 4] = 2 if any(edit.behind for edit in history.edits) else 1
     if any(isinstance(edit.change, SkipShard) for edit in history.edits):
         version = 3
+    if any(edit.amounts is not None for edit in history.edits):
+        version = 4
     kept = _Kept(version=version, mix=_digest(history.base), edits=history.edits)
     content: dict[str, Json] = kept.model_dump(mode="json")
     write_whole(run_dir / EDITS_NAME, orjson.dumps(sealed(content)), durable=True)

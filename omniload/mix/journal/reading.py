@@ -117,7 +117,7 @@ def state_before(
     step: int,
     base: MixState,
     records: Sequence[StepRecord],
-    weights_at_step: Callable[[int], Sequence[int]],
+    weights_by_state: Callable[[MixState], Sequence[int]],
     entering: Entering = _as_it_is,
 ) -> MixState:
     """Fold records into ``base`` until ``step`` is next.
@@ -126,7 +126,7 @@ def state_before(
         step: Step that the state stands before.
         base: State that the journal begins with.
         records: Its records.
-        weights_at_step: Integer weights at a step.
+        weights_by_state: Integer weights of the step that a state stands before.
         entering: What edits make of a state as a step of another revision begins.
 
     Raises:
@@ -136,7 +136,8 @@ def state_before(
     for record in records:
         if state.step == step:
             break
-        state = record.applied_to(entering(state, record.revision), weights_at_step(record.step))
+        begun = entering(state, record.revision)
+        state = record.applied_to(begun, weights_by_state(begun))
     if state.step != step:
         raise StateError(
             f"the journal covers steps {base.step} to {base.step + len(records)}, step {step} is outside; "
@@ -170,7 +171,7 @@ def states_in(
     tail: Tail,
     base: MixState,
     names: Sequence[str],
-    weights_at_step: Callable[[int], Sequence[int]],
+    weights_by_state: Callable[[MixState], Sequence[int]],
     entering: Entering = _as_it_is,
 ) -> list[MixState]:
     """Return the state that a journal's end begins with, which is ``base``, and that after each of its steps.
@@ -182,5 +183,5 @@ def states_in(
     for stored in tail.records:
         record = StepRecord.from_json(stored, names)
         begun = entering(states[-1], record.revision)
-        states.append(record.applied_to(begun, weights_at_step(record.step)))
+        states.append(record.applied_to(begun, weights_by_state(begun)))
     return states

@@ -74,7 +74,8 @@ class Amount(StrictModel):
     @override
     def __str__(self) -> str:
         amount = getattr(self, self.kind)
-        return f"{amount:,g} {self.kind[:-1] if amount == 1 else self.kind}"
+        said = f"{amount:,}" if isinstance(amount, int) else f"{amount:,.16g}"
+        return f"{said} {self.kind[:-1] if amount == 1 else self.kind}"
 
 
 class AmountGroup(StrictModel):

@@ -15,6 +15,7 @@ from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.writing import write_whole
+from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
@@ -367,3 +368,49 @@ def test_the_document_behind_a_spike_is_named_by_its_loss(mix_path, tmp_path):
     told_losses = [-1 if piece["loss"] is None else piece["loss"] for piece in told]
     assert told_losses == sorted(told_losses, reverse=True)
     assert told_losses[0] > 5
+
+
+def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    amounts = {"ids": {"tokens": 3000}, "text": {"epochs": 1.5}}
+    mix_path = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"amounts": amounts})
+    run_dir, books = tmp_path / "run", tmp_path / "books.yaml"
+    write_run_record(run_dir, mix_path, {"dp": 1})
+    write_texts(tmp_path / "books.jsonl", [f"book {i} " * (i % 9 + 1) for i in range(40)])
+    declared = {"books": {"type": "jsonl", "path": "books.jsonl"}}
+    books.write_text(yaml.safe_dump({"sources": declared}), encoding="utf-8")
+
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+        digests = taken_by([client], 3)
+        saved = json.loads(json.dumps(client.state_dict()))
+        grown = json_of("set", run_dir, "ids=6ktokens", "text=3epochs")
+        added = json_of("add", run_dir, "books", "--from", books, "--amount", "1epoch")
+        below = run_mix("set", run_dir, "ids=1token")
+        digests += taken_by([client], 2 * AHEAD)
+
+    assert grown["amounts"] == {
+        "ids": ["3,000 tokens", "6,000 tokens"],
+        "text": ["1.5 epochs", "3 epochs"],
+    }
+    assert added["amounts"] == {"books": [None, "1 epoch"]}
+    assert isinstance(below.exception, ConfigError)
+    assert "are drawn; give at least that much" in str(below.exception)
+    # At rest: from the first step that was never planned.
+    json_of("set", run_dir, "text=2epochs")
+    assert run_mix("set", run_dir, "ids=1token").exception is not None
+    shown = json_of("show", run_dir)
+    assert [edit["change"]["kind"] for edit in shown["edits"]] == [
+        "set_amounts",
+        "add",
+        "set_amounts",
+    ]
+    spec = a_spec(mix_path, run_dir=run_dir, state=saved)
+    with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+        again = [combined([batch_digest(b)]) for b in iter(client.next_batch, None)]
+    assert again[: len(digests) - 3] == digests[3:]
+    progress = {source["name"]: source for source in json_of("show", run_dir)["sources"]}
+    assert 6000 <= progress["ids"]["drawn"] < 6000 + 64
+    assert [progress[name]["epochs"] for name in ("text", "books")] == [2, 1]
+    assert [each["target"] for each in progress.values()] == pytest.approx([1, 1, 1], abs=0.03)
+    history = read_history(run_dir, load_mix(mix_path)[0])
+    assert replayed(a_spec(mix_path, edits=history.edits), 3 + len(again)) == digests[:3] + again

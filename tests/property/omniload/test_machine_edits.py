@@ -22,7 +22,7 @@ from omniload.mix.edits.kept import edits_in, read_history, write_history
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.possible import require_possible
-from omniload.mix.progress import weights_by_step
+from omniload.mix.progress import weights_by_state
 from omniload.mix.schedule import stages_from, weights_at
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
@@ -198,7 +198,7 @@ def test_the_journal_and_the_edits_fold_to_the_planners_own_states(mix, asked, w
     start = MixState.start(len(mix.names))
 
     for step, saved in simulation.states.items():
-        folded = state_before(step, start, read, weights_by_step(history), history.entering)
+        folded = state_before(step, start, read, weights_by_state(history), history.entering)
         revision = folded.mix_revision
         found = history.found_by(revision, simulation.planner.fingerprint)
         carried = history.carried_by(revision)
@@ -239,7 +239,7 @@ def skipping(simulation, first, stop):
     history = simulation.history
     read = [StepRecord.from_json(r, history.latest.names) for r in simulation.journal]
     start = MixState.start(len(history.base.names))
-    behind = state_before(stop, start, read, weights_by_step(history), history.entering)
+    behind = state_before(stop, start, read, weights_by_state(history), history.entering)
     change = SkipSteps(first=first, stop=stop)
     return history.edited(change, first, behind=behind, at_rest=True)
 

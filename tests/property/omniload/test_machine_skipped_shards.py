@@ -14,7 +14,7 @@ from omniload.mix.edits.edit import SetWeights, SkipShard, Undo
 from omniload.mix.edits.history import History
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
-from omniload.mix.progress import weights_by_step
+from omniload.mix.progress import weights_by_state
 from omniload.mix.state import MixState
 from tests.property.omniload.test_machine_edits import (
     NAMES,
@@ -104,7 +104,7 @@ def test_the_journal_and_the_edits_fold_to_the_planners_own_states(mix, asked, w
     start = MixState.start(len(mix.names))
 
     for step, saved in simulation.states.items():
-        folded = state_before(step, start, read, weights_by_step(history), history.entering)
+        folded = state_before(step, start, read, weights_by_state(history), history.entering)
         revision = folded.mix_revision
         found = history.found_by(revision, simulation.planner.fingerprint)
         carried = history.carried_by(revision)

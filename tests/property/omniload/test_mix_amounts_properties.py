@@ -15,7 +15,7 @@ from omniload.machine import queue
 from omniload.mix.edits.history import History
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
-from omniload.mix.progress import weights_by_step
+from omniload.mix.progress import weights_by_state
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.plane.builders import a_mix, tokens_of
@@ -147,7 +147,7 @@ def test_the_journal_folds_to_the_planners_states(world, first_read):
     records = [
         StepRecord.from_json(json.loads(json.dumps(r)), mix.names) for r in simulation.journal
     ]
-    weights = weights_by_step(History(mix), simulation.planner.fingerprint)
+    weights = weights_by_state(History(mix), simulation.planner.fingerprint)
 
     for step, state in simulation.states.items():
         folded = state_before(step, start, records, weights)

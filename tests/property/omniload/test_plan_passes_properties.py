@@ -16,7 +16,7 @@ from omniload.machine import queue
 from omniload.mix.edits.history import History
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
-from omniload.mix.progress import weights_by_step
+from omniload.mix.progress import weights_by_state
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.plane.builders import a_mix, tokens_of
@@ -175,7 +175,7 @@ def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
     ]
 
     for step, state in simulation.states.items():
-        folded = state_before(step, start, records, weights_by_step(History(mix)))
+        folded = state_before(step, start, records, weights_by_state(History(mix)))
         assert folded.to_json(mix.names, simulation.planner.fingerprint) == state
 
 

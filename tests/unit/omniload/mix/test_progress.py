@@ -1,5 +1,7 @@
 """How far a run has come, folded from its journal."""
 
+from dataclasses import replace
+
 import pytest
 
 from omniload.base.errors import StateError
@@ -12,8 +14,9 @@ from omniload.machine.messages import (
 )
 from omniload.mix.deficit import integer_weights
 from omniload.mix.edits.history import History
-from omniload.mix.progress import fold, progress_of, weights_by_step
+from omniload.mix.progress import fold, progress_of, weights_by_state
 from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix, a_planner, a_table, resealed
 
 
@@ -131,14 +134,14 @@ def test_a_fingerprint_that_does_not_say_how_many_records_there_are_is_refused(w
         progress_of(History(a_mix()), base, records)
 
 
-def test_weights_by_step_are_those_of_the_schedule():
+def test_weights_by_state_are_those_of_the_schedule():
     stages = [
         {"from_step": 0, "weights": {"web": 1, "code": 1}},
         {"from_step": 3, "ramp_steps": 3, "weights": {"web": 1, "code": 4}},
     ]
     mix = a_mix(mix={"stages": stages})
-    weights = weights_by_step(History(mix))
+    weights = weights_by_state(History(mix))
 
-    found = [weights(step) for step in range(9)]
+    found = [weights(replace(MixState.start(2), step=step)) for step in range(9)]
 
     assert found == [integer_weights(weights_at(mix.mix.stages, mix.names, k)) for k in range(9)]

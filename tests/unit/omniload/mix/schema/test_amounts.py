@@ -11,6 +11,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.schedule import amounts_S, draw_weights_at
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.caps import require_amounts
+from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
 
 NAMES = ("code", "web")
@@ -49,7 +50,7 @@ def test_units_of_a_mix_are_its_weights():
     mix = with_amounts({"web": {"epochs": 3}, "code": {"tokens": "6k"}})
 
     assert amounts_S(mix, [10, 1000]) == [6000, 3000]
-    code, web = draw_weights_at(mix, 5, [10, 1000])
+    code, web = draw_weights_at(mix, MixState.start(2), [10, 1000])
     assert abs(code - 2 * web) <= 2
 
 
@@ -162,5 +163,7 @@ def test_too_few_steps_are_refused_with_wanted_and_got():
 def test_weights_are_not_set_where_amounts_are_drawn():
     history = History(with_amounts({"web": {"epochs": 1}, "code": {"epochs": 1}}))
 
-    with pytest.raises(ConfigError, match="the run draws amounts, and set changes weights"):
+    with pytest.raises(
+        ConfigError, match=r"the run draws amounts, and web=2 is a weight; say .* web=2epochs"
+    ):
         history.edited(SetWeights(weights={"web": 2}), 4)

@@ -1,0 +1,79 @@
+"""What ``omniload mix set`` is told: a weight or an amount of each source."""
+
+import math
+import re
+
+from pydantic import ValidationError
+
+from omniload.base.errors import ConfigError
+from omniload.mix.edits.edit import SetAmounts, SetWeights
+from omniload.mix.schema.amounts import Amount
+
+__all__ = ["amount_of", "what_is_set"]
+
+_AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
+
+
+def what_is_set(texts: tuple[str, ...]) -> SetWeights | SetAmounts:
+    """Return the change that ``web=0.2 code=0.8`` or ``web=2epochs code=5Gtokens`` asks for.
+
+    Raises:
+        ConfigError: A text is neither, or a source is named twice, or both are given.
+    """
+    weights: dict[str, float] = {}
+    amounts: dict[str, Amount] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        weight, amount = _weight_of(value), amount_of(value)
+        if not name or (weight is None and amount is None):
+            raise ConfigError(
+                f"{text!r} is no weight of a source; say NAME=NUMBER, as web=0.2, or of a run that draws amounts "
+                "NAME=AMOUNT, as web=2epochs, code=5Gtokens or chat=50ksamples"
+            )
+        if name in weights or name in amounts:
+            before = f"{weights[name]:g}" if name in weights else str(amounts[name])
+            raise ConfigError(f"source {name!r} has two weights, {before} and {value}; give it one")
+        if amount is not None:
+            amounts[name] = amount
+        elif weight is not None:
+            weights[name] = weight
+    if weights and amounts:
+        raise ConfigError(
+            f"{next(iter(weights))} is given a weight and {next(iter(amounts))} an amount; a run has one or the other"
+        )
+    fields = {"amounts": amounts} if amounts else {"weights": weights}
+    try:
+        return (SetAmounts if amounts else SetWeights).model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_fault(each) for each in error.errors())) from error
+
+
+def _fault(fault: object) -> str:
+    assert isinstance(fault, dict), "as pydantic gives them"
+    where = ".".join(map(str, fault["loc"]))
+    return f"{where}: {fault['msg']} (found {fault['input']!r:.60})"
+
+
+def _weight_of(value: str) -> float | None:
+    try:
+        weight = float(value)
+    except ValueError:
+        return None
+    return None if math.isnan(weight) else weight
+
+
+def amount_of(value: str) -> Amount | None:
+    """Return the amount that a text such as ``2epochs`` or ``5Gtokens`` means; ``None`` where it is none.
+
+    Raises:
+        ConfigError: It is one that no mix file may give.
+    """
+    found = _AMOUNT.fullmatch(value)
+    if found is None:
+        return None
+    number, kind = found[1], f"{found[2]}s"
+    try:
+        return Amount.model_validate({kind: float(number) if kind == "epochs" else number})
+    except ValueError as error:  # a ValidationError is one too
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(f"{value!r:.60} is no amount: {said}; say 2epochs or 5Gtokens") from error

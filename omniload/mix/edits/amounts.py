@@ -1,0 +1,230 @@
+"""Changes of how much of its sources a run draws: what holds under one, and whether it can still be met.
+
+What was drawn stays, and the rest of every amount is spread anew from the step on at which the edit
+begins to hold::
+
+    web   {epochs: 1} of 900 records, 450 drawn      set web=2epochs      1,350 records are left
+    code  {tokens: 60k}, 30k drawn                                        30,000 tokens are left
+
+A source goes on in the unit that it is counted in. Records are counted by its cursor, so that any source can be given
+epochs; of its samples or tokens nothing is kept that was not counted from the first step on.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig
+from omniload.mix.edits.edit import AddSource, Change, Edit, RetireSource, SetAmounts, SetWeights
+from omniload.mix.edits.names import require_known
+from omniload.mix.schedule import drawn_in
+from omniload.mix.schema.amounts import Amount
+from omniload.mix.state import MixState
+
+if TYPE_CHECKING:
+    from omniload.mix.edits.history import History
+
+__all__ = [
+    "amounts_under",
+    "differing",
+    "require_amounts_before",
+    "require_counted_alike",
+    "require_drawable",
+    "spread_anew",
+]
+
+
+def require_counted_alike(mix: MixConfig, change: Change) -> None:
+    """Refuse weights for a run that draws amounts, and amounts for one that draws by weight.
+
+    Raises:
+        ConfigError: With what to say instead.
+    """
+    has_amounts = mix.mix.amounts is not None
+    match change:
+        case SetWeights(weights=weights) if has_amounts:
+            raise ConfigError(
+                f"the run draws amounts, and {next(iter(weights))}={next(iter(weights.values())):g} is a weight; say "
+                "how much is to be drawn in all, as web=2epochs, code=5Gtokens or chat=50ksamples"
+            )
+        case SetAmounts(amounts=amounts) if not has_amounts:
+            raise ConfigError(
+                f"the run draws by weight, and {next(iter(amounts))} is given {next(iter(amounts.values()))}; say a "
+                "weight, as web=0.2: a run draws amounts whose mix file has mix.amounts from the start"
+            )
+        case AddSource(name=name, amount=amount) if has_amounts != (amount is not None):
+            wanted = "--amount, as --amount 2epochs" if has_amounts else "--weight, as --weight 0.3"
+            raise ConfigError(
+                f"source {name!r} comes with {'a weight' if has_amounts else 'an amount'}, and the run draws "
+                f"{'amounts' if has_amounts else 'by weight'}; give {wanted}"
+            )
+
+
+def amounts_under(
+    history: "History", change: Change, undoes: int | None
+) -> dict[str, Amount] | None:
+    """Return the amounts that hold under a change; ``None`` where it leaves them as they are.
+
+    Raises:
+        ConfigError: It names a source that is not there, or retires one that draws no more; no source would be left,
+            or one would come more often than its ``max_repetition``.
+    """
+    held = history.latest.mix.amounts
+    if held is None:
+        return None
+    sources = dict(history.latest.sources)
+    match change:
+        case SetAmounts(amounts=amounts):
+            require_known(amounts, history.latest.names)
+            wanted = {**held, **amounts}
+        case AddSource(name=name, amount=Amount() as amount):
+            wanted, sources[name] = {**held, name: amount}, change.source
+        case RetireSource(name=name):
+            require_known([name], history.latest.names)
+            wanted = _without(held, name)
+        case _ if undoes is not None and history.edits[undoes - 1].amounts is not None:
+            return history.of_revision(undoes - 1).mix.amounts
+        case _:
+            return None
+    for name, amount in wanted.items():
+        cap = sources[name].max_repetition or math.inf
+        if amount.epochs is not None and amount.epochs > cap:
+            raise ConfigError(
+                f"{name} wants {amount}, and its max_repetition is {cap:g}; lower the amount"
+            )
+    return wanted
+
+
+def _without(held: Mapping[str, Amount], name: str) -> dict[str, Amount]:
+    if name not in held:
+        raise ConfigError(f"source {name!r} has no amount left; it is retired already")
+    if len(held) == 1:
+        raise ConfigError(
+            f"no source would have an amount without {name!r}; end the run, or give one to another source first"
+        )
+    return {n: amount for n, amount in held.items() if n != name}
+
+
+def differing(
+    before: Mapping[str, Amount], after: Mapping[str, Amount]
+) -> dict[str, tuple[str | None, str | None]]:
+    """Return the amounts that differ, by source; ``None`` where it has none."""
+    names = [*before, *(name for name in after if name not in before)]
+    said_before = {name: str(amount) for name, amount in before.items()}
+    said_after = {name: str(amount) for name, amount in after.items()}
+    pairs = {name: (said_before.get(name), said_after.get(name)) for name in names}
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+
+
+def require_amounts_before(
+    history: "History", change: Change, step: int, undoes: int | None
+) -> None:
+    """Refuse to change what comes before a change of amounts: what was drawn by then would be another amount.
+
+    Raises:
+        ConfigError: Naming the edit.
+    """
+    gone = {undoes, *(edit.undoes for edit in history.edits)}
+    later = [e for e in history.edits if e.amounts is not None and e.revision not in gone]
+    if later and step < later[-1].step:
+        raise ConfigError(
+            f"step {step} lies before step {later[-1].step}, from which on edit {later[-1].revision} spreads what is "
+            f"left of the amounts: with another mix before it, that would be another rest; say --at {later[-1].step} "
+            f"or later, or undo that edit first ({change.kind} was asked for)"
+        )
+
+
+def require_drawable(
+    before: "History", after: "History", state: MixState, records_S: Sequence[int]
+) -> None:
+    """Refuse amounts that the last edit of ``after`` gives and that no run can meet any more.
+
+    Args:
+        before: The history without that edit.
+        after: The history with it.
+        state: State before the first step that is not planned.
+        records_S: Raw records of each source, one that it adds too.
+
+    Raises:
+        ConfigError: More is drawn already; or it counts in a unit in which nobody counted; or it may be too little by
+            a step that is still to come.
+    """
+    edit = after.edits[-1]
+    held = before.latest.mix.amounts or {}
+    state = state.widened(len(records_S))
+    for s, name in enumerate(after.latest.names):
+        wanted, now = (edit.amounts or {}).get(name), held.get(name)
+        if wanted is None or wanted == now:
+            continue
+        if not (units := wanted.units(records_S[s])):
+            raise ConfigError(
+                f"{name}: {wanted} of {records_S[s]:,} records are less than one record; raise it"
+            )
+        if name not in before.latest.names:
+            continue
+        counted = _counted_in(before, name)
+        if wanted.kind not in (counted.kind, "epochs"):
+            raise ConfigError(
+                f"{name} is counted in {_UNITS[counted.kind]} ({counted}), and {wanted} would be {wanted.kind} from "
+                f"the first step on, which nobody has counted; give it epochs"
+                + ("" if counted.kind == "epochs" else f" or {counted.kind}")
+            )
+        if edit.step > state.step and (
+            wanted.kind != counted.kind or now is None or units < now.units(records_S[s])
+        ):
+            raise ConfigError(
+                f"{name} would have {wanted} in place of {now or 'none'} from step {edit.step} on, and what is drawn "
+                f"by then is known when it comes; the next step is {state.step}: say --at next"
+            )
+        drawn = drawn_in(wanted.kind, state, s)
+        # Tokens end with the piece that reaches them, a row at most.
+        over = after.base.pack.length - 1 if wanted.kind == "tokens" else 0
+        if drawn > units + over:
+            raise ConfigError(
+                f"{name}: {wanted} are {units:,} {_UNITS[wanted.kind]}, and before step {state.step} {drawn:,} are "
+                f"drawn; give at least that much, or say omniload mix retire RUN {name} to draw no more of it"
+            )
+
+
+_UNITS = {"epochs": "records", "samples": "samples", "tokens": "tokens"}
+
+
+def _counted_in(history: "History", name: str) -> Amount:
+    """Return the amount that a source had last: its unit is the one that was counted."""
+    for revision in range(len(history.edits), -1, -1):
+        amount = (history.of_revision(revision).mix.amounts or {}).get(name)
+        if amount is not None:
+            return amount
+    raise AssertionError(f"{name} had no amount, and is in a mix of amounts")
+
+
+def spread_anew(state: MixState, history: "History", edits: Sequence[Edit]) -> MixState:
+    """Return ``state`` as the rest of the amounts that ``edits`` give is spread from it on.
+
+    Args:
+        state: State before the step, of all sources.
+        history: All edits.
+        edits: Those that begin to hold, in order.
+    """
+    changing = [edit for edit in edits if edit.amounts is not None]
+    if not changing:
+        return state
+    drawn_S = list(state.drawn_S)
+    for edit in changing:
+        before = history.of_revision(edit.revision - 1).mix.amounts or {}
+        for s, name in enumerate(history.of_revision(edit.revision).names):
+            now = (edit.amounts or {}).get(name)
+            if now is not None and now.kind == "epochs" and _kind(before, name) != "epochs":
+                drawn_S[s] = drawn_in("epochs", state, s)
+    return replace(
+        state,
+        drawn_S=tuple(drawn_S),
+        since_S=tuple(drawn_S) if any(drawn_S) else (),
+        credits_S=(0,) * len(drawn_S),
+    )
+
+
+def _kind(amounts: Mapping[str, Amount], name: str) -> str | None:
+    return amounts[name].kind if name in amounts else None
