@@ -274,6 +274,11 @@ class Simulation:
             for step in range(first, self._end)
         ]
 
+    def ended_at(self) -> tuple[int, JsonObject]:
+        """Return the step that the data ended before, and the state before it."""
+        assert self._end is not None, "it has ended"
+        return self._end, self._saved_at(self._end)
+
     def _added(self) -> list[str]:
         changes = [change for change, _ in self.changes]
         return [change.name for change in changes if isinstance(change, AddSource)]

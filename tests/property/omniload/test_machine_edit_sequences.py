@@ -1,0 +1,28 @@
+"""Of runs that are edited, killed and resumed elsewhere again and again nothing is lost, and nothing comes twice.
+
+A model that goes through the records by position (``tests.support.plane.edit_sequences``) says what is due.
+"""
+
+from collections import Counter
+
+import pytest
+
+from tests.support.plane.edit_sequences import run_sequence
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.soak)])
+def test_of_a_run_that_is_edited_and_killed_nothing_is_lost_or_repeated(count):
+    kinds: Counter[str] = Counter()
+    lives = killed = 0
+    for seed in range(count):
+        try:
+            run = run_sequence(seed)
+        except Exception as error:
+            error.add_note(f"sequence {seed}")
+            raise
+        kinds.update(edit.change.kind for edit in run.history.edits)
+        lives, killed = lives + run.lives, killed + run.killed
+
+    assert kinds.keys() == {"set", "set_amounts", "add", "retire", "undo", "skip", "skip_shard"}
+    assert lives > 2 * count
+    assert killed > count
