@@ -27,6 +27,7 @@ _PLACES = {
     "steer": "omniload.commands.edits.steer:steer",
     "top": "omniload.commands.runs.top:top",
     "undo": "omniload.commands.edits.verbs:undo",
+    "watch": "omniload.commands.edits.watch:watch",
 }
 """Where each verb lies: a command that reads a file does not load what opens a data plane."""
 

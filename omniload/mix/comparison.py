@@ -7,7 +7,7 @@ from typing import Any
 from omniload.mix.edits.history import History
 from omniload.mix.schedule import boundaries
 
-__all__ = ["Difference", "MixDifference", "differences_of", "first_other"]
+__all__ = ["Difference", "MixDifference", "differences_of", "first_other", "leaves_of"]
 
 _TELL_APART = 6
 _ROUNDING = 1e-12
@@ -45,7 +45,7 @@ class MixDifference:
 
 def differences_of(one: History, other: History) -> MixDifference:
     """Compare two mixes with their edits."""
-    mixes = [_flat(history.latest.model_dump(mode="json")) for history in (one, other)]
+    mixes = [leaves_of(history.latest.model_dump(mode="json")) for history in (one, other)]
     keys = sorted({*mixes[0], *mixes[1]})
     step, moved = _first_shares(one, other)
     left_out_step, left_out = _first_left_out(one, other)
@@ -120,7 +120,8 @@ def first_other(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
     return next((s for s in sorted(one.keys() & other.keys()) if one[s] != other[s]), None)
 
 
-def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+def leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a mix, as ``model_dump`` gives it, by dotted key; all but stages."""
     return dict(_leaves(content, ""))
 
 

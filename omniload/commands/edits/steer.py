@@ -1,19 +1,18 @@
 """``omniload mix steer``: a policy moves the weights of a run while it goes on, by edits like anybody's."""
 
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
-from omniload.actors.status_file import read_status
 from omniload.base.config import load_yaml
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.settings.registry import registered
 from omniload.base.state import JsonObject
 from omniload.commands.display import emit_json, output, say
 from omniload.commands.edits.asking import change_mix, planned_to
+from omniload.commands.edits.pulse import Pulse
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights
 from omniload.mix.edits.history import History
@@ -27,10 +26,6 @@ from omniload.mix.schema.policies import LossPolicy, RegisteredPolicy, RewardPol
 __all__ = ["Steering", "steer"]
 
 _LOOK_S = 1.0
-_GONE_S = 60.0
-"""A status that is older is of a plane that has ended: a restart of its job takes less, or steering is begun again."""
-_UP_S = 5.0
-"""One that is younger is of a plane that is up."""
 _ANSWER_S = 60.0
 
 
@@ -145,14 +140,14 @@ def _decide_until_it_ends(run: Path, steering: Steering, *, as_json: bool) -> No
     Raises:
         StateError: None was.
     """
-    pulse = _Pulse(run)
-    if _UP_S < pulse.silent_s() < _GONE_S:
+    pulse = Pulse(run)
+    if pulse.is_quiet:
         click.echo(
             f"no data plane of {run} is up at this moment; steering goes on if one is started soon",
             err=True,
         )
     try:
-        while pulse.silent_s() < _GONE_S:
+        while not pulse.is_gone:
             try:
                 said = steering.look()
             except UnavailableError as error:  # a plane that is busy, or being started again
@@ -165,41 +160,10 @@ def _decide_until_it_ends(run: Path, steering: Steering, *, as_json: bool) -> No
         return
     if not pulse.was_up:
         raise StateError(
-            f"{run}: no data plane is up, and none was for {_GONE_S:g} s; start the run and steer it then, or decide "
-            "once for a run that is to go on later, with --once"
+            f"{run}: no data plane is up, and none was for {pulse.patience_s:g} s; start the run and steer it then, or "
+            "decide once for a run that is to go on later, with --once"
         )
     click.echo(f"the data plane of {run} has ended; its weights stay as they are", err=True)
-
-
-class _Pulse:
-    """Whether the plane of a run is up: its status is written every second.
-
-    The time in it is that of another clock, be it of this host: it may lie in the future. So what counts is when it was
-    seen to change, and its age at the first look alone.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self._run = run
-        self._written_at = self._status()
-        age_s = math.inf if self._written_at is None else time.time() - self._written_at
-        self.was_up = 0 <= age_s <= _UP_S
-        """Whether it was seen to be up."""
-        silent_s = 2 * _UP_S if age_s < 0 else min(age_s, _GONE_S)
-        self._changed_s = time.monotonic() - silent_s
-
-    def silent_s(self) -> float:
-        """Return for how long the status has not changed."""
-        written_at = self._status()
-        if written_at is not None and written_at != self._written_at:
-            self._written_at, self._changed_s = written_at, time.monotonic()
-            self.was_up = True
-        return time.monotonic() - self._changed_s
-
-    def _status(self) -> float | None:
-        try:
-            return read_status(self._run).written_at
-        except StateError:
-            return None
 
 
 def _tell(said: JsonObject, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ import omniload
 from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.config import checked
 from omniload.base.errors import StateError
-from omniload.commands.edits import steer
+from omniload.commands.edits import pulse, steer
 from omniload.commands.edits.steer import Steering
 from omniload.mix.edits.kept import EDITS_NAME
 from omniload.mix.schema.policies import SteeringConfig
@@ -103,7 +103,7 @@ def test_a_decision_is_due_every_so_many_steps(mix_path, tmp_path):
 
 def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatch):
     monkeypatch.setattr(steer, "_LOOK_S", 0.01)
-    monkeypatch.setattr(steer, "_GONE_S", 3.0)
+    monkeypatch.setattr(pulse, "_GONE_S", 3.0)
     run, found = tmp_path / "run", []
     file = a_file(tmp_path, type="loss", rate=1.0)
     with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
@@ -125,8 +125,8 @@ def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatc
 def test_a_run_that_has_ended_is_told_as_one(mix_path, tmp_path, monkeypatch, age_s, options):
     """By its status, which a clock that went ahead may have written."""
     monkeypatch.setattr(steer, "_LOOK_S", 0.01)
-    monkeypatch.setattr(steer, "_GONE_S", 3.0)
-    monkeypatch.setattr(steer, "_UP_S", 1.0)
+    monkeypatch.setattr(pulse, "_GONE_S", 3.0)
+    monkeypatch.setattr(pulse, "_UP_S", 1.0)
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
         taken(loader, 2, {})

@@ -1,0 +1,202 @@
+"""``omniload mix watch``: a run is made to be as its mix file says, at each save, by edits like anybody's."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from omniload.base.config import line_of, parse_yaml
+from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
+from omniload.commands.display import emit_json, output, say
+from omniload.commands.edits.asking import change_mix, planned_to
+from omniload.commands.edits.fragments import placed
+from omniload.commands.edits.pulse import Pulse
+from omniload.commands.edits.saves import Mark, Saves, mark_of
+from omniload.commands.options import json_option, run_argument
+from omniload.mix.config import MixConfig, SourceConfig, load_mix
+from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.edit import said_of
+from omniload.mix.edits.kept import read_history
+from omniload.mix.edits.wanted import Asked, later_keys, wanted_of
+from omniload.mix.run_record import read_run_record
+
+__all__ = ["Watching", "watch"]
+
+_LOOK_S = 0.1
+_AGAIN_S = 1.0
+"""Seconds until a plane that did not answer is asked again."""
+_ANSWER_S = 60.0
+
+
+@dataclass(slots=True)
+class Watching:
+    """Makes one run be as one file says."""
+
+    run: Path
+    file: Path
+    _before: MixConfig | None = field(default=None, init=False)
+    """What the file said when it was read last."""
+
+    def asked(self) -> tuple[list[Asked], list[str]]:
+        """Return the changes that lead to what the file says now, and what in it holds from the next start on.
+
+        Raises:
+            ConfigError: The file is faulty, or asks for what no change can do: every fault with its line.
+            OmniloadError: The run's folder does not say what holds.
+        """
+        wanted, folder = load_mix(self.file)
+        life = read_run_record(self.run).last
+        declared = parse_yaml(life.text, MixConfig, name=str(life.mix_path))
+        history = read_history(self.run, life.mix())
+        step = planned_to(self.run, history)
+        placing = _placing(folder), _placing(life.base_dir)
+        found = wanted_of(wanted, declared, history, step, placing)
+        if found.refused:
+            raise ConfigError(
+                "\n".join(
+                    f"{self.file}:{line_of(self.file, *fault.at) or 1}: "
+                    f"{'.'.join(map(str, fault.at))} {fault.said}"
+                    for fault in found.refused
+                )
+            )
+        later = [] if self._before is None else later_keys(wanted, self._before)
+        self._before = wanted
+        return list(found.changes), later
+
+    def taken(self, asked: list[Asked]) -> Iterator[EditTaken]:
+        """Have changes taken up, one after the other; yield what became of each.
+
+        Raises:
+            OmniloadError: One is refused, and those behind it are not asked for; those before it hold.
+        """
+        for done, (change, at) in enumerate(asked):
+            try:
+                yield change_mix(self.run, change, at, _ANSWER_S)
+            except OmniloadError as error:
+                left = "; ".join(said_of(change) for change, _ in asked[done:])
+                error.add_note(
+                    f"{done} of {len(asked)} changes hold; not asked for, or refused: {left}"
+                )
+                raise
+
+
+def _placing(folder: Path) -> Callable[[SourceConfig], SourceConfig]:
+    return lambda source: placed(source, folder.resolve())
+
+
+@click.command("watch")
+@run_argument
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Have the run be as FILE says now, and end.")
+@json_option
+def watch(run: Path, file: Path, once: bool, as_json: bool) -> None:
+    """Have the mix of RUN be as FILE says, now and at each save of it.
+
+    FILE is a copy of the mix file, which a resume needs as it was. Weights, amounts, and which sources
+    there are may change; each change is an edit, as if it had been typed. A file with a fault changes
+    nothing, and the run goes on with what it has. The command ends with the run; Ctrl-C ends it, not the
+    run.
+
+    \b
+    Example:
+      omniload mix watch demo/run live.yaml
+      omniload mix watch demo/run live.yaml --once
+    """  # noqa: D301 -- click's own marker
+    watching = Watching(run, file)
+    _require_a_copy(file, read_run_record(run).last.mix_path)  # a folder of no run is told at once
+    if once:
+        _apply(watching, None, as_json=as_json)
+        return
+    _watch_until_it_ends(watching, as_json=as_json)
+
+
+def _require_a_copy(file: Path, mix_path: Path) -> None:
+    """Refuse the file that the run was started with: resumed with another text, its edits would be of another mix.
+
+    Raises:
+        ConfigError: It is that file.
+    """
+    if file.resolve() == mix_path:
+        raise ConfigError(
+            f"{file} is the mix file that the run was started with, and a resume needs it as it was; copy it, as "
+            f"{file.with_stem('live')}, and edit and watch the copy"
+        )
+
+
+def _watch_until_it_ends(watching: Watching, *, as_json: bool) -> None:
+    """Apply each save for as long as the plane of the run is up.
+
+    Raises:
+        StateError: None was.
+    """
+    pulse, saves, said = Pulse(watching.run), Saves(), ""
+    if pulse.is_quiet:
+        click.echo(
+            f"no data plane of {watching.run} is up at this moment; watching goes on if one is started soon",
+            err=True,
+        )
+    ask_from_s = 0.0
+    try:
+        while not pulse.is_gone:
+            mark, now_s = mark_of(watching.file), time.monotonic()
+            if now_s >= ask_from_s and saves.look(mark, now_s):
+                try:
+                    _apply(watching, mark, as_json=as_json)
+                    said = ""
+                except UnavailableError as error:  # a plane that is busy, or being started again
+                    saves.forget()
+                    ask_from_s = now_s + _AGAIN_S
+                    said = _told(f"not applied yet: {error}", said)
+                except OmniloadError as error:
+                    said = _told(_fault_of(error), said)
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        return
+    if not pulse.was_up:
+        raise StateError(
+            f"{watching.run}: no data plane is up, and none was for {pulse.patience_s:g} s; start the run and watch "
+            "then, or have the file applied to a run that is to go on later, with --once"
+        )
+    click.echo(
+        f"the data plane of {watching.run} has ended: it was silent for {pulse.patience_s:g} s; {watching.file} is "
+        "watched no more, and what holds stays",
+        err=True,
+    )
+
+
+def _fault_of(error: OmniloadError) -> str:
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return f"not applied, the run goes on with what it has:\n{error}{notes}"
+
+
+def _told(text: str, before: str) -> str:
+    """Say a text once, however often it is the case; return it."""
+    if text != before:
+        click.echo(text, err=True)
+    return text
+
+
+def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:
+    """Have the run be as its file says; of a file that has another mark by now, wait for the save."""
+    try:
+        asked, later = watching.asked()
+    except ConfigError:
+        if mark in (None, mark_of(watching.file)):
+            raise
+        return  # what is wrong is half a file
+    if mark not in (None, mark_of(watching.file)):
+        return
+    said = "; ".join(said_of(change) for change, _ in asked) or "the run is as it says"
+    if not as_json:
+        say(output(), f"{watching.file}: {said}")
+        if later:
+            say(output(), f"from the next start of the run on: {', '.join(later)}")
+    edits = []
+    for taken in watching.taken(asked):
+        edits.append(taken.model_dump(mode="json"))
+        if not as_json:
+            say(output(), taken.said)
+    if as_json:
+        emit_json({"asked": [said_of(c) for c, _ in asked], "edits": edits, "later": later})

@@ -1,0 +1,117 @@
+"""A mix file is edited and saved while a run goes on, and the run is made to be as it says."""
+
+import threading
+import time
+
+import pytest
+import yaml
+
+import omniload
+from omniload.base.errors import ConfigError
+from omniload.commands.edits import pulse, watch
+from omniload.mix.config import load_mix
+from omniload.mix.edits.kept import EDITS_NAME, read_history
+from tests.support.plane.corpora import write_texts
+from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def mix_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(pulse, "_GONE_S", 3.0)
+    path = a_mix_file(tmp_path, rows=6, micro_rows=1)
+    mix = yaml.safe_load(path.read_text())
+    mix["runtime"]["prefetch_steps"] = 2
+    path.write_text(yaml.safe_dump(mix))
+    write_texts(tmp_path / "books.jsonl", [f"book {i} " * (i % 9 + 1) for i in range(40)])
+    return path
+
+
+def with_weights(path, weights, **sources):
+    """Return the text of a mix file with other weights, and sources more."""
+    mix = yaml.safe_load(path.read_text())
+    mix["mix"]["stages"] = [{"from_step": 0, "weights": weights}]
+    mix["sources"] |= sources
+    return yaml.safe_dump(mix)
+
+
+def taken_until(loader, is_so):
+    """Take batches until something is the case; return the last of them."""
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        batch = loader.next_batch()
+        if is_so():
+            return batch
+        assert time.monotonic() < until_s
+
+
+def edits_of(run, path):
+    return [edit.change.kind for edit in read_history(run, path).edits]
+
+
+def test_each_save_is_followed_and_a_faulty_or_half_written_one_changes_nothing(mix_path, tmp_path):
+    run, found, base = tmp_path / "run", [], load_mix(mix_path)[0]
+    file = tmp_path / "edited.yaml"  # a copy: of the run's own file every start notes what it says
+    file.write_text(mix_path.read_text())
+    whole = with_weights(
+        file, {"ids": 1, "text": 3, "books": 4}, books={"type": "jsonl", "path": "books.jsonl"}
+    )
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        loader.next_batch()
+        beside = threading.Thread(target=lambda: found.append(run_mix("watch", run, file)))
+        beside.start()
+        file.write_text(with_weights(file, {"ids": 1, "text": 3}))
+        taken_until(loader, (run / EDITS_NAME).exists)
+        # As an editor saves it: emptied, the first half, then all of it under another name.
+        file.write_text("")
+        file.write_text(whole[: len(whole) // 2])
+        (tmp_path / "new.yaml").write_text(whole)
+        (tmp_path / "new.yaml").replace(file)
+        batch = taken_until(loader, lambda: edits_of(run, base) == ["set", "add"])
+        file.write_text(whole.replace("ids: 1", "ids: -1"))
+        time_s = time.monotonic()
+        while time.monotonic() < time_s + 1.0:
+            batch = loader.next_batch()
+        assert edits_of(run, base) == ["set", "add"]
+        assert batch.tokens_by_source["books"] > 0
+    beside.join(WAIT_S)
+
+    (result,) = found
+    assert result.exit_code == 0
+    assert "edited.yaml: set ids=1 text=3" in result.output
+    assert "add books --weight 4" in result.output
+    assert "holds from step" in result.output
+    assert result.stderr.count("not applied, the run goes on with what it has") == 1
+    assert "edited.yaml:" in result.stderr.partition("not applied")[2]
+    assert "has ended: it was silent for 3 s; " in result.stderr
+    history = read_history(run, base)
+    shares = history.shares_at(history.edits[-1].step)
+    assert shares == pytest.approx({"ids": 1 / 8, "text": 3 / 8, "books": 4 / 8})
+
+
+def test_a_file_is_applied_once_to_a_run_at_rest_and_what_may_not_change_is_told_with_its_line(
+    mix_path, tmp_path
+):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        loader.next_batch()
+    file = tmp_path / "edited.yaml"
+    file.write_text(with_weights(mix_path, {"ids": 9, "text": 1}))
+
+    said = json_of("watch", run, file, "--once")
+
+    assert said["asked"] == ["set ids=9 text=1"]
+    assert [edit["edit"]["revision"] for edit in said["edits"]] == [1]
+    assert json_of("watch", run, file, "--once") == {"asked": [], "edits": [], "later": []}
+    file.write_text(file.read_text().replace("seed: ", "seed: 9"))
+    result = run_mix("watch", run, file, "--once")
+    assert isinstance(result.exception, ConfigError)
+    line = 1 + next(i for i, text in enumerate(file.read_text().splitlines()) if "seed: 9" in text)
+    assert f"{file}:{line}: seed is" in str(result.exception)
+    assert "put it back, or start a new run" in str(result.exception)
+    own = run_mix("watch", run, mix_path, "--once")
+    assert isinstance(own.exception, ConfigError)
+    assert "a resume needs it as it was; copy it" in str(own.exception)
