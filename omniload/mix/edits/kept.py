@@ -11,6 +11,7 @@ that skips a shard, else 2 with one that skips steps, else 1.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -95,12 +96,17 @@ def edits_in(state: Mapping[str, Json] | None) -> tuple[Edit, ...]:
     if not isinstance(state, Mapping) or "edits" not in state:
         return ()
     try:
-        edits = TypeAdapter(tuple[Edit, ...]).validate_python(state["edits"])
+        edits = _edits_adapter().validate_python(state["edits"])
     except ValidationError as error:
         raise StateError(
             f"the edits in the mix state are damaged ({error.errors()[0]['msg']}); resume from an earlier checkpoint"
         ) from error
     return _in_order(edits, "the mix state")
+
+
+@cache
+def _edits_adapter() -> TypeAdapter[tuple[Edit, ...]]:
+    return TypeAdapter(tuple[Edit, ...])
 
 
 def _in_order(edits: Sequence[Edit], where: str) -> tuple[Edit, ...]:

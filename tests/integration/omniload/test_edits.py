@@ -414,3 +414,7 @@ def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp
     assert [each["target"] for each in progress.values()] == pytest.approx([1, 1, 1], abs=0.03)
     history = read_history(run_dir, load_mix(mix_path)[0])
     assert replayed(a_spec(mix_path, edits=history.edits), 3 + len(again)) == digests[:3] + again
+    last = json_of("audit", run_dir, "--step", 2 + len(again))["samples"]
+    assert {sample["source"] for sample in last} <= {"ids", "text", "books"}
+    differs = json_of("diff", run_dir, mix_path)["amounts"]
+    assert differs["text"] == ["2 epochs", "1.5 epochs"]

@@ -9,12 +9,17 @@ import pytest
 
 from tests.support.plane.edit_sequences import run_sequence
 
+SOAKED = [
+    pytest.param(range(first, first + 100), marks=pytest.mark.soak, id=f"{first} to {first + 99}")
+    for first in range(0, 1000, 100)
+]
 
-@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.soak)])
-def test_of_a_run_that_is_edited_and_killed_nothing_is_lost_or_repeated(count):
+
+@pytest.mark.parametrize("seeds", [range(12), *SOAKED])
+def test_of_a_run_that_is_edited_and_killed_nothing_is_lost_or_repeated(seeds):
     kinds: Counter[str] = Counter()
     lives = killed = 0
-    for seed in range(count):
+    for seed in seeds:
         try:
             run = run_sequence(seed)
         except Exception as error:
@@ -24,5 +29,5 @@ def test_of_a_run_that_is_edited_and_killed_nothing_is_lost_or_repeated(count):
         lives, killed = lives + run.lives, killed + run.killed
 
     assert kinds.keys() == {"set", "set_amounts", "add", "retire", "undo", "skip", "skip_shard"}
-    assert lives > 2 * count
-    assert killed > count
+    assert lives > 2 * len(seeds)
+    assert killed > len(seeds)
