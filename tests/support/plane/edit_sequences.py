@@ -405,7 +405,13 @@ def _set(run: EditedRun, name: str) -> Change:
     chance = run.random
     if run.mix.mix.amounts is None:
         return SetWeights(weights={name: chance.randint(0, 5)})
-    return SetAmounts(amounts={name: _amount(chance, 2)})
+    held = (run.history.latest.mix.amounts or {}).get(name)
+    if held is None or chance.random() < 0.4:
+        return SetAmounts(amounts={name: _amount(chance, 2)})
+    # More of what it has: a source that has ended goes on.
+    more = {"epochs": 1, "samples": chance.randint(1, 30), "tokens": chance.randint(1, 300)}
+    grown = Amount(**{held.kind: getattr(held, held.kind) + more[held.kind]})
+    return SetAmounts(amounts={name: grown})
 
 
 def _rest(run: EditedRun, added: Iterator[str]) -> int:
