@@ -30,6 +30,7 @@ __all__ = [
     "FetchSlices",
     "RowBuilder",
     "SlicesFetched",
+    "SlicesMissing",
 ]
 
 
@@ -66,6 +67,15 @@ class SlicesFetched:
     slices: ColumnRanges
     generation: int = 0
     """Of the ranks that they were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesMissing:
+    """A source loader does not hold what was asked for: it has let go of it, or never had it."""
+
+    steps: tuple[int, ...]
+    generation: int = 0
+    """Of the ranks that it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,27 +153,20 @@ class DataConstructor:
         )
 
     def handle(
-        self, event: BuildSteps | SlicesFetched | ReleaseSteps
+        self, event: BuildSteps | SlicesFetched | SlicesMissing | ReleaseSteps
     ) -> tuple[FetchSlices | BatchesBuilt, ...]:
-        """Apply one event and return what must now be done, in order."""
+        """Apply one event and return what must now be done, in order; nothing where slices stay missing."""
         match event:
             case BuildSteps(plans=plans, served=served):
-                asked = tuple(plan.step for plan in plans)
-                if served is not None and not self._serves(served):
-                    return (BatchesBuilt(steps=asked),)
-                new = [p for p in plans if not (self.has(p.step) or self.is_released(p.step))]
-                if not new or not self.dp_ranks:
-                    return (BatchesBuilt(steps=asked),)
-                steps = tuple(plan.step for plan in new)
-                pending = self._pending[steps] = _Pending.of(new, self.dp_ranks)
-                requests = _requests(pending, self.columns)
-                return (FetchSlices(steps=steps, requests=requests, generation=self.generation),)
+                return (self._begin(plans, served),)
             case SlicesFetched(steps=steps, slices=slices, generation=generation):
                 if generation != self.generation or steps not in self._pending:
                     return ()
                 fetched = self._pending.pop(steps)
                 self._build(fetched, slices)
                 return (BatchesBuilt(steps=steps),)
+            case SlicesMissing():
+                return self._leave_out(event)
             case ReleaseSteps(step=step):
                 self._released_to = max(self._released_to, step)
                 for key in [key for key in self._built if key[0] < step]:
@@ -212,6 +215,32 @@ class DataConstructor:
             self._pending.clear()
             self._built.clear()
         return served.generation == self.generation
+
+    def _begin(
+        self, plans: Sequence[StepPlan], served: RanksServed | None
+    ) -> FetchSlices | BatchesBuilt:
+        asked = BatchesBuilt(steps=tuple(plan.step for plan in plans))
+        if served is not None and not self._serves(served):
+            return asked
+        new = [p for p in plans if not (self.has(p.step) or self.is_released(p.step))]
+        return self._fetch(new) if new and self.dp_ranks else asked
+
+    def _leave_out(self, missing: SlicesMissing) -> tuple[FetchSlices | BatchesBuilt, ...]:
+        """Ask again without steps that every rank has by now: this constructor, new in its place, was to build them."""
+        steps = missing.steps
+        if missing.generation != self.generation or steps not in self._pending:
+            return (BatchesBuilt(steps=steps),)
+        needed = [p for p in self._pending[steps].plans if not self.is_released(p.step)]
+        if len(needed) == len(steps):
+            return ()
+        del self._pending[steps]
+        return (self._fetch(needed) if needed else BatchesBuilt(steps=steps),)
+
+    def _fetch(self, plans: Sequence[StepPlan]) -> FetchSlices:
+        steps = tuple(plan.step for plan in plans)
+        pending = self._pending[steps] = _Pending.of(plans, self.dp_ranks)
+        requests = _requests(pending, self.columns)
+        return FetchSlices(steps=steps, requests=requests, generation=self.generation)
 
     def _build(self, pending: _Pending, slices: ColumnRanges) -> None:
         asked_K = np.empty(len(pending.order_K), np.int64)

@@ -1,8 +1,7 @@
 """The Planner machine: mix, pack membership, cost, balance, place; metadata only.
 
-It plans at most ``prefetch_steps`` ahead of the slowest rank, several steps at once where
-steps are small, tells the source loaders what to read and what to let go, and makes every
-step durable in the journal before it is published.
+It plans at most ``prefetch_steps`` ahead of the slowest rank, several steps at once where steps are small, tells the
+source loaders what to read and what to let go, and makes every step durable in the journal before it is published.
 """
 
 from collections.abc import Iterable, Sequence
@@ -67,7 +66,6 @@ __all__ = ["Planner"]
 
 _BASE_EVERY = 1024
 """Steps between two bases, at least as many as may be planned ahead: who takes over reads from the last but one."""
-_NAMES_SHOWN = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,7 +225,7 @@ class Planner:
             return Waits(text=f"has planned every step before {step}, where the data ends")
         if self._room():
             short = tuple(s for s in self._lacking() if self._queues[s].is_asked)
-            names = ", ".join(self.names[s] for s in short[:_NAMES_SHOWN])
+            names = ", ".join(self.names[s] for s in short[:3])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
         return self._ranks.waits(step, self.world.tree.size_of("cp"))
 
@@ -251,22 +249,22 @@ class Planner:
         Args:
             changed: Sources of which another amount is known than when this was called last.
         """
-        commands: list[PlannerCommand] = []
+        commands, demand = list[PlannerCommand](), self._demand
         for s in changed:
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         self._enter()
         self._recount(changed)
         while not self._ended and (room := self._room()):
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
-            demand = self._demanded()
-            if demand.short and not is_last:
+            needed = self._demanded()
+            if needed.short and not is_last:
                 break
             found = Exhausted() if is_last else self._window(room)
             if isinstance(found, Starved):
                 self._starved = source = found.source
                 queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
-                require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
-                commands += self._read(source, queue.tokens + demand.needs_S[source])
+                require_below_cap(self.history, self.names[source], queue, epoch, needed.step)
+                commands += self._read(source, queue.tokens + needed.needs_S[source])
                 break
             if isinstance(found, Exhausted):
                 self._ended = True
@@ -277,6 +275,8 @@ class Planner:
             self._enter()
             changed = range(len(self._queues))
         if not self._ended:
+            # Ranks that a planner which takes over finds ahead of it have it plan more steps at once.
+            changed = changed if self._demanded() is demand else range(len(self._queues))
             commands += self._top_up(changed)
         return commands
 

@@ -1,16 +1,19 @@
 """Shell of the Data Constructor: fetches what a plan names, builds, and serves its ranks."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from omniload.actors.heartbeats import Activity
 from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
+    BatchesBuilt,
     BuildSteps,
     DataConstructor,
     FetchSlices,
     SlicesFetched,
+    SlicesMissing,
 )
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import ColumnRanges
@@ -20,6 +23,11 @@ from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
 __all__ = ["ConstructorShell"]
+
+_TOLD_WITHIN_S = 20.0
+"""Longest wait to hear why a loader lacks what was asked for: another takes over in less, on a busy machine too."""
+_TURN_S = 0.2
+"""Whether other loaders serve is looked for so often."""
 
 
 class ConstructorShell:
@@ -49,21 +57,49 @@ class ConstructorShell:
         with self._changed:
             commands = self._machine.handle(BuildSteps(plans=plans, served=served))
             self._changed.notify_all()
-        for command in commands:
-            if isinstance(command, FetchSlices):
-                named = _named(command.steps)
-                with self._activity.doing(f"fetches {named}", tuple(self._loaders())):
+        while commands:
+            (command,) = commands
+            if not isinstance(command, FetchSlices):
+                break
+            named = _named(command.steps)
+            loaders = tuple(self._loaders())
+            try:
+                with self._activity.doing(f"fetches {named}", loaders):
                     slices = self._fetch(command.requests)
-                with self._activity.doing(f"builds {named}"), self._changed:
-                    self._machine.handle(
-                        SlicesFetched(
-                            steps=command.steps, slices=slices, generation=command.generation
-                        )
-                    )
-                    self._changed.notify_all()
-                self._activity.figures.count("built_steps_total", len(command.steps))
-                self._note_queued()
+            except StateError as error:
+                commands = self._missing(command, loaders, error)
+                continue
+            with self._activity.doing(f"builds {named}"), self._changed:
+                commands = self._machine.handle(
+                    SlicesFetched(steps=command.steps, slices=slices, generation=command.generation)
+                )
+                self._changed.notify_all()
+            self._activity.figures.count("built_steps_total", len(command.steps))
+            self._note_queued()
         return len(plans)
+
+    def _missing(
+        self, asked: FetchSlices, loaders: Sequence[str], error: StateError
+    ) -> Sequence[FetchSlices | BatchesBuilt]:
+        """Return what is to be done where a loader does not hold what was asked for.
+
+        Ranks may have all of a step that is built again for them, and loaders have let go of it; or a loader is
+        believed dead and lives, and another serves its sources. Either is told by a call that may be late.
+
+        Raises:
+            StateError: ``error``; neither was told in time.
+        """
+        missing = SlicesMissing(steps=asked.steps, generation=asked.generation)
+        until_s = time.monotonic() + _TOLD_WITHIN_S
+        with self._activity.doing("waits to hear why a loader lacks samples", loaders):
+            while time.monotonic() < until_s:
+                with self._changed:
+                    if commands := self._machine.handle(missing):
+                        return commands
+                    self._changed.wait(_TURN_S)
+                if tuple(self._loaders()) != tuple(loaders):
+                    return (asked,)
+        raise error
 
     def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
         """Wait for a step, its end or a failure; return whether one came in time."""
@@ -147,6 +183,7 @@ class ConstructorShell:
         """Let go of steps that every rank has taken."""
         with self._changed:
             self._machine.handle(command)
+            self._changed.notify_all()
         self._note_queued()
 
     def _note_queued(self) -> None:

@@ -165,7 +165,7 @@ def test_the_journal_leads_to_the_state_of_the_client(tmp_path):
         4,
         MixState.from_json(base, mix.names, state["fingerprint"]),
         [StepRecord.from_json(record, mix.names) for record in stored],
-        lambda step: integer_weights(weights_at(mix.mix.stages, mix.names, step)),
+        lambda before: integer_weights(weights_at(mix.mix.stages, mix.names, before.step)),
     )
     assert folded.to_json(mix.names, state["fingerprint"]) == json.loads(json.dumps(state))
 

@@ -141,7 +141,7 @@ def test_the_journal_folds_to_the_planners_own_states(world, first_read):
             step,
             MixState.start(len(names)),
             steps,
-            lambda k: integer_weights(weights_at(mix.mix.stages, names, k)),
+            lambda before: integer_weights(weights_at(mix.mix.stages, names, before.step)),
         )
         assert folded.to_json(names, simulation.planner.fingerprint) == state
 

@@ -1,6 +1,7 @@
 """Small mixes, tables, pieces and plans with sensible values for whatever a test does not name."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,16 @@ def resealed(state: Mapping[str, Any]) -> dict[str, Any]:
     return sealed({key: value for key, value in state.items() if key != "blake2b"})
 
 
+@lru_cache(maxsize=1 << 14)
 def tokens_of(source: int, position: int, sub: int, length: int) -> np.ndarray:
     """Return the tokens of a sample: every one of them tells where it comes from."""
     key = (source * 1_000_003 + position * 10_007 + sub * 101) % 2_000_000
-    return (key * 1000 + np.arange(length)).astype(np.int32)
+    tokens = (key * 1000 + np.arange(length)).astype(np.int32)
+    tokens.flags.writeable = False
+    return tokens
 
 
+@lru_cache(maxsize=1 << 14)
 def mask_of(source: int, position: int, sub: int, length: int) -> np.ndarray | None:
     """Return which tokens of a sample are trained on; ``None`` where its source has no mask: every other one has."""
     if source % 2 == 0:

@@ -1,6 +1,7 @@
 """Sources in memory, and the digest of every step without any machine."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -40,25 +41,41 @@ def read_range(
     without: Sequence[int] = (),
 ) -> tuple[SampleTable, SampleColumns]:
     """Read raw positions of a source in memory: ``epoch[i]`` are the sample lengths of record ``i``."""
+    table = table_of(epoch, start, stop, without)
+    keys = list(
+        zip(
+            table.positions_N.tolist(), table.subs_N.tolist(), table.lengths_N.tolist(), strict=True
+        )
+    )
+    masks = [mask_of(source, *key) for key in keys]
+    others = {} if not masks or masks[0] is None else {LOSS_MASK: Ragged.of(masks, np.bool_)}
+    if others:
+        table = replace(table, metadata={LOSS_SPANS: spans_of(others[LOSS_MASK])})
+    tokens = Ragged.of([tokens_of(source, *key) for key in keys])
+    return table, SampleColumns(tokens=tokens, others=others)
+
+
+def table_of(
+    epoch: Sequence[Sequence[int]],
+    start: int,
+    stop: int,
+    without: Sequence[int] = (),
+) -> SampleTable:
+    """Return the samples of raw positions of a source in memory, without their tokens."""
     keys = [
         (position, sub, length)
         for position in range(start, stop)
-        if shard_of(epoch, position) not in without
+        if not without or shard_of(epoch, position) not in without
         for sub, length in enumerate(epoch[position % len(epoch)])
     ]
     columns = np.asarray(keys, np.int64).reshape(-1, 3)
-    masks = [mask_of(source, *key) for key in keys]
-    others = {} if not masks or masks[0] is None else {LOSS_MASK: Ragged.of(masks, np.bool_)}
-    table = SampleTable(
+    return SampleTable(
         start=start,
         stop=stop,
         positions_N=columns[:, 0].copy(),
         subs_N=columns[:, 1].astype(np.int32),
         lengths_N=columns[:, 2].astype(np.int32),
-        metadata={LOSS_SPANS: spans_of(others[LOSS_MASK])} if others else {},
     )
-    tokens = Ragged.of([tokens_of(source, *key) for key in keys])
-    return table, SampleColumns(tokens=tokens, others=others)
 
 
 def shard_of(epoch: Sequence[object], position: int) -> int:
@@ -80,7 +97,7 @@ def known_ahead(
     for source, (epoch, (position, sub, token)) in enumerate(
         zip(epochs, state.cursors_S, strict=False)
     ):
-        table, _ = read_range(source, epoch, position, position + count)
+        table = table_of(epoch, position, position + count)
         fresh = (table.positions_N > position) | (table.subs_N >= sub)
         if skipped := (left_out or {}).get(source):
             shards_N = np.array([shard_of(epoch, p) for p in table.positions_N.tolist()])

@@ -12,6 +12,7 @@ from omniload.machine.data_constructor import (
     DataConstructor,
     FetchSlices,
     SlicesFetched,
+    SlicesMissing,
 )
 from omniload.machine.messages import ReleaseSteps
 from omniload.mix.columns import ColumnRanges, SampleColumns
@@ -266,3 +267,47 @@ def test_of_steps_asked_together_those_built_before_are_left_as_they_are():
     assert fetch.steps == (1,)
     assert constructor.batch_of(0, 0) is before
     assert constructor.has(1)
+
+
+def a_rebuilding_constructor():
+    """Return one that asks for two steps, new in the place of a lost one, and what it asks."""
+    constructor = a_constructor()
+    (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(step=2), the_plan(step=3)]))
+    assert fetch.steps == (2, 3)
+    return constructor, SlicesMissing(steps=(2, 3))
+
+
+def test_steps_that_every_rank_has_meanwhile_are_not_asked_for_again():
+    constructor, missing = a_rebuilding_constructor()
+    constructor.handle(ReleaseSteps(step=3))
+
+    (again,) = constructor.handle(missing)
+
+    assert again.steps == (3,)
+    slices = ColumnRanges.of(answers(again))
+    assert constructor.handle(SlicesFetched(steps=(3,), slices=slices)) == (
+        BatchesBuilt(steps=(3,)),
+    )
+    assert constructor.has(3)
+    assert not constructor.has(2)
+
+
+def test_nothing_is_asked_for_again_where_every_rank_has_all_of_it():
+    constructor, missing = a_rebuilding_constructor()
+    constructor.handle(ReleaseSteps(step=4))
+
+    assert constructor.handle(missing) == (BatchesBuilt(steps=(2, 3)),)
+
+
+def test_samples_that_are_missing_of_steps_that_ranks_wait_for_stay_missing():
+    constructor, missing = a_rebuilding_constructor()
+
+    assert constructor.handle(missing) == ()
+
+
+def test_samples_that_are_missing_for_ranks_of_before_are_not_missed():
+    constructor, _ = a_rebuilding_constructor()
+
+    assert constructor.handle(SlicesMissing(steps=(2, 3), generation=1)) == (
+        BatchesBuilt(steps=(2, 3)),
+    )

@@ -535,3 +535,23 @@ def test_files_that_remain_and_give_no_sample_stop_the_run_once_all_of_them_were
         ConfigError, match="100 records outside the files that edits leave out gives"
     ):
         planner.handle(replace(report([], start=further.start, stop=116), without=(1,)))
+
+
+def test_a_planner_that_takes_over_reads_on_once_it_hears_how_far_ranks_are():
+    stages = [
+        {"from_step": 0, "weights": {"code": 1, "web": 1}},
+        {"from_step": 12, "weights": {"web": 1}},  # of code little is read ahead
+    ]
+    mix = a_small_mix(prefetch=16, sources=("code", "web"), mix={"stages": stages})
+    first = a_planner(mix, num_steps=16)
+    first.handle(Started())
+    first.handle(report((10,) * 40))
+    steps = of_kind(first.handle(report((10,) * 40, source=1)), AppendJournal)
+    assert len(steps) >= 8
+    planner = a_planner(mix, known=[step.after for step in steps[:8]], life=1, num_steps=16)
+    planner.handle(Started())
+    # Enough for one step, as if no rank had any: this is heard before ranks say where they are.
+    assert of_kind(planner.handle(report((10,) * 4, stop=4)), ReadAhead) == []
+    asked = planner.handle(StepTaken(step=7, dp_rank=0))
+
+    assert [(read.source, read.start) for read in of_kind(asked, ReadAhead)] == [(0, 4)]

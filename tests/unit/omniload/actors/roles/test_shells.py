@@ -7,6 +7,7 @@ import pytest
 
 from omniload.actors.edits import taken_within
 from omniload.actors.heartbeats import Activity
+from omniload.actors.roles import constructor as constructor_module
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.base.errors import (
@@ -57,6 +58,50 @@ def test_a_step_is_fetched_once():
     shell.build([a_plan([[A]])])
 
     assert asked == [1]
+
+
+def a_fetch_that_lacks(step, then):
+    """Return a fetch whose loader lacks samples once; ``then`` happens meanwhile."""
+    asked = []
+
+    def fetch(requests):
+        asked.append(requests)
+        if len(asked) == 1:
+            then()
+            raise StateError("source 'web' holds positions 4 to 8, asked for 1 to 1")
+        return ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, step, 0, 5)]))])
+
+    return fetch, asked
+
+
+def test_a_step_that_every_rank_has_meanwhile_is_not_built_again():
+    fetch, asked = a_fetch_that_lacks(1, lambda: shell.release(ReleaseSteps(step=4)))
+    shell = a_shell(fetch)
+
+    assert shell.build([a_plan([[A]], step=3)]) == 1
+    assert len(asked) == 1
+    assert not shell.has(3)
+
+
+def test_another_loader_is_asked_for_what_one_lacks_that_was_believed_dead():
+    serving = ["loader-0"]
+    fetch, asked = a_fetch_that_lacks(1, lambda: serving.append(serving.pop() + "+1"))
+    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
+    shell = ConstructorShell(machine, fetch, Activity("constructor-0"), lambda: tuple(serving))
+
+    shell.build([a_plan([[A]], step=3)])
+
+    assert shell.has(3)
+    assert len(asked) == 2
+
+
+def test_samples_that_nobody_holds_are_a_state_error(monkeypatch):
+    monkeypatch.setattr(constructor_module, "_TOLD_WITHIN_S", 0.0)
+    fetch, asked = a_fetch_that_lacks(1, lambda: None)
+
+    with pytest.raises(StateError, match="holds positions 4 to 8"):
+        a_shell(fetch).build([a_plan([[A]], step=3)])
+    assert len(asked) == 1
 
 
 def test_a_step_that_is_not_built_in_time_is_a_timeout():

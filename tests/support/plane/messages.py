@@ -1,0 +1,129 @@
+"""The messages of a simulation: a seed decides which is delivered next, how often, and who is cut off from whom."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+__all__ = ["Message", "MessageBag", "Moment", "Way"]
+
+_SLOWEST = 250
+"""Deliveries that overtake a slow message at most."""
+_LONGEST_CUT = 60
+"""Deliveries for which a role is cut off at most."""
+
+
+class Way(NamedTuple):
+    """Where a source is served: later turns are greater."""
+
+    turn: int
+    number: int
+    """The loader."""
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened in a simulation."""
+
+    at: int
+    """Messages delivered before it."""
+    role: str
+    """Where; empty for what the world does."""
+    what: str
+    content: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A call that waits to be made."""
+
+    receiver: Callable[..., object]
+    content: tuple[object, ...] = ()
+    to: str = ""
+    """The role that hears it; none for what the world does."""
+    waits: bool = False
+    """Whether it waits for others. It is not repeated: each copy would wait, and be repeated, in its turn."""
+    not_before: int = 0
+    """It is on its way until so many messages were delivered."""
+
+    def __call__(self) -> None:
+        self.receiver(*self.content)
+
+    @property
+    def name(self) -> str:
+        """What is called."""
+        return getattr(self.receiver, "__name__", "call").removeprefix("_")
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageBag:
+    """Messages under way, in no order."""
+
+    chance: random.Random
+    repeat_share: float = 0.0
+    """Share of messages that come once more, later."""
+    lost_share: float = 0.0
+    """Share of messages that are lost on their way: who sent one sends it again, after others."""
+    slow_share: float = 0.0
+    """Share of messages that are on their way for a long time."""
+    cuts: int = 0
+    """Times that a role is cut off: what is sent to it stays under way, until the network is whole again."""
+    fired: Counter[str] = field(default_factory=Counter)
+    """What was done to messages, and how often."""
+    under_way: list[Message] = field(default_factory=list)
+    delivered: int = 0
+    _cut: dict[str, int] = field(default_factory=dict)
+    """Roles that are cut off, until so many messages were delivered."""
+
+    def __bool__(self) -> bool:
+        return bool(self.under_way)
+
+    def __len__(self) -> int:
+        return len(self.under_way)
+
+    def add(self, message: Message) -> None:
+        """Send a message."""
+        if self.slow_share and message.to and self.chance.random() < self.slow_share:
+            self.fired["slow"] += 1
+            longest = self.delivered + self.chance.randint(1, _SLOWEST)
+            message = replace(message, not_before=longest)
+        self.under_way.append(message)
+
+    def cut_off(self, roles: Sequence[str]) -> str | None:
+        """Cut off one of some roles for a while; return which, or ``None`` where it was done often enough."""
+        if self.fired["cut off"] >= self.cuts:
+            return None
+        self.fired["cut off"] += 1
+        role = self.chance.choice(roles)
+        self._cut[role] = self.delivered + self.chance.randint(5, _LONGEST_CUT)
+        return role
+
+    def is_cut_off(self, role: str) -> bool:
+        """Tell whether nothing reaches a role now."""
+        return self._cut.get(role, 0) > self.delivered
+
+    def take(self, at: int) -> Message | None:
+        """Take out a message that is delivered now; ``None`` where it is held up, or lost and sent again."""
+        self.delivered += 1
+        message = self.under_way[at]
+        if message.not_before > self.delivered:
+            return None
+        if message.to and self.is_cut_off(message.to):
+            self.fired["held up by a cut"] += 1
+            return None
+        if (
+            message.to
+            and self.lost_share
+            and not message.waits
+            and self.chance.random() < self.lost_share
+        ):
+            self.fired["lost and sent again"] += 1
+            return None
+        self.under_way[at] = self.under_way[-1]
+        self.under_way.pop()
+        if message.to and self.chance.random() < self.repeat_share and not message.waits:
+            self.under_way.append(message)
+            self.fired["repeated"] += 1
+        return message
