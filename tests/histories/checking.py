@@ -1,0 +1,128 @@
+"""Run a history, and say which promise it breaks."""
+
+import json
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from unittest.mock import patch
+
+from omniload.machine import planner as planner_module
+from omniload.machine import queue as queue_module
+from omniload.mix.edits.kept import edits_in
+from omniload.mix.state import MixState
+from tests.histories.plane import FaultyPlane
+from tests.histories.worlds import World
+from tests.support.plane.messages import Moment
+from tests.support.plane.reference import reference_digests
+
+__all__ = ["Outcome", "history_of", "shrunk"]
+
+LONGEST_WAIT = 4_000
+"""Messages between two batches at most, whatever happens."""
+_RESUMES = 8
+"""One history of so many is gone on with from a state in the middle, in a world of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a history."""
+
+    broken: str | None
+    """The promise that did not hold; ``None`` where all did."""
+    seen: Counter[str]
+    """What came about, and how often."""
+    messages: int
+    longest_wait: int
+    trace: Sequence[Moment] = ()
+
+
+def history_of(world: World, *, traced: bool = False) -> Outcome:
+    """Run the history of a world."""
+    plane: FaultyPlane | None = None
+    bases = patch.object(planner_module, "_BASE_EVERY", 8) if world.small_bases else nullcontext()
+    with bases, patch.object(queue_module, "_FIRST_READ", 1 + world.seed % 12):
+        try:
+            plane = FaultyPlane(**world.arguments())
+            plane.trace = [] if traced else None
+            broken = _broken(world, plane, plane.run())
+        except Exception as error:  # noqa: BLE001 -- whatever it is, a promise did not hold
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = str(error).splitlines() or [""]
+            broken = f"{type(error).__name__}: {text[0]} ({where.name}, line {where.lineno})"
+    return Outcome(
+        broken=broken,
+        seen=plane.seen if plane else Counter(),
+        messages=plane.delivered if plane else 0,
+        longest_wait=plane.longest_wait if plane else 0,
+        trace=plane.trace or () if plane else (),
+    )
+
+
+def shrunk(world: World, broken: str) -> World:
+    """Return a world to which as little is done as still breaks a promise of the same kind."""
+    kind = broken.partition(":")[0]
+    found = True
+    while found:
+        found = False
+        for smaller in world.smaller():
+            again = history_of(smaller).broken
+            if again is not None and again.partition(":")[0] == kind:
+                world, found = smaller, True
+                break
+    return world
+
+
+def _broken(  # noqa: PLR0911 -- a promise each
+    world: World, plane: FaultyPlane, digests: Sequence[int]
+) -> str | None:
+    due = _due(plane, world)
+    if list(digests) != due:
+        step = next(i for i, (a, b) in enumerate(zip(digests, due, strict=False)) if a != b)
+        return f"samples: step {step} has others than the mix alone decides"
+    if plane.published != list(range(world.steps)):
+        return f"steps: {plane.published} were published"
+    if [record["step"] for record in plane.journal] != list(range(world.steps)):
+        return "journal: it does not hold every step once"
+    if plane.on_disk() != plane.journal:
+        return "journal: the disk holds other records than were told of"
+    if kept := plane.served_and_kept():
+        return f"memory: steps {kept} are kept, which every rank has"
+    if plane.longest_wait > LONGEST_WAIT:
+        return f"wait: no rank had a batch for {plane.longest_wait} messages"
+    if world.seed % _RESUMES == 0:
+        return _resumed(world, plane, digests)
+    return None
+
+
+def _due(plane: FaultyPlane, world: World) -> list[int]:
+    if plane.history.edits:
+        return reference_digests(plane.history, world.epochs, num_steps=world.steps)
+    return list(_due_of(world.scenario, bool(world.resizes))[: world.steps])
+
+
+@cache
+def _due_of(scenario: int, elastic: bool) -> tuple[int, ...]:
+    world = World(seed=0, scenario=scenario, resizes=int(elastic))
+    return tuple(reference_digests(world.mix, world.epochs, num_steps=world.steps))
+
+
+def _resumed(world: World, plane: FaultyPlane, digests: Sequence[int]) -> str | None:
+    """Go on from a state in the middle, in a world to which nothing is done."""
+    step = sorted(plane.states)[len(plane.states) // 2]
+    saved = json.loads(json.dumps(plane.states[step]))
+    revision = len(edits_in(saved))
+    names = plane.history.of_revision(revision).names
+    found = plane.history.found_by(revision, plane.planner.fingerprint)
+    calm = replace(World(seed=world.seed, scenario=world.scenario), steps=world.steps, dp=2)
+    arguments = calm.arguments() | {
+        "mix": world.mix,
+        "epochs": world.epochs,
+        "state": MixState.from_json(saved, names, found),
+        "edits": plane.history.edits,
+    }
+    if FaultyPlane(**arguments).run() != list(digests[step:]):
+        return f"resume: from step {step} on other samples come"
+    return None

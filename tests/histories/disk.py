@@ -1,0 +1,91 @@
+"""A disk in memory for a planner's journal: it tears what is written as a planner dies, and knows who may write."""
+
+import io
+import random
+from dataclasses import dataclass, field
+
+from omniload.base.errors import StateError
+from omniload.mix.journal.storage import JournalStorage
+
+__all__ = ["Disk", "PlannerKilledError", "Writer"]
+
+
+class PlannerKilledError(BaseException):
+    """The planner's process has ended at this point."""
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives a planner."""
+
+    chance: random.Random
+    content: bytearray | None = None
+    owner: object = None
+    """The writer that claimed it last."""
+    tears_next: bool = False
+    """Whether the writer dies in the next write."""
+    torn: int = 0
+    """Writes of which a part is there."""
+    torn_between_records: int = 0
+    """Of these, the ones with whole records in that part."""
+
+
+@dataclass(slots=True, eq=False)
+class Writer(JournalStorage):
+    """One planner's way to the disk."""
+
+    disk: Disk
+    _closed: bool = field(default=False, init=False)
+
+    def __str__(self) -> str:
+        return "the journal in memory"
+
+    @property
+    def keeps_all(self) -> bool:
+        return True
+
+    def claim(self) -> None:
+        self.disk.owner = self
+
+    def exists(self) -> bool:
+        return self.disk.content is not None
+
+    def opened(self) -> io.BytesIO:
+        if self.disk.content is None:
+            raise FileNotFoundError
+        return io.BytesIO(bytes(self.disk.content))
+
+    def begin(self, content: bytes) -> None:
+        self._require_owner()
+        self.disk.content = bytearray(content)
+
+    def go_on(self, kept_bytes: int) -> None:
+        self._require_owner()
+        assert self.disk.content is not None
+        del self.disk.content[kept_bytes:]
+        self.disk.content[kept_bytes - 1 : kept_bytes] = b"\n"
+
+    def append(self, content: bytes) -> None:
+        self._require_owner()
+        assert self.disk.content is not None
+        if self.disk.tears_next:
+            part = content[: self.disk.chance.randrange(len(content))]
+            self.disk.content += part
+            self.disk.tears_next = False
+            self.disk.torn += 1
+            self.disk.torn_between_records += b"\n" in part
+            raise PlannerKilledError
+        self.disk.content += content
+
+    def shorten(self, content: bytes) -> None:
+        raise AssertionError("everything is kept here")
+
+    def move_aside(self) -> str:
+        raise AssertionError("there is one run")
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _require_owner(self) -> None:
+        if self.disk.owner is not self:
+            raise StateError("another planner has taken the journal")

@@ -1,0 +1,301 @@
+"""A simulated plane with the planner's journal on a disk, and with the worst that may happen to its processes.
+
+A planner dies between any two of its commands, in mid-write of its journal, or is believed dead while it goes on.
+So may a source loader be. A store fails, a role is cut off, messages are lost, late, out of order, or come twice.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from omniload.actors.journal import Kept, keep
+from omniload.base.errors import StateError
+from omniload.base.state import JsonObject
+from omniload.machine.messages import (
+    PlannerCommand,
+    PlannerEvent,
+    PublishPlans,
+    ReadAhead,
+    ResizeAsked,
+)
+from omniload.machine.planner import Planner
+from omniload.machine.roster import HandOver, MemberEnded
+from omniload.mix.journal.file import Journal
+from omniload.mix.journal.reading import read_journal, read_tail
+from omniload.mix.progress import states_of
+from omniload.plan.world import World
+from tests.histories.disk import Disk, PlannerKilledError, Writer
+from tests.support.plane.messages import Message, Way
+from tests.support.plane.simulation import Simulation
+
+__all__ = ["SOMETIMES", "FaultyPlane"]
+
+SOMETIMES = (
+    "a role is cut off",
+    "a message to one that is cut off is held up",
+    "a message is lost and sent again",
+    "a message comes twice",
+    "a message is overtaken by many",
+    "a read of a store fails",
+    "a loader is killed",
+    "a loader is killed while it is asked for samples",
+    "a loader that is believed dead answers",
+    "a loader that is believed dead is asked for what it does not hold",
+    "samples are asked of a loader that is dead",
+    "a shadow takes over",
+    "a new loader takes over, as no shadow is ready",
+    "a constructor is killed with a step built",
+    "a constructor asks for fewer steps than its ranks have meanwhile",
+    "a planner is killed",
+    "a planner dies between two commands",
+    "a planner dies with a step in the journal that nobody was told of",
+    "a planner dies in mid-write",
+    "a torn write leaves whole records",
+    "a planner that is believed dead writes on until the next one claims the journal",
+    "a planner that is believed dead is refused by the journal",
+    "a planner takes over steps that are to be planned again",
+    "the mix is changed",
+    "a change is refused",
+    "a change is lost with its planner and asked for again",
+    "ranks change",
+    "ranks change in mid-step, and take it again",
+    "a source moves to another loader",
+    "a source moves on before all have heard of it",
+)
+"""What must come about in some histories, or they prove less than they seem to."""
+
+
+_SPAN = 400
+"""Messages of a history, about, until its ranks have the last step."""
+_LONGEST_RECOVERY = 40
+"""Messages until another planner begins, at most."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultyPlane(Simulation):
+    """A plane to which everything happens."""
+
+    store_faults: float = 0.0
+    """Share of reads that fail once."""
+    believed_dead: bool = False
+    """Whether loaders and planners that are replaced may live on."""
+    disk: Disk = field(init=False)
+    _planned: list[tuple[int, Callable[[], None]]] = field(default_factory=list, init=False)
+    """What is done once so many messages were delivered, the latest first."""
+    _journal: Journal = field(init=False)
+    _former: tuple[Planner, Journal] | None = field(default=None, init=False)
+    """A planner that is believed dead, and lives."""
+    _dies_after: int | None = field(default=None, init=False)
+    """Commands that the planner carries out before it dies."""
+    _dies_untold: bool = field(default=False, init=False)
+    """Whether it dies before that, where it would tell of a step that its journal holds."""
+    _undead: set[tuple[int, int]] = field(default_factory=set, init=False)
+    """Lives of loaders that are believed dead."""
+    _asked: set[Way] = field(default_factory=set, init=False)
+    """Loaders that have a read under way."""
+
+    def _plan_deed(self, deed: Callable[[], None]) -> None:
+        """Have something done at a moment of the whole history, which takes some hundred messages."""
+        self._planned.append((self._random.randrange(_SPAN), deed))
+        self._planned.sort(key=lambda each: -each[0])
+
+    def _do_what_is_due(self) -> None:
+        while self._planned and self._planned[-1][0] <= self._bag.delivered:
+            self._planned.pop()[1]()
+
+    def _began(self) -> None:
+        self.disk = Disk(self._random)
+        writer = Writer(self.disk)
+        writer.claim()
+        state = self.planner.state
+        begin = self.planner.state_at(state.step)
+        self._journal = Journal.leading_up(writer, begin, state.digest())
+        super(FaultyPlane, self)._began()
+
+    def run(self) -> list[int]:
+        """Run as ``Simulation.run``; then count what was done to messages too."""
+        digests = super(FaultyPlane, self).run()
+        fired = self._bag.fired
+        self.seen["a message to one that is cut off is held up"] += fired["held up by a cut"]
+        self.seen["a message is lost and sent again"] += fired["lost and sent again"]
+        self.seen["a message comes twice"] += fired["repeated"]
+        self.seen["a message is overtaken by many"] += fired["slow"]
+        self.seen["a change is refused"] += self.refused
+        self.seen["the mix is changed"] += len(self.history.edits) - len(self.edits)
+        self.seen["ranks change"] += len(self.worlds)
+        self.seen["ranks change in mid-step, and take it again"] += self.redone
+        self.seen["a source moves to another loader"] += self.moved
+        self.seen["a source moves on before all have heard of it"] += self.moved_on
+        self.seen["a torn write leaves whole records"] += self.disk.torn_between_records
+        return digests
+
+    def on_disk(self) -> list[JsonObject]:
+        """Return the records that the disk holds."""
+        return read_journal(Writer(self.disk))[1]
+
+    def _carry(self, commands: Sequence[PlannerCommand]) -> None:
+        """Carry commands out as the planner's shell does: what its journal keeps comes first."""
+        self._carry_of(self._journal, commands)
+
+    def _carry_of(self, journal: Journal, commands: Sequence[PlannerCommand]) -> None:
+        plain = super(FaultyPlane, self)._carry
+        try:
+            for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):
+                each = tuple(group)
+                if kept:
+                    self._die_if_due(journal)
+                    keep(journal, each)
+                    plain(each)
+                    continue
+                for command in each:
+                    self._die_if_due(journal, command)
+                    plain((command,))
+        except PlannerKilledError:
+            self._die()
+
+    def _die_if_due(self, journal: Journal, command: PlannerCommand | None = None) -> None:
+        if self._dies_after is None or journal is not self._journal:
+            return
+        if self._dies_after > 0 and not (self._dies_untold and isinstance(command, PublishPlans)):
+            self._dies_after -= 1
+            return
+        self._dies_after = None
+        self._saw("a planner dies between two commands", "planner")
+        if isinstance(command, PublishPlans):
+            what = "a planner dies with a step in the journal that nobody was told of"
+            self._saw(what, "planner")
+        raise PlannerKilledError
+
+    def _die(self) -> None:
+        self._saw("a planner is killed", "planner")
+        self.planners_killed += 1
+        self._planner_is_there = False
+        self._dies_after, self.disk.tears_next = None, False
+        self._send(self._recover_later, self._random.randrange(_LONGEST_RECOVERY), waits=True)
+
+    def _recover_later(self, left: int) -> None:
+        """Begin another planner some messages later: until then the one before may live on."""
+        if left:
+            self._send(self._recover_later, left - 1, waits=True)
+        else:
+            self._recover_planner()
+
+    def _kill_planner(self) -> None:
+        """Kill the planner now, between two commands, or in mid-write; or believe it dead."""
+        if not self._planner_is_there or self.planners_killed >= self.planner_kills:
+            return
+        if self._dies_after is not None or self.disk.tears_next:
+            return  # it will die as it is
+        way = self._random.randrange(4 if self.believed_dead else 3)
+        if way == 0:
+            self._die()
+        elif way == 1:
+            self._dies_after = self._random.randrange(12)
+            self._dies_untold = self._random.random() < 0.5
+        elif way == 2:
+            self.disk.tears_next = True
+        else:
+            self._former = self.planner, self._journal
+            self._die()
+
+    def _recover_planner(self) -> None:
+        """Begin another planner with what the disk holds, as ``omniload.actors.planning.taken_over`` does."""
+        if self.disk.torn > self.seen["a planner dies in mid-write"]:
+            self._saw("a planner dies in mid-write", "planner")
+        writer = Writer(self.disk)
+        writer.claim()
+        _, self.journal = read_journal(writer)
+        tail = read_tail(writer, self.mix.steps_held)
+        told = self._states
+        self._states = states_of(self.history, tail)
+        # Else a rank may train on a step that is planned as another one later.
+        assert len(self._states) >= len(told), "what was made durable is not there"
+        first = self._states[0].step
+        step = max(first, tail.next_step - self.mix.steps_held)
+        ahead = [state for state in self._states if state.step >= step]
+        self.seen["a planner takes over steps that are to be planned again"] += len(ahead) > 1
+        self._journal = Journal.taken_over(writer, tail, step)
+        world = {} if tail.world is None else {"world": World.from_json(tail.world)}
+        self._begin_planner(ahead, **world)
+
+    def _hear(self, planner: Planner, event: PlannerEvent) -> None:
+        if self._former is not None and planner is self._former[0]:
+            self._hear_former(event)
+            return
+        super(FaultyPlane, self)._hear(planner, event)
+
+    def _hear_former(self, event: PlannerEvent) -> None:
+        """Have a planner that is believed dead go on, until its journal refuses it."""
+        assert self._former is not None
+        planner, journal = self._former
+        commands = planner.handle(event)
+        is_there = self._planner_is_there
+        try:
+            self._carry_of(journal, commands)
+        except StateError:
+            self._saw("a planner that is believed dead is refused by the journal", "planner")
+            self._former = None
+        else:
+            if not is_there and any(isinstance(each, Kept) for each in commands):
+                what = "a planner that is believed dead writes on until the next one claims the journal"
+                self._saw(what, "planner")
+
+    def _change(self) -> None:
+        before, asked = len(self.history.edits) + self.refused, self.changes
+        super(FaultyPlane, self)._change()
+        was_asked = len(self.changes) < len(asked)
+        if was_asked and len(self.history.edits) + self.refused == before:
+            self._saw("a change is lost with its planner and asked for again", "planner")
+            self.changes = asked
+            self._bag.add(Message(self._change))
+
+    def _ask(self, asked: ResizeAsked) -> None:
+        was_there = self._planner_is_there
+        super(FaultyPlane, self)._ask(asked)
+        if was_there and not self._planner_is_there:  # it died over it: the rank's call has failed
+            self._put_off(self._ask, asked, to="planner")
+
+    def _read(self, way: Way, command: ReadAhead) -> None:
+        self._asked.add(way)
+        if (way.number, way.life) in self._undead:
+            self._saw("a loader that is believed dead answers", f"loader-{way.number}")
+        super(FaultyPlane, self)._read(way, command)
+
+    def _finish_read(self, way: Way, command: ReadAhead) -> None:
+        if self._random.random() < self.store_faults:
+            self._saw("a read of a store fails", f"loader-{way.number}")
+            self._send(self._finish_read, way, command, to=f"loader-{way.number}")
+            return
+        self._asked.discard(way)
+        super(FaultyPlane, self)._finish_read(way, command)
+
+    def _kill(self) -> None:
+        """Kill a loader, or believe it dead."""
+        number = self._random.randrange(self.num_loaders)
+        holder = self._roster.holder_of(f"loader-{number}")
+        if holder is None or self.killed >= self.kills:
+            return
+        self.killed += 1
+        if self.believed_dead and self._random.random() < 0.5:
+            self._undead.add((number, len(self._lives[number]) - 1))
+        else:
+            self._saw("a loader is killed", f"loader-{number}")
+            if any(way.number == number for way in self._asked):
+                what = "a loader is killed while it is asked for samples"
+                self._saw(what, f"loader-{number}")
+            self._lives[number] = [None] * len(self._lives[number])
+        commands = self._roster.handle(MemberEnded(holder, "killed"))
+        at_once = any(isinstance(command, HandOver) for command in commands)
+        what = (
+            "a shadow takes over" if at_once else "a new loader takes over, as no shadow is ready"
+        )
+        self._saw(what, f"loader-{number}")
+        self._replace(commands)
+
+    def _kill_constructor(self) -> None:
+        held = sum(constructor.num_steps for constructor in self._constructors)
+        before = self.constructors_killed
+        super(FaultyPlane, self)._kill_constructor()
+        left = sum(constructor.num_steps for constructor in self._constructors)
+        if self.constructors_killed > before and left < held:
+            self._saw("a constructor is killed with a step built")
