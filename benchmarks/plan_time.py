@@ -73,6 +73,8 @@ class Planned:
     seconds: float
     placing_s: float
     """Of it costing rows and dealing them to ranks and microbatches."""
+    hearing_s: float
+    """Of it hearing that ranks took a step, but for the last one's word, on which the next is planned."""
     samples: int
     rows: int
     imbalance: float
@@ -81,6 +83,12 @@ class Planned:
 
 def steps_of(case: Case) -> Iterator[Planned]:
     """Run a planner as its shell would, with loaders that answer at once, and time it alone."""
+    placed = [0.0]
+    with timed_placing(placed):
+        yield from _steps_of(case, placed)
+
+
+def _steps_of(case: Case, placed: list[float]) -> Iterator[Planned]:
     mix, dp = case.mix(), case.dp
     lengths = [
         Lengths(lengths_of(np.random.default_rng(s), 20_000).astype(np.int32))
@@ -94,12 +102,15 @@ def steps_of(case: Case) -> Iterator[Planned]:
         fingerprint={},
     )
     events: deque[PlannerEvent] = deque([Started()])
-    seconds, placed = 0.0, [0.0]
+    seconds, hearing_s = 0.0, 0.0
     while True:
+        event = events.popleft()
         began_s = time.thread_time()
-        with timed_placing(placed):
-            commands = planner.handle(events.popleft())
-        seconds += time.thread_time() - began_s
+        commands = planner.handle(event)
+        took_s = time.thread_time() - began_s
+        seconds += took_s
+        if isinstance(event, StepTaken) and not commands:
+            hearing_s += took_s
         for command in commands:
             if isinstance(command, ReadAhead):
                 s, start = command.source, command.start
@@ -111,6 +122,7 @@ def steps_of(case: Case) -> Iterator[Planned]:
             yield Planned(
                 seconds=seconds / len(plans),
                 placing_s=placed[0] / len(plans),
+                hearing_s=hearing_s / len(plans),
                 samples=len(plan.pieces),
                 rows=plan.num_rows,
                 imbalance=plan.imbalance,
@@ -118,7 +130,7 @@ def steps_of(case: Case) -> Iterator[Planned]:
             )
             events.extend(StepTaken(step=plan.step, dp_rank=rank) for rank in range(dp))
         if plans:
-            seconds, placed[0] = 0.0, 0.0
+            seconds, hearing_s, placed[0] = 0.0, 0.0, 0.0
 
 
 @contextmanager
@@ -147,6 +159,7 @@ def measured(case: Case, steps: int) -> tuple[str, ...]:
         f"{np.median(times_ms):.1f}",
         f"{np.quantile(times_ms, 0.9):.1f}",
         f"{np.median([planned.placing_s for planned in found]) * 1e3:.1f}",
+        f"{np.median([planned.hearing_s for planned in found]) * 1e3:.1f}",
         f"{max(planned.imbalance / planned.bound for planned in found):.6f}",
     )
 
@@ -208,6 +221,7 @@ def main(steps: int, most: int, soak: int, report: bool) -> None:
             "ms a step",
             "nine of ten below, ms",
             "of it placing, ms",
+            "of it hearing ranks, ms",
             "worst imbalance over bound",
         ),
         rows=tuple(measured(case, steps) for case in cases if case.samples <= most),
