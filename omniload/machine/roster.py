@@ -36,7 +36,7 @@ __all__ = [
     "StepsReleased",
 ]
 
-_STOPPED_S = 0.2
+_STOPPED_S = 0.1
 """A process that the kernel has called stopped for so long will not go on by itself."""
 _SETTLES_S = 1.0
 """Whoever takes over has the processors for so long, before another one that is to stand by is started behind it."""

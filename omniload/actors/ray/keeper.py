@@ -41,6 +41,8 @@ __all__ = ["Keeper", "opened"]
 
 _LOG = get_logger(__name__)
 _LOOK_S = 0.25
+_LOOK_AGAIN_S = 0.1
+"""While a process is stopped: whether it stays so."""
 _CLOSE_S = 5.0
 
 
@@ -106,8 +108,8 @@ class Keeper:
                     try:
                         event = self._events.get(timeout=max(0.0, look_at_s - time.monotonic()))
                     except queue.Empty:
-                        look_at_s = time.monotonic() + _LOOK_S
                         event = self._look()
+                        look_at_s = event.now_s + (_LOOK_AGAIN_S if event.stopped else _LOOK_S)
                     if event is None:
                         return
                     if callable(event):
