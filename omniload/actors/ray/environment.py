@@ -26,6 +26,8 @@ os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
 # Ray runs actors at niceness 15, and a process that is just starting at 0: while one starts, on few cores,
 # roles that ranks wait for would stand still for most of a second.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray's head keeps what became of each of the last hundred thousand calls, for a dashboard that is not started.
+os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
 
 import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
