@@ -6,6 +6,7 @@ beside it, so one file serves any number of ranks.
 
 import difflib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -63,11 +64,10 @@ LARGEST_BATCH = 1 << 32
 """Tokens of a step at most: 16 GiB of token ids, a hundred times the largest batches in use."""
 MOST_ROWS = 1 << 20
 """Rows of a step, or of what waits for one, at most: the planner keeps a record of each."""
-_LEAST_AHEAD, _MOST_AHEAD = 4, 64
-"""Steps that are built ahead where the mix does not say how many."""
-_TOKENS_AHEAD = 1 << 21
-"""Tokens that they hold about, between the two: while ranks take one window, the next is made."""
-_TOKENS_AT_ONCE, _MOST_AT_ONCE = 1 << 20, 16
+_LEAST_AHEAD, _MOST_AHEAD, _TOKENS_AHEAD = 4, 64, 1 << 22
+"""Steps that are built ahead where the mix does not say how many, and the tokens that they hold about, between the two;
+half as many with images, which weigh more than their tokens."""
+_TOKENS_AT_ONCE, _MOST_AT_ONCE = 1 << 21, 32
 """Tokens and steps of a window at most; a longer one costs little less a step, and its first waits for more."""
 _SHOWN = 12
 """Names of sources that a message lists."""
@@ -355,14 +355,19 @@ class MixConfig(StrictModel):
     @property
     def steps_ahead(self) -> int:
         """Steps that are built ahead of the slowest rank."""
-        fitting = min(max(_LEAST_AHEAD, _TOKENS_AHEAD // self.batch.tokens), _MOST_AHEAD)
-        return self.runtime.prefetch_steps or fitting
+        tokens = _TOKENS_AHEAD // (2 if self._holds_images else 1)
+        fitting = max(_LEAST_AHEAD, tokens // self.batch.tokens)
+        return self.runtime.prefetch_steps or min(fitting, _MOST_AHEAD)
+
+    @cached_property
+    def _holds_images(self) -> bool:
+        return any(source.images_transform is not None for source in self.sources.values())
 
     @property
     def steps_at_once(self) -> int:
         """Steps that are planned, built and handed over together: what each costs beside its tokens is shared."""
-        fitting = min(_TOKENS_AT_ONCE // self.batch.tokens, _MOST_AT_ONCE)
-        return max(1, min(fitting, self.steps_ahead // 2))
+        most = min(_MOST_AT_ONCE, self.steps_ahead // 2)
+        return max(1, min(_TOKENS_AT_ONCE // self.batch.tokens, most))
 
     @property
     def steps_held(self) -> int:

@@ -104,7 +104,8 @@ class RuntimeConfig(StrictModel):
     kind: Literal["auto", "local", "ray"] = "auto"
     """``local``: threads in the trainer's process, one rank. ``ray``: actors. ``auto``: local for one rank."""
     prefetch_steps: int = Field(default=0, ge=0, le=1024)
-    """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about two million tokens."""
+    """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about four million tokens, or two
+    with images."""
     loaders: int = Field(default=0, ge=0, le=4096)
     """Source loader actors; 0 groups sources by their cost."""
     scaling: ScalingConfig = ScalingConfig()

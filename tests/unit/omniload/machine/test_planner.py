@@ -444,10 +444,10 @@ def test_steps_that_are_planned_together_are_journaled_before_any_is_published()
 
 
 def test_no_more_steps_are_planned_together_than_there_are():
-    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=40), num_steps=19)
+    _, commands = a_running_planner([10] * 200, mix=a_small_mix(prefetch=80), num_steps=35)
 
-    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [16, 3]
-    assert of_kind(commands, EndOfData) == [EndOfData(step=19)]
+    assert [len(c.plans) for c in of_kind(commands, PublishPlans)] == [32, 3]
+    assert of_kind(commands, EndOfData) == [EndOfData(step=35)]
 
 
 def test_what_steps_that_go_together_used_is_let_go_together():

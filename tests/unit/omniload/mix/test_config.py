@@ -219,14 +219,15 @@ def test_more_sources_than_a_batch_can_number_are_refused():
 @pytest.mark.parametrize(
     ("tokens", "asked", "ahead", "at_once"),
     [
-        (8_192, 0, 64, 16),
-        (131_072, 0, 16, 8),
-        (1 << 19, 0, 4, 2),
-        (1 << 20, 0, 4, 1),
+        (8_192, 0, 64, 32),
+        (131_072, 0, 32, 16),
+        (1 << 19, 0, 8, 4),
+        (1 << 20, 0, 4, 2),
+        (1 << 21, 0, 4, 1),
         (1 << 22, 0, 4, 1),
         (8_192, 1, 1, 1),
         (8_192, 4, 4, 2),
-        (8_192, 1024, 1024, 16),
+        (8_192, 1024, 1024, 32),
         (1 << 22, 64, 64, 1),
     ],
 )
@@ -234,6 +235,23 @@ def test_small_steps_are_made_further_ahead_and_several_at_once(tokens, asked, a
     mix = a_mix(rows=tokens // 1024, length=1024, micro_rows=1, runtime={"prefetch_steps": asked})
 
     assert (mix.steps_ahead, mix.steps_at_once) == (ahead, at_once)
+
+
+def test_samples_with_images_are_made_half_as_far_ahead():
+    images = {"type": "images", "patch": 14, "placeholder": 7}
+    source = {"type": "parquet", "path": "x", "text": "t", "images": "i", "transforms": [images]}
+    mixes = [
+        a_mix(
+            sources={"web": {"type": "parquet", "path": "w", "tokens": "t"}} | more,
+            rows=128,
+            length=1024,
+            tokenizer={"type": "bytes"},
+            runtime={"prefetch_steps": 0},
+        )
+        for more in ({}, {"seen": source})
+    ]
+
+    assert [mix.steps_ahead for mix in mixes] == [32, 16]
 
 
 def test_what_keys_ask_of_each_other_is_reported_together_each_with_its_line():
