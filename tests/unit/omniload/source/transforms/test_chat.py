@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jinja2
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -280,14 +281,13 @@ def test_tools_reach_the_template(models):
 
 def test_a_conversation_that_ends_with_an_answer_is_not_rendered_whole_twice(models, monkeypatch):
     template = ChatTemplate(read_template(None, models / "plain" / "model"))
-    rendered, render = [], template._template.render
-    monkeypatch.setattr(
-        template._template,
-        "render",
-        lambda context, **asked: (
-            rendered.append(len(context["messages"])) or render(context, **asked)
-        ),
-    )
+    rendered, render = [], jinja2.Template.render
+
+    def noted(self, context, **asked):
+        rendered.append(len(context["messages"]))
+        return render(self, context, **asked)
+
+    monkeypatch.setattr(jinja2.Template, "render", noted)
     chat = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
 
     found = template.render(json.dumps(chat), wants_spans=True)
