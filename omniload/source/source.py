@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import metadata_of
 from omniload.mix.config import SourceConfig, TokenizerConfig
@@ -321,6 +322,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
     cache_dir: Path | None = None,
     row_length: int | None = None,
     token_cache: TokenCache | None = None,
+    calls: LimitedCalls | None = None,
 ) -> RecordSource:
     """Open a source of a mix file.
 
@@ -333,6 +335,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         cache_dir: Folder that keeps the index; ``None`` builds it each time.
         row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
         token_cache: Where tokens of text are kept; ``None`` makes them each time.
+        calls: Carries out the listing of files, for whoever opens many; a thread of its own otherwise.
 
     Raises:
         ConfigError: Files or columns are missing, the source holds no record, or text has
@@ -341,7 +344,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         UnavailableError: A store did not answer.
     """
     cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(name, config, base_dir=base_dir, cache=cache)
+    opened = open_format(name, config, base_dir=base_dir, cache=cache, calls=calls)
     record_format = opened.format
     units = record_format.units()
     if not units.rows_U.any():
@@ -351,11 +354,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
     pipeline = open_pipeline(name, config, tokenizer, base_dir, row_length, seed)
     order = Order(units.rows_U, units.shards_U, seed=seed, source=name, shuffle=config.shuffle)
     tokens = SourceTokens.of(
-        token_cache,
-        config,
-        tokenizer=tokenizer,
-        pipeline_digest=pipeline.digest,
-        opened=opened,
+        token_cache, config, tokenizer=tokenizer, pipeline_digest=pipeline.digest, opened=opened
     )
     return RecordSource(
         name,

@@ -10,6 +10,7 @@ from omniload.actors.heartbeats import Activity
 from omniload.actors.roles.sources import SourceOpening, StartReaderOf, block_memory
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
@@ -73,19 +74,20 @@ class LoaderShell:
         self._readers = readers_of(mix, kept(cache_dir, (names[s] for s in sources)))
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
-        with DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
-            opened = pool.map(lambda s: self._opened(s, mix), sources)
+        calls = LimitedCalls("omniload-listing")
+        with calls, DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
+            opened = pool.map(lambda s: self._opened(s, mix, calls), sources)
             self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
         self._reading_again = DaemonPool(1, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
 
-    def _opened(self, number: int, mix: MixConfig) -> Source:
+    def _opened(self, number: int, mix: MixConfig, calls: LimitedCalls | None = None) -> Source:
         opening = SourceOpening(
             mix=mix, number=number, base_dir=self._base_dir, cache_dir=self._cache_dir
         )
         with self._activity.doing(f"opens source {opening.name}"):
-            own = opening.open(self._token_cache)
+            own = opening.open(self._token_cache, calls)
         own.share(self._memory)
         readers, start = self._readers.get(opening.name, 1), self._start_reader
         if start is None or readers == 1:

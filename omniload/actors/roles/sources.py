@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.divided import PartReader
@@ -29,8 +30,10 @@ class SourceOpening:
         """Its name in the mix."""
         return self.mix.names[self.number]
 
-    def open(self, token_cache: TokenCache | None) -> RecordSource:
-        """Open it, with the token cache of this process.
+    def open(
+        self, token_cache: TokenCache | None, calls: LimitedCalls | None = None
+    ) -> RecordSource:
+        """Open it, with the token cache of this process; ``calls`` list the files of many sources.
 
         Raises:
             OmniloadError: As for ``open_source``.
@@ -44,6 +47,7 @@ class SourceOpening:
             cache_dir=self.cache_dir,
             row_length=self.mix.pack.length,
             token_cache=token_cache,
+            calls=calls,
         )
 
     def open_part(self, part: Part) -> RecordSource:

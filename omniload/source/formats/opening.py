@@ -85,7 +85,12 @@ def at_versions(
 
 
 def open_format(
-    name: str, config: SourceConfig, *, base_dir: Path, cache: IndexCache | None = None
+    name: str,
+    config: SourceConfig,
+    *,
+    base_dir: Path,
+    cache: IndexCache | None = None,
+    calls: LimitedCalls | None = None,
 ) -> OpenFormat:
     """Find the files of a source and index their units.
 
@@ -94,7 +99,8 @@ def open_format(
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer.
     """
-    return open_shards(name, config, shards_of(name, config, base_dir=base_dir), cache=cache)
+    files = shards_of(name, config, base_dir=base_dir, calls=calls)
+    return open_shards(name, config, files, cache=cache)
 
 
 def open_shards(

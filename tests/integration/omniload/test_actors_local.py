@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 from itertools import islice
 
 import numpy as np
@@ -276,3 +277,18 @@ def test_a_wrong_rank_is_refused_at_the_handle_and_the_others_go_on(tmp_path):
 def test_a_mix_for_one_rank_opens_without_ray(tmp_path):
     with open_plane(a_spec(tmp_path, a_corpus(tmp_path))) as plane:
         assert isinstance(plane, LocalPlane)
+
+
+def test_files_of_many_sources_are_listed_without_a_thread_for_each(tmp_path, monkeypatch):
+    started, start = [], threading.Thread.start
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda self: started.append(self.name) or start(self)
+    )
+    mix = a_mixed_corpus(tmp_path, rows=2, micro_rows=1)
+
+    with LocalPlane(a_spec(tmp_path, mix)):
+        pass
+
+    listing = [name for name in started if "listing" in name or "within" in name]
+    assert len(mix.names) > 1
+    assert set(listing) == {"omniload-listing_0"}
