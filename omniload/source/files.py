@@ -76,6 +76,8 @@ class ShardFile:
     """The store that holds it; ``None`` for a local file."""
     beside: tuple["ShardFile", ...] = ()
     """Files that it cannot be read without, such as the index that lies beside it."""
+    part_of: tuple[str, int] | None = None
+    """Data set, and version of it, that it was found in; no part of what tells it from another file."""
 
     def open(self) -> pa.NativeFile:
         """Open the file for reading.

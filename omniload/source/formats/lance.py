@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -149,23 +148,21 @@ class LanceFormat(Format):
             require_images(schema, column, dataset.root)
 
 
-def _library() -> ModuleType:
+def _dataset(root: str, version: int | None) -> "LanceDataset":
     try:
-        return import_module("omniload.source.parsing.lance_dataset")
+        library = import_module("omniload.source.parsing.lance_dataset")
     except ModuleNotFoundError as error:
         raise missing_extra("a source of type lance", error) from None
-
-
-def _dataset(root: str, version: int | None) -> "LanceDataset":
-    opened: LanceDataset = _library().LanceDataset(root, version)
+    opened: LanceDataset = library.LanceDataset(root, version)
     return opened
 
 
 def _places_of(files: Sequence[ShardFile]) -> dict[str, tuple["LanceDataset", int]]:
     """Return the data set of each shard, at the version that it was found in, and its fragment's number there."""
     places: dict[str, tuple[LanceDataset, int]] = {}
-    for root, version in dict.fromkeys(_library().place_of(file) for file in files):
-        dataset = _dataset(root, version)
+    for found in dict.fromkeys(file.part_of for file in files):
+        assert found is not None, "its data set found it"
+        dataset = _dataset(*found)
         places |= {shard.path: (dataset, i) for i, shard in enumerate(dataset.shards)}
     return places
 

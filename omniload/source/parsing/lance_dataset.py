@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import lance
 import pyarrow as pa
@@ -23,7 +24,7 @@ from omniload.source.files import ShardFile, local_file, shortened
 from omniload.source.formats.format import MAX_UNIT_BYTES
 from omniload.source.tokenize import PANIC
 
-__all__ = ["LanceDataset", "place_of"]
+__all__ = ["LanceDataset"]
 
 _LARGEST = (1 << 64) - 1
 _FIRST_ROWS, _MOST_ROWS = 64, 4_096
@@ -46,7 +47,7 @@ class LanceDataset:
         """
         self.root = root
         if version is not None:
-            _manifest(root, version)
+            _require_manifest(root, version)
         try:
             with _told():
                 self._library = lance.dataset(root, version=version)
@@ -64,19 +65,20 @@ class LanceDataset:
 
     @property
     def shards(self) -> tuple[ShardFile, ...]:
-        """Its fragments, in the order of their rows: a file of data, beside it the other files and the manifest.
+        """Its fragments, in the order of their rows: a file of data, beside it those of later columns and of deletions.
+
+        A fragment that versions share is the same shard in them.
 
         Raises:
             ConfigError: Its files lie in another data set.
             IntegrityError: One of them is not there.
         """
-        manifest = _manifest(self.root, self.version)
         shards = []
         for fragment in self._fragments:
             names = [f"data/{each.path}" for each in fragment.metadata.files]
             gone = fragment.deletion_file()
             first, *others = (self._file(name) for name in [*names, *([gone] if gone else [])])
-            shards.append(replace(first, beside=(*others, manifest)))
+            shards.append(replace(first, beside=tuple(others), part_of=(self.root, self.version)))
         return tuple(shards)
 
     def rows_of(self, number: int) -> int:
@@ -125,27 +127,18 @@ class LanceDataset:
             ) from None
 
 
-def place_of(shard: ShardFile) -> tuple[str, int]:
-    """Return the data set of a shard and its version, as its manifest says, which stands last beside it."""
-    folder, _, name = shard.beside[-1].path.rpartition("/")
-    number = int(name.partition(".")[0])
-    return folder.rpartition("/")[0], _LARGEST - number if number > _LARGEST >> 1 else number
-
-
-def _manifest(root: str, version: int) -> ShardFile:
-    """Return the manifest of a version.
+def _require_manifest(root: str, version: int) -> None:
+    """Refuse a version that is not there.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It is not.
     """
-    for name in (f"{_LARGEST - version:020}", f"{version}"):
-        try:
-            return local_file(f"{root}/_versions/{name}.manifest")
-        except FileNotFoundError:
-            continue
-    raise ConfigError(
-        f"{root}: has no version {version}, or no longer; name one that is kept, or leave version out for the newest"
-    )
+    names = (f"{_LARGEST - version:020}", f"{version}")
+    if not any(Path(root, "_versions", f"{name}.manifest").exists() for name in names):
+        raise ConfigError(
+            f"{root}: has no version {version}, or no longer; name one that is kept, or leave version out for the "
+            "newest"
+        )
 
 
 @contextmanager

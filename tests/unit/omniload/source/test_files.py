@@ -327,7 +327,7 @@ def test_an_error_of_a_store_s_client_while_reading_is_an_outage(file):
 def test_a_store_that_does_not_answer_is_given_up(tmp_path, memory, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: release.wait(60))
-    monkeypatch.setattr(patterns, "_LISTING_S", 0.05)
+    monkeypatch.setattr(patterns, "LISTING_S", 0.05)
 
     with pytest.raises(UnavailableError, match=r"a listing: no answer within 0\.05 s"):
         found(tmp_path, "memory://d/a.txt")
@@ -347,7 +347,7 @@ def test_a_path_that_cannot_be_is_no_outage_and_told_shortly(tmp_path, pattern):
 def test_a_local_listing_that_does_not_end_is_given_up(tmp_path, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(patterns.glob, "glob", lambda *_, **__: release.wait(60))
-    monkeypatch.setattr(patterns, "_LISTING_S", 0.05)
+    monkeypatch.setattr(patterns, "LISTING_S", 0.05)
 
     with pytest.raises(UnavailableError, match=r"a listing: no answer within 0\.05 s"):
         found(tmp_path, "**/*.txt")
