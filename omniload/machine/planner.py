@@ -331,9 +331,9 @@ class Planner:
 
     def _is_short(self, source: int, tokens: int) -> bool:
         queue = self._queues[source]
-        if queue.table.stop >= self._end_of(source):
-            return False
-        return queue.tokens < tokens or queue.table.stop < queue.reach
+        if queue.tokens >= tokens and queue.table.stop >= queue.reach:
+            return False  # before anything is looked up: of hundreds of sources few are
+        return queue.table.stop < self._end_of(source)
 
     def _end_of(self, source: int) -> float:
         return end_of(self.history, self.names[source], self.positions_per_epoch_S[source])

@@ -371,6 +371,8 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
         ConfigError: None of its records gives one.
     """
     mix = history.latest
+    if queue.seen_positions < epoch or (queue.shortest or math.inf) <= mix.pack.length:
+        return  # before more is looked up
     name = mix.names[number]
     source, amount = _source_of(history, name), (mix.mix.amounts or {}).get(name)
     ends = mix.mix.stop == "each_once" or (amount and amount.kind == "epochs")
