@@ -175,12 +175,42 @@ def _longest_first(
 ) -> NDArray[np.int64]:
     """Deal items from the largest on, each to the lightest bin with room."""
     order = np.argsort(-costs, kind="stable")
+    bins_N = np.empty(len(costs), np.int64)
+    if num_bins < _MANY_BINS:
+        bins_N[order] = _one_by_one(
+            costs[order].tolist(), ([0.0] * num_bins, [0] * num_bins), most, least
+        )
+        return bins_N
     rounds = _Rounds(falling=costs[order], most=most, least=least, num_bins=num_bins)
     rounds.deal()
-    dealt = np.concatenate((*rounds.dealt, rounds.one_by_one()))
-    bins_N = np.empty(len(costs), np.int64)
-    bins_N[order] = dealt
+    bins_N[order] = np.concatenate((*rounds.dealt, rounds.rest()))
     return bins_N
+
+
+def _one_by_one(
+    falling: list[float], bins: tuple[list[float], list[int]], limit: int, least: int
+) -> list[int]:
+    """Deal items to bins of such loads and counts; return the bin of each."""
+    loads, counts = bins
+    reserved = sum(least - min(count, least) for count in counts)  # items that bins still need
+    lightest = [(load, b) for b, load in enumerate(loads) if counts[b] < limit]
+    heapq.heapify(lightest)
+    dealt: list[int] = []
+    for i, cost in enumerate(falling):
+        if reserved == len(falling) - i and limit != least:
+            limit = least
+            lightest = [entry for entry in lightest if counts[entry[1]] < least]
+            heapq.heapify(lightest)
+        load, b = lightest[0]
+        dealt.append(b)
+        counts[b] += 1
+        if counts[b] <= least:
+            reserved -= 1
+        if counts[b] < limit:
+            heapq.heapreplace(lightest, (load + cost, b))
+        else:
+            heapq.heappop(lightest)
+    return dealt
 
 
 class _Rounds:
@@ -203,8 +233,6 @@ class _Rounds:
 
     def deal(self) -> None:
         """Deal round by round, for as long as rounds are long."""
-        if len(self._loads_B) < _MANY_BINS:
-            return
         while (bins := self._round()) is not None and len(bins):
             if len(bins) < _LONG_ROUND:
                 return
@@ -228,30 +256,10 @@ class _Rounds:
             return None
         return bins
 
-    def one_by_one(self) -> list[int]:
-        """Deal the rest; return the bins of it."""
-        falling = self._falling[self._at :].tolist()
-        counts, least, limit = self._counts_B.tolist(), self._least, self._limit
-        reserved = self._reserved
-        loads = zip(self._loads_B.tolist(), range(len(counts)), strict=True)
-        lightest = [(load, b) for load, b in loads if counts[b] < limit]
-        heapq.heapify(lightest)
-        dealt: list[int] = []
-        for i, cost in enumerate(falling):
-            if reserved == len(falling) - i and limit != least:
-                limit = least
-                lightest = [entry for entry in lightest if counts[entry[1]] < least]
-                heapq.heapify(lightest)
-            load, b = lightest[0]
-            dealt.append(b)
-            counts[b] += 1
-            if counts[b] <= least:
-                reserved -= 1
-            if counts[b] < limit:
-                heapq.heapreplace(lightest, (load + cost, b))
-            else:
-                heapq.heappop(lightest)
-        return dealt
+    def rest(self) -> list[int]:
+        """Deal the rest one by one; return the bins of it."""
+        bins = self._loads_B.tolist(), self._counts_B.tolist()
+        return _one_by_one(self._falling[self._at :].tolist(), bins, self._limit, self._least)
 
 
 def _differenced(costs: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]:

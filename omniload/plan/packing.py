@@ -46,14 +46,15 @@ def best_fit(
         one-dimensional packing algorithms" (1974).
     """
     lengths = np.asarray(lengths_P, np.int64)
-    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
+    order = _order_of(lengths, num_first)
+    sizes = lengths[order].tolist()
+    ends = [*sizes[: num_first + 1], *sizes[-1:]]
+    if ends and not 1 <= min(ends) <= max(ends) <= capacity:
         raise ValueError(
-            f"pieces have {lengths.min()} to {lengths.max()} tokens, a row holds 1 to {capacity}; "
+            f"pieces have {min(ends)} to {max(ends)} tokens, a row holds 1 to {capacity}; "
             "cut or drop longer documents before packing"
         )
-    falling = num_first + np.argsort(-lengths[num_first:], kind="stable")
-    order = np.concatenate((np.arange(num_first), falling))
-    sizes = [*lengths[order].tolist(), *[0] * _ALIKE]
+    sizes += [0] * _ALIKE
     # Rows by the room they have left: far fewer rooms than rows where a step has many.
     rooms = [capacity] if num_rows else []
     rows_of = {capacity: list(range(1 - num_rows, 1))}  # as -row and rising: the first is the last
@@ -66,8 +67,7 @@ def best_fit(
         if (at := bisect_left(rooms, size)) == len(rooms):
             dealt.append(-CARRIED)
             continue
-        room = rooms[at]
-        same = rows_of[room]
+        same = rows_of[room := rooms[at]]
         dealt.append(row := same.pop())
         if not same:
             del rooms[at], rows_of[room]
@@ -80,6 +80,13 @@ def best_fit(
     rows_P = np.empty(len(lengths), np.int32)
     rows_P[order] = dealt
     return np.negative(rows_P, out=rows_P)
+
+
+def _order_of(lengths: NDArray[np.int64], num_first: int) -> NDArray[np.intp]:
+    falling = np.argsort(-lengths[num_first:], kind="stable")
+    if not num_first:
+        return falling
+    return np.concatenate((np.arange(num_first), num_first + falling))
 
 
 def _dealt_alike(

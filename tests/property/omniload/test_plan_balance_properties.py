@@ -57,9 +57,8 @@ def many_bins(draw):
 def test_bins_dealt_to_in_rounds_get_what_they_get_one_by_one(problem):
     costs_N, num_bins, most, least = problem
     order = np.argsort(-costs_N, kind="stable")
-    alone = balance_module._Rounds(
-        falling=costs_N[order], most=most, least=least, num_bins=num_bins
-    ).one_by_one()
+    bins = [0.0] * num_bins, [0] * num_bins
+    alone = balance_module._one_by_one(costs_N[order].tolist(), bins, most, least)
 
     dealt_N = balance_module._longest_first(costs_N, num_bins, most, least)
 
