@@ -23,7 +23,7 @@ def test_rows_are_as_long_as_the_microbatches_need():
 
 
 def test_steps_are_planned_one_after_the_other_and_each_is_timed():
-    planned = list(itertools.islice(bench.steps_of(SMALL), 40))
+    planned = list(itertools.islice(bench.steps_of(SMALL), 100))
 
     assert all(step.rows == 8 for step in planned)
     assert all(0 < step.placing_s < step.seconds for step in planned)
