@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
 
+from omniload.simulation.profile import Role
+
 __all__ = ["Clock", "Host", "Lane", "Process", "Then"]
 
 Then: TypeAlias = Callable[[], None]
 _NOTHING_S = 1e-12
+_LEAST_LEFT = 0.05
+"""Share of a host's cores that what is done by the clock leaves at least."""
 
 
 class Clock:
@@ -43,10 +47,16 @@ class Process:
     """A process on a host."""
 
     host: "Host"
-    role: str
-    """Kind of role: ``planner``, ``loader``, ``constructor``, ``rank`` or ``node``, Ray's own."""
+    role: Role
+    """Kind of role."""
     width: float
     """Cores that its threads get at once."""
+    clock: float = 0.0
+    """Cores that it keeps busy whatever else it does."""
+    messages: int = field(default=0, init=False)
+    """Messages that it has sent or taken."""
+    message_bytes: int = field(default=0, init=False)
+    """Their bytes."""
     busy_s: float = field(default=0.0, init=False)
     """Processor seconds that it has had."""
     done_s: float = field(default=0.0, init=False)
@@ -64,6 +74,7 @@ class Host:
 
     def __init__(self, clock: Clock, *, cores: float, network_bytes_per_s: float) -> None:
         self.clock, self._cores, self._network = clock, cores, network_bytes_per_s
+        self._left = cores
         self.processes: list[Process] = []
         self._running: list[Process] = []
         self._numbers = count()
@@ -71,9 +82,11 @@ class Host:
         self._turn = 0
         self._sent_at_s = 0.0
 
-    def process(self, role: str, width: float = 1.0) -> Process:
-        """Start a process."""
-        made = Process(self, role, width)
+    def process(self, role: Role, width: float = 1.0, *, clock: float = 0.0) -> Process:
+        """Start a process; before anything runs."""
+        clock = min(clock, self._left - self._cores * _LEAST_LEFT)
+        made = Process(self, role, width, clock)
+        self._left -= clock
         self.processes.append(made)
         return made
 
@@ -97,7 +110,7 @@ class Host:
     def _share(self) -> float:
         """Return the part of what processes want that they get."""
         wanted = sum(min(len(process.jobs), process.width) for process in self._running)
-        return min(1.0, self._cores / wanted) if wanted else 1.0
+        return min(1.0, self._left / wanted) if wanted else 1.0
 
     def _advance(self) -> None:
         passed_s = self.clock.now_s - self._at_s
@@ -107,6 +120,8 @@ class Host:
             had_s = passed_s * share * min(len(process.jobs), process.width)
             process.busy_s += had_s
             process.done_s += had_s / len(process.jobs)
+        for process in self.processes if passed_s else ():
+            process.busy_s += passed_s * process.clock
 
     def _look_ahead(self) -> None:
         """Wake up when the next job ends; what was said before holds no more."""

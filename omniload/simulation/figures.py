@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from omniload.simulation.profile import Role
+
 __all__ = [
     "Connections",
     "HostFigures",
@@ -43,12 +45,16 @@ class Waits:
 class RoleFigures:
     """The processes of one role."""
 
-    role: str
+    role: Role
     count: int
     cores: float
     """Cores that they keep busy, all together."""
     busiest: float
     """Share of a core of the busiest one."""
+    messages_step: float
+    """Messages of a step that they send or take, all together."""
+    message_bytes_step: float
+    """Their bytes."""
     memory_bytes: int
     """Most memory of one of them at a step's begin."""
     connections: int

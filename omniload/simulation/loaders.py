@@ -76,7 +76,8 @@ class SimulatedReader:
     def read(self, seconds: float, size_bytes: int, answered: Then) -> None:
         """Read for so long and answer so much."""
         self.has_read = True
-        spent_s = self.wire.receiving_s(_RANGE_BYTES) + seconds + self.wire.sending_s(size_bytes)
+        spent_s = self.wire.end_s(self.process, _RANGE_BYTES) + seconds
+        spent_s += self.wire.end_s(self.process, size_bytes)
         self.lane.call(lambda: (spent_s, answered))
 
     @property
@@ -120,14 +121,14 @@ class SimulatedLoader:
         self, command: ReadAhead, report: Callable[[SamplesReported], None]
     ) -> tuple[float, Then]:
         (answer,) = self.machine.handle(command)
-        asked_s = self.wire.receiving_s()
+        asked_s = self.wire.end_s(self.process)
         if isinstance(answer, SamplesReported):
             return asked_s, lambda: report(answer)
         read = self.sources[command.source].read(answer.start, answer.stop)
         parts = self._parts(read)
-        told_s = self.wire.sending_s(size_of_table(read.table))
+        told_s = self.wire.end_s(self.process, size_of_table(read.table))
         if others := self.readers.get(command.source, ()):
-            asked_s += len(others) * self.wire.sending_s(_RANGE_BYTES)
+            asked_s += sum(self.wire.end_s(self.process, _RANGE_BYTES) for _ in others)
             return asked_s, lambda: self._read_parts(read, parts, told_s, report)
         return asked_s + float(parts.seconds_R[0]) + told_s, lambda: self._hold(read, report)
 
@@ -156,7 +157,9 @@ class SimulatedLoader:
             missing[0] -= 1
             if missing[0]:
                 return
-            received_s = sum(self.wire.receiving_s(round(each)) for each in parts.bytes_R[1:])
+            received_s = sum(
+                self.wire.end_s(self.process, round(each)) for each in parts.bytes_R[1:]
+            )
             merged_s = costs.merge_s + int(read.tokens.offsets[-1]) * costs.merge_token_s
             self.process.work(received_s + merged_s + told_s, ended)
 
@@ -203,8 +206,9 @@ class SimulatedLoader:
     ) -> tuple[float, Then]:
         found = self.columns(requests)
         size_bytes = self.size_of(requests, found)
-        asked_s = self.wire.receiving_s(sum(size_of_request(each) for each in requests))
-        seconds = asked_s + self.slices_s(requests, found) + self.wire.sending_s(size_bytes)
+        asked_s = self.wire.end_s(self.process, sum(map(size_of_request, requests)))
+        seconds = asked_s + self.slices_s(requests, found)
+        seconds += self.wire.end_s(self.process, size_bytes)
         return seconds, lambda: answer(found, size_bytes)
 
     def columns(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:

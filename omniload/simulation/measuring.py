@@ -1,10 +1,8 @@
-"""The short profile: machines and processes of this machine, each measured alone; sources are in ``reading``.
+"""Building, measured alone: windows of steps that are planned, fetched and built in this process.
 
-Everything is processor time, so that other work on the machine counts for little; what a message waits
-on its way is all that is measured by the clock.
+Everything is processor time, so that other work on the machine counts for little.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +14,6 @@ from omniload.actors.heartbeats import Activity
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
-from omniload.base.concurrency.threads import DaemonPool
-from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
     BuildSteps,
     DataConstructor,
@@ -36,17 +32,15 @@ from omniload.machine.messages import (
 from omniload.mix.columns import ColumnRanges
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
-from omniload.simulation.hollow import size_of_batch
-from omniload.simulation.profile import BuildCosts, MessageCosts
+from omniload.simulation.profile import BuildCosts
 from omniload.simulation.reading import line_through, spent_s
 from omniload.simulation.scale import with_tokens
 
-__all__ = ["measure_builds", "measure_messages"]
+__all__ = ["measure_builds"]
 
 _WINDOWS, _WARM_WINDOWS = 8, 2
 _TOKENS_BUILT = 16 << 20
 """Tokens that are read to measure building, about."""
-_CALLS, _SAMPLED = 200, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +53,7 @@ class _Window:
     tokens: int
 
 
-def measure_builds(
-    spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int
-) -> tuple[BuildCosts, tuple[Batch, ...]]:
+def measure_builds(spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int) -> BuildCosts:
     """Build windows of steps as one constructor does.
 
     Args:
@@ -71,30 +63,25 @@ def measure_builds(
         tokens: Of a step of all of them.
 
     Returns:
-        What it took, and batches of one rank.
+        What it took.
     """
     rows = max(4, ranks, tokens // spec.mix.pack.length)
-    large, batches = _windows_of(spec, runtime, ranks, rows)
-    small, _ = _windows_of(spec, runtime, max(1, ranks // 4), max(1, ranks // 4, rows // 4))
+    large = _windows_of(spec, runtime, ranks, rows)
+    small = _windows_of(spec, runtime, max(1, ranks // 4), max(1, ranks // 4, rows // 4))
     rows_s, rows_token_s = line_through(small.tokens, small.rows_s, large.tokens, large.rows_s)
     fixed_s, slices_token_s = line_through(
         small.tokens, small.slices_s, large.tokens, large.slices_s
     )
-    return (
-        BuildCosts(
-            slices_request_s=fixed_s / large.requests,
-            slices_token_s=slices_token_s,
-            rows_s=rows_s,
-            rows_token_s=rows_token_s,
-        ),
-        batches,
+    return BuildCosts(
+        slices_request_s=fixed_s / large.requests,
+        slices_token_s=slices_token_s,
+        rows_s=rows_s,
+        rows_token_s=rows_token_s,
     )
 
 
-def _windows_of(
-    spec: PlaneSpec, runtime: str, ranks: int, rows: int
-) -> tuple[_Window, tuple[Batch, ...]]:
-    """Plan, read and build some windows for real; return the medians, and the batches of the last."""
+def _windows_of(spec: PlaneSpec, runtime: str, ranks: int, rows: int) -> _Window:
+    """Plan, read and build some windows for real; return the medians."""
     ahead = spec.mix.steps_ahead
     mix = with_tokens(spec.mix, rows * spec.mix.pack.length)
     held = mix.runtime.model_copy(update={"prefetch_steps": ahead})
@@ -103,21 +90,16 @@ def _windows_of(
     windows = int(np.clip(_TOKENS_BUILT // per_window, 2, _WINDOWS)) + _WARM_WINDOWS
     spec = replace(spec, mix=mix, tree=ClientPlaceTree.of(dp=ranks), num_steps=None)
     found: list[_Window] = []
-    batches: tuple[Batch, ...] = ()
     for plans, loader in _planned(spec):
-        window, batches = _built(spec, plans, loader, runtime)
-        found.append(window)
+        found.append(_built(spec, plans, loader, runtime))
         if len(found) == windows:
             break
     measured = found[_WARM_WINDOWS:] or found[-1:]
-    return (
-        _Window(
-            slices_s=median(each.slices_s for each in measured),
-            rows_s=median(each.rows_s for each in measured),
-            requests=round(median(each.requests for each in measured)),
-            tokens=round(median(each.tokens for each in measured)),
-        ),
-        batches,
+    return _Window(
+        slices_s=median(each.slices_s for each in measured),
+        rows_s=median(each.rows_s for each in measured),
+        requests=round(median(each.requests for each in measured)),
+        tokens=round(median(each.tokens for each in measured)),
     )
 
 
@@ -157,7 +139,7 @@ def _planned(spec: PlaneSpec) -> Iterator[tuple[Sequence[StepPlan], LoaderShell]
 
 def _built(
     spec: PlaneSpec, plans: Sequence[StepPlan], loader: LoaderShell, runtime: str
-) -> tuple[_Window, tuple[Batch, ...]]:
+) -> _Window:
     machine = DataConstructor.of(spec.mix, range(spec.tree.size_of("dp")))
     begun_s, (fetch,) = spent_s(lambda: machine.handle(BuildSteps(plans=plans)))
     assert isinstance(fetch, FetchSlices), "the steps are new"
@@ -169,71 +151,9 @@ def _built(
         slices_s, slices = spent_s(lambda: loader.ranges(fetch.requests))
     fetched = SlicesFetched(steps=fetch.steps, slices=slices)
     built_s, _ = spent_s(lambda: machine.handle(fetched))
-    return (
-        _Window(
-            slices_s=slices_s,
-            rows_s=begun_s + joined_s + built_s,
-            requests=len(fetch.requests),
-            tokens=int(slices.tokens.lengths_N.sum()),
-        ),
-        tuple(machine.batch_of(plan.step, 0) for plan in plans),
+    return _Window(
+        slices_s=slices_s,
+        rows_s=begun_s + joined_s + built_s,
+        requests=len(fetch.requests),
+        tokens=int(slices.tokens.lengths_N.sum()),
     )
-
-
-def measure_messages(runtime: str, batches: Sequence[Batch]) -> MessageCosts:
-    """Measure messages between roles: threads of this process, or processes of a Ray of our own.
-
-    Raises:
-        ConfigError: Ray is asked for and not installed.
-        UnavailableError: Ray did not start.
-    """
-    if runtime == "local":
-        return _between_threads()
-    from omniload.actors.ray.scaling.probe import probe  # noqa: PLC0415 -- an extra, absent for local users
-
-    size = sum(map(size_of_batch, batches))
-    found = probe([None, tuple(batches)], _CALLS)
-    small, large = found.calls
-    # There and back are two messages with two ends each.
-    end_s = (small.asking_s + small.answering_s) / 4
-    waits_s = [each / 2 for each in small.waits_s]
-    return MessageCosts(
-        latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
-        end_s=end_s,
-        node_s=small.others_s / 2,
-        send_byte_s=max(0.0, large.answering_s - small.answering_s) / size,
-        receive_byte_s=max(0.0, large.asking_s - small.asking_s) / size,
-        node_byte_s=max(0.0, large.others_s - small.others_s) / size,
-        process_bytes=found.process_bytes,
-        node_bytes=found.node_bytes,
-    )
-
-
-def _between_threads() -> MessageCosts:
-    pool = DaemonPool(1, "omniload-probe")
-    try:
-        pool.submit(_nothing).result()
-        rounds_s = []
-        began_s = time.process_time()
-        for _ in range(_CALLS):
-            asked_s = time.perf_counter()
-            pool.submit(_nothing).result()
-            rounds_s.append(time.perf_counter() - asked_s)
-        spent_s = (time.process_time() - began_s) / _CALLS
-    finally:
-        pool.close(1.0)
-    waits_s = sorted(max(0.0, (each - spent_s) / 2) for each in rounds_s)
-    return MessageCosts(
-        latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
-        end_s=spent_s / 4,
-        node_s=0.0,
-        send_byte_s=0.0,
-        receive_byte_s=0.0,
-        node_byte_s=0.0,
-        process_bytes=0,
-        node_bytes=0,
-    )
-
-
-def _nothing() -> None:
-    """Do nothing, in another thread."""

@@ -16,7 +16,7 @@ from omniload.simulation.figures import Connections, HostFigures, RoleFigures, S
 from omniload.simulation.hollow import HollowSource, hollow_rows
 from omniload.simulation.job import Job, a_planner_of, hosts_of, reads_of, shares_of
 from omniload.simulation.loaders import SimulatedLoader, SimulatedReader
-from omniload.simulation.profile import BuildCosts, MessageCosts, Profile
+from omniload.simulation.profile import BuildCosts, MessageCosts, Profile, Role
 from omniload.simulation.ranks import LocalRank, Rank, RayRank, Trainer
 from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
 from omniload.simulation.wire import Wire
@@ -95,6 +95,7 @@ class _Run:
         self.num_steps = self.warm_up + job.steps
         self._peaks: dict[int, int] = {}
         self._before: dict[int, float] = {}
+        self._messages_before: dict[int, tuple[int, int]] = {}
         self._planned_before, self._spent_before = 0, 0.0
         self._open()
 
@@ -104,11 +105,13 @@ class _Run:
             raise ConfigError(
                 f"--hosts is {len(self.hosts)}, and runtime.kind local is one process; use kind: ray"
             )
-        nodes = {} if is_local else {id(host): host.process("node", 2.0) for host in self.hosts}
+        nodes = (
+            {} if is_local else {id(host): self._process(host, "node", 2.0) for host in self.hosts}
+        )
         self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes)
         first = self.hosts[0]
-        only = first.process("process", self.profile.threads) if is_local else None
-        planning = only or first.process("planner")
+        only = self._process(first, "process", self.profile.threads) if is_local else None
+        planning = only or self._process(first, "planner")
         self.loaders = self._loaders(only)
         loader_of = {
             s: loader
@@ -138,6 +141,9 @@ class _Run:
         )
         self.ranks = self._ranks(only)
 
+    def _process(self, host: Host, role: Role, width: float = 1.0) -> Process:
+        return host.process(role, width, clock=self.messages.roles[role].clock)
+
     def _loaders(self, only: Process | None) -> list[SimulatedLoader]:
         mix, costs = self.job.spec.mix, self.job.costs(self.profile)
         shares = self.shares
@@ -146,7 +152,7 @@ class _Run:
             shares = (_whole(shares, sources),)
         made = []
         for share in shares:
-            process = only or self.hosts[0].process("loader", self.profile.threads)
+            process = only or self._process(self.hosts[0], "loader", self.profile.threads)
             threads = _READER_THREADS if only else share.threads
             lane = Lane(process, threads)
             made.append(
@@ -169,7 +175,7 @@ class _Run:
         costs, readers = self.job.costs(self.profile)[source], self.readers_S[source]
         made = []
         for _ in range(readers - 1):
-            process = only or self.hosts[0].process("reader", self.profile.threads)
+            process = only or self._process(self.hosts[0], "reader", self.profile.threads)
             made.append(
                 SimulatedReader(
                     process=process,
@@ -198,7 +204,7 @@ class _Run:
             parts = list(by_name.values())
         made = []
         for place, dp_ranks in parts:
-            process = only or host_at[place].process("constructor", self.profile.threads)
+            process = only or self._process(host_at[place], "constructor", self.profile.threads)
             machine = DataConstructor(
                 dp_ranks=dp_ranks,
                 names=self.job.spec.mix.names,
@@ -226,7 +232,7 @@ class _Run:
                 kind = LocalRank if only else RayRank
                 its.append(
                     kind(
-                        process=only or constructor.process.host.process("rank"),
+                        process=only or self._process(constructor.process.host, "rank"),
                         wire=self.wire,
                         rank=rank,
                         window=self.job.spec.mix.steps_at_once,
@@ -259,6 +265,9 @@ class _Run:
                 host.settle()
         if step == self.warm_up - 1:
             self._before = {id(each): each.busy_s for each in self._processes()}
+            self._messages_before = {
+                id(each): (each.messages, each.message_bytes) for each in self._processes()
+            }
             self._planned_before = self.planner.steps
             self._spent_before = self.planner.spent_s
         if step >= self.warm_up - 1:
@@ -315,17 +324,21 @@ class _Run:
     def _busy(self, process: Process) -> float:
         return process.busy_s - self._before[id(process)]
 
-    def _roles(self) -> list[str]:
+    def _roles(self) -> list[Role]:
         return list(dict.fromkeys(process.role for process in self._processes()))
 
-    def _role(self, role: str, seconds: float) -> RoleFigures:
+    def _role(self, role: Role, seconds: float) -> RoleFigures:
         its = [process for process in self._processes() if process.role == role]
         busy = [self._busy(process) / seconds for process in its]
+        before, steps = self._messages_before, self.job.steps
         return RoleFigures(
             role=role,
             count=len(its),
             cores=sum(busy),
             busiest=max(busy),
+            messages_step=sum(each.messages - before[id(each)][0] for each in its) / steps,
+            message_bytes_step=sum(each.message_bytes - before[id(each)][1] for each in its)
+            / steps,
             memory_bytes=max(self._peaks[id(process)] for process in its),
             connections=max(self.wire.connections_by().get(id(process), 0) for process in its),
         )

@@ -10,8 +10,9 @@ from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.layout import constructors_by_host
 from omniload.simulation.job import Job, hosts_of
-from omniload.simulation.measuring import measure_builds, measure_messages
+from omniload.simulation.measuring import measure_builds
 from omniload.simulation.planning import measure_planner
+from omniload.simulation.probing.messages import measure_messages
 from omniload.simulation.profile import Profile
 from omniload.simulation.reading import measure_sources, measure_threads
 
@@ -54,22 +55,20 @@ def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> P
         OmniloadError: As for ``measure_builds`` and ``measure_messages``.
     """
     runtime = runtime_of(job.spec)
-    if runtime in profile.messages and runtime in profile.builds:
-        return profile
     dp, tokens = job.spec.tree.size_of("dp"), job.spec.mix.batch.tokens
     parts = constructors_by_host(job.spec, hosts_of(dp, job.hosts)).values()
     ranks = dp if runtime == "local" else max(len(ranks) for _, ranks in parts)
-    with shown(f"measuring the {runtime} runtime", 2) as advance:
-        builds, batches = measure_builds(spec, runtime, ranks=ranks, tokens=tokens * ranks // dp)
-        advance(1)
-        messages = measure_messages(runtime, batches)
-        advance(1)
-    return profile.model_copy(
-        update={
-            "builds": {**profile.builds, runtime: builds},
-            "messages": {**profile.messages, runtime: messages},
-        }
-    )
+    if runtime not in profile.builds:
+        with shown("measuring what building takes", 1) as advance:
+            builds = measure_builds(spec, runtime, ranks=ranks, tokens=tokens * ranks // dp)
+            advance(1)
+        profile = profile.model_copy(update={"builds": {**profile.builds, runtime: builds}})
+    if runtime not in profile.messages:
+        with shown(f"measuring the {runtime} runtime", 1) as advance:
+            messages = measure_messages(runtime, job, profile)
+            advance(1)
+        profile = profile.model_copy(update={"messages": {**profile.messages, runtime: messages}})
+    return profile
 
 
 def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:

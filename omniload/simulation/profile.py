@@ -4,7 +4,7 @@ Two simulations of one profile and one seed are the same; a profile may be carri
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 import orjson
 from pydantic import Field, ValidationError, model_validator
@@ -15,10 +15,13 @@ from omniload.base.reading import read_small_file
 from omniload.base.writing import write_whole
 
 __all__ = [
+    "ROLES",
     "BuildCosts",
     "MessageCosts",
     "PlannerCosts",
     "Profile",
+    "Role",
+    "RoleCosts",
     "SourceCosts",
     "read_profile",
     "write_profile",
@@ -30,6 +33,9 @@ Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=0, le=1 << 50)]
 """Bytes."""
 Length = Annotated[int, Field(ge=1, lt=1 << 31)]
+Role = Literal["planner", "loader", "reader", "constructor", "rank", "node", "process"]
+"""Kind of process: ``node`` is Ray's own of a host, ``process`` the one process of the local runtime."""
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class SourceCosts(StrictModel):
@@ -82,25 +88,36 @@ class BuildCosts(StrictModel):
     """Each token of it."""
 
 
+class RoleCosts(StrictModel):
+    """What a process of a role takes beside reading, planning and building."""
+
+    end_s: Seconds
+    """A message that it sends or takes, answers and whatever follows from it included; of a node, one that passes."""
+    byte_s: Seconds = 0.0
+    """Each byte of it, and whatever goes with bytes."""
+    clock: Annotated[float, Field(ge=0, le=64, allow_inf_nan=False)] = 0.0
+    """Cores that it keeps busy while nobody asks for anything: heartbeats, and what Ray does by the clock."""
+
+
 class MessageCosts(StrictModel):
     """What a message from one role to another takes."""
 
     latencies_s: tuple[Seconds, ...] = Field(min_length=1)
     """Time on the way beside processor time, of several messages."""
-    end_s: Seconds
-    """At either end."""
-    node_s: Seconds
-    """In Ray's own processes."""
-    send_byte_s: Seconds
-    """Each byte, where it comes from."""
-    receive_byte_s: Seconds
-    """Each byte, where it goes to."""
-    node_byte_s: Seconds
-    """Each byte, in Ray's own processes."""
+    roles: dict[Role, RoleCosts]
+    """By the role of its ends."""
     process_bytes: Size
     """Memory of a role's process that holds nothing yet; 0 where roles are threads."""
     node_bytes: Size
     """Memory of Ray's own processes on a host."""
+
+    @model_validator(mode="after")
+    def _roles_are_all_there(self) -> Self:
+        if missing := [role for role in ROLES if role not in self.roles]:
+            raise ValueError(
+                f"roles has no {missing[0]!r}, only {sorted(self.roles)}; measure again"
+            )
+        return self
 
 
 class PlannerCosts(StrictModel):
@@ -123,8 +140,8 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[2] = 2
-    """Of this format; 1 said nothing of units and of what is merged, so it cannot tell what several readers take."""
+    version: Literal[3] = 3
+    """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

@@ -68,7 +68,8 @@ class RayRank(Rank):
         self._asked = step
         asked = partial(self._be_asked, step)
         to = self.constructor.process
-        self.process.work(self.wire.sending_s(), lambda: self.wire.carry(self.process, to, asked))
+        asking_s = self.wire.end_s(self.process)
+        self.process.work(asking_s, lambda: self.wire.carry(self.process, to, asked))
 
     def _be_asked(self, step: int) -> None:
         self._unanswered = step
@@ -82,7 +83,8 @@ class RayRank(Rank):
         self._unanswered = None
         sizes = constructor.sizes_from(step, self.window, self.rank)
         self.held_bytes += sum(sizes)
-        seconds = self.wire.receiving_s() + self.wire.sending_s(sum(sizes))
+        its, wire = constructor.process, self.wire
+        seconds = wire.end_s(its) + wire.end_s(its, sum(sizes))
         arrive = partial(self._arrive, sizes)
         constructor.process.work(
             seconds, lambda: self.wire.carry(constructor.process, self.process, arrive, sum(sizes))
@@ -105,7 +107,7 @@ class RayRank(Rank):
             self._ask(step + len(sizes))
             self._hand_out(step, have)
 
-        self.process.work(self.wire.receiving_s(sum(sizes)), opened)
+        self.process.work(self.wire.end_s(self.process, sum(sizes)), opened)
 
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()
@@ -149,14 +151,15 @@ class LocalRank(Rank):
         if not is_known:
             self._told_next = step + self.window
             _tell_taken(self, step)
-        self.process.work(self.wire.receiving_s(), have)
+        self.process.work(self.wire.end_s(self.process), have)
 
 
 def _tell_taken(rank: RayRank | LocalRank, step: int) -> None:
     """Tell the planner that a rank has a step."""
     planner, wire = rank.planner, rank.wire
     hear = partial(planner.hear, StepTaken(step=step, dp_rank=rank.rank))
-    rank.process.work(wire.sending_s(), lambda: wire.carry(rank.process, planner.process, hear))
+    telling_s = wire.end_s(rank.process)
+    rank.process.work(telling_s, lambda: wire.carry(rank.process, planner.process, hear))
 
 
 @dataclass(slots=True)

@@ -78,7 +78,7 @@ class SimulatedConstructor:
         self.builders.call(lambda: self._begin_build(plans))
 
     def _begin_build(self, plans: Sequence[StepPlan]) -> tuple[float, Then]:
-        seconds = self.wire.receiving_s(sum(map(_size_of_plan, plans)))
+        seconds = self.wire.end_s(self.process, sum(map(_size_of_plan, plans)))
         commands = self.machine.handle(BuildSteps(plans=plans))
         fetches = [command for command in commands if isinstance(command, FetchSlices)]
         if not fetches:
@@ -91,7 +91,7 @@ class SimulatedConstructor:
             seconds += self._rows_s(found)
             return seconds, lambda: self._fetched(fetch, dict(enumerate(found)))
         of = self._by_loader(fetch)
-        seconds += sum(self.wire.sending_s() for _ in of)
+        seconds += sum(self.wire.end_s(self.process) for _ in of)
         return seconds, lambda: self._ask(fetch, of)
 
     def _by_loader(self, fetch: FetchSlices) -> dict[int, list[int]]:
@@ -110,7 +110,7 @@ class SimulatedConstructor:
         def answered(loader: int, columns: list[SampleColumns], size_bytes: int) -> None:
             found.update(zip(of[loader], columns, strict=True))
             missing.remove(loader)
-            received_s[0] += self.wire.receiving_s(size_bytes)
+            received_s[0] += self.wire.end_s(self.process, size_bytes)
             if not missing:
                 seconds = received_s[0] + self._rows_s(found.values())
                 self.process.work(seconds, lambda: self._fetched(fetch, found))
@@ -214,7 +214,9 @@ class SimulatedPlanner:
         if isinstance(event, SamplesReported):
             size_bytes = size_of_table(event.table)
             self._tables.setdefault(event.source, deque()).append((event.table.stop, size_bytes))
-        seconds = 0.0 if isinstance(event, Started) else self.wire.receiving_s(size_bytes)
+        seconds = 0.0
+        if not isinstance(event, Started):
+            seconds = self.wire.end_s(self.process, size_bytes)
         seconds += self.costs.taken_s if isinstance(event, StepTaken) else self.costs.report_s
         sends: list[Then] = []
         for command in self.machine.handle(event):
@@ -258,7 +260,7 @@ class SimulatedPlanner:
         self, sends: list[Then], to: Process, then: Callable[[], object], size_bytes: int = 0
     ) -> float:
         sends.append(partial(self.wire.carry, self.process, to, then, size_bytes))  # type: ignore[arg-type]
-        return self.wire.sending_s(size_bytes)
+        return self.wire.end_s(self.process, size_bytes)
 
     def _report(self, loader: SimulatedLoader, report: SamplesReported) -> None:
         hear, size_bytes = partial(self.hear, report), size_of_table(report.table)

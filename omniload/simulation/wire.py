@@ -28,13 +28,12 @@ class Wire:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 -- no secret
 
-    def sending_s(self, size_bytes: int = 0) -> float:
-        """Return what the sender spends on a message."""
-        return self.costs.end_s + size_bytes * self.costs.send_byte_s
-
-    def receiving_s(self, size_bytes: int = 0) -> float:
-        """Return what the receiver spends on it."""
-        return self.costs.end_s + size_bytes * self.costs.receive_byte_s
+    def end_s(self, process: Process, size_bytes: int = 0) -> float:
+        """Return what a process spends on a message that it sends or takes, which is counted."""
+        process.messages += 1
+        process.message_bytes += size_bytes
+        costs = self.costs.roles[process.role]
+        return costs.end_s + size_bytes * costs.byte_s
 
     def carry(
         self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0
@@ -47,10 +46,9 @@ class Wire:
         if receiver.host is not sender.host:
             hosts.append(receiver.host)
             latency_s += self.hop_s + max(host.transfer_s(size_bytes) for host in hosts)
-        node_s = self.costs.node_s + size_bytes * self.costs.node_byte_s
         for host in hosts:
             if (node := self.nodes.get(id(host))) is not None:
-                node.work(node_s, _nothing)
+                node.work(self.end_s(node, size_bytes), _nothing)
         sender.host.clock.after(latency_s, then)
 
     def connections_by(self) -> Counter[int]:

@@ -1,10 +1,14 @@
 """The profile of the Ray runtime: messages between processes, measured for real."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from omniload.actors.plane import PlaneSpec
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.simulation.measuring import measure_builds, measure_messages
+from omniload.simulation.job import Job
+from omniload.simulation.plane import simulate
+from omniload.simulation.preparing import measured_sources, with_planner, with_runtime
 from tests.support.plane.corpora import a_corpus
 
 pytest.importorskip("ray")
@@ -16,17 +20,32 @@ pytestmark = [
 ]
 
 
-def test_a_message_between_processes_costs_both_ends_and_its_bytes(tmp_path):
-    mix = a_corpus(tmp_path, rows=64, length=512, micro_rows=16)
+@contextmanager
+def unseen(_what, _total):
+    yield lambda _: None
+
+
+def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simulated_with_it(
+    tmp_path,
+):
+    mix = a_corpus(
+        tmp_path, rows=64, length=512, micro_rows=16, mix={"stop": "never"}, runtime={"kind": "ray"}
+    )
     spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=2))
-    builds, batches = measure_builds(spec, "ray", ranks=2, tokens=mix.batch.tokens)
+    job = Job(spec=spec, originals=mix.names, cores=2.0, steps=16)
 
-    costs = measure_messages("ray", batches)
+    profile = with_runtime(measured_sources(spec, unseen), spec, job, unseen)
 
-    assert builds.rows_s + builds.rows_token_s > 0
+    costs = profile.messages["ray"]
     # Between a hundredth of a millisecond and a tenth of a second, on any machine.
-    assert 1e-5 < costs.end_s < 0.1
+    for role in ("planner", "loader", "reader", "constructor", "rank"):
+        assert 1e-5 < costs.roles[role].end_s < 0.1
+        assert 0 <= costs.roles[role].clock < 1
+    assert (
+        costs.roles["node"].clock > 0
+    )  # Ray does something by the clock, and the keeper looks around
     assert costs.latencies_s[0] < costs.latencies_s[-1]
     # An actor that has loaded what roles load; Ray's raylet and its store of facts.
     assert costs.process_bytes > 20 << 20
     assert costs.node_bytes > 10 << 20
+    assert simulate(job, with_planner(profile, job, unseen)).cpu_step_s > 0

@@ -12,7 +12,14 @@ from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.job import Job
 from omniload.simulation.preparing import with_planner
-from omniload.simulation.profile import BuildCosts, MessageCosts, Profile, SourceCosts
+from omniload.simulation.profile import (
+    ROLES,
+    BuildCosts,
+    MessageCosts,
+    Profile,
+    RoleCosts,
+    SourceCosts,
+)
 from tests.support.plane.builders import a_mix
 
 __all__ = ["a_job", "a_profile", "planned", "some_costs"]
@@ -43,11 +50,10 @@ def a_profile(names: tuple[str, ...] = ("web", "code"), **changes: Any) -> Profi
     builds = BuildCosts(slices_request_s=1e-4, slices_token_s=1e-9, rows_s=1e-3, rows_token_s=1e-8)
     messages = MessageCosts(
         latencies_s=(1e-4, 2e-4, 4e-4),
-        end_s=1e-4,
-        node_s=1e-5,
-        send_byte_s=1e-9,
-        receive_byte_s=1e-9,
-        node_byte_s=0.0,
+        roles={
+            **dict.fromkeys(ROLES, RoleCosts(end_s=1e-4, byte_s=1e-9)),
+            "node": RoleCosts(end_s=1e-5),
+        },
         process_bytes=50 << 20,
         node_bytes=60 << 20,
     )

@@ -1,5 +1,6 @@
 """``omniload mix simulate`` on a small corpus, in one process."""
 
+import orjson
 import pytest
 
 from omniload.base.errors import ConfigError
@@ -71,3 +72,18 @@ def test_a_file_that_is_no_profile_is_named(mix_file, tmp_path):
     result = run_mix("simulate", mix_file, *QUICK, "--profile", tmp_path / "profile.json")
 
     assert "profile.json: is no profile of this release" in str(result.exception)
+
+
+def test_a_profile_of_a_release_before_is_refused_with_its_version_and_what_to_do(
+    mix_file, tmp_path
+):
+    file = tmp_path / "profile.json"
+    arguments = ("simulate", mix_file, *QUICK, "--profile", file)
+    json_of(*arguments, "--cache-dir", tmp_path)
+    file.write_bytes(orjson.dumps({**orjson.loads(file.read_bytes()), "version": 2}))
+
+    result = run_mix(*arguments)
+
+    assert isinstance(result.exception, ConfigError)
+    assert "version   Input should be 3" in str(result.exception)
+    assert "remove it to measure again" in str(result.exception)

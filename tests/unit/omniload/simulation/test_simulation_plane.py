@@ -8,6 +8,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.schedule import weights_at
 from omniload.simulation.figures import Waits, knee_of, limit_of
 from omniload.simulation.plane import simulate
+from omniload.simulation.profile import RoleCosts
 from omniload.simulation.scale import original_of, with_sources, with_tokens
 from tests.support.plane.builders import a_mix
 from tests.support.plane.profiles import a_job, a_profile, planned
@@ -124,3 +125,22 @@ def test_the_knee_is_the_first_size_from_which_on_ranks_wait():
 
     assert knee_of([a_size(2, 0.2), quick, *slow]) == 8
     assert knee_of([quick]) is None
+
+
+def test_a_message_that_costs_more_at_one_role_makes_that_role_work_more_by_as_many_as_it_has():
+    def with_end(end_s):
+        messages = a_profile().messages["ray"]
+        roles = {**messages.roles, "loader": RoleCosts(end_s=end_s)}
+        dear = messages.model_copy(update={"roles": roles})
+        found = simulated(a_job(ranks=4, cores=64.0), a_profile(messages={"ray": dear}))
+        return found, {role.role: role for role in found.roles}
+
+    (few, cheap), (many, dear) = with_end(1e-4), with_end(1e-3)
+
+    def spent_s(found, role):
+        return role.cores * found.seconds / found.steps
+
+    beyond_s = spent_s(many, dear["loader"]) - spent_s(few, cheap["loader"])
+    assert cheap["loader"].messages_step > 1
+    assert beyond_s == pytest.approx(cheap["loader"].messages_step * 9e-4, rel=0.1)
+    assert dear["planner"].messages_step == pytest.approx(cheap["planner"].messages_step, rel=0.1)

@@ -1,0 +1,52 @@
+"""The small plane is like the job for one rank, and as small as it may be."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from omniload.simulation.probing.reference import Reference, lengths_of
+from omniload.simulation.scale import with_sources
+from tests.support.plane.builders import a_mix
+from tests.support.plane.profiles import a_job, a_profile, some_costs
+
+
+def a_large_mix(tokens=1 << 20, length=1_024, sources=2):
+    mix = a_mix(rows=tokens // length, length=length, mix={"stop": "never"})
+    return with_sources(mix, sources)
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens"), [(1_024, 8 << 10), (1 << 16, 1 << 16), (3_000, 6_000)]
+)
+def test_a_step_is_small_in_whole_rows_of_the_job(length, tokens):
+    reference = Reference.of(a_job(a_large_mix(1 << 20, length=length), ranks=4), a_profile())
+
+    assert (reference.tokens, reference.row_length) == (tokens, length)
+
+
+@pytest.mark.parametrize(("sources", "expected"), [(2, 2), (7, 7), (200, 32)])
+def test_it_has_as_many_sources_up_to_some(sources, expected):
+    mix = a_large_mix(sources=sources)
+    job = a_job(mix, originals=("web",) * sources)
+
+    assert Reference.of(job, a_profile()).sources == expected
+
+
+def test_its_samples_are_as_long_as_those_of_every_source_and_fit_a_row(tmp_path: Path):
+    profile = a_profile(
+        sources={
+            "web": some_costs(counts=[1, 1], lengths=[5, 5_000]),
+            "code": some_costs(counts=[1], lengths=[7]),
+        }
+    )
+    reference = Reference.of(a_job(a_large_mix()), profile)
+
+    spec = reference.written(tmp_path)
+
+    assert lengths_of(profile, 1_024) == reference.lengths == (5, 1_024, 7)
+    written = pq.read_table(tmp_path / "samples.parquet")["tokens"]
+    assert [len(tokens) for tokens in written.slice(0, 6)] == [5, 1_024, 7] * 2
+    assert spec.tree.size_of("dp") == 1
+    assert spec.mix.batch.tokens == reference.tokens
+    assert len(spec.mix.names) == 2
