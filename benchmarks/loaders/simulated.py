@@ -1,113 +1,102 @@
-"""What ``omniload mix simulate`` says of a heavy text source, against runs of it, with one reader and with several.
+"""What ``omniload mix simulate`` says of a job, against runs of it: throughput, processor time, and waits.
 
 python -m benchmarks.loaders.simulated --help
 """
 
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import click
-import psutil
 
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
+from benchmarks.loaders.simulated_jobs import Found, Pace, run
 from benchmarks.report import Table, print_table, write_report
-from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
-from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.job import Job
 from omniload.simulation.plane import simulate
 from omniload.simulation.preparing import measured_sources, with_planner, with_runtime
 from omniload.simulation.profile import Profile
-from omniload.source.sample_corpus import SampleCorpus, build_sample_corpus
+from omniload.source.sample_corpus import build_sample_corpus
 
 __all__ = ["main"]
 
-_LENGTH = 2_048
+_TEXT_LENGTH, _LENGTH = 2_048, 4_096
+"""Tokens of a row."""
+_WARM_TOKENS = 64 << 20
+"""As many steps are measured at full speed as have so many tokens, within limits."""
 READING = """\
-Ranks are threads that take steps of {tokens:,} tokens each as fast as they come, and touch nothing. Text is tokenised
-as it is read, nine tenths of it from one source. A run and its simulation come in turns, each with a new profile.
-Other work ran on the machine: a simulation gets as many cores as were left to the run beside it (last but one column),
-and the processor time of a step, which other work changes little, stands beside its speed."""
+Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
+speed first, each rank by itself, then with a time that training takes, at which all ranks begin together: what the
+last of them waits for its batch is the wait of the step. What things take is measured once a turn, for the largest
+job, but for planning. A simulation gets as many cores as were left to the run at full speed beside other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """One run, or its simulation."""
+class _Cell:
+    """One job that is compared."""
 
-    tokens_per_s: float
-    cpu_step_s: float
-    cores: float
-    """Cores that it had, or could have had."""
+    kind: str
+    ranks: int
+    rank_tokens: int
+    readers: int
+    """Of the heavy source, where sources are text."""
 
 
-def _mix_of(corpus: SampleCorpus, kind: str, readers: int, rows: int) -> MixConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Corpus:
+    """What jobs read."""
+
+    folder: Path
+    mix: Callable[[_Cell], MixConfig]
+
+
+def _text(folder: Path) -> _Corpus:
+    """Build text that is tokenised as it is read, nine tenths of it from one source."""
+    corpus = build_sample_corpus(folder, size=24 << 20)
     text = {"type": "parquet", "path": "modules/*.parquet", "text": "text"}
-    return MixConfig.model_validate(
-        {
-            "version": 1,
-            "seed": 1,
-            "tokenizer": corpus.tokenizer.model_dump(),
-            "sources": {"heavy": text, "light": text},
-            "mix": {"stages": [{"from_step": 0, "weights": {"heavy": 9, "light": 1}}]},
-            "pack": {"length": _LENGTH},
-            "batch": {"tokens": rows * _LENGTH, "micro_tokens": _LENGTH},
-            "loader": {"readers": {"heavy": readers, "light": 1}},
-            "runtime": {"kind": kind, "prefetch_steps": 4, "loaders": 1},
-        }
-    )
+
+    def mix(cell: _Cell) -> MixConfig:
+        rows = cell.ranks * cell.rank_tokens // _TEXT_LENGTH
+        return MixConfig.model_validate(
+            {
+                "version": 1,
+                "seed": 1,
+                "tokenizer": corpus.tokenizer.model_dump(),
+                "sources": {"heavy": text, "light": text},
+                "mix": {"stages": [{"from_step": 0, "weights": {"heavy": 9, "light": 1}}]},
+                "pack": {"length": _TEXT_LENGTH},
+                "batch": {"tokens": rows * _TEXT_LENGTH, "micro_tokens": _TEXT_LENGTH},
+                "loader": {"readers": {"heavy": cell.readers, "light": 1}},
+                "runtime": {"kind": cell.kind, "prefetch_steps": 4, "loaders": 1},
+            }
+        )
+
+    return _Corpus(folder=corpus.folder, mix=mix)
 
 
-def _spent_s() -> tuple[float, float]:
-    """Return the processor seconds of this process and all below it, and of the whole machine."""
-    ours = 0.0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        ours += times.user + times.system
-    whole = psutil.cpu_times()
-    return ours, whole.user + whole.nice + whole.system + whole.irq + whole.softirq
+def _tokens(folder: Path) -> _Corpus:
+    """Build 16 sources of token ids, of weights unlike sizes."""
+    corpus = MixedSources()
+    build_sources(folder, corpus)
 
+    def mix(cell: _Cell) -> MixConfig:
+        rows = cell.rank_tokens // _LENGTH
+        return mix_of(
+            corpus.names,
+            corpus.weights,
+            rows=rows * cell.ranks,
+            micro_rows=rows,
+            length=_LENGTH,
+            runtime={"kind": cell.kind},
+        )
 
-def _run(spec: PlaneSpec, ranks: int, steps: int) -> _Found:
-    """Take steps of a plane; those in which buffers fill do not count."""
-    mix = spec.mix
-    first = mix.steps_ahead + mix.steps_at_once
-    seen: list[tuple[float, tuple[float, float]]] = []
-    with ExitStack() as opened:
-        plane = opened.enter_context(open_plane(spec))
-        clients = [opened.enter_context(Client(plane.handle(rank))) for rank in range(ranks)]
-        together = threading.Barrier(ranks, lambda: seen.append((time.perf_counter(), _spent_s())))
-
-        def take(client: Client) -> None:
-            for step in range(first + steps):
-                if step == first:
-                    together.wait()
-                batch = client.next_batch()
-                assert batch is not None, "the mix has no end"
-            together.wait()
-
-        threads = [threading.Thread(target=take, args=(client,)) for client in clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    (began_s, before), (ended_s, after) = seen
-    seconds, ours_s = ended_s - began_s, after[0] - before[0]
-    others = (after[1] - before[1] - ours_s) / seconds
-    return _Found(
-        tokens_per_s=steps * mix.batch.tokens / seconds,
-        cpu_step_s=ours_s / steps,
-        cores=max(0.1, (psutil.cpu_count() or 1) - others),
-    )
+    return _Corpus(folder=folder, mix=mix)
 
 
 @contextmanager
@@ -115,86 +104,196 @@ def _unseen(_what: str, _total: float) -> Iterator[Callable[[float], None]]:
     yield lambda _: None
 
 
-def _simulated(spec: PlaneSpec, profile: Profile, cores: float, steps: int) -> _Found:
-    job = Job(spec=spec, originals=spec.mix.names, cores=cores, steps=steps)
-    profile = with_planner(with_runtime(profile, spec, job, _unseen), job, _unseen)
-    found = simulate(job, profile)
-    tokens_per_s = steps * spec.mix.batch.tokens / found.seconds
-    return _Found(tokens_per_s=tokens_per_s, cpu_step_s=found.cpu_step_s, cores=cores)
+def _simulated(
+    spec: PlaneSpec, profile: Profile, paces: Sequence[Pace], cores: float
+) -> list[Found]:
+    """Simulate a job at each pace."""
+    found = []
+    for pace in paces:
+        job = Job(
+            spec=spec, originals=spec.mix.names, cores=cores, steps=pace.steps, step_s=pace.step_s
+        )
+        profile = with_planner(profile, job, _unseen)
+        of = simulate(job, profile)
+        found.append(
+            Found(
+                tokens_per_s=pace.steps * spec.mix.batch.tokens / of.seconds,
+                cpu_step_s=of.cpu_step_s,
+                waits=of.waits,
+                cores=cores,
+            )
+        )
+    return found
+
+
+def _paces(
+    mix: MixConfig, steps: int | None, step_times: Sequence[tuple[float, int]]
+) -> list[Pace]:
+    many = steps or min(1_500, max(48, _WARM_TOKENS // mix.batch.tokens))
+    timed = [Pace(step_s=step_ms / 1e3, steps=count) for step_ms, count in step_times]
+    return [Pace(step_s=0.0, steps=many), *timed]
+
+
+Pairs = Mapping[_Cell, Sequence[Sequence[tuple[Pace, Found, Found]]]]
+"""Of each job, every turn: each pace with what a run and its simulation gave."""
+
+
+def rates_table(pairs: Pairs, turns: int) -> Table:
+    """Return tokens a second and processor time at full speed."""
+    rows = []
+    for cell, found in pairs.items():
+        full = [(real, simulated) for (_, real, simulated), *_ in found]
+        speeds = [simulated.tokens_per_s / real.tokens_per_s for real, simulated in full]
+        cpu = [simulated.cpu_step_s / real.cpu_step_s for real, simulated in full]
+        rows.append(
+            (
+                cell.kind,
+                cell.ranks,
+                cell.readers or "",
+                f"{cell.rank_tokens:,}",
+                f"{median(real.tokens_per_s for real, _ in full) / 1e6:.2f}",
+                f"{median(simulated.tokens_per_s for _, simulated in full) / 1e6:.2f}",
+                _spread(speeds),
+                _spread(cpu),
+                f"{median(real.cores for real, _ in full):.2f}",
+            )
+        )
+    return Table(
+        caption=f"At full speed, medians of {turns} turns",
+        columns=(
+            "runtime", "ranks", "readers", "tokens a rank and step", "run, million tokens/s", "simulated",
+            "speed, simulated over run", "CPU of a step, the same", "cores left to it",
+        ),
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def waits_table(pairs: Pairs, turns: int) -> Table:
+    """Return waits with a time that training takes."""
+    rows = []
+    for cell, found in pairs.items():
+        for number, (pace, _, _) in enumerate(found[0][1:], 1):
+            turns_of = [turn[number] for turn in found]
+            cells = []
+            for figure in ("p50_s", "p99_s"):
+                real = median(getattr(each.waits, figure) for _, each, _ in turns_of)
+                simulated = median(getattr(each.waits, figure) for _, _, each in turns_of)
+                cells += [f"{real * 1e3:.2f}", f"{simulated * 1e3:.2f}"]
+            cpu = [simulated.cpu_step_s / real.cpu_step_s for _, real, simulated in turns_of]
+            rows.append(
+                (
+                    cell.ranks,
+                    f"{cell.rank_tokens:,}",
+                    f"{pace.step_s * 1e3:.0f}",
+                    *cells,
+                    _spread(cpu),
+                )
+            )
+    return Table(
+        caption=f"Waits of a step in ms where training takes a while, medians of {turns} turns; p99 is the longest",
+        columns=(
+            "ranks", "tokens a rank and step", "training, ms", "p50, run", "p50, simulated", "p99, run",
+            "p99, simulated", "CPU of a step, simulated over run",
+        ),
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 @click.command
 @click.option("--kind", type=click.Choice(["local", "ray"]), default="ray", show_default=True)
-@click.option("--ranks", type=int, multiple=True, default=(1, 2, 4), show_default=True)
-@click.option("--readers", type=int, multiple=True, default=(1, 2), show_default=True)
-@click.option("--steps", type=click.IntRange(4), default=24, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--rank-tokens", type=click.IntRange(_LENGTH), default=32_768, show_default=True)
+@click.option(
+    "--text", is_flag=True, help="A heavy source of text, not sixteen sources of token ids."
+)
+@click.option("--ranks", type=int, multiple=True, default=(1, 2, 4, 8), show_default=True)
+@click.option(
+    "--readers", type=int, multiple=True, default=(1,), show_default=True, help="Of the heavy text."
+)
+@click.option("--rank-tokens", type=int, multiple=True, default=(8_192, 65_536), show_default=True)
+@click.option(
+    "--step-times",
+    type=(float, int),
+    multiple=True,
+    default=((50.0, 64), (200.0, 24)),
+    show_default=True,
+    help="Milliseconds that training takes, and steps of them.",
+)
+@click.option("--steps", type=click.IntRange(4), help="At full speed; by default by their size.")
+@click.option("--turns", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--report", is_flag=True, help="Write a report.")
 def main(
-    kind: str, ranks: tuple[int, ...], readers: tuple[int, ...], report: bool, **sizes: int
+    kind: str,
+    text: bool,
+    ranks: tuple[int, ...],
+    readers: tuple[int, ...],
+    rank_tokens: tuple[int, ...],
+    step_times: tuple[tuple[float, int], ...],
+    **how: int | bool | None,
 ) -> None:
     """Compare simulations with runs."""
-    steps, rounds, rank_tokens = (sizes[name] for name in ("steps", "rounds", "rank_tokens"))
-    pairs: dict[tuple[int, int], list[tuple[_Found, _Found]]] = {}
+    cells = [
+        _Cell(kind=kind, ranks=dp, rank_tokens=tokens, readers=n)
+        for tokens in sorted(rank_tokens, reverse=True)
+        for dp in sorted(ranks, reverse=True)
+        for n in (readers if text else (0,))
+    ]
+    turns = int(how["turns"] or 1)
+    pairs: dict[_Cell, list[list[tuple[Pace, Found, Found]]]] = {cell: [] for cell in cells}
     with tempfile.TemporaryDirectory() as held:
-        corpus = build_sample_corpus(Path(held) / "corpus", size=24 << 20)
-        for _ in range(rounds):
-            for dp in ranks:
-                mixes = {n: _mix_of(corpus, kind, n, dp * rank_tokens // _LENGTH) for n in readers}
-                spec = PlaneSpec(
-                    mix=mixes[readers[0]],
-                    base_dir=corpus.folder,
-                    tree=ClientPlaceTree.of(dp=dp),
-                    cache_dir=Path(held) / "index",
-                )
-                profile = measured_sources(spec, _unseen)
-                for n, mix in mixes.items():
-                    spec = replace(spec, mix=mix)
-                    real = _run(spec, dp, steps)
-                    found = _simulated(spec, profile, real.cores, steps)
-                    pairs.setdefault((dp, n), []).append((real, found))
-                    click.echo(f"{dp} ranks, {n} readers: {real} {found}")
-    rows = []
-    for (dp, n), each in pairs.items():
-        speeds = [found.tokens_per_s / real.tokens_per_s for real, found in each]
-        cpu = [found.cpu_step_s / real.cpu_step_s for real, found in each]
-        rows.append(
-            (
-                dp,
-                n,
-                f"{median(real.tokens_per_s for real, _ in each) / 1e3:.0f}",
-                f"{median(found.tokens_per_s for _, found in each) / 1e3:.0f}",
-                f"{median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})",
-                f"{median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f})",
-                f"{median(real.cores for real, _ in each):.2f}",
-                f"{psutil.getloadavg()[1]:.1f}",
-            )
-        )
-    table = Table(
-        caption=f"Simulated over real, runtime {kind}: medians of {rounds} turns, least and most in brackets",
-        columns=(
-            "ranks", "readers", "run, k tokens/s", "simulated", "speed, simulated over run",
-            "CPU of a step, simulated over run", "cores left to it", "load, 5 minutes",
-        ),
-        rows=tuple(rows),
-    )  # fmt: skip
-    print_table(table)
-    if report:
-        words = [
-            f"--kind {kind}",
-            *(f"--ranks {r}" for r in ranks),
-            *(f"--readers {n}" for n in readers),
-        ]
-        command = f"python -m benchmarks.loaders.simulated {' '.join(words)} --steps {steps} --rounds {rounds}"
+        corpus = (_text if text else _tokens)(Path(held) / "corpus")
+        for _ in range(turns):
+            profile: Profile | None = None
+            for cell in cells:
+                profile = _compared(cell, corpus, profile, how["steps"], step_times, pairs[cell])
+    tables = [rates_table(pairs, turns), *([waits_table(pairs, turns)] if step_times else [])]
+    for table in tables:
+        print_table(table)
+    if how["report"]:
+        words = [f"--kind {kind}", *(["--text"] if text else []), *(f"--ranks {r}" for r in ranks)]
+        words += [f"--readers {n}" for n in readers if text]
+        words += [f"--rank-tokens {n}" for n in rank_tokens]
+        words += [f"--step-times {ms:g} {n}" for ms, n in step_times]
+        words += [f"--steps {how['steps']}"] if how["steps"] else []
+        command = f"python -m benchmarks.loaders.simulated {' '.join(words)} --turns {turns}"
+        kinds = (*(["text"] if text else []), *([kind] if kind != "ray" else []))
+        name = "-".join(("simulated", *kinds))
         path = write_report(
-            f"simulated-{kind}",
-            "Simulated jobs against runs",
-            command,
-            [table],
-            READING.format(tokens=rank_tokens),
+            name, "Simulated jobs against runs", command, tables, READING.replace("\n", " ")
         )
         click.echo(f"wrote {path.name}")
+
+
+def _compared(
+    cell: _Cell,
+    corpus: _Corpus,
+    profile: Profile | None,
+    steps: int | bool | None,
+    step_times: Sequence[tuple[float, int]],
+    pairs: list[list[tuple[Pace, Found, Found]]],
+) -> Profile:
+    """Run and simulate a job, add what was found, and return the profile."""
+    mix = corpus.mix(cell)
+    spec = PlaneSpec(
+        mix=mix,
+        base_dir=corpus.folder,
+        tree=ClientPlaceTree.of(dp=cell.ranks),
+        cache_dir=corpus.folder.parent / "index",
+    )
+    if profile is None:
+        profile = measured_sources(spec, _unseen)
+    profile = with_runtime(profile, spec, Job(spec=spec, originals=mix.names), _unseen)
+    paces = _paces(mix, int(steps) if steps else None, step_times)
+    real = run(spec, paces)
+    simulated = _simulated(spec, profile, paces, real[0].cores)
+    pairs.append(list(zip(paces, real, simulated, strict=True)))
+    for pace, a_run, a_simulation in pairs[-1]:
+        click.echo(f"{cell} {pace}\n  run {a_run}\n  simulated {a_simulation}")
+    return profile
 
 
 if __name__ == "__main__":

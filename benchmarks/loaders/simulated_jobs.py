@@ -1,0 +1,208 @@
+"""Jobs that simulations are held against: one process with ranks as threads, or a plane on Ray with ranks as processes.
+
+A job is driven at several paces, one after the other: as fast as it goes, and with a time that training takes.
+"""
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+
+import psutil
+
+from omniload.actors.address import PlaneAddress
+from omniload.actors.opening import open_plane, runtime_of
+from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray.joining import handle_in
+from omniload.actors.ray.plane import RayPlane
+from omniload.client import Client
+from omniload.simulation.figures import Waits
+
+__all__ = ["Found", "Pace", "run"]
+
+_SKIPPED = 8
+"""Steps of a pace before those that count: buffers are then as they stay."""
+_LONGEST_S, _END_S = 180.0, 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How a job is driven."""
+
+    step_s: float
+    """What training takes, at which ranks begin together; 0 takes batches as they come, each rank by itself."""
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One run, or its simulation, at one pace."""
+
+    tokens_per_s: float
+    cpu_step_s: float
+    """Of all processes."""
+    waits: Waits
+    cores: float
+    """Cores that it had, or could have had."""
+
+
+def run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
+    """Run a job at each pace."""
+    if runtime_of(spec) == "ray":
+        return _in_processes(spec, paces)
+    return _in_threads(spec, paces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Clocks as a pace begins or ends."""
+
+    at_s: float
+    ours_s: float
+    """Processor time of the job."""
+    whole_s: float
+    """Of the machine."""
+
+    @classmethod
+    def now(cls) -> "_Seen":
+        """Look at the clocks: the job is this process and all below it."""
+        ours_s = 0.0
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            ours_s += times.user + times.system
+        whole = psutil.cpu_times()
+        whole_s = whole.user + whole.nice + whole.system + whole.irq + whole.softirq
+        return cls(time.perf_counter(), ours_s, whole_s)
+
+
+def _found(
+    spec: PlaneSpec, pace: Pace, seen: Sequence[_Seen], waits_s: Sequence[Sequence[float]]
+) -> Found:
+    began, ended = seen
+    seconds, ours_s = ended.at_s - began.at_s, ended.ours_s - began.ours_s
+    others = (ended.whole_s - began.whole_s - ours_s) / seconds
+    return Found(
+        tokens_per_s=pace.steps * spec.mix.batch.tokens / seconds,
+        cpu_step_s=ours_s / pace.steps,
+        waits=Waits.of(list(map(max, zip(*waits_s, strict=True)))),
+        cores=max(0.1, (psutil.cpu_count() or 1) - others),
+    )
+
+
+def _rank(
+    client: Client,
+    spec: PlaneSpec,
+    paces: Sequence[Pace],
+    meet: Callable[[], object],
+    together: Callable[[], object],
+) -> list[list[float]]:
+    """Take the steps of every pace; return the waits of those that count. Clocks are looked at between two meetings."""
+
+    def take(pace: Pace) -> float:
+        assert client.next_batch() is not None, "the mix has no end"
+        waited_s = client.last_wait_s
+        if pace.step_s:
+            together()
+            time.sleep(pace.step_s)
+        return waited_s
+
+    found = []
+    for pace in paces:
+        filling = 2 * (spec.mix.steps_ahead + spec.mix.steps_at_once)
+        for _ in range(_SKIPPED if pace.step_s else filling):
+            take(pace)
+        meet()
+        found.append([take(pace) for _ in range(pace.steps)])
+        meet()
+    return found
+
+
+def _all_found(
+    spec: PlaneSpec,
+    paces: Sequence[Pace],
+    meet: Callable[[], object],
+    waits_s: Callable[[], Sequence[list[list[float]]]],
+) -> list[Found]:
+    """Look at the clocks as paces begin and end; ``waits_s`` returns those of each rank by pace, once all are done."""
+    seen: list[_Seen] = []
+    for _ in range(2 * len(paces)):
+        meet()
+        seen.append(_Seen.now())
+    by_rank = waits_s()
+    return [
+        _found(spec, pace, seen[2 * n : 2 * n + 2], [its[n] for its in by_rank])
+        for n, pace in enumerate(paces)
+    ]
+
+
+def _in_threads(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
+    ranks = spec.tree.size_of("dp")
+    meet, together = (threading.Barrier(n, timeout=_LONGEST_S) for n in (ranks + 1, ranks))
+    with ExitStack() as opened:
+        plane = opened.enter_context(open_plane(spec))
+        clients = [opened.enter_context(Client(plane.handle(rank))) for rank in range(ranks)]
+        pool = opened.enter_context(ThreadPoolExecutor(ranks))
+        done = [
+            pool.submit(_rank, client, spec, paces, meet.wait, together.wait) for client in clients
+        ]
+        return _all_found(spec, paces, meet.wait, lambda: [each.result() for each in done])
+
+
+def _in_processes(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
+    """Have a process of its own open the plane: whatever it starts is below it."""
+    spawn = multiprocessing.get_context("spawn")
+    received, told = spawn.Pipe(duplex=False)
+    lead = spawn.Process(target=_lead, args=(spec, paces, told))
+    lead.start()
+    told.close()
+    try:
+        if not received.poll(_LONGEST_S):
+            raise TimeoutError(f"a job of {spec.tree} gave no figures within {_LONGEST_S} s")
+        found: list[Found] = received.recv()
+    finally:
+        lead.join(_END_S)
+        if lead.is_alive():
+            lead.kill()
+            lead.join()
+    return found
+
+
+def _lead(spec: PlaneSpec, paces: Sequence[Pace], told: Connection) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ranks = spec.tree.size_of("dp")
+    meet, together = (spawn.Barrier(n, timeout=_LONGEST_S) for n in (ranks + 1, ranks))
+    with RayPlane(spec) as plane:
+        address = plane.address.model_dump_json()
+        pipes, processes = [], []
+        for rank in range(ranks):
+            own, its = spawn.Pipe(duplex=False)
+            arguments = ((address, rank), spec, paces, (meet, together), its)
+            processes.append(spawn.Process(target=_join, args=arguments))
+            processes[-1].start()
+            its.close()
+            pipes.append(own)
+        told.send(_all_found(spec, paces, meet.wait, lambda: [pipe.recv() for pipe in pipes]))
+        for process in processes:
+            process.join()
+
+
+def _join(
+    place: tuple[str, int],
+    spec: PlaneSpec,
+    paces: Sequence[Pace],
+    barriers: tuple[Barrier, Barrier],
+    told: Connection,
+) -> None:
+    address, rank = place
+    meet, together = barriers
+    handle = handle_in(PlaneAddress.model_validate_json(address), rank)
+    with Client(handle) as client:
+        told.send(_rank(client, spec, paces, meet.wait, together.wait))
