@@ -326,14 +326,14 @@ def taken_over(
 
 def end_of(history: History, name: str, epoch: int) -> float:
     """Return the position from which on nothing of a source of ``epoch`` records is ever drawn."""
-    # Amounts change for a later step only where they grow: the latest reach as far as any before.
-    cap, amounts = _cap_of(history, name), history.latest.mix.amounts
-    if amounts is not None:
-        amount = amounts.get(name)
-        return min(
-            amount.units(epoch) if amount and amount.kind == "epochs" else math.inf,
-            math.inf if cap is None else int(cap * epoch),
-        )
+    cap = _cap_of(history, name)
+    if history.base.mix.amounts is not None:
+        # A run that goes on from an earlier step may need more than later edits leave it: the most that ever held.
+        ends = [
+            amount.units(epoch) if amount.kind == "epochs" else math.inf
+            for amount in history.amounts_of(name)
+        ]
+        return min(max(ends, default=math.inf), math.inf if cap is None else int(cap * epoch))
     repeats = history.base.mix.stop in ("never", "all_exhausted")
     return min(math.inf if repeats else epoch, math.inf if cap is None else int(cap * epoch))
 

@@ -33,6 +33,7 @@ from omniload.mix.edits.folding import edited_mix, weighted
 from omniload.mix.edits.names import require_known
 from omniload.mix.edits.shards import left_out_of, require_skippable
 from omniload.mix.schedule import boundaries, stages_from, weights_at
+from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.caps import beyond_fractions
 from omniload.mix.state import MixState
 
@@ -58,6 +59,9 @@ class History:
         default_factory=dict, init=False, repr=False, compare=False
     )
     """Shards that are left out at the step that was asked for last."""
+    _amounts: dict[str, tuple[Amount, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _skips_shards: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -110,6 +114,13 @@ class History:
             found = any(isinstance(edit.change, SkipShard) for edit in self.edits)
             self._skips_shards.append(found)
         return self._skips_shards[0]
+
+    def amounts_of(self, name: str) -> tuple[Amount, ...]:
+        """Return every amount that a source has at any step."""
+        if name not in self._amounts:
+            held = [self.base.mix.amounts, *(edit.amounts for edit in self.edits)]
+            self._amounts[name] = tuple(each[name] for each in held if each and name in each)
+        return self._amounts[name]
 
     def left_out_at(self, step: int) -> dict[str, tuple[int, ...]]:
         """Return the numbers of the shards of each source that are left out at a step."""

@@ -1,5 +1,6 @@
 """Amounts that change: what holds, what is refused, and what the rest is spread from."""
 
+import math
 from dataclasses import replace
 
 import orjson
@@ -7,6 +8,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import sealed
+from omniload.machine.queue import end_of
 from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (
@@ -131,6 +133,16 @@ def test_tokens_are_met_by_the_piece_that_reaches_them():
 
     with pytest.raises(ConfigError, match="400 are drawn"):
         edited(a_history(), set_to(code={"tokens": 400 - row}))
+
+
+def test_a_source_is_read_as_far_as_any_step_needs_it_whatever_later_edits_leave():
+    history = edited(a_history(), set_to(books={"epochs": 3}))
+    assert [end_of(h, "books", 100) for h in (a_history(), history)] == [200, 300]
+
+    undone = edited(history, Undo(), 6, a_state(6))
+
+    assert end_of(undone, "books", 100) == 300
+    assert end_of(undone, "code", 50) == math.inf
 
 
 def test_a_cap_holds_for_amounts_too():
