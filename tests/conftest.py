@@ -24,7 +24,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 TESTS = Path(__file__).parent
 UNIT = TESTS / "unit"
-COMPUTING = (UNIT, TESTS / "house", TESTS / "property", TESTS / "mutants")
+COMPUTING = (UNIT, *(TESTS / name for name in ("house", "property", "mutants", "histories")))
 """Folders whose tests touch the machine only where a marker says so."""
 
 LANES = {

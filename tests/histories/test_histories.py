@@ -76,8 +76,8 @@ def test_a_history_that_breaks_is_made_small(monkeypatch):
 
     assert broken.startswith("steps: ")
     assert history_of(smallest).broken.startswith("steps: ")
-    assert smallest.planner_kills == 1
-    assert (smallest.kills, smallest.moves, smallest.cuts, smallest.dp) == (0, 0, 0, 1)
+    assert smallest.planner_kills
+    assert (smallest.kills, smallest.cuts, smallest.dp) == (0, 0, 1)
 
 
 def test_the_page_of_a_history_shows_its_faults_and_how_to_see_it_again():

@@ -1,19 +1,17 @@
 """Shell of the Data Constructor: fetches what a plan names, builds, and serves its ranks."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from omniload.actors.heartbeats import Activity
+from omniload.actors.roles.missing import MissingSlices
 from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
-    BatchesBuilt,
     BuildSteps,
     DataConstructor,
     FetchSlices,
     SlicesFetched,
-    SlicesMissing,
 )
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import ColumnRanges
@@ -23,11 +21,6 @@ from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
 __all__ = ["ConstructorShell"]
-
-_TOLD_WITHIN_S = 20.0
-"""Longest wait to hear why a loader lacks what was asked for: another takes over in less, on a busy machine too."""
-_TURN_S = 0.2
-"""Whether other loaders serve is looked for so often."""
 
 
 class ConstructorShell:
@@ -46,6 +39,7 @@ class ConstructorShell:
         self._activity, self._loaders = activity, loaders
         activity.rest("has built every step that was planned", ("planner",))
         self._changed = threading.Condition()
+        self._missing = MissingSlices(machine, self._changed, loaders)
         self._error: OmniloadError | None = None
         self._end: int | None = None
 
@@ -61,13 +55,15 @@ class ConstructorShell:
             (command,) = commands
             if not isinstance(command, FetchSlices):
                 break
-            named = _named(command.steps)
-            loaders = tuple(self._loaders())
+            named, loaders = _named(command.steps), tuple(self._loaders())
             try:
                 with self._activity.doing(f"fetches {named}", loaders):
                     slices = self._fetch(command.requests)
-            except StateError as error:
-                commands = self._missing(command, loaders, error)
+            except StateError:
+                with self._activity.doing("waits to hear why a loader lacks samples", loaders):
+                    commands = self._missing.of(command, loaders)
+                if not commands:
+                    raise
                 continue
             with self._activity.doing(f"builds {named}"), self._changed:
                 commands = self._machine.handle(
@@ -77,29 +73,6 @@ class ConstructorShell:
             self._activity.figures.count("built_steps_total", len(command.steps))
             self._note_queued()
         return len(plans)
-
-    def _missing(
-        self, asked: FetchSlices, loaders: Sequence[str], error: StateError
-    ) -> Sequence[FetchSlices | BatchesBuilt]:
-        """Return what is to be done where a loader does not hold what was asked for.
-
-        Ranks may have all of a step that is built again for them, and loaders have let go of it; or a loader is
-        believed dead and lives, and another serves its sources. Either is told by a call that may be late.
-
-        Raises:
-            StateError: ``error``; neither was told in time.
-        """
-        missing = SlicesMissing(steps=asked.steps, generation=asked.generation)
-        until_s = time.monotonic() + _TOLD_WITHIN_S
-        with self._activity.doing("waits to hear why a loader lacks samples", loaders):
-            while time.monotonic() < until_s:
-                with self._changed:
-                    if commands := self._machine.handle(missing):
-                        return commands
-                    self._changed.wait(_TURN_S)
-                if tuple(self._loaders()) != tuple(loaders):
-                    return (asked,)
-        raise error
 
     def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
         """Wait for a step, its end or a failure; return whether one came in time."""
