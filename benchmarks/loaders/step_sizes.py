@@ -47,8 +47,8 @@ READING = """\
 One rank takes steps of 8 thousand to 512 thousand tokens of the same {sources} sources; a step of the others is a
 batch of as many rows of {row:,} tokens. The work is not the same, to our disadvantage, as in the report of
 `benchmarks.loaders.throughput`: the others give tokens alone and keep no exact place to resume from. Every run
-is a fresh process, warmed up for 1 s and measured for {seconds:g} s; files are in the page cache; the consumer touches
-nothing."""
+is a fresh process, warmed up for 1 s and measured for {seconds:g} s; files are in the page cache; the consumer reads
+labels and positions of ours, which are made then, and touches nothing else."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,0 +1,286 @@
+"""What a training loop's steps take with the loader in its own process, in workers, and on a data plane through Ray.
+
+python -m benchmarks.loaders.waits --help
+"""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+
+from benchmarks.loaders.baseline_loaders import MixedRows, Rows
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
+from benchmarks.report import Table, print_table, write_report
+
+__all__ = ["CONTENDERS", "IN_PROCESS", "NOTHING", "Steps", "main", "table_of"]
+
+_ROW_TOKENS = 4_096
+_WARM_UP_STEPS = 10
+_WIDTH = 256
+_CALIBRATION_TURNS = 30
+
+Batches = Iterator["tuple[np.ndarray, np.ndarray]"]
+"""Tokens and labels of a step's rows, ``[R, T]`` each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Seconds of each step, in order."""
+
+    waits_s: Sequence[float]
+    """From asking for a batch until its tokens and labels are there."""
+    wholes_s: Sequence[float]
+    """The wait, and the computing."""
+
+
+def _nothing(work: Rows) -> Batches:
+    rows = np.zeros((work.rows, work.length), np.int32)
+    while True:
+        yield rows, rows
+
+
+def _workers(work: Rows) -> Batches:
+    from torch.utils.data import DataLoader  # noqa: PLC0415 -- each contender imports what it needs
+
+    loader = DataLoader(MixedRows(work, "arrays"), batch_size=work.rows, num_workers=2)
+    for tokens in loader:
+        yield tokens.numpy(), tokens.numpy()  # its model shifts by itself
+
+
+def _plane(kind: str, work: Rows) -> Batches:
+    from omniload.actors.opening import open_plane  # noqa: PLC0415
+    from omniload.actors.plane import PlaneSpec  # noqa: PLC0415
+    from omniload.batch.microbatch import Microbatch  # noqa: PLC0415
+    from omniload.client import Client  # noqa: PLC0415
+    from omniload.plan.place_tree import ClientPlaceTree  # noqa: PLC0415
+
+    mix = mix_of(
+        work.corpus.names,
+        work.corpus.weights,
+        rows=work.rows,
+        micro_rows=work.rows,
+        length=work.length,
+        runtime={"kind": kind},
+    )
+    spec = PlaneSpec(mix=mix, base_dir=work.folder, tree=ClientPlaceTree.of(dp=1))
+    with open_plane(spec) as plane, Client(plane.handle(0)) as client:
+        for batch in client:
+            (rows,) = batch.microbatches
+            assert isinstance(rows, Microbatch), "no cp peers share them"
+            yield rows.tokens_RT, rows.labels_RT
+
+
+NOTHING, IN_PROCESS = "the same rows again", "omniload, in the process"
+CONTENDERS: Mapping[str, Callable[[Rows], Batches]] = {
+    NOTHING: _nothing,
+    IN_PROCESS: lambda work: _plane("local", work),
+    "DataLoader, 2 workers, numpy views": _workers,
+    "omniload, Ray": lambda work: _plane("ray", work),
+}
+
+
+@contextmanager
+def _a_core_of_its_own() -> Iterator[Callable[[], None]]:
+    """Keep what is started from now on from one core; what is given has the calling thread run on that one."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise click.ClickException("one core is no place for a trainer and its loader; take two")
+    os.sched_setaffinity(0, cores[1:])
+    try:
+        yield lambda: os.sched_setaffinity(0, cores[:1])
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+class _Trainer:
+    """A small model whose step is repeated until it takes as long as is asked for."""
+
+    def __init__(self) -> None:
+        import torch  # noqa: PLC0415
+
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        self._torch = torch
+        self._table = torch.nn.Embedding(32_000, _WIDTH)
+        self._layers = torch.nn.Sequential(
+            torch.nn.Linear(_WIDTH, _WIDTH), torch.nn.GELU(), torch.nn.Linear(_WIDTH, _WIDTH)
+        )
+        self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=1e-4)
+
+    def train(self, tokens_RT: np.ndarray, labels_RT: np.ndarray, turns: int) -> None:
+        """Turn ``turns`` times over the first tokens, forth and back, and take a step."""
+        tokens = self._torch.from_numpy(tokens_RT[0, :64].astype(np.int64))
+        labels = self._torch.from_numpy(labels_RT[0, :64].clip(min=0).astype(np.int64))
+        with self._torch.no_grad():
+            inputs, wanted = self._table(tokens), self._table(labels)
+        for _ in range(turns):
+            (self._layers(inputs) - wanted).square().mean().backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def turn_s(self) -> float:
+        """Return the seconds of a turn, by the best of a few tries."""
+        rows = np.zeros((1, 64), np.int32)
+        self.train(rows, rows, _CALIBRATION_TURNS)
+        tries = []
+        for _ in range(5):
+            began_s = time.perf_counter()
+            self.train(rows, rows, _CALIBRATION_TURNS)
+            tries.append((time.perf_counter() - began_s) / _CALIBRATION_TURNS)
+        return min(tries)
+
+
+def turns_of(steps_ms: Sequence[int]) -> list[int]:
+    """Return how often the model turns for steps of so many milliseconds; called in a process of its own."""
+    with _a_core_of_its_own() as take_core:
+        take_core()
+        turn_s = _Trainer().turn_s()
+    return [max(1, round(step / 1e3 / turn_s)) for step in steps_ms]
+
+
+def steps_of(name: str, work: Rows, turns: Sequence[int], counts: Sequence[int]) -> list[Steps]:
+    """Train with one contender, first the one size of steps, then the other; called in a process of its own."""
+    found = []
+    with _a_core_of_its_own() as take_core:
+        batches = CONTENDERS[name](work)
+        next(batches)  # all threads and processes of the loader are there
+        take_core()
+        trainer = _Trainer()
+        for each, count in zip(turns, counts, strict=True):
+            waits_s, wholes_s = [], []
+            for _ in range(_WARM_UP_STEPS + count):
+                began_s = time.perf_counter()
+                tokens_RT, labels_RT = next(batches)
+                waits_s.append(time.perf_counter() - began_s)
+                trainer.train(tokens_RT, labels_RT, each)
+                wholes_s.append(time.perf_counter() - began_s)
+            found.append(
+                Steps(waits_s=waits_s[_WARM_UP_STEPS:], wholes_s=wholes_s[_WARM_UP_STEPS:])
+            )
+        batches.close()  # type: ignore[attr-defined]
+    return found
+
+
+def table_of(step_ms: int, found: Mapping[str, Sequence[Steps]]) -> Table:
+    """Return medians and 99th percentiles over all runs of each, and how much longer steps are than in the process.
+
+    Args:
+        step_ms: What the computing of a step was to take.
+        found: The runs of each contender.
+    """
+    wholes = {
+        name: _percentiles([s for run in runs for s in run.wholes_s])
+        for name, runs in found.items()
+    }
+    waits = {
+        name: _percentiles([s for run in runs for s in run.waits_s]) for name, runs in found.items()
+    }
+    ours = wholes[IN_PROCESS]
+    steps = sum(len(run.wholes_s) for run in found[IN_PROCESS])
+    return Table(
+        columns=(
+            "loader",
+            "wait p50, ms",
+            "p99",
+            "step p50, ms",
+            "p99",
+            "over the process p50",
+            "p99",
+        ),
+        rows=tuple(
+            (
+                name,
+                *(f"{each:.2f}" for each in waits[name]),
+                *(f"{each:.1f}" for each in wholes[name]),
+                *(f"{each / own - 1:+.1%}" for each, own in zip(wholes[name], ours, strict=True)),
+            )
+            for name in found
+        ),
+        caption=f"Steps of {step_ms} ms of computing; {steps} of each",
+    )
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    p50, p99 = np.percentile(np.asarray(seconds) * 1e3, (50, 99)).tolist()
+    return p50, p99
+
+
+READING = """\
+A step waits for {rows} rows of {length:,} tokens of {sources} sources and their labels, and computes: a small model
+of torch, on one thread that has a core of its own; loaders have the others. What is computed is the same for all.
+Each is a fresh process. The first line reads nothing: what it takes longer at times, the machine does. Loaders are
+ready long before they are asked: these are waits for a batch that is there."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--repeats", default=1, show_default=True, type=click.IntRange(1), help="Runs of each."
+)
+@click.option(
+    "--seconds", default=8.0, show_default=True, help="Measured time of a run and size of steps."
+)
+@click.option("--rows", default=2, show_default=True, help="Rows of 4,096 tokens of a step.")
+@click.option(
+    "--step-ms",
+    "steps_ms",
+    default=(50, 200),
+    show_default=True,
+    multiple=True,
+    type=click.IntRange(1),
+    help="Milliseconds of computing of a step; may be given several times.",
+)
+@click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+def main(repeats: int, seconds: float, rows: int, steps_ms: tuple[int, ...], report: bool) -> None:
+    """Compare what steps take with loaders in the trainer's process and outside.
+
+    \b
+    Example:
+      python -m benchmarks.loaders.waits --seconds 4 --no-report
+    """  # noqa: D301 -- click's own marker
+    corpus = MixedSources(documents=1_000)
+    counts = [max(1, round(seconds * 1e3 / step)) for step in steps_ms]
+    found: dict[str, list[list[Steps]]] = {name: [] for name in CONTENDERS}
+    with tempfile.TemporaryDirectory() as made:
+        build_sources(Path(made), corpus)
+        work = Rows(folder=Path(made), corpus=corpus, length=_ROW_TOKENS, rows=rows)
+        turns = _alone(turns_of, steps_ms)
+        for turn in range(repeats):
+            for name in CONTENDERS:
+                found[name].append(_alone(steps_of, name, work, turns, counts))
+                click.echo(f"{turn + 1}/{repeats} {name}")
+    tables = [
+        table_of(step, {name: [run[i] for run in runs] for name, runs in found.items()})
+        for i, step in enumerate(steps_ms)
+    ]
+    for table in tables:
+        print_table(table)
+    if report:
+        sizes = "".join(f" --step-ms {step}" for step in steps_ms)
+        path = write_report(
+            "waits",
+            "Steps of a training loop, by where its loader is",
+            f"python -m benchmarks.loaders.waits --repeats {repeats} --seconds {seconds:g} --rows {rows}{sizes}",
+            tables,
+            READING.format(rows=rows, length=_ROW_TOKENS, sources=corpus.sources).replace(
+                "\n", " "
+            ),
+        )
+        click.echo(f"wrote {path.name}")
+
+
+def _alone(call: Callable[..., list], *arguments: object) -> list:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+if __name__ == "__main__":
+    main()
