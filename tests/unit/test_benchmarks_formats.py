@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.loaders.format_shards import TEXT_FORMATS, TOKEN_FORMATS, documents_of
-from benchmarks.loaders.formats import measured, table_of, write_shards
+from benchmarks.data.format_shards import TEXT_FORMATS, TOKEN_FORMATS, documents_of
+from benchmarks.data.formats import measured, table_of, write_shards
 
 DOCUMENTS = 30
 

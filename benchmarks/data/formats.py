@@ -1,6 +1,6 @@
 """How fast a source reads the same documents from each format, beside parquet.
 
-python -m benchmarks.loaders.formats --help
+python -m benchmarks.data.formats --help
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from statistics import median
 import click
 from pydantic import TypeAdapter
 
-from benchmarks.loaders.format_shards import TEXT_FORMATS, TOKEN_FORMATS, StoredFormat, documents_of
+from benchmarks.data.format_shards import TEXT_FORMATS, TOKEN_FORMATS, StoredFormat, documents_of
 from benchmarks.report import Table, print_table, write_report
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import SourceConfig
@@ -113,7 +113,7 @@ def main(repeats: int, documents: int, report: bool) -> None:
 
     \b
     Example:
-      python -m benchmarks.loaders.formats --repeats 1 --no-report
+      python -m benchmarks.data.formats --repeats 1 --no-report
     """  # noqa: D301 -- click's own marker
     tables = []
     groups = (("Token ids", TOKEN_FORMATS), ("Text", TEXT_FORMATS))
@@ -132,7 +132,7 @@ def main(repeats: int, documents: int, report: bool) -> None:
         path = write_report(
             "formats",
             "Formats of sources beside parquet",
-            f"python -m benchmarks.loaders.formats --repeats {repeats} --documents {documents}",
+            f"python -m benchmarks.data.formats --repeats {repeats} --documents {documents}",
             tables,
             reading,
         )

@@ -1,6 +1,6 @@
 """CPU seconds per million tokens of text: without a token cache, filling it, from it, and pre-tokenised Parquet.
 
-python -m benchmarks.loaders.token_cache --help
+python -m benchmarks.data.token_cache --help
 """
 
 import statistics
@@ -117,7 +117,7 @@ def main(mib: int, rounds: int, report: bool) -> None:
     )
     print_table(table)
     if report:
-        command = f"python -m benchmarks.loaders.token_cache --mib {mib} --rounds {rounds}"
+        command = f"python -m benchmarks.data.token_cache --mib {mib} --rounds {rounds}"
         path = write_report("token_cache", "Text through a token cache", command, [table], READING)
         click.echo(f"wrote {path.name}")
 
