@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -90,6 +91,16 @@ def unit_tests_only_compute(request, monkeypatch):
 def secrets_of_one_test_alone(monkeypatch):
     """Forget what other tests noted: a password like ``secret`` would be taken out of this one's messages."""
     monkeypatch.setattr(secrets, "_noted", {})
+
+
+@pytest.fixture(autouse=True)
+def project_logger():
+    """The project's logger, put back: what a test sets up writes to a standard error that closes after it."""
+    logger = logging.getLogger("omniload")
+    kept = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    logger.handlers[:], logger.propagate = kept[0], kept[2]
+    logger.setLevel(kept[1])
 
 
 @pytest.fixture

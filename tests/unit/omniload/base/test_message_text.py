@@ -22,16 +22,6 @@ SPELT = r"a\u202etxt.exe\x1b[2J\x07\r\u2066\ud800\u2028b"
 LONG = "n" * 100_000
 
 
-@pytest.fixture(autouse=True)
-def _project_logger():
-    """The project's logger, put back as it was afterwards."""
-    logger = logging.getLogger("omniload")
-    kept = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.propagate = kept[0], kept[2]
-    logger.setLevel(kept[1])
-
-
 class Anything(StrictModel):
     """No key is right."""
 

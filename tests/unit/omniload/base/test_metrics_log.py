@@ -5,21 +5,10 @@ import logging
 import sys
 from unittest.mock import Mock
 
-import pytest
 from prometheus_client import generate_latest
 
 from omniload.base import metrics
 from omniload.base.log import get_logger, set_up_logging
-
-
-@pytest.fixture
-def project_logger():
-    """The project's logger, put back as it was afterwards."""
-    logger = logging.getLogger("omniload")
-    kept = logger.handlers[:], logger.level, logger.propagate
-    yield logger
-    logger.handlers[:], logger.propagate = kept[0], kept[2]
-    logger.setLevel(kept[1])
 
 
 def test_every_metric_opens_with_the_projects_name_and_ends_in_its_unit():

@@ -23,15 +23,10 @@ from omniload.base.secrets import note_secret
 
 
 @pytest.fixture(autouse=True)
-def _project_logger(monkeypatch):
-    """The project's logger, put back as it was afterwards, and no folder of an earlier plane."""
-    logger = logging.getLogger("omniload")
-    kept = logger.handlers[:], logger.level, logger.propagate
+def _no_earlier_plane(monkeypatch):
     monkeypatch.setattr(RoleLogs, "latest", None)
     yield
     speak_for(None)
-    logger.handlers[:], logger.propagate = kept[0], kept[2]
-    logger.setLevel(kept[1])
 
 
 @pytest.fixture
