@@ -8,7 +8,6 @@ Shape suffixes:
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 from typing_extensions import override
 
 from trainer_integration.moe.config import MoEShape
@@ -55,6 +54,9 @@ def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor
 
 def _attend_varlen(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor:
     """Attend by one kernel over documents that lie end to end: on a GPU, in BF16 or FP16."""
+    # Imported here: it brings torch's compiler, a sixth of the start of a rank that has no GPU.
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
+
     num_kv_heads = (qkv_NXC.shape[1] - num_heads) // 2
     q, k, v = torch.split(qkv_NXC, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     attended = varlen_attn(
