@@ -9,11 +9,8 @@ DEMO_STAMP := $(VENV)/.installed-demo
 # Training frameworks, beside everything of VENV.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
-# Five lanes of tests, a worker each; tests/conftest.py says which may run side by side.
-LANES := -n 5 --dist loadgroup
-
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test collected test-fast check format bench soak mutants docs clean
+.PHONY: help setup system demo test lanes test-fast check format bench soak mutants docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -39,15 +36,13 @@ demo: $(DEMO_STAMP) ## Run the main job: corpus, mix, training, kill, resume, re
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) $(FRAMEWORKS_STAMP) ## Run every check and every test
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check collected
-	@$(BIN)/python -m pytest $(LANES) -m "not soak"
+	@$(MAKE) --no-print-directory --jobs 2 check lanes
 
-# Beside the checks, which use one core: five workers then find every test module compiled.
-collected: $(STAMP)
-	@$(BIN)/python -m pytest --collect-only -qq > $(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
+lanes: $(STAMP)
+	@$(BIN)/python -m tests.lanes -m "not soak"
 
 test-fast: $(STAMP) ## Run the tests that start no cluster and no mount
-	@$(BIN)/python -m pytest $(LANES) -m "not ray and not fuse and not slow and not soak"
+	@$(BIN)/python -m tests.lanes -m "not ray and not fuse and not slow and not soak"
 
 check: $(STAMP) ## Format, lint, types, import contracts
 	@$(BIN)/ruff format --check .
@@ -70,8 +65,8 @@ bench: $(STAMP) ## Take every measurement; reports go to benchmarks/reports
 
 soak: $(STAMP) ## Race readers with writers over mounts, then test every property by new random examples
 	@$(BIN)/python -m benchmarks.fusefs.versions --no-report
-	@$(BIN)/python -m pytest $(LANES) tests -m soak
-	@$(BIN)/python -m pytest $(LANES) tests/property --hypothesis-profile=thorough
+	@$(BIN)/python -m tests.lanes -m soak
+	@$(BIN)/python -m tests.lanes tests/property --hypothesis-profile=thorough
 
 mutants: $(STAMP) ## Try the mutants of tests/mutants against the tests that are to catch them
 	@$(BIN)/python -m tests.mutants

@@ -1,0 +1,72 @@
+"""Lanes of tests: every test has one, and a lane that failed is never told as passed."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.lanes import LANES, TESTS, Lane, lane_of
+
+REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"/></testsuites>'
+
+
+@pytest.fixture
+def a_lane(tmp_path):
+    """Start a lane whose process says ``text``, leaves ``report`` and ends with ``code``."""
+
+    def start(text, code, report=None):
+        if report:
+            (tmp_path / "files.xml").write_text(report)
+        says = f"import sys; sys.stdout.write({text!r}); sys.exit({code})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", says],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lane = Lane("files", tmp_path / "files.xml", process, 0.0)
+        lane.follow(threading.Lock())
+        return lane
+
+    return start
+
+
+def test_every_test_file_has_a_lane_and_every_lane_has_tests():
+    files = [path for path in TESTS.rglob("test_*.py") if "support" not in path.parts]
+
+    assert {lane_of(path) for path in files} == set(LANES)
+
+
+@pytest.mark.parametrize(
+    ("place", "lane"),
+    [
+        ("unit/snapshot/oci/test_image.py", "units"),
+        ("histories/test_histories.py", "properties"),
+        ("integration/fusefs/stores/test_hdfs_mount.py", "packages"),
+        ("faults/test_fusefs_kill.py", "files"),
+        ("faults/omniload/test_actors_kill.py", "jobs"),
+    ],
+)
+def test_a_path_names_its_lane(place, lane):
+    assert lane_of(TESTS / place) == lane
+
+
+def test_a_lane_tells_each_line_with_its_name_and_keeps_what_failed(a_lane, capsys):
+    lane = a_lane("..F\nFAILED tests/a.py::test_b - AssertionError\n", 1, REPORT.format(3, 1))
+
+    assert capsys.readouterr().out.splitlines()[0].split() == ["files", "..F"]
+    assert lane.failed == ["FAILED tests/a.py::test_b - AssertionError"]
+    assert lane.counts() == {"tests": 3, "failures": 1, "errors": 0, "skipped": 1}
+    assert not lane.ended_well
+
+
+@pytest.mark.parametrize(
+    ("code", "well"), [(0, True), (5, True), (1, False), (2, False), (-9, False)]
+)
+def test_how_the_process_ended_decides(a_lane, code, well):
+    sent = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else ""
+    lane = a_lane("", f"0 if not {sent!r} else exec({sent!r})" if code < 0 else code)
+
+    assert lane.ended_well is well
+    assert lane.counts()["tests"] == 0
