@@ -36,7 +36,7 @@ from snapshot.image.block.refs import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.trace.trace import decode_trace, hot_blocks
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 from snapshot.oci.image import open_store, resolve
 
 COMMAND = ("python", "-c", "import torch; print('ready', flush=True)")

@@ -50,9 +50,8 @@ from benchmarks.startup.whole_place import (
 from benchmarks.startup.whole_ways import Places, Start, begin, ours, plain
 from snapshot.startup.attempts import BETWEEN, Attempt, attempts_of
 from snapshot.startup.difference import difference_of
-from snapshot.startup.perfetto import write_trace
+from snapshot.startup.output import format_moved, print_difference, write_trace
 from snapshot.startup.reading import read_events
-from snapshot.startup.tables import format_moved, print_difference
 from tests.support.hdfs.cluster import why_not
 
 __all__ = ["Bench", "Link", "Round", "check_machine", "main", "tables_of", "timelines"]

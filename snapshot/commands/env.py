@@ -1,125 +1,31 @@
-"""``omniload env``: save, restore, show, verify, umount, run, prune."""
+"""``omniload env``: save, restore, run, umount."""
 
-import errno
-import functools
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 # Commands import what only they need: a warm restore is over before that would be loaded.
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from snapshot.commands.env_prune import prune_command
+from snapshot.commands.env_kept import prune_command, show_command, verify_command
+from snapshot.commands.env_options import EnvironmentOptions, environment_options, store_option
 from snapshot.env.flow.forms import RequestedForm
 from snapshot.env.flow.restore import Restored, Restorer
-from snapshot.env.format.checks import Limits
 from snapshot.env.key.interpreter import environment_of
-from snapshot.env.key.keys import Installation
-from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
-from snapshot.env.node.tree_head import TreeHead
+from snapshot.env.node.cache import NodeCache
 from snapshot.env.store.access import StoreMissingError, opened
 from snapshot.env.store.progress import shown_progress
-from snapshot.env.target.environment import Environment, active_environment
 from snapshot.startup.events import spawning, stage
 
 __all__ = ["command"]
 
-Function = TypeVar("Function", bound=Callable[..., None])
-
-
-def _store(*, required: bool) -> Callable[[Function], Function]:
-    return click.option(
-        "-o",
-        "--store",
-        "url",
-        envvar="OMNILOAD_ENV_STORE",
-        required=required,
-        help="Directory, hdfs://, s3://, gs:// or any fsspec URL. [env OMNILOAD_ENV_STORE]",
-    )
-
-
-_STORE = _store(required=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    """Options that say which environment and which inputs are meant."""
-
-    environment: Environment
-    image: str
-    files: tuple[str, ...]
-    variables: tuple[str, ...]
-    limits: Limits
-
-    def installation(self, words: tuple[str, ...]) -> Installation:
-        """Return the command with the inputs declared beside it."""
-        here = str(Path.cwd())
-        return Installation(words, here, dict(os.environ), self.files, self.variables)
-
-
-def _environment_options(function: Function) -> Function:
-    """Add the options of ``_Given`` to a command, which gets them as one value."""
-
-    @click.option(
-        "--python", help="Interpreter or root of the environment; the active one if not given."
-    )
-    @click.option("--target", "targets", multiple=True, help="One more directory to capture.")
-    @click.option(
-        "--base-image",
-        envvar="OMNILOAD_BASE_IMAGE",
-        default="",
-        help="Digest of the image below. [env OMNILOAD_BASE_IMAGE]",
-    )
-    @click.option("--input", "files", multiple=True, help="File or folder the command reads.")
-    @click.option("--input-env", "variables", multiple=True, help="Variable the command reads.")
-    @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more.")
-    @click.option("--case-pairs", is_flag=True, help="Allow paths that differ by case only.")
-    @functools.wraps(function)
-    def command_of(  # noqa: PLR0913 -- one for each option
-        *words: Any,  # noqa: ANN401
-        python: str | None,
-        targets: tuple[str, ...],
-        base_image: str,
-        files: tuple[str, ...],
-        variables: tuple[str, ...],
-        max_bytes: int,
-        case_pairs: bool,
-        **rest: Any,  # noqa: ANN401
-    ) -> None:
-        given = _Given(
-            environment=active_environment(python, targets),
-            image=base_image,
-            files=files,
-            variables=variables,
-            limits=Limits(raw_bytes=max_bytes, case_pairs=case_pairs),
-        )
-        try:
-            function(given, *words, **rest)
-        except OSError as error:
-            raise _fault(error) from error
-
-    return command_of  # type: ignore[return-value]
-
-
-def _fault(error: OSError) -> StateError:
-    """Return the error for a system call that failed in the environment or the node cache."""
-    place = error.filename or "a file"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        remedy = f"free some, or name a node cache on another disk in {CACHE_VARIABLE}"
-        return StateError(f"{place}: no space is left; {remedy}; the environment is as it was")
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        remedy = f"use an environment and a node cache ({CACHE_VARIABLE}) of your own"
-        return StateError(f"{place}: user {os.geteuid()} may not: {error.strerror}; {remedy}")
-    return StateError(f"{place}: {error.strerror}")
+_STORE = store_option(required=True)
 
 
 @click.group("env")
@@ -127,12 +33,13 @@ def command() -> None:
     """Dependency snapshots: install once, restore everywhere."""
 
 
-command.add_command(prune_command)
+for _command in (show_command, verify_command, prune_command):
+    command.add_command(_command)
 
 
 @command.command("save")
 @_STORE
-@_environment_options
+@environment_options
 @click.option("--level", default=7, show_default=True, help="zstd level.")
 @click.option(
     "--byte-code/--no-byte-code",
@@ -142,7 +49,7 @@ command.add_command(prune_command)
 )
 @click.argument("words", nargs=-1, required=True)
 def save_command(
-    given: _Given, url: str, level: int, byte_code: bool, words: tuple[str, ...]
+    given: EnvironmentOptions, url: str, level: int, byte_code: bool, words: tuple[str, ...]
 ) -> None:
     """Run COMMAND and keep what it changed in the environment.
 
@@ -152,17 +59,18 @@ def save_command(
       omniload env save -o /mnt/envs --target /opt/tools --input setup.cfg -- bash setup.sh
     """  # noqa: D301 -- click's own marker
     from omniload.base.units import format_bytes  # noqa: PLC0415
+    from snapshot.env.flow.save import install_and_save  # noqa: PLC0415
 
     with stage("environment_save"), opened(url) as repository, shown_progress() as progress:
-        restorer = Restorer(
-            given.environment, NodeCache(), lambda: opened(url), given.limits, progress
-        )
-        manifest = restorer.install_and_save(
+        manifest = install_and_save(
+            given.environment,
             repository,
             given.installation(words),
             image=given.image,
             level=level,
             byte_code=byte_code,
+            limits=given.limits,
+            progress=progress,
         )
     head = manifest.head
     click.echo(head.key)
@@ -179,7 +87,7 @@ def save_command(
 
 @command.command("restore")
 @_STORE
-@_environment_options
+@environment_options
 @click.option("--auto", is_flag=True, help="Find the key from COMMAND and its inputs.")
 @click.option(
     "--form",
@@ -190,7 +98,7 @@ def save_command(
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def restore_command(
-    given: _Given,
+    given: EnvironmentOptions,
     url: str,
     auto: bool,
     form: RequestedForm,
@@ -214,13 +122,13 @@ def restore_command(
 
 @command.command("run")
 @_STORE
-@_environment_options
+@environment_options
 @click.option("--auto", is_flag=True, help="Find the key from --install and its inputs.")
 @click.option("--install", default="", help="Command that installs, for --auto and as a fallback.")
 @click.option("--form", type=click.Choice(["auto", "mount", "link", "copy"]), default="auto")
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def run_command(
-    given: _Given,
+    given: EnvironmentOptions,
     url: str,
     auto: bool,
     install: str,
@@ -260,7 +168,7 @@ def run_command(
 
 
 def _restored(
-    given: _Given,
+    given: EnvironmentOptions,
     url: str,
     words: tuple[str, ...],
     *,
@@ -302,72 +210,10 @@ def _restored(
     return found
 
 
-@command.command("show")
-@_STORE
-@click.option("--diff", "pair", nargs=2, metavar="A B", help="Say why two keys differ.")
-@click.option("--files", is_flag=True, help="List every path.")
-@click.option("--json", "as_json", is_flag=True)
-@click.argument("key", required=False)
-def show_command(
-    url: str, pair: tuple[str, str] | None, files: bool, as_json: bool, key: str | None
-) -> None:
-    """List the snapshots of STORE, show one, or say why two differ.
-
-    \b
-    Example:
-      omniload env show -o /mnt/envs
-      omniload env show 3f9a01c2 -o /mnt/envs --files
-      omniload env show -o /mnt/envs --diff 3f9a01c2 77b0e4d1
-    """  # noqa: D301 -- click's own marker
-    from snapshot.commands import env_show as showing  # noqa: PLC0415
-
-    with opened(url) as repository:
-        if pair:
-            left, right = (showing.manifest_of(repository, each) for each in pair)
-            showing.show_difference(left, right, as_json=as_json)
-        elif key:
-            showing.show_one(showing.manifest_of(repository, key), files=files, as_json=as_json)
-        else:
-            showing.show_all(repository, as_json=as_json)
-
-
-@command.command("verify")
-@_store(required=False)
-@_environment_options
-@click.option("--node", is_flag=True, help="All trees of the node cache; damaged ones are removed.")
-@click.option("--json", "as_json", is_flag=True)
-@click.argument("key", required=False)
-def verify_command(
-    given: _Given, url: str | None, node: bool, as_json: bool, key: str | None
-) -> None:
-    """Compare every file of the environment with its snapshot, by digest.
-
-    \b
-    Example:
-      omniload env verify -o /mnt/envs
-      omniload env verify --node
-    """  # noqa: D301 -- click's own marker
-    from snapshot.commands import env_show as showing  # noqa: PLC0415
-
-    if node:
-        showing.show_node(as_json=as_json)
-        return
-    if url is None:
-        raise ConfigError("no store to compare with; name it with -o, or compare with --node")
-    environment = given.environment
-    record = environment.heal_locked()
-    if key is None and record is None:
-        raise StateError(f"{environment.interpreter.prefix} holds no snapshot; give a KEY")
-    with opened(url) as repository:
-        manifest = showing.manifest_of(repository, key or (record.key if record else ""))
-    environment.check_fits(TreeHead.of(manifest))
-    showing.show_environment(manifest, environment.targets, as_json=as_json)
-
-
 @command.command("umount")
-@_environment_options
+@environment_options
 @click.option("--lazy", is_flag=True, help="Also while processes use it.")
-def umount_command(given: _Given, lazy: bool) -> None:
+def umount_command(given: EnvironmentOptions, lazy: bool) -> None:
     """Take the snapshot off the environment: what was there before is there again.
 
     \b

@@ -17,10 +17,9 @@ from snapshot.oci.manifest import (
     parse_config,
     parse_manifest,
 )
-from snapshot.oci.mirrors import MirroredStore
 from snapshot.oci.reference import Reference
 from snapshot.oci.registry import Registry
-from snapshot.oci.store import ImageStore, small_blob
+from snapshot.oci.store import ImageStore, MirroredStore, small_blob
 from snapshot.oci.transport import RegistrySettings, Transport
 
 __all__ = ["Image", "image_of", "open_store", "platform_here", "resolve"]

@@ -1,4 +1,4 @@
-"""What an image is read from and pushed to, and what every such store promises alike.
+"""What an image is read from and pushed to, what every such store promises alike, and several as one.
 
 Errors are part of the protocol, as they are for the stores of ``fusefs``:
 
@@ -8,17 +8,22 @@ Errors are part of the protocol, as they are for the stores of ``fusefs``:
 - ``ConfigError`` where credentials are refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
-from omniload.base.errors import IntegrityError
+from typing_extensions import override
+
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import IntegrityError, UnavailableError
+from omniload.base.log import get_logger
 from snapshot.oci.digest import hasher_of
 from snapshot.oci.manifest import Descriptor
 
 __all__ = [
     "ImageStore",
+    "MirroredStore",
     "Opened",
     "StoredManifest",
     "checked_chunks",
@@ -30,6 +35,14 @@ Opened = Callable[[], BinaryIO]
 """Opens the bytes of a blob from their start; called once for each attempt to push them."""
 
 MAX_SMALL_BLOB_BYTES = 64 << 20
+_log = get_logger(__name__)
+_NEXT = (FileNotFoundError, UnavailableError, IntegrityError)
+"""What makes the next store worth asking; a wrong digest too, since the next may hold right bytes."""
+
+AWAY_S = 60.0
+"""How long a mirror that did not answer is asked last."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +163,115 @@ def small_blob(store: ImageStore, blob: Descriptor) -> bytes:
         )
     with wanted_by_manifest():
         return b"".join(store.blob_chunks(blob))
+
+
+class MirroredStore(ImageStore):
+    """Reads from mirrors in order and at last from the origin; writes to the origin alone.
+
+    Tags are asked of the origin first, since a mirror may lag behind it, and of the
+    mirrors only while the origin does not answer. A mirror that did not answer is left
+    alone for a minute: each block would wait for it.
+    """
+
+    def __init__(
+        self, origin: ImageStore, mirrors: Sequence[ImageStore], clock: Clock | None = None
+    ) -> None:
+        self._origin = origin
+        self._mirrors = tuple(mirrors)
+        self._clock = clock or SystemClock()
+        self._back_at_s: dict[int, float] = {}
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._origin.location
+
+    @override
+    def manifest(self, name: str) -> StoredManifest:
+        by_digest = name.startswith(("sha256:", "sha512:"))
+        order = self._order() if by_digest else (self._origin, *self._mirrors)
+        return self._first(order, lambda store: store.manifest(name), only_outages=not by_digest)
+
+    @override
+    def blob_range(self, digest: str, offset: int, size_bytes: int) -> bytes:
+        return self._first(
+            self._order(), lambda store: store.blob_range(digest, offset, size_bytes)
+        )
+
+    @override
+    def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
+        """Yield a blob; where a store breaks off, the next goes on from there.
+
+        The pieces of several stores are compared with the digest together: what one of them
+        gave before it broke off was compared by nobody.
+        """
+        return checked_chunks(blob, self._chunks(blob), name=self.location)
+
+    def _chunks(self, blob: Descriptor) -> Iterator[bytes]:
+        order, at = self._order(), 0
+        for number, store in enumerate(order, 1):
+            skip = at
+            try:
+                for chunk in store.blob_chunks(blob):
+                    kept = chunk[skip:]
+                    skip -= len(chunk) - len(kept)
+                    at += len(kept)
+                    if kept:
+                        yield kept
+            except _NEXT as error:
+                # Wrong bytes that were handed on cannot be taken back.
+                wrong = isinstance(error, IntegrityError) and at > 0
+                if number == len(order) or wrong or self._is_final(store, error):
+                    raise
+                self._passed_over(store, error)
+            else:
+                return
+
+    @override
+    def has_blob(self, digest: str) -> bool:
+        return self._origin.has_blob(digest)
+
+    @override
+    def push_blob(self, blob: Descriptor, opened: Opened) -> None:
+        self._origin.push_blob(blob, opened)
+
+    @override
+    def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
+        return self._origin.push_manifest(data, media_type, tag)
+
+    @override
+    def close(self) -> None:
+        for store in (*self._mirrors, self._origin):
+            store.close()
+
+    def _order(self) -> tuple[ImageStore, ...]:
+        """Return mirrors, then the origin; last, mirrors that did not answer a moment ago."""
+        now_s = self._clock.now_s()
+        away = [m for m in self._mirrors if self._back_at_s.get(id(m), now_s) > now_s]
+        return (*(m for m in self._mirrors if m not in away), self._origin, *away)
+
+    def _is_final(self, store: ImageStore, error: Exception) -> bool:
+        """Return whether the origin itself says that there is no such thing."""
+        return store is self._origin and isinstance(error, FileNotFoundError)
+
+    def _passed_over(self, store: ImageStore, error: Exception) -> None:
+        _log.warning("%s: %s; the next store is asked", store.location, error)
+        if isinstance(error, UnavailableError):
+            self._back_at_s[id(store)] = self._clock.now_s() + AWAY_S
+
+    def _first(
+        self,
+        stores: Sequence[ImageStore],
+        read: Callable[[ImageStore], Result],
+        *,
+        only_outages: bool = False,
+    ) -> Result:
+        turned_from = (UnavailableError,) if only_outages else _NEXT
+        for store in stores[:-1]:
+            try:
+                return read(store)
+            except turned_from as error:
+                if self._is_final(store, error):
+                    raise
+                self._passed_over(store, error)
+        return read(stores[-1])

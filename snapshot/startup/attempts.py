@@ -22,7 +22,7 @@ from snapshot.startup.path import (
     critical_path,
     is_meeting,
 )
-from snapshot.startup.runs import Run, runs_of, spans_of
+from snapshot.startup.reading import Run, runs_of, spans_of
 
 __all__ = [
     "BETWEEN",

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from snapshot.startup.runs import Run, entered_of, spans_of
+from snapshot.startup.reading import Run, entered_of, spans_of
 
 __all__ = [
     "FIRST_STEP",

@@ -12,7 +12,8 @@
 A machine: it does no I/O and reads no clock. What it returns is to be kept before a client is answered.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
@@ -33,6 +34,7 @@ __all__ = [
     "SnapshotInUseError",
     "SnapshotMissingError",
     "Snapshots",
+    "parse_filters",
 ]
 
 Kind = Literal["view", "active", "committed"]
@@ -315,3 +317,66 @@ class Snapshots:
             self._children[parent] = self._children.get(parent, 0) + change
             if not self._children[parent]:
                 del self._children[parent]
+
+
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_NAME = rf"(?:[A-Za-z0-9_]+|{_QUOTED})"
+_SELECTOR = re.compile(
+    rf'\s*(?P<field>{_NAME}(?:\.{_NAME})*)\s*==\s*(?P<value>{_QUOTED}|[^\s,"][^\s,]*)\s*(?:,|\Z)'
+)
+_PART = re.compile(_NAME)
+_LONGEST = 64 << 10
+
+
+def parse_filters(filters: Sequence[str]) -> Callable[[Snapshot], bool]:
+    """Return the predicate of filters such as ``name==a,labels."b/c"==d``; without one it holds for every snapshot.
+
+    containerd asks its snapshotters by equality alone (for a lazy layer, by label and parent): what
+    else its grammar has is refused::
+
+        filter    selector , selector ...          all must hold; of several filters one
+        selector  field == value
+        field     name . name ...                  a name or value with other signs stands in quotes
+
+    Raises:
+        InvalidSnapshotError: A filter breaks the grammar.
+
+    Source:
+        containerd, package ``filters``; ``createSnapshot`` of its package ``metadata``.
+    """
+    parsed = [_wanted(text) for text in filters]
+    return lambda snapshot: (
+        not parsed
+        or any(all(_value(snapshot, f) == v for f, v in wanted.items()) for wanted in parsed)
+    )
+
+
+def _wanted(text: str) -> Mapping[tuple[str, ...], str]:
+    """Return the values that fields are to have."""
+    if len(text) > _LONGEST:
+        raise InvalidSnapshotError(
+            f"a filter of {len(text)} characters; one may have {_LONGEST}: ask in parts"
+        )
+    wanted, at = dict[tuple[str, ...], str](), 0
+    while at < len(text):
+        found = _SELECTOR.match(text, at)
+        if found is None:
+            raise InvalidSnapshotError(
+                f"filter {text[:200]!r} is not FIELD==VALUE,... from character {at}; ask for all "
+                "and choose, or by equality"
+            )
+        wanted[tuple(map(_plain, _PART.findall(found["field"])))] = _plain(found["value"])
+        at = found.end()
+    return wanted
+
+
+def _value(snapshot: Snapshot, path: Sequence[str]) -> str | None:
+    """Return what a snapshot has at a path of names, or None."""
+    if path[0] == "labels":
+        return snapshot.labels.get(".".join(path[1:]))
+    known = {"name": snapshot.key, "parent": snapshot.parent, "kind": snapshot.kind}
+    return known.get(path[0]) if len(path) == 1 else None
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[0] == '"' else text

@@ -2,9 +2,9 @@
 
 ::
 
-    ROOT/state.sqlite             snapshotter_store
+    ROOT/state.sqlite             store
     ROOT/snapshots/NUMBER/fs,work files of a snapshot, where it has its own
-    ROOT/views/NUMBER             lazy layers up to that snapshot, merged; snapshotter_views
+    ROOT/views/NUMBER             lazy layers up to that snapshot, merged; views
     ROOT/views.log                what their processes say
     ROOT/lock                     held by the one process that serves ROOT
 
@@ -32,8 +32,6 @@ from snapshot.engines.containerd.chain import (
     mounts_of,
     split_chain,
 )
-from snapshot.engines.containerd.filters import parse_filters
-from snapshot.engines.containerd.folders import take_away, usage_of
 from snapshot.engines.containerd.images import RegistryImages
 from snapshot.engines.containerd.records import (
     Commit,
@@ -49,8 +47,9 @@ from snapshot.engines.containerd.records import (
     SnapshotInUseError,
     SnapshotMissingError,
     Snapshots,
+    parse_filters,
 )
-from snapshot.engines.containerd.store import KeptImage, SnapshotStore
+from snapshot.engines.containerd.store import KeptImage, SnapshotStore, take_away, usage_of
 from snapshot.engines.containerd.views import MountedViews
 
 __all__ = ["Snapshotter"]
@@ -61,7 +60,7 @@ _FORBIDDEN = set(":,\\\n")
 
 
 class Snapshotter:
-    """Carries containerd's wishes to ``Snapshots``, and what follows to disk and mounts. Safe in threads.
+    """Carries containerd's requests to ``Snapshots``, and what follows to disk and mounts. Safe in threads.
 
     Args:
         root: Folder of everything; on a disk that may hold the upper folders of an overlay.

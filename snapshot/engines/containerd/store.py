@@ -1,4 +1,6 @@
-"""What the snapshotter must know after any crash, in one SQLite file; each change whole or not at all.
+"""What the snapshotter has on its disk: what it must know after any crash, in one SQLite file, and folders.
+
+Each change of the file is made whole or not at all.
 
 ::
 
@@ -6,23 +8,31 @@
       snapshots            one row each; labels are JSON
       images               manifest and configuration of every image with a lazy layer, as they came,
                            so that neither registry nor credentials are needed to mount it again
+
+Beside it lie the folders of snapshots. What is in them was written by containers, so nothing is too
+deep, too strange or too quickly changed for it to happen.
 """
 
 import errno
 import json
+import os
+import shutil
 import sqlite3
+import stat as stat_bits
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from omniload.base.errors import IntegrityError, StateError
+from omniload.base.log import get_logger
 from snapshot.engines.containerd.records import Command, Forget, Keep, Snapshot
 from snapshot.oci.digest import verified
 from snapshot.oci.image import Image, image_of
 from snapshot.oci.manifest import Manifest, parse_manifest
 
-__all__ = ["VERSION", "KeptImage", "SnapshotStore"]
+__all__ = ["VERSION", "KeptImage", "SnapshotStore", "take_away", "usage_of"]
 
 VERSION = 1
 _SCHEMA = """
@@ -174,3 +184,38 @@ class SnapshotStore:
             if code & 0xFF == sqlite3.SQLITE_FULL:
                 raise OSError(errno.ENOSPC, "no room on the disk for state.sqlite") from error
             raise
+
+
+_log = get_logger(__name__)
+
+
+def usage_of(folder: Path) -> tuple[int, int]:
+    """Return the bytes that a folder takes on its disk, and its inodes, each counted once.
+
+    What goes while it is counted, or lies deeper than a path can say, is left out.
+    """
+    seen: dict[tuple[int, int], int] = {}
+    with suppress(OSError):
+        found = folder.lstat()
+        seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+    waiting = [str(folder)]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    found = entry.stat(follow_symlinks=False)
+                    seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+                    if stat_bits.S_ISDIR(found.st_mode):
+                        waiting.append(entry.path)
+    return sum(seen.values()), len(seen)
+
+
+def take_away(folder: Path) -> None:
+    """Remove a folder with all that is in it; what stays is said, and no error."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        # It calls itself for each folder in a folder, and a container may have made thousands.
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], check=False)  # noqa: S603, S607
+    if os.path.lexists(folder):
+        _log.warning("%s cannot be removed whole; it is tried again at the next cleanup", folder)

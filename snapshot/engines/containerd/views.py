@@ -1,24 +1,73 @@
-"""The mounts of lazy layers: one process for each chain that a container uses, made when the first one does."""
+"""The mounts of lazy layers: one process for each chain that a container uses, made when the first one does.
+
+The process is ``python -m`` this module with READY_FD, settings on standard input. It outlives the
+snapshotter, so that one that is killed, or replaced by a newer one, disturbs no container.
+"""
 
 import os
 import subprocess
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fusefs.bridge.process.launch import start_daemon, umount
+from pydantic import ConfigDict
+
+from fusefs.bridge.process.launch import run_daemon, start_daemon, umount
+from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
 from omniload.base.linux.mount_table import mounts_here
 from omniload.base.log import get_logger
 from omniload.base.units import decimal_of
-from snapshot.engines.containerd import daemon as snapshotter_daemon
-from snapshot.engines.containerd.daemon import ChainMount
 from snapshot.engines.containerd.store import KeptImage
+from snapshot.image.mount import daemon as mounting
 from snapshot.image.mount.daemon import ImageMount
+from snapshot.oci.image import Image
 from snapshot.oci.reference import address_of
 
-__all__ = ["MountedViews"]
+__all__ = ["ChainMount", "MountedViews", "lowest_layers", "main", "serve"]
+
+
+class ChainMount(StrictModel):
+    """What a mount of the lowest layers of an image needs to know; its registry is asked for blocks only."""
+
+    # An image's digest is over its bytes, and JSON has none.
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    mount: ImageMount
+    kept: KeptImage
+    layers: int
+    """How many of them, from the lowest."""
+
+
+def lowest_layers(image: Image, layers: int) -> Image:
+    """Return an image of the lowest layers of another; its digest, by which traces are found, stays."""
+    rootfs = image.config.rootfs
+    rootfs = rootfs.model_copy(update={"diff_ids": rootfs.diff_ids[:layers]})
+    return Image(
+        digest=image.digest,
+        manifest=image.manifest.model_copy(update={"layers": image.layers[:layers]}),
+        config=image.config.model_copy(update={"rootfs": rootfs}),
+    )
+
+
+def serve(settings: ChainMount, ready: Callable[[], None]) -> None:
+    """Show the layers, merged, until they are unmounted.
+
+    Raises:
+        IntegrityError: The documents are not what their digests say.
+    """
+    shown = lowest_layers(settings.kept.image(), settings.layers)
+    mounting.serve(settings.mount, ready, shown)
+
+
+def main() -> None:
+    """Be the daemon."""
+    run_daemon(
+        lambda settings, ready: serve(ChainMount.model_validate_json(settings), ready), role="chain"
+    )
+
 
 _log = get_logger(__name__)
 
@@ -64,9 +113,7 @@ class MountedViews:
             mount = self._template.model_copy(update=changed)
             chain = ChainMount(mount=mount, kept=image, layers=layers)
             settings = chain.model_dump_json(by_alias=True).encode()
-            self._daemons[number] = start_daemon(
-                snapshotter_daemon.__name__, settings, where, log_path=self._log_path
-            )
+            self._daemons[number] = start_daemon(__name__, settings, where, log_path=self._log_path)
             _log.info("%d layers of %s at %s", layers, image.reference, where)
 
     def drop(self, number: int) -> None:
@@ -113,3 +160,7 @@ def _is_alive(where: str) -> bool:
     except OSError:
         return False
     return True
+
+
+if __name__ == "__main__":
+    main()

@@ -26,8 +26,9 @@ from typing_extensions import override
 
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
-from snapshot.env.node.cache import NodeCache, Tree
+from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.extraction import provide
+from snapshot.env.node.tree import Tree
 from snapshot.env.store.access import opened
 from snapshot.env.target.environment import Environment, active_environment
 from snapshot.startup.events import stage

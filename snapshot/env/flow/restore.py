@@ -18,10 +18,12 @@ from snapshot.env.flow.forms import (
     mounts_first,
 )
 from snapshot.env.format.checks import Limits
-from snapshot.env.key.keys import Installation, base_of, installed_in, key_of
-from snapshot.env.node.cache import NodeCache, Tree, boot_id
+from snapshot.env.key.base import base_of, installed_in
+from snapshot.env.key.keys import Installation, key_of
+from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.locks import together
 from snapshot.env.node.overlay import mount_overlay
+from snapshot.env.node.tree import Tree, boot_id
 from snapshot.env.store.access import StoreMissingError
 from snapshot.env.store.progress import Progress
 from snapshot.env.target.environment import Environment
@@ -30,10 +32,9 @@ from snapshot.env.target.records import Form, Record
 # The rest is imported where it is needed: a mount is there before it would be loaded.
 if TYPE_CHECKING:
     from snapshot.env.flow.save import Captured
-    from snapshot.env.format.manifest import Manifest
     from snapshot.env.store.repository import Repository
 
-__all__ = ["Restored", "Restorer", "installed_record"]
+__all__ = ["Restored", "Restorer"]
 
 _LOG = get_logger(__name__)
 _TRIES = 5
@@ -108,56 +109,6 @@ class Restorer:
                 _LOG.warning("%s; the command is run, and nothing is saved", error)
                 reachable = False
             return self._install(document, installation, record=reachable)
-
-    def install_and_save(
-        self,
-        repository: "Repository",
-        installation: Installation,
-        *,
-        image: str = "",
-        level: int = 7,
-        byte_code: bool = True,
-    ) -> "Manifest":
-        """Install into what the environment held before any restore, and save a snapshot.
-
-        Returns:
-            The manifest on the store.
-
-        Raises:
-            StateError: The command failed, or it was run here before and cannot be captured again.
-            IntegrityError: What it made could not be restored.
-        """
-        from snapshot.env.flow.save import capture, save  # noqa: PLC0415
-
-        environment = self.environment
-        with environment.locked():
-            held = environment.heal()
-            document = environment.document(installation, image)
-            if held is not None and held.form == "command" and held.key == key_of(document):
-                raise StateError(
-                    f"{environment.interpreter.prefix} got this snapshot by the same command before, "
-                    "so nothing of it can be seen any more; make the environment anew"
-                )
-            if held is not None and held.form != "command":
-                environment.clear(held)
-            captured = capture(
-                environment.interpreter, environment.targets, installation, byte_code=byte_code
-            )
-            if captured.is_empty:
-                _LOG.warning(
-                    "the command changed nothing in %s; is its pip that of this environment?",
-                    environment.interpreter.prefix,
-                )
-            manifest = save(
-                repository,
-                captured,
-                document,
-                level=level,
-                limits=self.limits,
-                progress=self.progress,
-            )
-            environment.records.write("record", installed_record(environment, document))
-            return manifest
 
     def _restore(self, key: str, requested: RequestedForm) -> Restored | None:
         begin, read = time.monotonic(), 0
@@ -342,7 +293,7 @@ class Restorer:
                 saved = self._saved(captured, document)
                 seconds["save"] = time.monotonic() - begin - captured.install_s
             # Also where nothing was saved: what was there before is part of the key.
-            environment.records.write("record", installed_record(environment, document))
+            environment.note_installed(document)
         return Restored(key=key, form="command", saved=saved, seconds=seconds)
 
     def _saved(self, captured: "Captured", document: dict[str, Any]) -> bool:
@@ -360,15 +311,3 @@ class Restorer:
 
 class _RottedError(Exception):
     """A mount cannot be had, and a file that would be linked or copied instead is damaged."""
-
-
-def installed_record(environment: Environment, document: dict[str, Any]) -> Record:
-    """Return the record of an environment that got a snapshot by installing."""
-    return Record(
-        action="apply",
-        key=key_of(document),
-        form="command",
-        base=dict(document["base"]),
-        targets=tuple(target.path for target in environment.targets),
-        boot=boot_id(),
-    )

@@ -19,13 +19,15 @@ from snapshot.env.format.entries import Delta, Entry, Kind, Place, Target, diffe
 from snapshot.env.format.manifest import Head, Manifest
 from snapshot.env.format.manifest import Place as PackPlace
 from snapshot.env.format.packs import Frame
+from snapshot.env.key.base import installed_in, shown
 from snapshot.env.key.interpreter import Interpreter, environment_of
-from snapshot.env.key.keys import Installation, installed_in, key_of, shown
+from snapshot.env.key.keys import Installation, key_of
 from snapshot.env.store.progress import Progress
 from snapshot.env.store.repository import Repository
+from snapshot.env.target.environment import Environment
 from snapshot.env.target.scan import Scan, scan
 
-__all__ = ["Captured", "capture", "save"]
+__all__ = ["Captured", "capture", "install_and_save", "save"]
 
 PACK_RAW_BYTES = 256 << 20
 """A pack is closed at the first content that goes over; one larger file is one larger pack."""
@@ -104,6 +106,51 @@ def capture(
     if not byte_code:
         _leave_out_byte_code(before, after)
     return Captured(tuple(targets), before, after, difference(before, after), install_s)
+
+
+def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
+    environment: Environment,
+    repository: Repository,
+    installation: Installation,
+    *,
+    image: str = "",
+    level: int = 7,
+    byte_code: bool = True,
+    limits: Limits | None = None,
+    progress: Progress = lambda *_: None,
+) -> Manifest:
+    """Install into what the environment held before any restore, and save a snapshot.
+
+    Returns:
+        The manifest on the store.
+
+    Raises:
+        StateError: The command failed, or it was run here before and cannot be captured again.
+        IntegrityError: What it made could not be restored.
+    """
+    prefix = environment.interpreter.prefix
+    with environment.locked():
+        held = environment.heal()
+        document = environment.document(installation, image)
+        if held is not None and held.form == "command" and held.key == key_of(document):
+            raise StateError(
+                f"{prefix} got this snapshot by the same command before, so nothing of it can be "
+                "seen any more; make the environment anew"
+            )
+        if held is not None and held.form != "command":
+            environment.clear(held)
+        captured = capture(
+            environment.interpreter, environment.targets, installation, byte_code=byte_code
+        )
+        if captured.is_empty:
+            _LOG.warning(
+                "the command changed nothing in %s; is its pip that of this environment?", prefix
+            )
+        manifest = save(
+            repository, captured, document, level=level, limits=limits, progress=progress
+        )
+        environment.note_installed(document)
+        return manifest
 
 
 def save(

@@ -2,46 +2,282 @@
 
 A key is the SHA-256 of a document in canonical JSON. The document is kept in the
 manifest, so two keys can be compared by what they are made of.
+
+Of what an installation asks for, the lines and files that it names are read: the arguments of
+``pip install`` and ``uv pip install``, the requirement and constraint files they name (and those that
+these name), the variables of pip and uv, and project and lock files for ``uv sync``, Poetry, PDM and
+Pipenv. Order, blanks and comments of a file do not matter; local sources count by content. Of any
+other command, arguments that are files count by content.
+
+A requirement is not parsed. Two spellings of one requirement are two requests, which costs
+one installation; two requests are never taken for one.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.reading import read_small_file
+from omniload.base.secrets import with_urls_hidden
 from snapshot.env.format.digests import digest_of
 from snapshot.env.format.entries import Target
+from snapshot.env.key.base import Base, shown
 from snapshot.env.key.interpreter import Interpreter
-from snapshot.env.key.requirements import canonical_name, requests_of, without_credentials
 
 __all__ = [
     "VERSION",
-    "Base",
     "Difference",
     "Installation",
-    "base_of",
+    "Requests",
     "differences",
     "document_of",
-    "installed_in",
     "key_of",
-    "shown",
+    "requests_of",
+    "without_credentials",
 ]
 
 VERSION = 1
-_DISTRIBUTION = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+)(?:-.*)?\.(?:dist|egg)-info$")
+_FILES = {"-r": False, "--requirement": False, "--requirements": False}
+_FILES |= {"-c": True, "--constraint": True, "--constraints": True}
+_FILES |= {"-b": True, "--build-constraint": True, "--build-constraints": True}
+"""Options that name a file; whether it holds constraints."""
+_EDITABLE = frozenset({"-e", "--editable"})
+_NO_INPUT = frozenset(
+    {"--log", "--report", "--python", "-p", "--cert", "--client-cert", "--proxy", "--cache-dir"}
+    | {"-t", "--target", "--prefix", "--root", "--src", "-f", "--find-links"}
+)
+"""Options whose files are written, or decide nothing that is not in the key already."""
+_SHORT = frozenset({*_FILES, *_EDITABLE, "-p", "-t", "-f"})
+_VARIABLES = re.compile(
+    r"^(PIP|UV)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|PRE|PRERELEASE"
+    r"|NO_BINARY|ONLY_BINARY|NO_DEPS|REQUIREMENT|CONSTRAINT|OVERRIDE|EXCLUDE_NEWER|RESOLUTION"
+    r"|NO_COMPILE|COMPILE_BYTECODE|TARGET|PREFIX|ROOT|USER|TORCH_BACKEND|EXTRA)$"
+)
+_NAMED_FILES = {"PIP_REQUIREMENT": False, "PIP_CONSTRAINT": True}
+_NAMED_FILES |= {"UV_CONSTRAINT": True, "UV_OVERRIDE": True}
+_NAMED_FILES |= {"PIP_BUILD_CONSTRAINT": True, "UV_BUILD_CONSTRAINT": True}
+_PROJECTS = {
+    "uv": ("pyproject.toml", "uv.lock", "uv.toml"),
+    "poetry": ("pyproject.toml", "poetry.lock", "poetry.toml"),
+    "pdm": ("pyproject.toml", "pdm.lock", "pdm.toml"),
+    "pipenv": ("Pipfile", "Pipfile.lock"),
+}
+"""Files that decide what a tool for whole projects installs."""
+_MOST_REQUIREMENT_BYTES = 64 << 20
+_ARCHIVES = (".whl", ".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz")
+_LINE_OPTION = re.compile(r"^(--[^\s=]+|-[A-Za-z])(?:[=\s]?\s*(.*))?$")
+_PIP = re.compile(r"^pip[0-9.]*(\.py)?$")
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_VCS = re.compile(r"^(git|hg|svn|bzr)\+")
 
 
-class Base(NamedTuple):
-    """What an environment holds before the command."""
+@dataclass(slots=True)
+class Requests:
+    """What was asked for. Sorted when it goes into a key."""
 
-    image: str
-    """Digest of the image it lies in; empty where nobody said."""
-    installed: str
-    """Digest of the names and versions of what is installed."""
+    requirements: set[str] = field(default_factory=set)
+    """Lines of requirement files."""
+    constraints: set[str] = field(default_factory=set)
+    options: set[str] = field(default_factory=set)
+    """Options in requirement files and variables that steer the choice, without credentials."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Digest of each local source and file, by the path as it was written."""
+
+    def document(self) -> dict[str, object]:
+        """Return the part of the key."""
+        return {
+            "requirements": sorted(self.requirements),
+            "constraints": sorted(self.constraints),
+            "options": sorted(self.options),
+            "sources": dict(sorted(self.sources.items())),
+        }
+
+
+def without_credentials(text: str) -> str:
+    """Return an argument without the user, the password and the tokens of URLs in it: keys are not secret."""
+    head, mark, rest = text.partition("=") if text.startswith("--") else ("", "", text)
+    if "://" not in rest:
+        return text
+    try:
+        parts = urlsplit(rest)
+        place = parts.netloc.rpartition("@")[2]
+        text = head + mark + urlunsplit(parts._replace(netloc=place))
+    except ValueError:
+        pass
+    # Of what is no URL as a whole: ``-iURL``, ``NAME @ URL``, the words of a shell.
+    return with_urls_hidden(text)
+
+
+def requests_of(
+    command: Sequence[str], folder: str, environment: Mapping[str, str] = os.environ
+) -> Requests:
+    """Read what a command asks for, beside its own words, which the key holds.
+
+    Args:
+        command: Program and arguments.
+        folder: Where it runs; relative paths start there.
+        environment: Its variables.
+
+    Raises:
+        ConfigError: A file that it names cannot be read.
+    """
+    reader = _Reader(Path(folder), environment)
+    words = list(command)
+    before = words[: words.index("install")] if "install" in words else []
+    if any(_PIP.match(Path(word).name) for word in before):
+        reader.arguments(words[len(before) + 1 :])
+        reader.variables()
+        return reader.found
+    named = [Path(word).name for word in words[:4]]
+    projects = [name for name in named if name in _PROJECTS]
+    if projects:
+        reader.variables()
+    for name in (file for project in projects for file in _PROJECTS[project]):
+        reader.input(name)
+    for word in words[1:]:
+        reader.input(word)
+    return reader.found
+
+
+class _Reader:
+    """Walks arguments and files; each file once."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.found = Requests()
+        self._environment = environment
+        self._read: set[tuple[Path, bool]] = set()
+
+    def arguments(self, words: Sequence[str]) -> None:
+        """Read the arguments after ``install``; one that names nothing here is in the key as a word."""
+        rest = iter(words)
+        for word in rest:
+            option, value = _option_of(word)
+            if option in _FILES:
+                self.file(value or next(rest, ""), constraints=_FILES[option])
+            elif option in _EDITABLE:
+                self._source(value or next(rest, ""), mark="-e ")
+            elif option in _NO_INPUT:
+                _ = value or next(rest, "")
+            elif (word := value or "" if option else word) and not self.input(word):
+                local = _local_path(word)
+                if local is not None and (self.folder / local).is_dir():
+                    self._source(word)
+
+    def variables(self) -> None:
+        """Read the variables by which pip and uv are steered."""
+        for name, value in self._environment.items():
+            if _VARIABLES.match(name) and value:
+                shown = " ".join(without_credentials(word) for word in value.split())
+                self.found.options.add(f"{name}={shown}")
+            if name in _NAMED_FILES:
+                for path in value.split():
+                    self.file(path, constraints=_NAMED_FILES[name])
+
+    def file(self, name: str, *, constraints: bool, above: Path | None = None) -> None:
+        """Read a requirement or constraint file and those it names.
+
+        Raises:
+            ConfigError: It cannot be read, or names a source that cannot.
+        """
+        if "://" in name:
+            self.found.options.add(f"file {without_credentials(name)}")
+            return
+        path = (above or self.folder) / name
+        if (path, constraints) in self._read:
+            return
+        self._read.add((path, constraints))
+        try:
+            # Of a pipe (``-r <(...)``) pip would read what this one leaves: nothing. So it is refused.
+            held = read_small_file(
+                path, most_bytes=_MOST_REQUIREMENT_BYTES, what="a requirement file"
+            )
+            text = held.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: a requirement file that cannot be read: {error}") from error
+        for number, line in _lines(text):
+            try:
+                self._line(_VARIABLE.sub(self._value, line), path.parent, constraints=constraints)
+            except ConfigError as error:
+                raise ConfigError(f"{path}:{number}: {error}") from error
+
+    def input(self, name: str) -> bool:
+        """Take a file by its content; return whether there is one."""
+        # os.path: an argument may be a program, longer than any path.
+        is_file = os.path.isfile(self.folder / name)  # noqa: PTH113
+        if is_file:
+            self.found.sources[name] = digest_of(self.folder / name)
+        return is_file
+
+    def _line(self, line: str, above: Path, *, constraints: bool) -> None:
+        split = _LINE_OPTION.match(line)
+        option, value = (split[1], split[2] or "") if split else ("", line)
+        if option in _FILES and value:
+            self.file(value.strip(), constraints=_FILES[option] or constraints, above=above)
+        elif option and option not in _EDITABLE:
+            self.found.options.add(" ".join(map(without_credentials, line.split())))
+        elif not self._source(value, mark="-e " if option else ""):
+            into = self.found.constraints if constraints else self.found.requirements
+            into.add(" ".join(map(without_credentials, line.split())))
+
+    def _source(self, text: str, *, mark: str = "") -> bool:
+        """Take a local source by its content, by a path or ``NAME @ file:...``; return whether it is one.
+
+        A path starts where the command runs, also in a file that lies elsewhere.
+        """
+        reference = re.split(r"[\s;]", text.partition("@")[2].strip())[0]
+        local = _local_path(
+            reference if reference.startswith("file:") else re.split(r"[\[;\s]", text.strip())[0]
+        )
+        if local is None:
+            return False
+        self.found.sources[mark + " ".join(text.split())] = digest_of(self.folder / local)
+        return True
+
+    def _value(self, match: re.Match[str]) -> str:
+        return self._environment.get(match[1], match[0])
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Join continued lines, drop comments; number each by its first line."""
+    held, first = "", 0
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        first = first or number
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            held += line[:-1] + " "
+            continue
+        whole = re.sub(r"(^|\s)#.*$", "", held + line).strip()
+        if whole:
+            yield first, whole
+        held, first = "", 0
+
+
+def _option_of(word: str) -> tuple[str, str | None]:
+    """Return the option that a word names and the value in it: ``-Ur=x`` gives ``-r``, as pip reads it."""
+    if not word.startswith("-") or word == "-":
+        return "", None
+    if word.startswith("--"):
+        option, given, value = word.partition("=")
+        return option, value if given else None
+    for at, letter in enumerate(word[1:], start=2):
+        if f"-{letter}" in _SHORT:
+            return f"-{letter}", word[at:].removeprefix("=") or None
+    return word, None
+
+
+def _local_path(text: str) -> str | None:
+    """Return the path if ``text`` is one on this machine, and no name, URL or repository."""
+    if text.startswith("file:"):
+        return unquote(urlsplit(text).path)
+    is_path = text.startswith((".", "/", "~")) or "/" in text or text.endswith(_ARCHIVES)
+    return text if is_path and "://" not in text and not _VCS.match(text) else None
 
 
 class Installation(NamedTuple):
@@ -67,26 +303,6 @@ class Difference(NamedTuple):
     left: str | None
     """``None``: only the other has it."""
     right: str | None
-
-
-def installed_in(targets: Sequence[Target]) -> tuple[str, ...]:
-    """Return ``name==version`` of the distributions in the targets, sorted."""
-    found = set()
-    for target in targets:
-        try:
-            names = os.listdir(target.path)  # noqa: PTH208 -- names, and fast
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        for name in names:
-            if match := _DISTRIBUTION.match(name):
-                found.add(shown(f"{canonical_name(match['name'])}=={match['version']}"))
-    return tuple(sorted(found))
-
-
-def base_of(image: str, installed: Iterable[str]) -> Base:
-    """Return the base made of an image's digest and what is installed."""
-    total = hashlib.sha256("\n".join(sorted(installed)).encode("utf-8", "surrogateescape"))
-    return Base(image, total.hexdigest())
 
 
 def document_of(
@@ -122,11 +338,6 @@ def document_of(
         "files": {shown(name): digest_of(Path(folder) / name) for name in sorted(set(files))},
         "variables": {name: _secret(environment.get(name)) for name in sorted(set(variables))},
     }
-
-
-def shown(text: str) -> str:
-    """Return a path as JSON can hold it: bytes that are no UTF-8 are spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def key_of(document: Mapping[str, Any]) -> str:

@@ -16,52 +16,43 @@
 A tree appears by one rename, whole. Files are not synced to disk one by one (that would
 cost more than all the rest), so after a crash of the machine, which shows in another
 boot id, every file is compared with its digest before the tree is used again.
+
+A tree that is pruned goes under the lock of its key, which every restore holds while it reads the
+tree; one that is held is passed over. What links share stays in the environments. A tree that a mount
+shows stays: where all processes of the machine can be seen, by asking each for its mounts,
+elsewhere by its mark, until the machine starts again.
 """
 
-import errno
 import os
-import random
-import shutil
 import stat
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
 from omniload.base.log import get_logger
-from omniload.base.reading import read_kept_file
-from snapshot.env.format.digests import file_digest
-from snapshot.env.format.entries import Entry, Kind
-from snapshot.env.format.listing import (
-    Listing,
-    changed_in,
-    decode_listing,
-    encode_listing,
-    listing_of,
-)
-from snapshot.env.node.tree_head import TreeHead, decode_head, encode_head
+from snapshot.env.node.locks import exclusively, locked_now
+from snapshot.env.node.overlay import keys_mounted
+from snapshot.env.node.tree import Tree, boot_id, discard
+from snapshot.private_folder import private_folder, put_file, readable_folder
 
 if TYPE_CHECKING:
     from snapshot.env.format.manifest import Manifest
-from snapshot.private_folder import private_folder, put_file, readable_folder
 
 __all__ = [
     "CACHE_VARIABLE",
+    "Found",
     "NodeCache",
-    "Tree",
-    "boot_id",
+    "Verified",
     "default_cache",
-    "discard",
+    "prune_cache",
+    "verify_node",
+    "verify_tree",
 ]
 
 _LOG = get_logger(__name__)
 CACHE_VARIABLE = "OMNILOAD_ENV_CACHE"
-_LARGEST_BYTES = 2 << 30
-"""Of one file beside a tree, which holds at most the tables of a manifest."""
-_UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
-"""What a disk or a file system says of bytes that it has lost."""
 SHARED = "shared"
 """A file of this name in a node cache says that other users may read what lies there."""
 
@@ -82,194 +73,6 @@ def default_cache() -> Path:
         raise ConfigError(
             f"user {os.geteuid()} has no home to keep a node cache in; name one in {CACHE_VARIABLE}"
         ) from error
-
-
-def boot_id() -> str:
-    """Return what names this start of the kernel."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return "unknown"
-
-
-def discard(path: Path) -> None:
-    """Remove a file, a link or a tree, if it is there; folders without write permission too."""
-
-    def again(function: Callable[[str], object], failed: str, raised: Any) -> None:  # noqa: ANN401
-        if not os.path.lexists(failed):
-            return
-        folders = [os.path.dirname(failed)]  # noqa: PTH120
-        if stat.S_ISDIR(os.lstat(failed).st_mode):
-            folders.append(failed)
-        closed = [each for each in folders if os.lstat(each).st_mode & 0o700 != 0o700]
-        if not closed or not isinstance(raised[1], PermissionError):
-            raise raised[1]
-        for each in closed:
-            os.chmod(each, 0o700)  # noqa: PTH101
-        if failed in folders:
-            shutil.rmtree(failed, onerror=again)
-        else:
-            function(failed)
-
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=again)
-    else:
-        path.unlink(missing_ok=True)
-
-
-class Tree:
-    """One extracted snapshot."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._manifest: Manifest | None = None
-        self._head: TreeHead | None = None
-
-    @property
-    def head(self) -> TreeHead:
-        """What a mount needs to know; tables of tens of thousands of entries stay unread while it is whole."""
-        if self._head is None:
-            try:
-                self._head = decode_head(self._kept("head.json"))
-            except (FileNotFoundError, IntegrityError, StateError):
-                self._head = TreeHead.of(self.manifest)
-        return self._head
-
-    @property
-    def manifest(self) -> "Manifest":
-        """The manifest it was made from."""
-        if self._manifest is None:
-            # Imported here: a mount is there before the decoder would be loaded.
-            from snapshot.env.format.manifest import decode_manifest  # noqa: PLC0415
-
-            name = str(self.folder / "manifest")
-            self._manifest = decode_manifest(self._kept("manifest"), name=name)
-        return self._manifest
-
-    @property
-    def listing(self) -> Listing:
-        """What it holds, folder by folder; made from the manifest where it was not kept."""
-        try:
-            return decode_listing(self._kept("listing.json"))
-        except (FileNotFoundError, IntegrityError, StateError):
-            return listing_of(self.manifest.entries, self._manifest_digest())
-
-    def keep(self, manifest: "Manifest") -> None:
-        """Write beside the manifest what is read of it at every restore."""
-        listing = listing_of(manifest.entries, self._manifest_digest())
-        put_file(self.folder / "head.json", encode_head(TreeHead.of(manifest)).encode())
-        put_file(self.folder / "listing.json", encode_listing(listing).encode())
-
-    def _kept(self, name: str) -> bytes:
-        return read_kept_file(
-            self.folder / name, most_bytes=_LARGEST_BYTES, what=f"the {name} of a tree"
-        )
-
-    def _manifest_digest(self) -> str:
-        return file_digest(self.folder / "manifest").hex()
-
-    def layer(self, number: int) -> Path:
-        """Return where the files of target ``number`` lie."""
-        return self.folder / "layers" / str(number)
-
-    def whiteouts(self, number: int) -> Path:
-        """Return where the deletions of target ``number`` are marked for overlayfs."""
-        return self.folder / "whiteouts" / str(number)
-
-    @property
-    def boot(self) -> str:
-        """Start of the kernel under which the tree was written or last compared."""
-        return (self.folder / "boot").read_text(encoding="ascii")
-
-    def invalidate(self) -> None:
-        """Have every file compared with its digest before the tree is used again."""
-        put_file(self.folder / "boot")
-
-    @property
-    def used_ns(self) -> int:
-        """When it was last placed into an environment."""
-        with suppress(FileNotFoundError):
-            return (self.folder / "head.json").stat().st_mtime_ns
-        return 0
-
-    def mark_used(self) -> None:
-        """Note that it is placed now."""
-        with suppress(PermissionError):
-            os.utime(self.folder / "head.json")
-
-    def mark_linked(self) -> None:
-        """Note that environments share inodes with the tree, so that it is looked at before use."""
-        put_file(self.folder / "linked")
-
-    def mark_mounted(self) -> None:
-        """Note that a mount may show the tree until the machine starts again."""
-        with suppress(PermissionError):  # a user that may not note it may not drop it either
-            put_file(self.folder / "mounted", boot_id().encode())
-
-    def mark_unmounted(self) -> None:
-        """Take the note back, where the first mount failed."""
-        with suppress(PermissionError):
-            (self.folder / "mounted").unlink(missing_ok=True)
-
-    @property
-    def may_be_mounted(self) -> bool:
-        """Whether a mount of this start of the kernel may show the tree."""
-        with suppress(FileNotFoundError):
-            return (self.folder / "mounted").read_text(encoding="ascii") == boot_id()
-        return False
-
-    @property
-    def hides_deletions(self) -> bool:
-        """Whether marks for overlayfs could be made for all that was deleted."""
-        return not (self.folder / "unmarked").exists()
-
-    def rotted_file(self, within_s: float) -> str | None:
-        """Compare files picked at random with their digests for a while; return one that is not what it was.
-
-        A disk that gives back other bytes changes neither size nor time.
-        """
-        files = [entry for entry in self.manifest.entries if entry.kind is Kind.FILE]
-        random.shuffle(files)
-        until_s = time.monotonic() + within_s
-        for entry in files:
-            if not self._has_digest(entry):
-                return entry.path
-            if time.monotonic() >= until_s:
-                break
-        return None
-
-    def changed_files(self, *, digests: bool) -> list[str]:
-        """Return the files that are not what the manifest says.
-
-        Args:
-            digests: Read them all; else compare kind, size, mode and time only.
-
-        Raises:
-            IntegrityError: The manifest beside them is damaged.
-        """
-        listing = self.listing
-        if listing.manifest != self._manifest_digest():
-            raise IntegrityError(f"{self.folder / 'manifest'} is damaged; fetch the tree again")
-        found = [
-            path
-            for folder in listing.folders
-            for path in changed_in(f"{self.folder}/layers/{folder.target}", folder)
-        ]
-        if found or not digests:
-            return found
-        return [
-            entry.path
-            for entry in self.manifest.entries
-            if entry.kind is Kind.FILE and not self._has_digest(entry)
-        ]
-
-    def _has_digest(self, entry: Entry) -> bool:
-        """Return whether a file is what it was; what the disk cannot read is not."""
-        try:
-            return file_digest(self.layer(entry.target) / entry.path) == entry.digest
-        except OSError as error:
-            if error.errno not in _UNREADABLE:
-                raise
-            return False
 
 
 class NodeCache:
@@ -375,3 +178,131 @@ class NodeCache:
         """Return the space left on its disk."""
         found = os.statvfs(self.folder)
         return found.f_bavail * found.f_frsize
+
+
+class Verified(NamedTuple):
+    """What was found of one tree."""
+
+    key: str
+    faults: list[str]
+    """Paths that are not what was extracted, or what is wrong with the manifest; none where it is sound."""
+    was_linked: bool
+    """Environments hold the same files: they have to be restored again."""
+
+
+def verify_node(cache: NodeCache) -> Iterator[Verified]:
+    """Compare the trees one after another; remove those that are damaged, so that they are fetched again."""
+    for folder in sorted((cache.folder / "trees").iterdir()):
+        if (verified := verify_tree(cache, folder.name)) is not None:
+            yield verified
+
+
+def verify_tree(cache: NodeCache, key: str) -> Verified | None:
+    """Compare one tree; remove it where it is damaged. Return ``None`` where it was pruned since.
+
+    The tree is locked while it is compared: restores of the same snapshot wait for it.
+    """
+    folder = cache.folder / "trees" / key
+    with exclusively(cache.lock(key)):
+        linked = (folder / "linked").exists()
+        try:
+            faults = Tree(folder).changed_files(digests=True)
+        except FileNotFoundError:
+            return None
+        except OmniloadError as error:
+            faults = [str(error)]
+        if faults:
+            cache.drop(key)
+    return Verified(key, faults, linked)
+
+
+class Found(NamedTuple):
+    """One thing in a node cache, and what becomes of it."""
+
+    kind: Literal["tree", "leftover"]
+    name: str
+    outcome: Literal["removed", "used", "mounted", "busy"]
+    freed_bytes: int = 0
+
+
+def prune_cache(
+    cache: NodeCache, *, unused_s: float, now_ns: int, act: bool = True
+) -> Iterator[Found]:
+    """Go through a node cache and yield each thing in it, with what became of it.
+
+    Args:
+        cache: The node cache.
+        unused_s: How long a tree must not have been used.
+        now_ns: The time.
+        act: Whether anything is removed; else it is only listed.
+    """
+    latest = now_ns - int(unused_s * 1e9)
+    for folder in _folders(cache.folder / "partial"):
+        key = folder.name.partition(".")[0]
+        with _lock_of(cache, key, act=act) as held:
+            yield _leftover(folder, key, held=held, act=act)
+    for folder in _folders(cache.folder / "trees"):
+        with _lock_of(cache, folder.name, act=act) as held:
+            yield _tree(cache, Tree(folder), latest, held=held, act=act)
+
+
+def _leftover(folder: Path, key: str, *, held: bool, act: bool) -> Found:
+    """A restore that died left it, or it was set aside while a mount showed it."""
+    if not held:
+        return Found("leftover", folder.name, "busy")
+    if _is_shown(Tree(folder), key):
+        return Found("leftover", folder.name, "mounted")
+    size_bytes = _size_of(folder)
+    if act:
+        discard(folder)
+    return Found("leftover", folder.name, "removed", size_bytes)
+
+
+def _tree(cache: NodeCache, tree: Tree, latest_ns: int, *, held: bool, act: bool) -> Found:
+    key = tree.folder.name
+    if not held:
+        return Found("tree", key, "busy")
+    if tree.used_ns > latest_ns:
+        return Found("tree", key, "used")
+    if _is_shown(tree, key):
+        return Found("tree", key, "mounted")
+    size_bytes = _size_of(tree.folder)
+    if act:
+        tree.mark_unmounted()  # seen above; else it would only be set aside
+        cache.drop(key)
+    return Found("tree", key, "removed", size_bytes)
+
+
+def _is_shown(tree: Tree, key: str) -> bool:
+    """Return whether a mount may show a tree, under its lock: nobody mounts it meanwhile."""
+    if not tree.may_be_mounted:
+        return False
+    keys, all_seen = keys_mounted()
+    return key in keys or not all_seen
+
+
+@contextmanager
+def _lock_of(cache: NodeCache, key: str, *, act: bool) -> Iterator[bool]:
+    """Hold the lock of a key if it is free; a dry run takes none."""
+    if not act:
+        yield True
+        return
+    with locked_now(cache.lock(key)) as held:
+        yield held
+
+
+def _folders(folder: Path) -> list[Path]:
+    with suppress(FileNotFoundError):
+        return sorted(folder.iterdir())
+    return []
+
+
+def _size_of(folder: Path) -> int:
+    """Return the bytes that removing a folder frees: files that an environment links to stay on the disk."""
+    total = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                seen = os.lstat(f"{above}/{name}")
+                total += seen.st_size if seen.st_nlink == 1 else 0
+    return total

@@ -18,9 +18,9 @@ from snapshot.env.format.entries import Entry, Kind, Target
 from snapshot.env.format.manifest import Manifest, decode_manifest
 from snapshot.env.format.packs import ReadUnit, inflate, read_units
 from snapshot.env.key.keys import key_of
-from snapshot.env.node.cache import NodeCache, Tree, discard
+from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.locks import exclusively
-from snapshot.env.node.tree_head import TreeHead
+from snapshot.env.node.tree import Tree, TreeHead, discard
 from snapshot.env.store.progress import Progress
 from snapshot.env.store.repository import ROOT, Repository
 from snapshot.private_folder import put_file, readable_folder

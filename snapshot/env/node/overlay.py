@@ -16,7 +16,7 @@ from pathlib import Path
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux import calls
 from omniload.base.linux.mount_table import Mount, mounts_everywhere, mounts_here
-from snapshot.env.node.cache import Tree
+from snapshot.env.node.tree import Tree
 
 __all__ = [
     "keys_mounted",

@@ -8,19 +8,12 @@ from typing import Any
 
 from omniload.base.errors import StateError
 from snapshot.env.format.entries import Target
+from snapshot.env.key.base import Base, base_of, installed_in, shown
 from snapshot.env.key.interpreter import Interpreter, find_python, probe
-from snapshot.env.key.keys import (
-    Base,
-    Installation,
-    base_of,
-    document_of,
-    installed_in,
-    key_of,
-    shown,
-)
+from snapshot.env.key.keys import Installation, document_of, key_of
 from snapshot.env.node.locks import exclusively
 from snapshot.env.node.overlay import mount_source, mounts_at, umount
-from snapshot.env.node.tree_head import TreeHead
+from snapshot.env.node.tree import TreeHead, boot_id
 from snapshot.env.target.records import Record, Records
 from snapshot.env.target.scan import targets_of
 
@@ -109,6 +102,18 @@ class Environment:
                 return document
         now = base_of(image, installed_in(self.targets))
         return document_of(self.interpreter, self.targets, now, installation)
+
+    def note_installed(self, document: dict[str, Any]) -> None:
+        """Record that the environment got a snapshot by installing it, under the lock."""
+        record = Record(
+            action="apply",
+            key=key_of(document),
+            form="command",
+            base=dict(document["base"]),
+            targets=tuple(target.path for target in self.targets),
+            boot=boot_id(),
+        )
+        self.records.write("record", record)
 
     def heal_locked(self) -> Record | None:
         """Take the lock and heal."""

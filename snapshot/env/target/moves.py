@@ -20,7 +20,7 @@ from typing import NamedTuple
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.format.entries import Kind, Place, Target, parents_of
 from snapshot.env.format.listing import Folder, Listing
-from snapshot.env.node.cache import Tree, discard
+from snapshot.env.node.tree import Tree, discard
 from snapshot.env.target.records import Move, Record, Records
 from snapshot.env.target.scan import OWN_FOLDER
 

@@ -34,7 +34,8 @@ from snapshot.image.trace.store import (
     merge_into,
 )
 from snapshot.image.trace.trace import MAX_TRACE_BYTES, Trace, decode_trace, hot_blocks
-from snapshot.image.tree.tree import Tree, merge
+from snapshot.image.tree.merge import merge
+from snapshot.image.tree.tree import Tree
 from snapshot.image.view.recording import Recording
 from snapshot.image.view.view import ImageFileSystem, ImageView, Recorder
 from snapshot.oci.image import Image, open_store, resolve

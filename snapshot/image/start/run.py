@@ -20,8 +20,7 @@ from fusefs.bridge.process.launch import umount
 from omniload.base.errors import ConfigError, StateError
 from snapshot.image.mount.daemon import ImageMount, mount_resolved
 from snapshot.image.mount.fork import check_alone, fork
-from snapshot.image.start.bind_mounts import Bind, make_mount_points
-from snapshot.image.start.namespaces import enter
+from snapshot.image.start.namespaces import Bind, enter, make_mount_points
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Process
 from snapshot.private_folder import put_file

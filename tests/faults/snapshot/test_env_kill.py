@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshot.env.flow.save import install_and_save
 from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.overlay import mounts_at, umount
 from snapshot.env.store.repository import ROOT
@@ -301,9 +302,7 @@ def test_a_saver_killed_before_its_manifest_leaves_no_snapshot(tmp_path):
         publish = repository.publish
         repository.publish = lambda manifest: (_ for _ in ()).throw(KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
-            a_restorer(environment, tmp_path).install_and_save(
-                repository, an_installation(environment), byte_code=False
-            )
+            install_and_save(environment, repository, an_installation(environment), byte_code=False)
         assert repository.all_keys() == []
         assert publish is not None
     packs = list((tmp_path / "store" / ROOT / "packs").iterdir())

@@ -16,8 +16,8 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.oci.layout import OciLayout
-from snapshot.oci.mirrors import MirroredStore
 from snapshot.oci.registry import Registry
+from snapshot.oci.store import MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
 from tests.support.snapshot.registry_fake import FakeRegistry, serving

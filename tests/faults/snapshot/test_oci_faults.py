@@ -8,8 +8,8 @@ from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.oci.auth import Credentials, token_url
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor
-from snapshot.oci.mirrors import MirroredStore
 from snapshot.oci.registry import Registry
+from snapshot.oci.store import MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
 from tests.support.snapshot.registry_fake import FakeRegistry, serving
 

@@ -16,9 +16,9 @@ from snapshot.image.block.refs import BlockRef
 from snapshot.image.peer.tier import PeerPatience, PeerTier
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import Descriptor
-from snapshot.oci.mirrors import AWAY_S, MirroredStore
 from snapshot.oci.pace import Pace, paced_pool
 from snapshot.oci.registry import Registry
+from snapshot.oci.store import AWAY_S, MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
 from tests.support.snapshot.registry_contract import push
 from tests.support.snapshot.registry_fake import FakeRegistry, serving

@@ -9,9 +9,8 @@ import pytest
 from omniload.base.errors import ConfigError, UnavailableError
 from snapshot.oci.image import open_store, resolve
 from snapshot.oci.layout import OciLayout
-from snapshot.oci.mirrors import MirroredStore
 from snapshot.oci.registry import Registry
-from snapshot.oci.store import small_blob
+from snapshot.oci.store import MirroredStore, small_blob
 from snapshot.oci.transport import RegistrySettings, Transport
 from tests.support.snapshot.registry import needs, running_registry
 from tests.support.snapshot.registry_contract import ImageStoreContract, push

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError, OmniloadError
 from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.layer.gzip_index import index_gzip
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import decode_index, encode_index
+from snapshot.image.layer.indexer import index_gzip
 from snapshot.image.layer.tar import read_table
 from snapshot.image.layer.toc import index_of_toc
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor, parse_manifest
 from tests.support.snapshot.image_builders import a_member, a_tar

@@ -3,8 +3,8 @@
 from hypothesis import assume, given
 
 from snapshot.image.layer.entries import Entry
-from snapshot.image.tree.single_layer import OPAQUE_ATTRIBUTE, layer_tree
-from snapshot.image.tree.tree import ROOT, merge
+from snapshot.image.tree.merge import OPAQUE_ATTRIBUTE, layer_tree, merge
+from snapshot.image.tree.tree import ROOT
 from tests.property.snapshot.test_image_tree import LAYERS, laid
 
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 
 NAMES = st.sampled_from("abc")
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)

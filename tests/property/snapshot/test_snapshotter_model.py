@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from omniload.base.errors import OmniloadError
 from snapshot.engines.containerd.chain import chain_ids, mounts_of, split_chain
-from snapshot.engines.containerd.filters import parse_filters
 from snapshot.engines.containerd.records import (
     Commit,
     InvalidSnapshotError,
@@ -23,6 +22,7 @@ from snapshot.engines.containerd.records import (
     SnapshotInUseError,
     SnapshotMissingError,
     Snapshots,
+    parse_filters,
 )
 from snapshot.engines.containerd.store import SnapshotStore
 from tests.support.snapshot.snapshotter_builders import a_digest, a_kept_image

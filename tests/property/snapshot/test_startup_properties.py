@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.difference import difference_of
 from snapshot.startup.events import TIERS, StageEvent
-from snapshot.startup.reading import parse_events
-from snapshot.startup.runs import Run, runs_of, spans_of
+from snapshot.startup.reading import Run, parse_events, runs_of, spans_of
 
 NODES = ("n1", "n2", "n10", "x")
 STAGES = ("queue", "image", "environment", "process_group", "first_step", "(between stages)")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fusefs.stores.local.store import LocalStore
 from snapshot.env.flow.restore import Restorer
+from snapshot.env.flow.save import install_and_save
 from snapshot.env.format.entries import Entry, Kind, Target
 from snapshot.env.key.interpreter import Interpreter
 from snapshot.env.key.keys import Installation
@@ -115,8 +116,8 @@ def saved(folder, script=INSTALL):
     """Install into an environment, save, and make the environment anew; return both."""
     environment = an_environment(folder)
     with a_repository(Path(folder) / "store") as repository:
-        manifest = a_restorer(environment, folder).install_and_save(
-            repository, an_installation(environment, script), byte_code=False
+        manifest = install_and_save(
+            environment, repository, an_installation(environment, script), byte_code=False
         )
     held = contents(environment)
     remake(environment, folder)

@@ -21,7 +21,7 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.trace.trace import decode_trace, hot_blocks
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 from snapshot.oci.image import open_store, resolve
 from tests.support.snapshot.containerd_builders import (
     Containerd,

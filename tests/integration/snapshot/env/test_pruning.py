@@ -13,14 +13,12 @@ from click.testing import CliRunner
 from fusefs.stores.local.store import LocalStore
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from snapshot.commands.env import command
-from snapshot.env.flow.save import capture, save
+from snapshot.env.flow.save import capture, install_and_save, save
 from snapshot.env.format.entries import Kind
-from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
+from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache, prune_cache
 from snapshot.env.node.locks import locked_now, together
 from snapshot.env.node.overlay import keys_mounted, mount_source, mounts_at
-from snapshot.env.node.pruning import prune_cache
-from snapshot.env.store.pruning import prune_store
-from snapshot.env.store.repository import CONDEMNED, MANIFESTS, PACKS, Repository
+from snapshot.env.store.repository import CONDEMNED, MANIFESTS, PACKS, Repository, prune_store
 from tests.support.snapshot.env_builders import (
     a_repository,
     a_restorer,
@@ -57,8 +55,8 @@ def two(tmp_path):
     """A store of two snapshots in a pack of their own, and the environment of both."""
     environment, first, _ = saved(tmp_path)
     with a_repository(tmp_path / "store") as repository:
-        second = a_restorer(environment, tmp_path).install_and_save(
-            repository, an_installation(environment, OTHER), byte_code=False
+        second = install_and_save(
+            environment, repository, an_installation(environment, OTHER), byte_code=False
         )
     remake(environment, tmp_path)
     assert not set(first.head.packs) & set(second.head.packs)
@@ -104,8 +102,8 @@ def test_a_save_does_not_rely_on_a_condemned_pack_and_pardons_nothing(two):
     assert names_in(folder, CONDEMNED) == set(first.head.packs)
 
     with a_repository(folder / "store") as repository:
-        again = a_restorer(environment, folder).install_and_save(
-            repository, an_installation(environment), byte_code=False
+        again = install_and_save(
+            environment, repository, an_installation(environment), byte_code=False
         )
 
     assert again.head.key == first.head.key

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from snapshot.env.flow.save import install_and_save
 from snapshot.env.format.entries import Entry, Kind
 from snapshot.env.format.manifest import encode_manifest
 from snapshot.env.key.interpreter import environment_of, find_python, probe
 from snapshot.env.key.keys import key_of
 from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.overlay import mounts_at, umount
-from snapshot.env.node.tree_head import TreeHead
+from snapshot.env.node.tree import TreeHead
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.verification import faults_of
 from tests.support.snapshot.env_builders import (
@@ -245,7 +246,7 @@ def test_a_command_that_fails_saves_nothing(tmp_path):
 
     with a_repository(tmp_path / "store") as repository:
         with pytest.raises(StateError, match="ended with 7; nothing was saved"):
-            a_restorer(environment, tmp_path).install_and_save(repository, installation)
+            install_and_save(environment, repository, installation)
 
         assert repository.all_keys() == []
 
@@ -258,18 +259,17 @@ def test_a_command_that_is_not_there_is_a_clear_fault(tmp_path):
         a_repository(tmp_path / "store") as repository,
         pytest.raises(StateError, match="cannot be run"),
     ):
-        a_restorer(environment, tmp_path).install_and_save(repository, installation)
+        install_and_save(environment, repository, installation)
 
 
 def test_the_same_command_in_the_same_environment_is_not_saved_as_an_empty_change(tmp_path):
     environment = an_environment(tmp_path)
     script = "import sys; open(f'{sys.argv[1]}/lib/site-packages/x', 'w').close()"
     with a_repository(tmp_path / "store") as repository:
-        restorer = a_restorer(environment, tmp_path)
-        restorer.install_and_save(repository, an_installation(environment, script))
+        install_and_save(environment, repository, an_installation(environment, script))
 
         with pytest.raises(StateError, match="by the same command before"):
-            restorer.install_and_save(repository, an_installation(environment, script))
+            install_and_save(environment, repository, an_installation(environment, script))
 
 
 def test_another_request_after_an_installation_has_the_installed_as_its_base(tmp_path):
@@ -567,9 +567,7 @@ def test_special_files_are_named_and_left_out(tmp_path):
     script = "import os, sys; os.mkfifo(f'{sys.argv[1]}/lib/site-packages/pipe')\n" + INSTALL
     environment = an_environment(tmp_path)
     with a_repository(tmp_path / "store") as repository:
-        manifest = a_restorer(environment, tmp_path).install_and_save(
-            repository, an_installation(environment, script)
-        )
+        manifest = install_and_save(environment, repository, an_installation(environment, script))
 
     assert [Path(path).name for path in manifest.head.skipped] == ["pipe"]
     assert all(entry.path != "pipe" for entry in manifest.entries)
@@ -579,8 +577,8 @@ def test_missing_byte_code_is_added_unless_not_wanted(tmp_path):
     for name, byte_code in (("with", True), ("without", False)):
         environment = an_environment(tmp_path / name)
         with a_repository(tmp_path / name / "store") as repository:
-            manifest = a_restorer(environment, tmp_path / name).install_and_save(
-                repository, an_installation(environment), byte_code=byte_code
+            manifest = install_and_save(
+                environment, repository, an_installation(environment), byte_code=byte_code
             )
         compiled = [e.path for e in manifest.entries if e.path.startswith("tree/__pycache__/")]
         assert bool(compiled) is byte_code

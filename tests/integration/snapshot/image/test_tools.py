@@ -14,7 +14,7 @@ import pytest
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.layer.tar import read_table
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 from snapshot.oci.image import resolve
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import BlobSource, read_stream

@@ -9,7 +9,7 @@ from fusefs.bridge.api.protocol import FileSystem
 from fusefs.bridge.device.requests import Requests
 from fusefs.bridge.device.wire import Opcode
 from snapshot.image.layer.entries import Entry
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 from snapshot.image.view.view import ImageFileSystem, ImageView
 
 READ = struct.pack("<2QI", 0, 4096, 100)

@@ -17,9 +17,9 @@ from snapshot.engines.containerd.chain import (
     mounts_of,
     split_chain,
 )
-from snapshot.engines.containerd.daemon import ChainMount, lowest_layers
 from snapshot.engines.containerd.images import place_of
 from snapshot.engines.containerd.records import Snapshot
+from snapshot.engines.containerd.views import ChainMount, lowest_layers
 from snapshot.image.mount.daemon import ImageMount
 from snapshot.oci.reference import address_of
 from tests.support.snapshot.snapshotter_builders import a_digest, a_kept_image, labels_of

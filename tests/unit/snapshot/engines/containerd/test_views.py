@@ -9,8 +9,7 @@ import pytest
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.linux.mount_table import Mount
 from snapshot.engines.containerd import views as snapshotter_views
-from snapshot.engines.containerd.daemon import ChainMount
-from snapshot.engines.containerd.views import MountedViews
+from snapshot.engines.containerd.views import ChainMount, MountedViews
 from snapshot.image.mount.daemon import ImageMount
 from tests.support.snapshot.snapshotter_builders import a_kept_image
 
@@ -84,7 +83,7 @@ def test_a_chain_is_shown_by_one_process_with_the_image_and_as_a_root_file_syste
     views.show(7, KEPT, 2)
 
     ((module, settings, where, log),) = machine.done
-    assert module == "snapshot.engines.containerd.daemon"
+    assert module == "snapshot.engines.containerd.views"
     assert where == views.path(7) == str(tmp_path / "my views/7")
     assert log == str(tmp_path / "my views.log")
     chain = ChainMount.model_validate_json(json.dumps(settings))

@@ -16,7 +16,7 @@ from snapshot.engines.podman.images import RoutedTier, ServedImages
 from snapshot.engines.podman.layer_store import LayerStore, LayerStoreFileSystem
 from snapshot.engines.podman.uses import LayerUses
 from snapshot.image.block.loader import BlockLoader
-from snapshot.image.tree.single_layer import OPAQUE_ATTRIBUTE, layer_tree
+from snapshot.image.tree.merge import OPAQUE_ATTRIBUTE, layer_tree
 from snapshot.image.view.view import ImageView
 from tests.support.snapshot.engine_builders import BIG, LOWER, NAME, FakeOpener, a_served_image
 

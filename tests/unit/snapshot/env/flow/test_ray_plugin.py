@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapshot.env.node.tree_head import TreeHead
+from snapshot.env.node.tree import TreeHead
 from tests.support.snapshot.env_builders import an_environment
 
 pytest.importorskip("ray")

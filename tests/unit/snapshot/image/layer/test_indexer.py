@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
-from snapshot.image.layer import gzip_index
-from snapshot.image.layer.gzip_index import index_gzip
+from snapshot.image.layer import indexer
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache, decode_index, encode_index
-from snapshot.image.layer.indexer import index_image, index_layer
+from snapshot.image.layer.indexer import index_gzip, index_image, index_layer
 from snapshot.image.layer.toc import index_of_toc, zstd_place
 from snapshot.oci.digest import digest_of
 from snapshot.oci.layout import OciLayout
@@ -232,7 +231,7 @@ def test_a_span_that_does_not_decode_alone_is_named_with_its_layer(tmp_path, mon
     def broken(*_):
         raise zlib.error("Error -3 while decompressing data: invalid stored block lengths")
 
-    monkeypatch.setattr(gzip_index, "inflate", broken)
+    monkeypatch.setattr(indexer, "inflate", broken)
 
     with pytest.raises(
         IntegrityError, match=r"layer sha256:it: span 0, .* stored block lengths.*convert"

@@ -14,7 +14,7 @@ from snapshot.image.trace.trace import (
     merge_traces,
     trace_of,
 )
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 
 IMAGE = "sha256:" + "ab" * 32
 

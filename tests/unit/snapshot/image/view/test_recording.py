@@ -6,7 +6,7 @@ import threading
 from omniload.base.errors import UnavailableError
 from snapshot.image.layer.entries import Entry
 from snapshot.image.trace.trace import Touch
-from snapshot.image.tree.tree import merge
+from snapshot.image.tree.merge import merge
 from snapshot.image.view.recording import Recording
 from snapshot.image.view.view import Recorder
 

@@ -6,7 +6,7 @@ import pytest
 
 from omniload.base.errors import StateError
 from snapshot.env.key.keys import key_of
-from snapshot.env.node.tree_head import TreeHead, decode_head, encode_head
+from snapshot.env.node.tree import TreeHead, decode_head, encode_head
 
 DOCUMENT = {"version": 1, "command": ["true"]}
 HEAD = TreeHead(key_of(DOCUMENT), DOCUMENT, ["modules", "scripts"], [0, 1], 7)

@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from omniload.base.errors import ConfigError
-from snapshot.image.start.bind_mounts import LOG_INSIDE, Bind, bind_of, log_of, make_mount_points
+from snapshot.image.start.namespaces import LOG_INSIDE, Bind, bind_of, log_of, make_mount_points
 from snapshot.startup.events import LOG_VARIABLE
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 
-from snapshot.commands.env_show import show_difference, show_one, summary_of
+from snapshot.commands.env_kept import show_difference, show_one, summary_of
 from tests.unit.snapshot.env.format.test_manifest import HEAD, MANIFEST
 
 DOCUMENT = {"version": 1, "command": ["pip", "install", "a b"]}

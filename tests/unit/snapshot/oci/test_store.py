@@ -7,7 +7,7 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import MANIFEST_TYPE
-from snapshot.oci.mirrors import MirroredStore
+from snapshot.oci.store import MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
 from tests.support.snapshot.registry_contract import a_manifest, descriptor_of, push
 

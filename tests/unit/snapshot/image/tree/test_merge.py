@@ -4,7 +4,8 @@ import pytest
 
 from omniload.base.errors import IntegrityError
 from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.tree.tree import ROOT, merge
+from snapshot.image.tree.merge import merge
+from snapshot.image.tree.tree import ROOT
 
 
 def d(path, **changes):

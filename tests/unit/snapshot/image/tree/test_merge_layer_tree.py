@@ -4,7 +4,7 @@ import pytest
 
 from omniload.base.errors import IntegrityError
 from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.tree.single_layer import OPAQUE_ATTRIBUTE, layer_tree
+from snapshot.image.tree.merge import OPAQUE_ATTRIBUTE, layer_tree
 
 OPAQUE = ((OPAQUE_ATTRIBUTE, b"y"),)
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
-from snapshot.commands import containerd as containerd_cli
+from snapshot.commands import image as image_cli
 from snapshot.commands.image import command
 from snapshot.engines.containerd.chain import chain_ids
 from snapshot.engines.containerd.client import config_labels, manifest_labels
@@ -19,8 +19,8 @@ def call(*words):
 
 
 def test_every_mount_records_and_prefetches_unless_told_otherwise():
-    usual = containerd_cli.mount_template(("cache=/c,disk=1GiB", "mirror=one.example"))
-    told = containerd_cli.mount_template(("trace=/t", "record=/r"))
+    usual = image_cli.mount_template(("cache=/c,disk=1GiB", "mirror=one.example"))
+    told = image_cli.mount_template(("trace=/t", "record=/r"))
 
     assert (usual.trace, usual.record, usual.command) == ("auto", "auto", None)
     assert (usual.cache, usual.disk, usual.mirrors) == ("/c", 1 << 30, ("one.example",))
@@ -30,12 +30,12 @@ def test_every_mount_records_and_prefetches_unless_told_otherwise():
 @pytest.mark.parametrize("option", ["serve=127.0.0.1:7", "command=x", "image=y", "mountpoint=/m"])
 def test_an_option_that_belongs_to_one_mount_is_refused(option):
     with pytest.raises(ConfigError, match="there will be several"):
-        containerd_cli.mount_template(("cache=/c", option))
+        image_cli.mount_template(("cache=/c", option))
 
 
 def test_an_option_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="nonsense"):
-        containerd_cli.mount_template(("nonsense=1",))
+        image_cli.mount_template(("nonsense=1",))
 
 
 def test_only_root_may_serve(monkeypatch):
@@ -63,7 +63,7 @@ def test_without_grpc_the_extra_is_named(monkeypatch, words):
         raise ModuleNotFoundError(f"No module named {name!r}", name="grpc")
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(containerd_cli.importlib, "import_module", missing)
+    monkeypatch.setattr(image_cli.importlib, "import_module", missing)
 
     with pytest.raises(ConfigError, match=r"omniload-data\[containerd\]"):
         call(*words)

@@ -1,0 +1,291 @@
+"""One extracted snapshot in a node cache: what lies there, and whether it still is what was extracted."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from omniload.base.errors import IntegrityError, StateError
+from omniload.base.reading import read_kept_file
+from snapshot.env.format.digests import file_digest
+from snapshot.env.format.entries import Entry, Kind
+from snapshot.env.format.listing import (
+    Listing,
+    changed_in,
+    decode_listing,
+    encode_listing,
+    listing_of,
+)
+from snapshot.env.key.keys import key_of
+from snapshot.private_folder import put_file
+
+if TYPE_CHECKING:
+    from snapshot.env.format.manifest import Manifest
+
+__all__ = ["VERSION", "Tree", "TreeHead", "boot_id", "decode_head", "discard", "encode_head"]
+
+VERSION = 1
+
+
+class TreeHead(NamedTuple):
+    """What a mount has to know of a snapshot."""
+
+    key: str
+    document: dict[str, Any]
+    """What the key is made of."""
+    targets: list[str]
+    """Names of the targets."""
+    used: list[int]
+    """Numbers of the targets that hold an entry."""
+    raw_bytes: int
+    """Bytes of all files."""
+
+    @classmethod
+    def of(cls, manifest: "Manifest") -> Self:
+        """Return the head of a manifest."""
+        return cls(
+            manifest.head.key,
+            manifest.head.document,
+            [target.name for target in manifest.head.targets],
+            sorted({entry.target for entry in manifest.entries}),
+            manifest.raw_bytes,
+        )
+
+
+def encode_head(head: TreeHead) -> str:
+    """Return the text of a head."""
+    return json.dumps({"version": VERSION, **head._asdict()})
+
+
+def decode_head(text: bytes) -> TreeHead:
+    """Read a head; one without a version is of the first.
+
+    Raises:
+        StateError: It is damaged, of another version, or its key is not that of its document.
+    """
+    try:
+        fields = json.loads(text)
+        version = fields.pop("version", VERSION)
+        if version != VERSION:
+            raise StateError(f"head of a tree has version {version!r}, this code reads {VERSION}")
+        head = TreeHead(**fields)
+        _check(head)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StateError(f"head of a tree is damaged: {error}; fetch the tree again") from error
+    return head
+
+
+def _check(head: TreeHead) -> None:
+    """Raise ``ValueError`` where a field cannot be what was written."""
+    if not isinstance(head.document, dict) or key_of(head.document) != head.key:
+        raise ValueError(f"key {head.key!r} is not that of its document")
+    if not isinstance(head.targets, list) or not all(type(each) is str for each in head.targets):
+        raise ValueError(f"targets {head.targets!r} are no names")
+    numbers = range(len(head.targets))
+    if not isinstance(head.used, list) or not all(
+        type(each) is int and each in numbers for each in head.used
+    ):
+        raise ValueError(f"used targets {head.used!r} of {len(head.targets)}")
+    if type(head.raw_bytes) is not int or head.raw_bytes < 0:
+        raise ValueError(f"{head.raw_bytes!r} bytes")
+
+
+_LARGEST_BYTES = 2 << 30
+"""Of one file beside a tree, which holds at most the tables of a manifest."""
+_UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+"""What a disk or a file system says of bytes that it has lost."""
+
+
+def boot_id() -> str:
+    """Return what names this start of the kernel."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return "unknown"
+
+
+def discard(path: Path) -> None:
+    """Remove a file, a link or a tree, if it is there; folders without write permission too."""
+
+    def again(function: Callable[[str], object], failed: str, raised: Any) -> None:  # noqa: ANN401
+        if not os.path.lexists(failed):
+            return
+        folders = [os.path.dirname(failed)]  # noqa: PTH120
+        if stat.S_ISDIR(os.lstat(failed).st_mode):
+            folders.append(failed)
+        closed = [each for each in folders if os.lstat(each).st_mode & 0o700 != 0o700]
+        if not closed or not isinstance(raised[1], PermissionError):
+            raise raised[1]
+        for each in closed:
+            os.chmod(each, 0o700)  # noqa: PTH101
+        if failed in folders:
+            shutil.rmtree(failed, onerror=again)
+        else:
+            function(failed)
+
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, onerror=again)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class Tree:
+    """One extracted snapshot."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._manifest: Manifest | None = None
+        self._head: TreeHead | None = None
+
+    @property
+    def head(self) -> TreeHead:
+        """What a mount needs to know; tables of tens of thousands of entries stay unread while it is whole."""
+        if self._head is None:
+            try:
+                self._head = decode_head(self._kept("head.json"))
+            except (FileNotFoundError, IntegrityError, StateError):
+                self._head = TreeHead.of(self.manifest)
+        return self._head
+
+    @property
+    def manifest(self) -> "Manifest":
+        """The manifest it was made from."""
+        if self._manifest is None:
+            # Imported here: a mount is there before the decoder would be loaded.
+            from snapshot.env.format.manifest import decode_manifest  # noqa: PLC0415
+
+            name = str(self.folder / "manifest")
+            self._manifest = decode_manifest(self._kept("manifest"), name=name)
+        return self._manifest
+
+    @property
+    def listing(self) -> Listing:
+        """What it holds, folder by folder; made from the manifest where it was not kept."""
+        try:
+            return decode_listing(self._kept("listing.json"))
+        except (FileNotFoundError, IntegrityError, StateError):
+            return listing_of(self.manifest.entries, self._manifest_digest())
+
+    def keep(self, manifest: "Manifest") -> None:
+        """Write beside the manifest what is read of it at every restore."""
+        listing = listing_of(manifest.entries, self._manifest_digest())
+        put_file(self.folder / "head.json", encode_head(TreeHead.of(manifest)).encode())
+        put_file(self.folder / "listing.json", encode_listing(listing).encode())
+
+    def _kept(self, name: str) -> bytes:
+        return read_kept_file(
+            self.folder / name, most_bytes=_LARGEST_BYTES, what=f"the {name} of a tree"
+        )
+
+    def _manifest_digest(self) -> str:
+        return file_digest(self.folder / "manifest").hex()
+
+    def layer(self, number: int) -> Path:
+        """Return where the files of target ``number`` lie."""
+        return self.folder / "layers" / str(number)
+
+    def whiteouts(self, number: int) -> Path:
+        """Return where the deletions of target ``number`` are marked for overlayfs."""
+        return self.folder / "whiteouts" / str(number)
+
+    @property
+    def boot(self) -> str:
+        """Start of the kernel under which the tree was written or last compared."""
+        return (self.folder / "boot").read_text(encoding="ascii")
+
+    def invalidate(self) -> None:
+        """Have every file compared with its digest before the tree is used again."""
+        put_file(self.folder / "boot")
+
+    @property
+    def used_ns(self) -> int:
+        """When it was last placed into an environment."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "head.json").stat().st_mtime_ns
+        return 0
+
+    def mark_used(self) -> None:
+        """Note that it is placed now."""
+        with suppress(PermissionError):
+            os.utime(self.folder / "head.json")
+
+    def mark_linked(self) -> None:
+        """Note that environments share inodes with the tree, so that it is looked at before use."""
+        put_file(self.folder / "linked")
+
+    def mark_mounted(self) -> None:
+        """Note that a mount may show the tree until the machine starts again."""
+        with suppress(PermissionError):  # a user that may not note it may not drop it either
+            put_file(self.folder / "mounted", boot_id().encode())
+
+    def mark_unmounted(self) -> None:
+        """Take the note back, where the first mount failed."""
+        with suppress(PermissionError):
+            (self.folder / "mounted").unlink(missing_ok=True)
+
+    @property
+    def may_be_mounted(self) -> bool:
+        """Whether a mount of this start of the kernel may show the tree."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "mounted").read_text(encoding="ascii") == boot_id()
+        return False
+
+    @property
+    def hides_deletions(self) -> bool:
+        """Whether marks for overlayfs could be made for all that was deleted."""
+        return not (self.folder / "unmarked").exists()
+
+    def rotted_file(self, within_s: float) -> str | None:
+        """Compare files picked at random with their digests for a while; return one that is not what it was.
+
+        A disk that gives back other bytes changes neither size nor time.
+        """
+        files = [entry for entry in self.manifest.entries if entry.kind is Kind.FILE]
+        random.shuffle(files)
+        until_s = time.monotonic() + within_s
+        for entry in files:
+            if not self._has_digest(entry):
+                return entry.path
+            if time.monotonic() >= until_s:
+                break
+        return None
+
+    def changed_files(self, *, digests: bool) -> list[str]:
+        """Return the files that are not what the manifest says.
+
+        Args:
+            digests: Read them all; else compare kind, size, mode and time only.
+
+        Raises:
+            IntegrityError: The manifest beside them is damaged.
+        """
+        listing = self.listing
+        if listing.manifest != self._manifest_digest():
+            raise IntegrityError(f"{self.folder / 'manifest'} is damaged; fetch the tree again")
+        found = [
+            path
+            for folder in listing.folders
+            for path in changed_in(f"{self.folder}/layers/{folder.target}", folder)
+        ]
+        if found or not digests:
+            return found
+        return [
+            entry.path
+            for entry in self.manifest.entries
+            if entry.kind is Kind.FILE and not self._has_digest(entry)
+        ]
+
+    def _has_digest(self, entry: Entry) -> bool:
+        """Return whether a file is what it was; what the disk cannot read is not."""
+        try:
+            return file_digest(self.layer(entry.target) / entry.path) == entry.digest
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            return False

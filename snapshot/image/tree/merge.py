@@ -1,0 +1,384 @@
+"""Layers merged into the one tree a container sees, or one by itself, as overlayfs wants it.
+
+The rules are those of the image specification and of the tools that unpack by it:
+
+- ``.wh.NAME`` hides what lower layers have at ``NAME``; ``.wh..wh..opq`` hides all that
+  lower layers have in its directory. Neither touches its own layer, in whatever order.
+- A directory over a directory keeps the children and takes the new attributes; every
+  other meeting of two entries replaces the lower one and what was below it.
+- A hard link is another name of the file its target names at that moment.
+- Parents that no layer names belong to root and have mode 755.
+- A symbolic link in the path of an entry is followed, inside the root.
+
+A container engine lays layers over each other itself. What one of them takes away must then be in
+its tree, in the form that overlayfs reads (``layer_tree``):
+
+====================  ==============================================================
+in the layer          in the tree
+====================  ==============================================================
+``.wh.NAME``          ``NAME`` as a character device 0/0
+``.wh..wh..opq``      the attribute ``trusted.overlay.opaque`` on its directory
+====================  ==============================================================
+
+Marks stand only where lower layers have something to hide: in a directory that no other
+layer has, the kernel would list them as files that cannot be looked at.
+
+Source:
+    OCI image specification, "Image Layer Filesystem Changeset" and "Whiteouts"; the kernel's
+    ``filesystems/overlayfs``.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from omniload.base.errors import IntegrityError
+from snapshot.image.layer.entries import Entry
+from snapshot.image.tree.tree import ROOT, Node, Tree
+
+__all__ = ["OPAQUE", "OPAQUE_ATTRIBUTE", "WHITEOUT", "layer_tree", "merge"]
+
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+_MAX_LINKS = 40
+"""Symbolic links that are followed in one path, as the kernel does."""
+_MAX_DEPTH = 2048
+
+
+@dataclass(slots=True, eq=False)
+class _Making:
+    """A node while layers are laid over each other."""
+
+    entry: Entry
+    layer: int
+    children: dict[str, "_Making"] = field(default_factory=dict)
+
+    @property
+    def is_directory(self) -> bool:
+        return self.entry.kind == "directory"
+
+
+def merge(layers: Sequence[Sequence[Entry]]) -> Tree:
+    """Lay layers over each other.
+
+    Args:
+        layers: Entries of each, lowest first, in the order of their tar.
+
+    Returns:
+        The tree. It depends on nothing but its arguments: two nodes that merge the same
+        layers give every file the same number.
+
+    Raises:
+        IntegrityError: A hard link has no target or links a directory, a path goes through
+            a file, or symbolic links lead in a circle.
+    """
+    root = _Making(Entry(path="", kind="directory", mode=0o755), 0)
+    for layer, entries in enumerate(layers):
+        # Whiteouts first, so that none of them hides what its own layer adds.
+        for entry in entries:
+            if _name(entry.path).startswith(WHITEOUT):
+                _hide(root, entry)
+        for entry in entries:
+            if not _name(entry.path).startswith(WHITEOUT):
+                _add(root, entry, layer)
+    return _frozen(root)
+
+
+def _hide(root: _Making, entry: Entry) -> None:
+    name = _name(entry.path)
+    parent = _walk(root, _parent(entry.path), make_for=None)
+    if parent is None or not parent.is_directory:
+        return
+    if name == OPAQUE:
+        parent.children.clear()
+    elif not name.startswith(WHITEOUT * 2):  # other names of that form mean nothing any more
+        parent.children.pop(name.removeprefix(WHITEOUT), None)
+
+
+def _add(root: _Making, entry: Entry, layer: int) -> None:
+    if not entry.path:
+        root.entry, root.layer = entry, layer
+        return
+    parent = _directory(root, _parent(entry.path), layer)
+    name = _name(entry.path)
+    below = parent.children.get(name)
+    if entry.kind == "hardlink":
+        target = _find(root, entry.target)
+        if target is None or target.is_directory:
+            what = "nothing" if target is None else "a directory"
+            raise IntegrityError(
+                f"hard link {entry.path!r} in layer {layer} names {entry.target!r}, which is "
+                f"{what}; build the image anew"
+            )
+        parent.children[name] = target
+    elif below is not None and below.is_directory and entry.kind == "directory":
+        below.entry, below.layer = entry, layer
+    else:
+        parent.children[name] = _Making(entry, layer)
+
+
+def _directory(root: _Making, path: str, layer: int) -> _Making:
+    """Return the directory at ``path``, made where it is missing."""
+    found = _walk(root, path, make_for=layer)
+    assert found is not None, "what is missing was made"
+    if not found.is_directory:
+        raise IntegrityError(
+            f"layer {layer} puts entries below {path!r}, which is no directory but a "
+            f"{found.entry.kind}; build the image anew"
+        )
+    return found
+
+
+def _find(root: _Making, path: str) -> _Making | None:
+    """Return what is at ``path``, its last part not followed; None where nothing is."""
+    parent = _walk(root, _parent(path), make_for=None)
+    if not path or parent is None:
+        return parent
+    return parent.children.get(_name(path))
+
+
+def _walk(root: _Making, path: str, *, make_for: int | None) -> _Making | None:
+    """Follow ``path`` through symbolic links, all of them inside the root."""
+    above: list[_Making] = [root]
+    waiting = [part for part in reversed(path.split("/")) if part]
+    links = 0
+    while waiting:
+        part = waiting.pop()
+        here = above[-1]
+        if part in {".", ".."}:
+            if part == ".." and len(above) > 1:
+                above.pop()
+            continue
+        found = here.children.get(part)
+        if found is None:
+            if make_for is None or not here.is_directory:
+                return None if make_for is None else here
+            found = _Making(Entry(path="", kind="directory", mode=0o755), make_for)
+            here.children[part] = found
+        if found.entry.kind == "symlink":
+            links += 1
+            if links > _MAX_LINKS or len(waiting) > _MAX_DEPTH:
+                raise IntegrityError(
+                    f"path {path[:200]!r} goes through more than {_MAX_LINKS} symbolic links; "
+                    "they lead in a circle"
+                )
+            target = found.entry.target
+            above = [root] if target.startswith("/") else above
+            waiting += [name for name in reversed(target.split("/")) if name]
+            continue
+        above.append(found)
+        if len(above) > _MAX_DEPTH:
+            raise IntegrityError(f"path {path[:200]!r} is more than {_MAX_DEPTH} deep")
+    return above[-1]
+
+
+def _frozen(root: _Making) -> Tree:
+    """Number the nodes in the order of a walk, and count their names."""
+    numbers: dict[int, int] = {}
+    links: dict[int, int] = {}
+    parents: dict[int, int] = {id(root): ROOT}
+    order: list[_Making] = []
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        links[id(node)] = links.get(id(node), 0) + 1
+        if id(node) in numbers:
+            continue
+        order.append(node)
+        numbers[id(node)] = len(order)
+        node.children = dict(sorted(node.children.items()))
+        for child in reversed(node.children.values()):
+            # The last to be put here is the first that the walk meets.
+            if id(child) not in numbers:
+                parents[id(child)] = len(order)
+            waiting.append(child)
+    return Tree(tuple(_node(node, numbers, links, parents) for node in order))
+
+
+def _node(
+    making: _Making,
+    numbers: Mapping[int, int],
+    links: Mapping[int, int],
+    parents: Mapping[int, int],
+) -> Node:
+    entry = making.entry
+    directories = sum(child.is_directory for child in making.children.values())
+    return Node(
+        number=numbers[id(making)],
+        kind=entry.kind,
+        mode=entry.mode,
+        uid=entry.uid,
+        gid=entry.gid,
+        mtime_ns=entry.mtime_ns,
+        size_bytes=len(os.fsencode(entry.target)) if entry.kind == "symlink" else entry.size_bytes,
+        target=entry.target,
+        device=entry.device,
+        xattrs=entry.xattrs,
+        layer=making.layer,
+        extents=entry.extents,
+        links=2 + directories if making.is_directory else links[id(making)],
+        parent=parents[id(making)],
+        children={name: numbers[id(child)] for name, child in making.children.items()},
+    )
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
+"""Says that a directory hides what lower layers have in it."""
+_OVERLAY = ("trusted.overlay.", "user.overlay.")
+
+
+def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
+    """Return one layer of an image as overlayfs wants it.
+
+    Args:
+        layers: Entries of the image's layers, lowest first; none of a layer that is not known.
+        number: Which of them is wanted, from 0.
+
+    Returns:
+        Its tree; data lies in layer 0 of it. Laid over the trees of the layers below it, it
+        gives what ``merge`` gives. A directory that the layer puts something in, but does not
+        itself describe, has the attributes that lower layers give it: an overlay shows those
+        of the uppermost, and a bare one would take, say, the sticky bit from ``tmp``.
+
+        Attributes of overlayfs that the layer itself brings are left out: they could have the
+        kernel look elsewhere than the layers say.
+
+    Raises:
+        IntegrityError: The layer cannot be laid out by itself: it has a hard link to a file of
+            a lower layer, or one of the faults of ``merge``.
+    """
+    parts = _parted(layers[number])
+    undescribed = parts.undescribed()
+    if not number or not (parts.deleted or parts.opaque or parts.replaced or undescribed):
+        return merge([parts.added])
+    below = merge(layers[:number])
+    marks = parts.marks(below)
+    known = ((path, _at(below, path)) for path in undescribed if not marks.hides(path))
+    described = [_entry_of(path, node) for path, node in known if node is not None]
+    deleted = [Entry(path=path, kind="character", device=(0, 0)) for path in sorted(marks.deleted)]
+    # Marks first, so that what the layer adds at a name replaces the mark there.
+    return merge([[*deleted, *map(marks.marked, [*marks.bare(), *described, *parts.added])]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """What of lower layers is hidden."""
+
+    deleted: frozenset[str]
+    opaque: frozenset[str]
+    remade: frozenset[str]
+    """Directories that were deleted and made again: opaque, and not as they were."""
+
+    def hides(self, path: str) -> bool:
+        """Return whether what lower layers have at a path is hidden."""
+        above = set(_parents(path))
+        return path in self.deleted | self.remade or bool(above & (self.deleted | self.opaque))
+
+    def bare(self) -> list[Entry]:
+        """Return the directories that are made anew, as they are until an entry describes them."""
+        return [Entry(path=path, kind="directory", mode=0o755) for path in sorted(self.remade)]
+
+    def marked(self, entry: Entry) -> Entry:
+        """Return a directory with the mark that it hides lower ones, if it does."""
+        if entry.kind != "directory" or entry.path not in self.opaque:
+            return entry
+        return replace(entry, xattrs=(*entry.xattrs, (OPAQUE_ATTRIBUTE, b"y")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A layer, parted into what it adds and what it takes away."""
+
+    added: tuple[Entry, ...]
+    deleted: frozenset[str]
+    """Names that are taken away; some may be added again."""
+    opaque: frozenset[str]
+    """Directories whose lower content is taken away."""
+    replaced: frozenset[str]
+    """Names that are a directory in the end, and were something else before."""
+
+    def undescribed(self) -> list[str]:
+        """Return directories that something is put in or taken from, and that no entry describes; parents first."""
+        given = {entry.path for entry in self.added}
+        touched = {*given, *self.deleted, *(f"{path}/." for path in self.opaque)}
+        return sorted({p for path in touched for p in _parents(path)} - given)
+
+    def marks(self, below: Tree) -> _Marks:
+        """Return what must be marked over lower layers."""
+        made = {e.path for e in self.added if e.kind == "directory"}
+        made.update(p for e in self.added for p in _parents(e.path))
+        deleted = frozenset(path for path in self.deleted if _has(below, path))
+        remade = deleted & made
+        opaque = frozenset(p for p in self.opaque | self.replaced if _at(below, p) is not None)
+        opaque |= remade
+        hidden = deleted | opaque
+        shown = (p for p in deleted - remade if not hidden.intersection(_parents(p)))
+        return _Marks(frozenset(shown), opaque, remade)
+
+
+def _parted(entries: Iterable[Entry]) -> _Parts:
+    deleted, opaque, others = set[str](), set[str](), set[str]()
+    added: list[Entry] = []
+    for entry in entries:
+        parent, _, name = entry.path.rpartition("/")
+        if name == OPAQUE:
+            opaque.add(parent)
+        elif name.startswith(WHITEOUT * 2):
+            continue  # other names of that form mean nothing any more
+        elif name.startswith(WHITEOUT):
+            deleted.add(f"{parent}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
+        else:
+            added.append(_without_marks(entry))
+            if entry.kind != "directory":
+                others.add(entry.path)
+    replaced = others & {entry.path for entry in added if entry.kind == "directory"}
+    return _Parts(tuple(added), frozenset(deleted), frozenset(opaque), frozenset(replaced))
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition("/")[0]
+        if path:
+            yield path
+
+
+def _has(tree: Tree, path: str) -> bool:
+    try:
+        tree.lookup(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _at(tree: Tree, path: str) -> Node | None:
+    """Return the directory at a path; None where there is none."""
+    try:
+        node = tree.lookup(path)
+    except FileNotFoundError:
+        return None
+    return node if node.kind == "directory" else None
+
+
+def _entry_of(path: str, node: Node) -> Entry:
+    return Entry(
+        path=path,
+        kind="directory",
+        mode=node.mode,
+        uid=node.uid,
+        gid=node.gid,
+        mtime_ns=node.mtime_ns,
+        xattrs=node.xattrs,
+    )
+
+
+def _without_marks(entry: Entry) -> Entry:
+    xattrs = tuple(pair for pair in entry.xattrs if not pair[0].startswith(_OVERLAY))
+    return entry if xattrs == entry.xattrs else replace(entry, xattrs=xattrs)
