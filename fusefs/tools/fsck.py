@@ -4,16 +4,19 @@ Repair removes only what it can prove nobody names: an object is listed before t
 over all manifests that found the same tree, is named in neither, and is older than a
 grace that outlasts any write under way. A single manifest that cannot be read stops the
 removal of objects, since it may name any of them; one that was cut short has the size of a
-plain file, so where objects are named by nothing the heads of plain files are read, too.
+plain file, whose head nobody else looks at: so where objects are named by nothing the heads of plain
+files are read, too.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
+from fusefs.base.thread_pools import StorePool
 from fusefs.format.manifest import Manifest
-from fusefs.format.manifest_header import has_manifest_size
+from fusefs.format.manifest_header import MAGIC, TAIL, has_manifest_size
 from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, Store, name_of, parent_of
 from fusefs.stores.remote.rename_intents import (
     INTENTS,
@@ -22,7 +25,6 @@ from fusefs.stores.remote.rename_intents import (
     decode_intent,
     intent_path,
 )
-from fusefs.tools.truncated_manifests import cut_manifests
 from fusefs.tree.directory_attributes import (
     MARKERS,
     is_attributes,
@@ -33,7 +35,7 @@ from fusefs.tree.directory_attributes import (
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
 
-__all__ = ["Fault", "Report", "verify"]
+__all__ = ["Fault", "Report", "cut_manifests", "verify"]
 
 FaultKind = Literal[
     "unreadable",
@@ -47,6 +49,13 @@ FaultKind = Literal[
 ]
 HARMFUL: frozenset[FaultKind] = frozenset({"unreadable", "missing", "wrong size", "corrupt"})
 """What costs data or attributes; the rest costs space, or is hidden for now."""
+_AT_ONCE = 1024
+"""Files handed to the threads together: a store may hold millions."""
+_WHOLE_BYTES = 8192
+"""Up to here both ends of a file are read by one request."""
+_END = b" " + TAIL
+"""Nearly every manifest is padded in front of its tail; a user's text may well end with a line ``omnifs``."""
+_REMEDY = "restore it from another copy, or remove it and repair: that deletes what it named"
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,3 +325,62 @@ def _remove(store: Store, paths: list[str], report: Report) -> None:
             error.add_note(f"repair stopped at {path!r}, after {len(report.repaired)} repairs")
             raise
         report.repaired.append(path)
+
+
+def cut_manifests(
+    store: Store, plain: Sequence[tuple[str, int]], *, streams: int
+) -> Iterator[tuple[str, str]]:
+    """Yield those of the plain files that look like what is left of a manifest.
+
+    One that was cut within its first 10 bytes, or emptied, cannot be distinguished from a user's file.
+
+    Args:
+        store: The store.
+        plain: Path and size, in bytes, of each; of sizes that no manifest has.
+        streams: Files that are read side by side.
+
+    Yields:
+        The path, and what is wrong with it and to be done about it.
+    """
+    look = partial(_found_wrong, store)
+    long = [item for item in plain if item[1] >= len(MAGIC)]
+    with StorePool(streams, "fusefs-heads") as pool:
+        for at in range(0, len(long), _AT_ONCE):
+            some = long[at : at + _AT_ONCE]
+            for (path, _), wrong in zip(some, pool.map(look, some), strict=True):
+                if wrong is not None:
+                    yield path, wrong
+
+
+def _found_wrong(store: Store, file: tuple[str, int]) -> str | None:
+    path, size_bytes = file
+    try:
+        head, end = _ends(store, path, size_bytes)
+    except FileNotFoundError:
+        return None  # moved on: a second walk finds out
+    except IntegrityError as error:
+        return None if _size_of(store, path) != size_bytes else str(error)
+    if head == MAGIC:
+        return (
+            f"begins like a manifest and has {size_bytes} bytes, which no manifest has: "
+            f"it was cut short or grew; {_REMEDY}"
+        )
+    if end == _END:
+        return f"ends like a manifest and begins with {head!r}; {_REMEDY}"
+    return None
+
+
+def _ends(store: Store, path: str, size_bytes: int) -> tuple[bytes, bytes]:
+    """Return the first and last bytes of a file, as many as a manifest needs to be known by."""
+    if size_bytes <= _WHOLE_BYTES:
+        data = store.read(path, 0, size_bytes)
+        return data[: len(MAGIC)], data[-len(_END) :]
+    head = store.read(path, 0, len(MAGIC))
+    return head, store.read(path, size_bytes - len(_END), len(_END))
+
+
+def _size_of(store: Store, path: str) -> int | None:
+    try:
+        return store.stat(path).size_bytes
+    except FileNotFoundError:
+        return None

@@ -10,7 +10,7 @@ from fusefs.format.manifest import Manifest
 from fusefs.format.manifest_header import Header, has_manifest_size
 from fusefs.stores.protocol import RESERVED, Entry, Store
 from fusefs.tree.directory_attributes import NOT_KEPT, DirectoryAttributes, is_attributes
-from fusefs.tree.manifest_reader import SHORT_BYTES, ManifestReader
+from fusefs.tree.manifests import SHORT_BYTES, ManifestReader
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 

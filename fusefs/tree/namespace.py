@@ -19,8 +19,7 @@ from fusefs.format.attributes import Attributes, encoded
 from fusefs.format.content import Content
 from fusefs.format.layout import StripeLayout
 from fusefs.format.manifest import Manifest
-from fusefs.metrics.counters import Numbers, Traffic
-from fusefs.metrics.prometheus import retire, watch
+from fusefs.metrics.counters import Numbers, Traffic, retire, watch
 from fusefs.read.speculation import SpeculationBudget
 from fusefs.read.unit_source import ReadEngine
 from fusefs.stores.protocol import (

@@ -17,7 +17,7 @@ from fusefs.read.file_reader import FileReader
 from fusefs.read.unit_source import ReadEngine
 from fusefs.stores.protocol import Entry, name_of
 from fusefs.tree.catalog import Catalog, FileInfo
-from fusefs.tree.manifest_cache import is_settled
+from fusefs.tree.manifests import is_settled
 from fusefs.tree.object_references import ObjectReferences
 from fusefs.tree.publish import Published
 from fusefs.tree.version_identity import is_content, segments_of

@@ -23,7 +23,7 @@ from functools import partial
 from typing import NoReturn
 
 from fusefs.bridge.api.protocol import Opened
-from fusefs.tree.manifest_cache import is_settled
+from fusefs.tree.manifests import is_settled
 from fusefs.tree.namespace import OpenVersion
 from fusefs.tree.version_identity import content_name
 from fusefs.vfs.closing import Closing

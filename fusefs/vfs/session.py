@@ -8,10 +8,18 @@
     Entries, Lookup, Opening, Closing: what becomes of an inode, a name, an open, a handle
        v
     requests/: one class for each kind of request
+
+A disk of this machine says in microseconds what is at a path, and takes a small new file in a few more. A
+thread that is woken for it, and wakes the loop again, costs ten times as much. But the loop answers nobody
+while a call lasts, and a busy disk answers late: so a call that waited long is followed by a time in which
+threads make the calls. A call that only lost its core to another program waited for no disk: threads would
+have lost it as well.
 """
 
 import errno
 import os
+import resource
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,22 +28,32 @@ from typing import ParamSpec, TypeVar
 
 from fusefs.bridge.api.protocol import Kernel
 from fusefs.bridge.api.waiting import in_thread
+from fusefs.stores.deadlines import within
 from fusefs.stores.protocol import MAX_NAME_BYTES, RESERVED
 from fusefs.tools.statistics import Statistics
 from fusefs.tree.catalog import FileInfo
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.attribute_cache import AttributeCache
-from fusefs.vfs.file.flush_all import flush_all
-from fusefs.vfs.file.open_file import SpoolPlace
+from fusefs.vfs.file.open_file import SpoolPlace, flush_all
 from fusefs.vfs.file.rename_open import LeavingPaths
 from fusefs.vfs.fresh_single_flight import FreshSingleFlight
 from fusefs.vfs.handle_table import HandleTable
-from fusefs.vfs.inline_calls import InlineCalls
 from fusefs.vfs.inode_table import ROOT, InodeTable, Node
 from omniload.base.errors import UnavailableError
 
-__all__ = ["STATS_DIRECTORY_INODE", "STATS_INODE", "Session", "checked_name", "stale"]
+__all__ = [
+    "STATS_DIRECTORY_INODE",
+    "STATS_INODE",
+    "InlineCalls",
+    "Session",
+    "checked_name",
+    "stale",
+]
 
+_QUICK_S = 0.005
+"""A call of up to this delays other requests no more than a large read does."""
+_REST = 10
+"""A longer one is followed by so many times its length without another: slow calls take a tenth of the loop."""
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
 _LAST_PUBLISH_S = 45.0
@@ -44,6 +62,52 @@ _CALLS_WAITING = 64
 """Calls that wait for the store at a time, each in a thread."""
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+
+
+def _waits_of_thread() -> int:
+    """Return how often this thread gave its core away by itself, to wait for something."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+class InlineCalls:
+    """Lets calls run on the loop while the store answers quickly. Used on one thread.
+
+    Args:
+        answers_at_once: Whether the store is one that does.
+        clock: Seconds.
+        waits: How often this thread has waited so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        answers_at_once: bool,
+        clock: Callable[[], float] = time.monotonic,
+        waits: Callable[[], int] = _waits_of_thread,
+    ) -> None:
+        self._answers_at_once = answers_at_once
+        self._clock, self._waits = clock, waits
+        self._not_before = float("-inf")
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the next call may be made on the loop."""
+        return self._answers_at_once and self._clock() >= self._not_before
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Make a call, and note how long it took. The loop is no place to wait for an outage to end.
+
+        Raises:
+            UnavailableError: The store did not answer the first attempt; the call may be made again in a thread.
+        """
+        begun, waits = self._clock(), self._waits()
+        try:
+            with within(0.0):
+                return call()
+        finally:
+            now = self._clock()
+            if (took := now - begun) > _QUICK_S and self._waits() != waits:
+                self._not_before = now + _REST * took
 
 
 class Session:

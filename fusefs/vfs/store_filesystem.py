@@ -29,12 +29,8 @@ from fusefs.vfs.entries import Entries
 from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.lookup import Lookup
 from fusefs.vfs.opening import Opening
-from fusefs.vfs.requests.attributes import AttributeRequests
-from fusefs.vfs.requests.content import ContentRequests
-from fusefs.vfs.requests.creation import CreationRequests
-from fusefs.vfs.requests.extended_attributes import ExtendedAttributeRequests
-from fusefs.vfs.requests.listings import ListingRequests
-from fusefs.vfs.requests.names import NameRequests
+from fusefs.vfs.requests.files import AttributeRequests, ContentRequests, ExtendedAttributeRequests
+from fusefs.vfs.requests.names import CreationRequests, ListingRequests, NameRequests
 from fusefs.vfs.requests.state_transfer import StateTransfer
 from fusefs.vfs.session import Session
 

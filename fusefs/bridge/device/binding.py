@@ -1,33 +1,192 @@
-"""The binding over /dev/fuse as a whole: mount, agree, serve, unmount."""
+"""The binding over /dev/fuse as a whole: mount (by mount(2) for root, else fusermount3), agree, serve, unmount."""
 
+# ruff: noqa: S603 -- fusermount3, no shell
+import array
 import errno
 import os
 import select
+import shutil
 import signal
+import socket
+import stat as stat_bits
+import struct
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusefs.bridge.api.options import BridgeOptions
 from fusefs.bridge.api.protocol import FileSystem
 from fusefs.bridge.api.waiting import run_blocking
-from fusefs.bridge.device.attachment import attach, detach
 from fusefs.bridge.device.loop import REQUEST_BYTES, Loop
-from fusefs.bridge.device.negotiation import agreement
 from fusefs.bridge.device.passthrough import Passthrough
 from fusefs.bridge.device.requests import Requests
-from fusefs.bridge.device.wire import IN_HEADER, OUT_HEADER, Init, Opcode
+from fusefs.bridge.device.wire import (
+    IN_HEADER,
+    MAJOR,
+    OLDEST_MINOR,
+    OUT_HEADER,
+    Init,
+    Opcode,
+    init_reply,
+)
 from fusefs.bridge.process.handover import FINISH_WITHIN_S, Door, handed_over, listen, take
 from fusefs.bridge.process.tuning import tune_kernel
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
+from omniload.base.linux import calls
 from omniload.base.linux.mount_table import fuse_mount_at
 from omniload.base.log import get_logger
 
-__all__ = ["serve"]
+__all__ = ["MAX_PAGES", "Agreement", "agreement", "attach", "attach_as_root", "detach", "serve"]
 
+MAX_PAGES = 256
+"""Pages of the largest request: 1 MiB, the kernel's own limit unless its sysctl is raised."""
+_WANTED = (
+    Init.ASYNC_READ
+    | Init.ATOMIC_O_TRUNC
+    | Init.BIG_WRITES
+    | Init.AUTO_INVAL_DATA
+    | Init.DO_READDIRPLUS
+    | Init.ASYNC_DIO
+    | Init.PARALLEL_DIROPS
+    | Init.MAX_PAGES
+    | Init.HANDLE_KILLPRIV_V2
+    | Init.INIT_EXT
+    | Init.DIRECT_IO_ALLOW_MMAP
+    | Init.PASSTHROUGH
+)
 _LOG = get_logger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def attach(target: str, options: BridgeOptions, name: str) -> int:
+    """Mount and return the descriptor of /dev/fuse, which does not block.
+
+    Args:
+        target: Real path of the mount point.
+        options: The kernel's side.
+        name: What ``mount`` and ``df`` call it.
+
+    Raises:
+        ConfigError: fusermount3 is not installed, and we are not root.
+        StateError: The kernel or fusermount3 refuses.
+    """
+    device = attach_as_root(target, options, name) if os.geteuid() == 0 else None
+    if device is None:
+        device = _attach_as_user(target, options, name)
+    os.set_blocking(device, False)
+    return device
+
+
+def detach(target: str) -> None:
+    """Take the mount away from its place; open files stay as long as the daemon answers."""
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            calls.umount(target, lazily=True)
+            return
+    if (tool := shutil.which("fusermount3")) is not None:
+        subprocess.run([tool, "-u", "-q", "-z", target], check=False, capture_output=True)
+
+
+def _words(options: BridgeOptions) -> list[str]:
+    return ["default_permissions", *(["allow_other"] if options.allow_other else [])]
+
+
+def attach_as_root(target: str, options: BridgeOptions, name: str) -> int | None:
+    """Mount by mount(2); return None where it refuses and fusermount3 may be asked.
+
+    Raises:
+        StateError: There is no device, or nobody else to ask.
+    """
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise StateError(
+            f"{target!r} cannot be mounted: {error}; load the fuse module, "
+            "or give the container the device"
+        ) from error
+    rootmode = stat_bits.S_IFMT(os.stat(target).st_mode)  # noqa: PTH116 -- before it is ours
+    given = [f"fd={device}", f"rootmode={rootmode:o}", f"user_id={os.getuid()}"]
+    given += [f"group_id={os.getgid()}", *_words(options)]
+    flags = 0 if options.trusted else calls.MS_NOSUID | calls.MS_NODEV
+    flags |= calls.MS_RDONLY if options.read_only else 0
+    try:
+        calls.mount(name, target, f"fuse.{name}", flags, ",".join(given))
+    except OSError as error:
+        os.close(device)
+        if shutil.which("fusermount3") is None:
+            raise StateError(f"{target!r} cannot be mounted: {error.strerror}") from error
+        _LOG.debug("mount(2) of %s: %s; asking fusermount3", target, error.strerror)
+        return None
+    return device
+
+
+def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:
+    tool = shutil.which("fusermount3")
+    if tool is None:
+        raise ConfigError(f"{target!r} needs fusermount3 to be mounted by a user; install fuse3")
+    given = [f"fsname={name}", f"subtype={name}", *_words(options)]
+    given += ["ro"] if options.read_only else []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        done = subprocess.run(
+            [tool, "-o", ",".join(given), "--", target],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",  # it names the mount point
+            check=False,
+        )
+        if done.returncode:
+            raise StateError(f"{target!r} cannot be mounted: {done.stderr.strip()}")
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise StateError(f"{target!r}: fusermount3 handed over no descriptor; is it version 3?")
+    return array.array("i", descriptors)[0]
+
+
+class Agreement(NamedTuple):
+    """What one connection does."""
+
+    reply: bytes
+    """Body of the answer to INIT."""
+    flags: Init
+
+
+def agreement(body: memoryview, *, max_background: int, pass_through: bool) -> Agreement:
+    """Answer ``fuse_init_in``: everything wanted that the kernel offers.
+
+    Args:
+        body: The request.
+        max_background: Requests the kernel may keep in flight.
+        pass_through: Whether local copies may be handed to the kernel, as root can. It counts such a
+            mount as a level of file systems, of which it stacks two on another.
+
+    Raises:
+        StateError: The kernel's protocol is too old.
+    """
+    major, minor, max_readahead, offered = struct.unpack_from("<4I", body)
+    if (major, minor) < (MAJOR, OLDEST_MINOR):
+        raise StateError(
+            f"the kernel speaks FUSE {major}.{minor}, this bridge {MAJOR}.{OLDEST_MINOR} and later; "
+            "mount with bridge=pyfuse3"
+        )
+    if offered & Init.INIT_EXT:
+        (more,) = struct.unpack_from("<I", body, 16)
+        offered |= more << 32
+    flags = Init(_WANTED & offered)
+    if not pass_through:
+        flags &= ~Init.PASSTHROUGH
+    reply = init_reply(
+        minor=minor,
+        max_readahead=max_readahead,
+        agreed=flags,
+        max_background=max_background,
+        max_pages=MAX_PAGES,
+    )
+    return Agreement(reply, flags)
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""Paths below one directory, resolved by the kernel so that no link leads out of it.
+"""Paths below one directory, resolved by the kernel so that no link leads out of it, in a store's own words.
 
 A user with write access to a store may put a symbolic link where a directory was, also between two calls
 of ours. So no path is ever handed to the kernel from its root: every one is resolved from the
@@ -16,10 +16,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from omniload.base.errors import ConfigError
+from fusefs.stores.protocol import RESERVED, TEMPORARY, Entry, is_at_or_below, name_of
+from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.linux.calls import kind_of_filesystem, openat2
 
-__all__ = ["Beneath", "umask"]
+__all__ = [
+    "OBJECTS",
+    "Beneath",
+    "check_shown",
+    "entry_of",
+    "errors_of",
+    "hidden_mode",
+    "is_shown",
+    "mode_of_new",
+    "umask",
+]
 
 _MOST_PATH_BYTES = 4095
 """Of one call; a longer path is resolved in several."""
@@ -30,6 +41,11 @@ _LOCAL_DISKS = frozenset(
 """ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, as statfs(2) numbers them. NFS, Lustre and FUSE are not among them."""
 _ABSENT = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 """Of a call that the kernel does not have, or that a sandbox forbids."""
+OBJECTS = f"{RESERVED}/objects"
+"""Folder of the objects."""
+_TO_LIST, _TO_CHANGE = 0o004, 0o002
+_OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN})
+"""What a kernel file system says when what is behind it does not answer."""
 
 
 class Beneath:
@@ -166,3 +182,74 @@ def _lacksopenat2(directory: int) -> bool:
             return True
         raise
     return False
+
+
+def mode_of_new(path: str) -> int:
+    """Return the mode that a new folder is made with, before the mask of this process takes its part."""
+    return _most(path, 0o777 & ~umask()) if is_at_or_below(path, RESERVED) else 0o777
+
+
+def hidden_mode(path: str, mode: int) -> int:
+    """Return what is left of the mode of a folder of fusefs itself, as far as others may not list it."""
+    return mode & _most(path, mode)
+
+
+def _most(path: str, allowed: int) -> int:
+    """Return the most that a folder of fusefs itself allows.
+
+    Where a group may write, since the store is shared so, it may list as well: its daemons do.
+    """
+    if not (is_at_or_below(path, OBJECTS) or is_at_or_below(path, TEMPORARY)):
+        return 0o777 & ~_TO_CHANGE
+    of_group = 0 if allowed & 0o020 else 0o040
+    return 0o777 & ~(_TO_CHANGE | _TO_LIST | of_group)
+
+
+def is_shown(found: os.stat_result) -> bool:
+    """Return whether a store shows what is there: files and directories alone."""
+    return stat_bits.S_ISREG(found.st_mode) or stat_bits.S_ISDIR(found.st_mode)
+
+
+def check_shown(path: str, found: os.stat_result) -> None:
+    """Check that a store shows what is there.
+
+    Raises:
+        OSError: ``ELOOP`` of a symbolic link.
+        PermissionError: It is a pipe, a socket or a device.
+    """
+    if stat_bits.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    if not is_shown(found):
+        raise PermissionError(
+            errno.EPERM, "is neither file nor directory; remove it from the store itself", path
+        )
+
+
+def entry_of(path: str, found: os.stat_result) -> Entry:
+    """Describe what is at a path, as ``check_shown``."""
+    check_shown(path, found)
+    is_directory = stat_bits.S_ISDIR(found.st_mode)
+    size = 0 if is_directory else found.st_size
+    mode = stat_bits.S_IMODE(found.st_mode)
+    return Entry(name_of(path), is_directory, size, found.st_mtime_ns, mode)
+
+
+@contextmanager
+def errors_of(path: str) -> Iterator[None]:
+    """Have errors of the kernel be those of the protocol, with the path of the store in them."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OUTAGE:
+            raise UnavailableError(f"{path!r}: the file system below answers: {error}") from error
+        if error.errno == errno.ELOOP:
+            raise OSError(
+                errno.ELOOP,
+                "a symbolic link of the store itself stands there or above, and is never followed; "
+                "mount --bind shows a directory in two places",
+                path,
+            ) from error
+        if error.errno is not None and error.filename != path:
+            # Else it names the last component, or none.
+            raise OSError(error.errno, error.strerror, path) from error
+        raise

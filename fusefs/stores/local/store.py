@@ -21,10 +21,18 @@ from typing_extensions import override
 
 from fusefs.base.huge_pages import huge_page_buffer
 from fusefs.stores.handle_cache import never_changes
-from fusefs.stores.local.answers import check_shown, entry_of, errors_of, is_shown
-from fusefs.stores.local.beneath import Beneath, umask
+from fusefs.stores.local.beneath import (
+    OBJECTS,
+    Beneath,
+    check_shown,
+    entry_of,
+    errors_of,
+    hidden_mode,
+    is_shown,
+    mode_of_new,
+    umask,
+)
 from fusefs.stores.local.durability import Settling, sync_all, sync_directory
-from fusefs.stores.local.own_folders import OBJECTS, hidden_mode, mode_of_new
 from fusefs.stores.protocol import (
     RESERVED,
     TEMPORARY,

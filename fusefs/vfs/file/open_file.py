@@ -2,12 +2,13 @@
 
 ::
 
-    OpenFile --- FileContent   where the bytes are      (which state each use needs: content_state)
+    OpenFile --- FileContent   where the bytes are      (which state each use needs: states)
          `------ Unpublished   what the store does not show yet, and what a flush publishes
 """
 
 import threading
 import time
+from collections.abc import Iterable
 
 from fusefs.format.attributes import PLAIN_MODE, Attributes, checked_xattrs
 from fusefs.format.content import Content
@@ -16,18 +17,24 @@ from fusefs.tree.freshness import with_attributes
 from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.tree.publish import Published
 from fusefs.tree.version_identity import segments_of
-from fusefs.vfs.file.content_state import (
+from fusefs.vfs.file.file_content import FileContent
+from fusefs.vfs.file.states import (
     ContentState,
+    Flush,
+    Unpublished,
     to_be_flushed,
     to_be_read,
     to_be_resized,
     to_be_written,
 )
-from fusefs.vfs.file.file_content import FileContent
-from fusefs.vfs.file.unpublished import Flush, Unpublished
 from fusefs.write.spool import SpoolPlace
+from omniload.base.errors import OmniloadError
+from omniload.base.log import get_logger
 
-__all__ = ["OpenFile", "SpoolPlace", "mode_of", "xattrs_of"]
+__all__ = ["OpenFile", "SpoolPlace", "flush_all", "mode_of", "xattrs_of"]
+
+_LOG = get_logger(__name__)
+_AT_ONCE = 16
 
 
 class OpenFile:
@@ -207,3 +214,58 @@ def _publish(files: StripedFiles, body: OpenFile, path: str, content: Content) -
 def _hold(body: OpenFile, opened: OpenVersion) -> None:
     body.content.hold(opened)
     body.pending.opened(opened.info.mtime_ns)
+
+
+def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
+    """Publish what was written to files that nobody has closed, as they are now.
+
+    A mount that is asked to end does what any filesystem does at its unmount: it keeps
+    what was written. Call it when no request is under way any more.
+
+    Args:
+        bodies: Open files, in any order; the same one may come twice.
+        within_s: Seconds after which the rest is given up; a store call under way then
+            ends by its own limits.
+
+    Returns:
+        Paths of the files whose last bytes are lost; each is logged with its reason.
+    """
+    left = list(
+        {
+            id(body): body
+            for body in bodies
+            if body.pending.dirty and body.pending.path is not None
+        }.values()
+    )
+    end = time.monotonic() + within_s
+    waiting = iter(left)
+    lock = threading.Lock()
+    done: set[int] = set()
+
+    def publish() -> None:
+        while time.monotonic() < end:
+            with lock:
+                body = next(waiting, None)
+            if body is None:
+                return
+            try:
+                body.flush()
+            except (OSError, OmniloadError) as error:
+                _LOG.error("%s: what was written last is lost: %s", body.pending.path, error)
+            else:
+                done.add(id(body))
+
+    threads = [
+        threading.Thread(target=publish, name="fusefs-flush-all", daemon=True)
+        for _ in range(min(_AT_ONCE, len(left)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    lost = sorted(body.pending.path or "" for body in left if id(body) not in done)
+    if left:
+        _LOG.info("published %d of %d files left open", len(done), len(left))
+    if lost and any(thread.is_alive() for thread in threads):
+        _LOG.error("gave up after %.0f s; what was written last is lost: %s", within_s, lost)
+    return lost

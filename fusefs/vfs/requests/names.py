@@ -1,24 +1,136 @@
-"""Requests that change names: making, renaming and removing."""
+"""Requests about names: finding and listing them; making, renaming and removing."""
 
 import errno
 import os
 import stat as stat_bits
+from collections.abc import Iterable
 
-from fusefs.bridge.api.protocol import Entry
+from fusefs.bridge.api.protocol import Entry, Named, Opened
 from fusefs.format.attributes import Attributes
-from fusefs.stores.protocol import parent_of
+from fusefs.stores.protocol import RESERVED, parent_of
+from fusefs.tree.catalog import FileInfo
 from fusefs.tree.directory_attributes import NOT_KEPT
 from fusefs.tree.file_attributes import set_attributes
+from fusefs.vfs.closing import Closing
 from fusefs.vfs.entries import Entries
+from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.file.rename_open import moved, remove_open, rename_open
-from fusefs.vfs.inode_table import Node
-from fusefs.vfs.lookup import Lookup
-from fusefs.vfs.session import Session
+from fusefs.vfs.handle_table import Listed, Listing
+from fusefs.vfs.inode_table import ROOT, Node
+from fusefs.vfs.lookup import Lookup, is_open
+from fusefs.vfs.opening import Opening
+from fusefs.vfs.session import STATS_DIRECTORY_INODE, STATS_INODE, Session, checked_name
+from omniload.base.errors import OmniloadError
 
-__all__ = ["NameRequests"]
+__all__ = ["CreationRequests", "ListingRequests", "NameRequests"]
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 """Of renameat2."""
+
+
+class ListingRequests:
+    """How names are found, one by one and all of a directory."""
+
+    def __init__(self, session: Session, entries: Entries, names: Lookup) -> None:
+        self._session = session
+        self._entries = entries
+        self._names = names
+        self._line_bytes = 0
+        """Size in the line of a listing that was read last."""
+
+    async def lookup(self, parent: int, name: bytes) -> Entry:
+        """Find a name in a directory."""
+        if parent == ROOT and name == RESERVED.encode():
+            return self._entries.of_own_directory(STATS_DIRECTORY_INODE)
+        if parent == STATS_DIRECTORY_INODE:
+            return self._entries.of_statistics(name)
+        text, attributes = checked_name(name), self._session.attributes
+        above, before = self._session.inodes.node(parent), attributes.num_changes
+        try:
+            node = await self._names.found(above, text)
+        except FileNotFoundError:
+            if attributes.num_changes == before and not is_open(above, text):
+                attributes.miss(above.child_path(text))
+            raise
+        node.lookups += 1
+        try:
+            return await self._entries.of(node)
+        except BaseException:
+            self._session.inodes.forget(node.number, 1)
+            raise
+
+    def advertised(self, inode: int) -> None:
+        """Count a lookup of what was listed last."""
+        if inode not in {STATS_INODE, STATS_DIRECTORY_INODE}:
+            node = self._session.inodes.node(inode)
+            node.lookups += 1
+            node.advertise(self._line_bytes)
+
+    async def opendir(self, inode: int) -> Opened:
+        """Take the listing now, so that readdir is one consistent view."""
+        before, directory = self._session.attributes.num_changes, None
+        if inode == STATS_DIRECTORY_INODE:
+            lines: list[Listed] = [("stats.json", self._entries.of_statistics(b"stats.json"), None)]
+        else:
+            node = self._session.inodes.node(inode)
+            path = node.path()
+            directory = node
+            infos = await self._session.wait(self._session.files.listing, path)
+            for info in infos:
+                if (child := node.children.get(info.name)) is not None and child.body is not None:
+                    await self._names.leads_here(child, info)
+            unchanged = self._session.attributes.num_changes == before
+            lines = self._listed(node, path, infos, remembers=unchanged)
+        return self._session.handles.list(Listing(lines, before, directory))
+
+    def _listed(
+        self, node: Node, path: str, infos: list[FileInfo], *, remembers: bool
+    ) -> list[Listed]:
+        named: dict[str, FileInfo | None] = {}
+        for info in infos:
+            if remembers:
+                self._session.attributes.remember(
+                    f"{path}/{info.name}" if path else info.name, info
+                )
+            named[info.name] = info
+        for pending in node.pending_below():
+            named.setdefault(pending.name, None)
+        listed: list[Listed] = []
+        for name in sorted(named):
+            described = named[name]
+            child = self._names.child(
+                node, name, described.kind if described is not None else "file"
+            )
+            child.lookups += 1  # the listing's own, so that the numbers in it stay good
+            if child.body is not None:
+                listed.append((name, self._entries.of_body(child), child))
+            elif described is not None:
+                listed.append((name, self._entries.of_info(child.number, described), child))
+        return listed
+
+    def readdir(self, handle: int, start: int) -> Iterable[Named]:
+        """Yield the lines of a listing, as far as they hold still."""
+        listing = self._session.handles.listings[handle]
+        for line in range(start, len(listing.lines)):
+            name, entry, node = listing.lines[line]
+            if node is not None and node.body is not None:
+                entry = self._entries.of_body(node)  # written to since the directory was opened
+            elif node is not None and node.changed_at > listing.num_changes:
+                # And closed since: its size must not be answered with the one of before.
+                entry = entry._replace(attr_timeout_s=0)
+            if node is not None and node.would_resize(entry.size_bytes):
+                entry = entry._replace(attr_timeout_s=0)
+            if node is not None and not node.is_attached:
+                entry = entry._replace(entry_timeout_s=0)  # its name leads elsewhere by now
+            self._line_bytes = entry.size_bytes
+            yield Named(os.fsencode(name), entry)
+
+    async def releasedir(self, handle: int) -> None:
+        """Drop the listing."""
+        listing = self._session.handles.listings.pop(handle, None)
+        for _, _, node in listing.lines if listing is not None else ():
+            if node is not None:
+                self._session.inodes.forget(node.number, 1)
 
 
 class NameRequests:
@@ -138,3 +250,83 @@ class NameRequests:
             return
         if info.kind == "directory":
             raise IsADirectoryError(errno.EISDIR, "a directory is there", target)
+
+
+class CreationRequests:
+    """How files are made, and opened where they are there."""
+
+    def __init__(
+        self,
+        session: Session,
+        entries: Entries,
+        names: Lookup,
+        opening: Opening,
+        closing: Closing,
+    ) -> None:
+        self._session = session
+        self._entries = entries
+        self._names = names
+        self._opening = opening
+        self._closing = closing
+
+    async def create(self, parent: int, name: bytes, mode: int, flags: int) -> tuple[Opened, Entry]:
+        """Create a file: nothing is in the store before its first flush."""
+        above, text = self._session.place_for(parent, name)
+        inodes = self._session.inodes
+        path = above.child_path(text)
+        was_missed = self._session.attributes.was_just_missed(path) and not is_open(above, text)
+        if not was_missed and await self._names.has_name(above, text):
+            if flags & os.O_EXCL:
+                raise FileExistsError(errno.EEXIST, "something is there", path)
+            node = inodes.child(above, text)
+            node.lookups += 1
+            try:
+                opened = await self._opening.open(node, flags)
+                return opened, await self._entries.of(node)
+            except BaseException:
+                inodes.forget(node.number, 1)
+                raise
+        node = self._names.child(above, text, "file")
+        node.lookups += 1
+        path = above.child_path(text)  # a directory above may be renamed by now
+        node.body = OpenFile(self._session.files, self._session.place, path, None)
+        permissions = stat_bits.S_IMODE(mode)
+        if permissions != 0o644:
+            node.body.set_attributes(Attributes(mode=permissions))
+        entry = self._entries.of_body(node)
+        node.advertise(entry.size_bytes)
+        if node.resizes:
+            entry = entry._replace(attr_timeout_s=0)
+        opened = self._session.handles.open(node, flags)
+        await self._name_made_here(parent_of(path))
+        return opened, entry
+
+    async def _name_made_here(self, path: str) -> None:
+        """Let the time of a directory move, though the store does not show the new name yet."""
+        try:
+            above = await self._session.info(path)
+        except (OSError, OmniloadError):
+            return  # the file is made: its close says what is wrong with the store
+        if above.mtime_ns != above.entry.mtime_ns:  # it is one that was set
+            await self._session.wait(self._session.files.directories.names_changed, path)
+        self._session.attributes.names_changed(path)
+
+    async def mknod(self, parent: int, name: bytes, mode: int) -> Entry:
+        """Make an empty regular file; devices, pipes and sockets have no place in a store."""
+        if not stat_bits.S_ISREG(mode):
+            raise PermissionError(errno.EPERM, "only regular files")
+        opened, entry = await self.create(parent, name, mode, os.O_EXCL)
+        try:
+            handle = self._session.handles.files[opened.handle]
+            await self._closing.flush(handle, last=True)
+        except Exception:
+            await self._give_up(opened.handle, entry.inode)
+            raise
+        await self._closing.release(opened.handle)
+        return entry
+
+    async def _give_up(self, handle: int, inode: int) -> None:
+        """Drop a file that was made and cannot be published: the kernel does not know it."""
+        self._session.handles.files[handle].body.pending.unlinked()
+        await self._closing.release(handle)
+        self._session.inodes.forget(inode, 1)

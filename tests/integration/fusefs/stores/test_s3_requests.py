@@ -15,7 +15,7 @@ from pyarrow import fs as pafs
 from fusefs.format.attributes import Attributes
 from fusefs.stores.remote.arrow import arrow_store, store_on
 from fusefs.stores.url import check_root
-from fusefs.tree import manifest_cache
+from fusefs.tree import manifests
 from fusefs.tree.file_attributes import set_attributes
 from omniload.base.errors import ConfigError, UnavailableError
 from tests.support.fusefs.builders import contents, some_files
@@ -36,7 +36,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def bucket(server, monkeypatch):
-    monkeypatch.setattr(manifest_cache, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(manifests, "SETTLED_NS", -(10**18))
     name = uuid.uuid4().hex
     server.client.create_dir(name)
     return name

@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusefs.cache.block_cache import BlockCache
-from fusefs.cache.page_cache_estimate import PageCacheEstimate
+from fusefs.cache.block_cache import BlockCache, PageCacheEstimate
 
 CAPACITY = 12
 KEYS = range(9)

@@ -5,8 +5,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fusefs.metrics.counters import LATENCY_BOUNDS_S, Numbers, Traffic
-from fusefs.metrics.prometheus import FilesCollector
+from fusefs.metrics.counters import LATENCY_BOUNDS_S, FilesCollector, Numbers, Traffic
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tools.statistics import Statistics, drop_cached, drop_json, layout_json, layout_of

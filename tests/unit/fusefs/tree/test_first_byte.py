@@ -14,7 +14,7 @@ from fusefs.stores.remote.client import Backend
 from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_intents import intent_path
 from fusefs.stores.remote.rename_store import RenamingStore
-from fusefs.tree import manifest_reader
+from fusefs.tree import manifests
 from fusefs.tree.file_attributes import set_attributes, xattrs_at
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import IntegrityError, UnavailableError
@@ -195,7 +195,7 @@ def test_what_was_forgotten_is_read_anew(files):
 
 
 def test_a_long_manifest_is_described_by_its_header_and_never_remembered_whole(files, monkeypatch):
-    monkeypatch.setattr(manifest_reader, "SHORT_BYTES", 5000)
+    monkeypatch.setattr(manifests, "SHORT_BYTES", 5000)
     for reads in (2, 1, 1):  # the header is known from the first time
         files.open("f").close()
         assert files.store.since() == [("stat", "f"), *[("read", "f")] * reads]

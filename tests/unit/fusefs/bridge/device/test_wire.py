@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from fusefs.bridge.api.protocol import Change, Entry, Space
-from fusefs.bridge.device.negotiation import agreement
+from fusefs.bridge.device.binding import agreement
 from fusefs.bridge.device.wire import (
     ENTRY_BYTES,
     IN_HEADER,

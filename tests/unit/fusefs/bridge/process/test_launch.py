@@ -10,7 +10,7 @@ import pytest
 from fusefs.bridge import server
 from fusefs.bridge.api.options import BridgeOptions
 from fusefs.bridge.api.protocol import FileSystem
-from fusefs.bridge.device import attachment
+from fusefs.bridge.device import binding
 from fusefs.bridge.process import launch
 from fusefs.cli import command
 from omniload.base.errors import ConfigError, StateError
@@ -101,9 +101,9 @@ def test_a_machine_without_the_device_is_told_what_is_missing(monkeypatch, tmp_p
     def missing(path, *_):
         raise FileNotFoundError(errno.ENOENT, "No such file", path)
 
-    monkeypatch.setattr(attachment.os, "open", missing)
+    monkeypatch.setattr(binding.os, "open", missing)
     with pytest.raises(StateError, match=r"/dev/fuse.*load the fuse module"):
-        attachment.attach_as_root(str(tmp_path), BridgeOptions(), "omnifs")
+        binding.attach_as_root(str(tmp_path), BridgeOptions(), "omnifs")
 
 
 @pytest.mark.parametrize("verb", ["stat", "drop", "prefetch"])

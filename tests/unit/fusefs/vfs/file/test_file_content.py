@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from fusefs.vfs.file.content_state import ContentState
 from fusefs.vfs.file.file_content import FileContent
+from fusefs.vfs.file.states import ContentState
 from fusefs.write.spool import SpoolPlace
 from tests.support.fusefs.builders import object_paths, some_files
 

@@ -14,7 +14,7 @@ from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.vfs import session
-from fusefs.vfs.inline_calls import InlineCalls
+from fusefs.vfs.session import InlineCalls
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.bridge_mount import Mount
 

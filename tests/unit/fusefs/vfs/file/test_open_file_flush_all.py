@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from fusefs.tools.fsck import verify
-from fusefs.vfs.file.flush_all import flush_all
-from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
+from fusefs.vfs.file.open_file import OpenFile, SpoolPlace, flush_all
 from tests.support.fusefs.builders import contents, some_files
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.stores.protocol import Entry
-from fusefs.tree.manifest_cache import SETTLED_NS, ManifestCache, is_settled
+from fusefs.tree.manifests import SETTLED_NS, ManifestCache, is_settled
 
 S = 10**9
 
