@@ -20,11 +20,17 @@ from omniload.front.launch import Launch, launch_of
 from omniload.mix.config import MixConfig
 from trainer_integration.checkpoint.file_digests import write_synced
 from trainer_integration.config import load_train
-from trainer_integration.report.display import JobConsole, RunDisplay, print_proof, print_summary
+from trainer_integration.report.display import (
+    JobConsole,
+    RunDisplay,
+    print_proof,
+    print_summary,
+    run_line,
+    run_now,
+)
 from trainer_integration.report.keeping import ReportProcess, kept_report
 from trainer_integration.report.proof import Proof, prove
 from trainer_integration.report.report import read_finished, write_report
-from trainer_integration.report.watching import run_line, run_now
 from trainer_integration.run.launch import Launcher
 from trainer_integration.run.resuming import Resume
 

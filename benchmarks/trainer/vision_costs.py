@@ -20,8 +20,7 @@ from trainer_integration.config import OptimizerConfig
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.training.optimizer import FlatAdamW
-from trainer_integration.vision.encoder import VisionEncoder
-from trainer_integration.vision.model import VisionLanguageModel
+from trainer_integration.vision.model import VisionEncoder, VisionLanguageModel
 
 __all__ = ["DOCUMENTS", "IMAGES", "Cost", "Costs", "measured_costs", "seconds_of_step"]
 

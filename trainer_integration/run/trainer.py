@@ -28,10 +28,9 @@ from trainer_integration.run.rank_spec import RankSpec
 from trainer_integration.run.run_log import EventKind, EventLine, StepLine
 from trainer_integration.training.evaluation import evaluate
 from trainer_integration.training.optimizer import FlatAdamW
-from trainer_integration.training.profiling import StepProfile
 from trainer_integration.training.progress import TrainingProgress
 from trainer_integration.training.step import StepResult, train_step
-from trainer_integration.training.throughput import peak_flops_of
+from trainer_integration.training.throughput import StepProfile, peak_flops_of
 from trainer_integration.vision.config import identity_of
 
 __all__ = ["Trainer", "Write"]

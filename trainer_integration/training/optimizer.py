@@ -1,4 +1,4 @@
-"""AdamW over one flat gradient.
+"""AdamW over one flat gradient, and its learning rate: a function of how far the run has come, without state.
 
 Every parameter's gradient is a window into one buffer, so that summing over ranks is one
 collective, and the norm and the clipping one operation each. Gradients of experts that ranks
@@ -19,9 +19,43 @@ from omniload.base.errors import StateError
 from trainer_integration.config import OptimizerConfig
 from trainer_integration.moe.model import MoETransformer, is_of_experts
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
-from trainer_integration.training.schedule import lr_at
 
-__all__ = ["FlatAdamW"]
+__all__ = ["FlatAdamW", "lr_at"]
+
+
+def lr_at(step: int, total_steps: int, config: OptimizerConfig, tokens: int = 0) -> float:
+    """Return the learning rate of a step.
+
+    Args:
+        step: Number of the step, from 0.
+        total_steps: Steps of the whole run; by tokens it counts those of ``config`` instead.
+        config: Peak, warm-up and final share.
+        tokens: Tokens trained on up to and with the step, by which a schedule of tokens goes.
+
+    Returns:
+        Above 0 from the first step on, the peak at the end of warm-up,
+        ``lr * final_lr_ratio`` at the last step and after it, unless the schedule is constant.
+    """
+    if config.total_tokens is None:
+        return _rate(step + 1, total_steps, config.warmup_steps, config.decay_steps, config)
+    warmup, decay = config.warmup_tokens, config.decay_tokens
+    return _rate(max(1, tokens), config.total_tokens, warmup, decay, config)
+
+
+def _rate(done: int, total: int, warmup: int, decay: int | None, config: OptimizerConfig) -> float:
+    """Return the rate after ``done`` of ``total`` steps or tokens."""
+    if done <= warmup:
+        return config.lr * done / warmup
+    falls_from = warmup
+    if config.schedule == "wsd":
+        falls_from = max(falls_from, total - (decay or -(-total // 10)))
+    progress = (done - falls_from) / max(1, total - falls_from)
+    left = 1.0 - min(1.0, max(0.0, progress))
+    if config.schedule == "constant":
+        left = 1.0
+    elif config.schedule == "cosine":
+        left = (1 - math.cos(math.pi * left)) / 2
+    return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * left)
 
 
 class FlatAdamW:

@@ -2,17 +2,22 @@
 
 Counted are the products of the model, forward and backward, as the data plane's costs count them:
 attention within documents alone, half of each square for the causal mask. Recomputation and padding
-count for nothing.
+count for nothing. Where the time went, a trace of some steps shows, which https://ui.perfetto.dev draws.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from omniload.batch.microbatch import Batch
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.flops import cost_of
 
-__all__ = ["model_flops", "peak_flops_of", "token_pairs"]
+__all__ = ["StepProfile", "model_flops", "peak_flops_of", "token_pairs"]
 
 _PEAKS_BF16 = {"H200": 989e12, "H100 SXM": 989e12, "H100": 756e12, "A100": 312e12, "B200": 2250e12}
 """Dense BF16 products a second by a part of the device's name, special before general; their makers' figures."""
@@ -48,3 +53,48 @@ def peak_flops_of(device: torch.device, given_tflops: float | None = None) -> fl
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in _PEAKS_BF16.items() if part in name), None)
+
+
+class StepProfile:
+    """Traces the steps of a range into one file."""
+
+    def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int) -> None:
+        """Trace from the first to the last of ``steps``; none where it is ``None``."""
+        self._steps, self._folder, self._rank = steps, folder, rank
+        self._profile: profile | None = None
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[Path | None]:
+        """Run a step; where the range ends before the next, the file is there as soon as the ``with`` ends.
+
+        Yields:
+            The file that ends with this step; ``None`` for others.
+        """
+        if self._steps is None or not self._steps[0] <= step <= self._steps[1]:
+            yield None
+            return
+        if self._profile is None:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities)
+            self._profile.start()
+        is_last = step == self._steps[1]
+        with record_function(f"step {step}"):
+            yield self._file if is_last else None
+        if is_last:
+            self.close()
+
+    def close(self) -> None:
+        """Write what was traced; nothing where no step of the range was run, or the file is written."""
+        if self._profile is not None:
+            tracer, self._profile = self._profile, None
+            tracer.stop()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            tracer.export_chrome_trace(str(self._file))
+
+    @property
+    def _file(self) -> Path:
+        assert self._steps is not None, "a file is asked for within the range"
+        first, last = self._steps
+        return self._folder / f"rank-{self._rank}-steps-{first}-{last}.json"

@@ -15,7 +15,7 @@ from tests.support.trainer import vision_cases
 from tests.support.trainer.moe_cases import ALONE
 from tests.support.trainer.moe_group import Ranks
 from trainer_integration.moe.parallel.collectives import Peers
-from trainer_integration.vision.inputs import VisionInputs
+from trainer_integration.vision.model import VisionInputs
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.checkpoint.file_digests import FileDigest
 from trainer_integration.config import OptimizerConfig
-from trainer_integration.training.schedule import lr_at
+from trainer_integration.training.optimizer import lr_at
 from trainer_integration.training.step import train_step
 
 ROWS = rows_of(3, num_rows=5)

@@ -26,8 +26,8 @@ from trainer_integration.config import TrainConfig
 from trainer_integration.moe.config import MoEShape
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import is_of_experts
-from trainer_integration.moe.parallel.crossover import measured
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
+from trainer_integration.run.crossover_ranks import measured
 from trainer_integration.run.joining import built_model
 from trainer_integration.training.evaluation import evaluate
 from trainer_integration.training.step import accumulate, train_step

@@ -14,8 +14,7 @@ from trainer_integration.run.joining import built_model
 from trainer_integration.training.evaluation import evaluate
 from trainer_integration.training.step import train_step
 from trainer_integration.vision.config import VisionConfig, identity_of
-from trainer_integration.vision.inputs import VisionInputs
-from trainer_integration.vision.model import VisionLanguageModel
+from trainer_integration.vision.model import VisionInputs, VisionLanguageModel
 
 VISION = {"patch": 4, "merge": 1, "dim": 16, "num_layers": 2, "hidden": 24, "init_std": 0.2}
 

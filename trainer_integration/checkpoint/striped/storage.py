@@ -15,21 +15,44 @@ Every rank writes one striped safetensors file, units straight from the tensors'
 rank 0 commits the index last. See ``docs/design/0014-striped-checkpoints.md``.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+from typing_extensions import override
 
+from fusefs.stores.protocol import checked_path
 from fusefs.tree.namespace import StripedFiles
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json
 from trainer_integration.checkpoint.save_errors import own_errors, require_room
-from trainer_integration.checkpoint.striped.place import location_of, read_index
+from trainer_integration.checkpoint.striped.index import (
+    INDEX,
+    ITEM_BYTES,
+    Chunk,
+    ChunkToSave,
+    Index,
+    SavedTensor,
+    ShardFile,
+    lay_out,
+    shard_name,
+)
+from trainer_integration.checkpoint.striped.place import is_path, location_of, read_index, within
 from trainer_integration.checkpoint.striped.reader import StripedReader
-from trainer_integration.checkpoint.striped.writer import StripedWriter
+from trainer_integration.checkpoint.striped.tensors import bytes_of, dtype_name, units_of
 
-__all__ = ["load_striped", "save_striped"]
+__all__ = ["StripedWriter", "load_striped", "save_striped"]
+
+_Results = list[WriteResult]
 
 
 def save_striped(
@@ -103,3 +126,143 @@ def load_striped(
             process_group=group,
             no_dist=group is None,
         )
+
+
+class StripedWriter(StorageWriter):
+    """Writes a checkpoint into a folder of a striped namespace. One save per instance or ``reset``.
+
+    Args:
+        files: The namespace; its striping decides how many streams a rank writes.
+        folder: Path within it.
+        about: Plain JSON to commit with the tensors.
+    """
+
+    def __init__(
+        self, files: StripedFiles, folder: str, *, about: Mapping[str, Json] | None = None
+    ) -> None:
+        self._files = files
+        self._about = dict(about or {})
+        self._folder = checked_path(folder)
+
+    @override
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self._folder = checked_path(os.fspath(checkpoint_id))
+
+    @override
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        """Make the folder and clear what an interrupted save left.
+
+        Raises:
+            StateError: A checkpoint is there.
+        """
+        if not is_coordinator:
+            return
+        if self._folder:
+            try:
+                self._files.names.make_directory(self._folder)
+            except FileExistsError:
+                pass
+            else:
+                return
+        names = [info.name for info in self._files.listing(self._folder)]
+        if INDEX in names:
+            raise StateError(
+                f"{location_of(self._files, self._folder)} holds a checkpoint; load it, or save into another folder"
+            )
+        for name in names:
+            if name.startswith("shard-"):
+                self._files.names.remove(within(self._folder, name))
+
+    @override
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Refuse what is no tensor: DCP would pickle it.
+
+        Raises:
+            ConfigError: An entry is no tensor, or of a type that safetensors does not know.
+        """
+        for item in plan.items:
+            if item.tensor_data is None:
+                raise ConfigError(
+                    f"{item.index.fqn!r} is no tensor, and a checkpoint holds no pickle; "
+                    "keep it as JSON beside the tensors"
+                )
+            dtype_name(item.tensor_data.properties.dtype, tensor=item.index.fqn)
+        return plan
+
+    @override
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        names = (shard_name(i, len(plans)) for i in range(1, len(plans) + 1))
+        return [replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+
+    @override
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[_Results]:
+        done: Future[_Results] = Future()
+        done.set_result(self._write_shard(plan, planner) if plan.items else [])
+        return done
+
+    @override
+    def finish(self, metadata: Metadata, results: list[_Results]) -> None:
+        """Commit: from here on there is a checkpoint."""
+        # By offsets: with a planner that keeps copies of replicated tensors, several ranks saved one.
+        chunks: dict[str, dict[tuple[int, ...], Chunk]] = {}
+        files: dict[str, ShardFile] = {}
+        for result in (result for of_rank in results for result in of_rank):
+            chunk, file = result.storage_data
+            chunks.setdefault(result.index.fqn, {})[chunk.offsets] = chunk
+            files[chunk.file] = file
+        tensors = {}
+        for name, entry in metadata.state_dict_metadata.items():
+            assert isinstance(entry, TensorStorageMetadata), "prepare_local_plan refused others"
+            dtype = dtype_name(entry.properties.dtype, tensor=name)
+            tensors[name] = SavedTensor(
+                dtype=dtype, sizes=tuple(entry.size), chunks=tuple(chunks[name].values())
+            )
+        index = Index(files=files, tensors=tensors, about=self._about)
+        self._files.write_file(within(self._folder, INDEX), index.encoded())
+
+    @classmethod
+    @override
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return is_path(checkpoint_id)
+
+    def _write_shard(self, plan: SavePlan, planner: SavePlanner) -> _Results:
+        # Wide types first, so that every tensor is aligned to its own elements.
+        items = sorted(plan.items, key=lambda i: (-ITEM_BYTES[_chunk_of(i).dtype], i.index.fqn))
+        chunks = [_chunk_of(item) for item in items]
+        head, starts = lay_out(chunks)
+        name = cast("str", plan.storage_data)
+        path = within(self._folder, name)
+        writer = self._files.writers.segment(path)
+
+        def parts() -> Iterator[bytes | memoryview]:
+            yield head
+            for item in items:
+                tensor = cast("Tensor", planner.resolve_data(item))
+                yield bytes_of(tensor.detach().cpu().contiguous())
+
+        try:
+            for unit in units_of(parts(), self._files.config.striping_of(path).unit):
+                writer.append(unit)
+            segment = writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        self._files.publish(path, (segment,))
+        file = ShardFile(size_bytes=segment.size_bytes)
+        results = []
+        for item, chunk, at in zip(items, chunks, starts, strict=True):
+            place = Chunk(offsets=chunk.offsets, sizes=chunk.sizes, file=name, at=at)
+            results.append(WriteResult(item.index, chunk.size_bytes, (place, file)))
+        return results
+
+
+def _chunk_of(item: WriteItem) -> ChunkToSave:
+    data = item.tensor_data
+    assert data is not None, "prepare_local_plan refused what is no tensor"
+    return ChunkToSave(
+        tensor=item.index.fqn,
+        dtype=dtype_name(data.properties.dtype, tensor=item.index.fqn),
+        offsets=tuple(data.chunk.offsets),
+        sizes=tuple(data.chunk.sizes),
+    )

@@ -1,14 +1,29 @@
-"""A dataset that is made where it is read first: with ``share=True``, once per machine."""
+"""What the processes of a machine share of a dataset: one that is made where it is read first, and packed lists.
 
-from collections.abc import Callable
-from typing import Any
+A forked worker that reads an object counts references in it, and so copies its page: in time each
+worker holds a long list of small objects a second time. As two arrays of bytes it has no counts.
+"""
 
+import mmap
+import os
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.reduction import DupFd
+from typing import Any, overload
+
+import numpy as np
 from torch.utils.data import Dataset
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 
-__all__ = ["SharedDataset"]
+__all__ = ["PackedList", "SharedDataset", "pack_lists"]
+
+_LONG = 10_000
+"""Items; shorter lists stay as they are."""
+_DEPTH = 4
+_PIECE_BYTES = 1 << 24
 
 
 class SharedDataset(Dataset[Any]):
@@ -57,3 +72,97 @@ class SharedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the dataset where it is: another process makes its own."""
         return {**vars(self), "_made": None}
+
+
+class PackedList(Sequence[Any]):
+    """A list that cannot be changed; each access returns a copy of the item."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        """Pickle ``items`` into memory without a name."""
+        handle = os.memfd_create("omniload-list", os.MFD_CLOEXEC)
+        try:
+            ends_N = _written(handle, items)
+            os.pwrite(handle, ends_N.tobytes(), 0)
+        except BaseException:
+            os.close(handle)
+            raise
+        self._load(handle, len(items), int(ends_N[-1]))
+
+    def _load(self, handle: int, items: int, size_bytes: int) -> None:
+        self._handle = handle
+        weakref.finalize(self, os.close, handle).atexit = False
+        memory = mmap.mmap(handle, size_bytes, prot=mmap.PROT_READ)
+        self._ends_N = np.frombuffer(memory, np.int64, items + 1)
+        self._bytes = memoryview(memory)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._ends_N) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        begin, end = self._ends_N[at : at + 2]
+        return pickle.loads(self._bytes[begin:end])  # noqa: S301 -- pickled by this job, in memory that only it has
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return (self[n] for n in range(len(self)))
+
+    @override
+    def __reduce__(self) -> Any:
+        """Go to a process that is being started: the memory goes along, not a copy."""
+        return _mapped, (DupFd(self._handle), len(self), len(self._bytes))
+
+
+def _mapped(handle: Any, items: int, size_bytes: int) -> PackedList:
+    made = PackedList.__new__(PackedList)
+    made._load(handle.detach(), items, size_bytes)
+    return made
+
+
+def _written(handle: int, items: Sequence[Any]) -> Any:
+    """Write pickled items behind room for their ends, in pieces; return the ends, ``[N + 1]``."""
+    ends_N = np.empty(len(items) + 1, np.int64)
+    at = ends_N[0] = ends_N.nbytes
+    with os.fdopen(os.dup(handle), "wb", _PIECE_BYTES) as file:
+        file.seek(int(at))
+        for number, item in enumerate(items, 1):
+            at += file.write(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
+            ends_N[number] = at
+    return ends_N
+
+
+def pack_lists(dataset: Any, depth: int = _DEPTH) -> int:
+    """Replace long lists among the attributes of a dataset, and of those inside it.
+
+    A list whose items cannot be pickled, or whose attribute cannot be set, stays as it is.
+
+    Returns:
+        Lists that were replaced.
+    """
+    if depth == 0 or not hasattr(dataset, "__dict__"):
+        return 0
+    count = 0
+    for name, value in list(vars(dataset).items()):
+        if type(value) is list and len(value) >= _LONG:
+            count += _pack(dataset, name, value)
+        elif isinstance(value, list | tuple):
+            count += sum(pack_lists(each, depth - 1) for each in value[:_LONG])
+        elif hasattr(type(value), "__getitem__") and not isinstance(value, dict | str | bytes):
+            count += pack_lists(value, depth - 1)
+    return count
+
+
+def _pack(dataset: Any, name: str, value: list[Any]) -> bool:
+    try:
+        setattr(dataset, name, PackedList(value))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return False
+    return True

@@ -1,27 +1,238 @@
-"""Batches of workers that the ranks of a machine share, in the order of this rank's sampler."""
+"""Batches of workers that the ranks of a machine share, in the order of this rank's sampler.
+
+A ``Client`` is the rank's place in their group: what it has asked for, and the memory that batches come in.
+"""
 
 import itertools
+import json
+import logging
+import os
 import pickle
+import socket
+import time
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from torch import multiprocessing
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from typing_extensions import override
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from trainer_integration.loader.iterators import Noting, Settings, WorkerTimeoutError
-from trainer_integration.loader.shared.client import Client
-from trainer_integration.loader.shared.group import address_of, connected
-from trainer_integration.loader.shared.server import Setup
+from trainer_integration.loader.shared.frames import Frame, Kind, Wire
+from trainer_integration.loader.shared.group import START_S, address_of, connected
+from trainer_integration.loader.shared.room import Holds, RanksRoom
+from trainer_integration.loader.shared.server import VERSION, Setup
 from trainer_integration.loader.shared.worker import EPOCH, Work
 
-__all__ = ["Share", "Shared"]
+__all__ = ["Client", "Share", "Shared"]
 
+_log = logging.getLogger(__name__)
+_TIMES = 3
+"""Servers in a row that may end without a batch from one of them."""
+_TELL_S = 60.0
+_CLIENTS: "weakref.WeakSet[Client]" = weakref.WeakSet()
 _made = itertools.count()
 """Loaders of this process that share: ranks that make them in the same order need no names."""
+
+
+class _Ready(NamedTuple):
+    """A batch that is opened already."""
+
+    batch: Any
+
+
+class Client:
+    """A rank among others. Batches come in any order, and wait here for their turn."""
+
+    def __init__(self, connect: Callable[[], socket.socket], fingerprint: dict[str, Any]) -> None:
+        """Join the group that ``connect`` reaches or starts.
+
+        Raises:
+            StateError: This rank's loader is not that of the others.
+            UnavailableError: The server has ended, or does not answer.
+        """
+        self._connect, self._fingerprint = connect, {**fingerprint, "version": VERSION}
+        self._tasks = itertools.count()
+        self._wanted: dict[int, bytes] = {}
+        """Keys of what is asked for and has not come."""
+        self._came: dict[int, Frame | _Ready] = {}
+        self._lost = 0
+        self._owner = os.getpid()
+        self._join()
+        _CLIENTS.add(self)
+
+    def _join(self) -> None:
+        until_s = time.monotonic() + START_S
+        while True:
+            connection = self._connect()
+            try:
+                self._greet(connection)
+            except (EOFError, ConnectionError) as error:
+                # The group ended as this rank came, or its starter died: whoever comes next starts another.
+                connection.close()
+                if time.monotonic() > until_s:
+                    raise UnavailableError(
+                        f"servers of the shared workers end as soon as they have started, for {START_S:g} s"
+                    ) from error
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return
+
+    def _greet(self, connection: socket.socket) -> None:
+        wire = Wire(connection)
+        wire.send(Frame(Kind.HELLO, body=json.dumps(self._fingerprint).encode()))
+        try:
+            mark, handles, _, _ = socket.recv_fds(connection, 1, 2)
+        except TimeoutError:
+            raise UnavailableError(
+                f"the server of the shared workers has not answered within {START_S:g} s"
+            ) from None
+        if not mark:
+            raise EOFError("the server has gone")
+        if len(handles) != 2:
+            raise IntegrityError(
+                f"the server of the shared workers sent {len(handles)} descriptors, not 2"
+            )
+        room, holds = handles
+        try:
+            welcome = wire.receive(START_S)
+            if welcome is None:
+                raise UnavailableError(
+                    f"the shared workers' dataset was not made within {START_S:g} s; make it in less"
+                )
+            if welcome.kind is not Kind.WELCOME:
+                raise StateError(welcome.body.decode(errors="replace"))
+            told = json.loads(welcome.body)
+            self._holds = Holds(told["regions"], holds)
+            self._row = welcome.number
+            self._room = RanksRoom(os.dup(room), self._holds, welcome.number, told["key"])
+        finally:
+            os.close(room)
+            os.close(holds)
+        self.server, self._wire = told["pid"], wire
+        self._hang_up = weakref.finalize(self, connection.close)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this rank is in the group, or would join it again."""
+        return self._hang_up.alive and self._owner == os.getpid()
+
+    def ask(self, key: bytes) -> int:
+        """Ask for a batch, and return the number that it will come under."""
+        task = next(self._tasks)
+        self._wanted[task] = key
+        self._send(Frame(Kind.ASK, task, key))
+        return task
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            self._wire.send(frame)
+        except OSError as error:
+            self._take_over(error)
+
+    def drop(self, tasks: Iterable[int]) -> None:
+        """Do without batches that were asked for."""
+        for task in tasks:
+            if (came := self._came.pop(task, None)) is not None:
+                self._let_go(came)
+            elif self._wanted.pop(task, None) is not None and self._hang_up.alive:
+                self._send(Frame(Kind.DROP, task))
+
+    def _let_go(self, came: "Frame | _Ready") -> None:
+        if isinstance(came, Frame):
+            self._holds.clear(self._row, came.slots)
+
+    def wait(self, task: int, limit_s: float, told: Callable[[], str]) -> Any:
+        """Return a batch.
+
+        Args:
+            task: What ``ask`` returned.
+            limit_s: How long to wait; 0 for as long as the server lives.
+            told: Says what is waited for.
+
+        Raises:
+            WorkerTimeoutError: It has not come.
+            RuntimeError: The worker has died at it, or the servers die one after the other.
+            Exception: Of the dataset, with the worker's traceback.
+        """
+        began_s = tell_s = time.monotonic()
+        while task not in self._came:
+            assert task in self._wanted, f"task {task} was neither asked for nor has it come"
+            if not self._hang_up.alive:
+                raise RuntimeError("the loader was closed: iterate it again")
+            now_s = time.monotonic()
+            if limit_s and now_s - began_s > limit_s:
+                raise WorkerTimeoutError(
+                    f"DataLoader timed out after {limit_s:g} seconds: the shared workers (server {self.server}) have "
+                    f"not given {told()}"
+                )
+            if now_s - tell_s > _TELL_S:
+                _log.warning("%.0f s waited for %s of the shared workers", now_s - began_s, told())
+                tell_s = now_s
+            self._take(min(_TELL_S, limit_s or _TELL_S))
+        return self._opened(self._came.pop(task), told)
+
+    def _take(self, limit_s: float) -> None:
+        try:
+            frame = self._wire.receive(limit_s)
+        except (EOFError, OSError) as error:
+            self._take_over(error)
+            return
+        if frame is None:
+            return
+        self._lost = 0
+        if self._wanted.pop(frame.number, None) is None:
+            self._let_go(frame)
+        else:
+            self._came[frame.number] = frame
+
+    def _opened(self, frame: "Frame | _Ready", told: Callable[[], str]) -> Any:
+        if isinstance(frame, _Ready):
+            return frame.batch
+        if frame.kind is Kind.BATCH:
+            return pickle.loads(frame.body)  # noqa: S301 -- of this job's own worker, by a server of this user
+        if frame.kind is Kind.FAILED:
+            pickle.loads(frame.body).reraise()  # noqa: S301 -- as above
+        raise RuntimeError(f"{frame.body.decode(errors='replace')}, at {told()}")
+
+    def _take_over(self, error: Exception) -> None:
+        """Join the group again, whose server is started anew by the first rank that sees it gone."""
+        self._hang_up()
+        self._lost += 1
+        what = f"the server of the shared workers (pid {self.server}) has ended ({error!r})"
+        if self._lost > _TIMES:
+            raise RuntimeError(
+                f"{what}, the {self._lost}th in a row without a batch; look into the system's log for what kills it"
+            )
+        _log.warning("%s; this rank goes on with another", what)
+        for task, came in list(self._came.items()):
+            # It lies in memory that is this rank's as long as the room is known, and then as long as a tensor is.
+            if isinstance(came, Frame) and came.kind is Kind.BATCH:
+                self._came[task] = _Ready(pickle.loads(came.body))  # noqa: S301 -- as in ``_opened``
+        self._join()
+        for task, key in list(self._wanted.items()):
+            self._wire.send(Frame(Kind.ASK, task, key))
+
+    def close(self) -> None:
+        """Leave the group. Batches that the trainer holds stay as they are."""
+        self._wanted.clear()
+        self._came.clear()
+        self._hang_up()
+
+
+def _after_fork() -> None:
+    # A child that keeps the line open would hide this rank's end from the server.
+    for client in list(_CLIENTS):
+        client._hang_up()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Share:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainer_integration.loader.shared.dataset import SharedDataset
+from trainer_integration.loader.shared.dataset import SharedDataset, pack_lists
 from trainer_integration.loader.shared.desk import (
     Asked,
     Desk,
@@ -31,7 +31,6 @@ from trainer_integration.loader.shared.desk import (
     Replace,
 )
 from trainer_integration.loader.shared.frames import Frame, Kind, packed, read_frame, user_of
-from trainer_integration.loader.shared.packed import pack_lists
 from trainer_integration.loader.shared.room import ROWS, Holds, group_room
 from trainer_integration.loader.shared.worker import Post, Work, work
 from trainer_integration.loader.transport.room import STATES

@@ -3,11 +3,13 @@
 A worker owns a region of it: a page of states, one byte a block, and the blocks. The worker sets a
 state to held, the consumer sets it to free when the last tensor over the block is gone. Nothing
 else is ever written by both, so there is no lock, and a process that is killed leaves none held.
+Which bytes of a region are free, its worker alone knows, as extents.
 """
 
 import mmap
 import os
 import weakref
+from bisect import bisect_left
 from collections.abc import Iterable
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -15,15 +17,70 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from trainer_integration.loader.transport.extents import Extents
+__all__ = [
+    "ALIGNMENT",
+    "LIMIT_BYTES",
+    "STATES",
+    "Block",
+    "Extents",
+    "Room",
+    "WorkersRoom",
+    "block_of",
+]
 
-__all__ = ["LIMIT_BYTES", "STATES", "Block", "Room", "WorkersRoom", "block_of"]
-
+ALIGNMENT = 64
+"""Bytes; a cache line, and more than any dtype asks for."""
 LIMIT_BYTES = 1 << 30
 """Of one worker's region; pages that were never used take no memory."""
 STATES = mmap.PAGESIZE
 """Bytes before a region's blocks: as many blocks as it can have."""
 _FREE, _HELD = 0, 1
+_ROOMS: "weakref.WeakValueDictionary[int, Room]" = weakref.WeakValueDictionary()
+_keys = iter(range(1 << 62))
+
+
+class Extents:
+    """Free extents in the order of their addresses; the lowest that fits is taken, so that few pages are touched."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Begin with one free extent."""
+        self._starts, self._sizes = [0], [size_bytes]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are free, in whatever pieces."""
+        return sum(self._sizes)
+
+    def take(self, size_bytes: int) -> int | None:
+        """Return the start of ``size_bytes`` that were free, or ``None`` where no extent is large enough."""
+        wanted = _rounded(size_bytes)
+        for place, free in enumerate(self._sizes):
+            if free >= wanted:
+                start = self._starts[place]
+                if free == wanted:
+                    del self._starts[place], self._sizes[place]
+                else:
+                    self._starts[place], self._sizes[place] = start + wanted, free - wanted
+                return start
+        return None
+
+    def give(self, start: int, size_bytes: int) -> None:
+        """Free what ``take`` returned for ``size_bytes``; neighbours become one extent."""
+        size, place = _rounded(size_bytes), bisect_left(self._starts, start)
+        if place < len(self._starts) and start + size == self._starts[place]:
+            size += self._sizes[place]
+            del self._starts[place], self._sizes[place]
+        before = place - 1
+        if before >= 0 and self._starts[before] + self._sizes[before] == start:
+            self._sizes[before] += size
+            return
+        self._starts.insert(place, start)
+        self._sizes.insert(place, size)
+
+
+def _rounded(size_bytes: int) -> int:
+    """Return a size as whole cache lines."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class Room:
@@ -121,10 +178,6 @@ class _Release:
         room = self._room()
         if room is not None:
             room._dropped(self._state)
-
-
-_ROOMS: "weakref.WeakValueDictionary[int, Room]" = weakref.WeakValueDictionary()
-_keys = iter(range(1 << 62))
 
 
 def _next_key() -> int:

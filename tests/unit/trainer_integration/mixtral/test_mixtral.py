@@ -11,8 +11,7 @@ from trainer_integration.mixtral.config import (
     require_shape,
     require_weights,
 )
-from trainer_integration.mixtral.folder import read_mixtral, write_mixtral
-from trainer_integration.mixtral.names import from_mixtral, to_mixtral
+from trainer_integration.mixtral.folder import from_mixtral, read_mixtral, to_mixtral, write_mixtral
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 
 from tests.support.trainer.moe_builders import a_config, all_close
-from trainer_integration.moe.experts import Experts
-from trainer_integration.moe.grouped_gemm import grouped_gemm
+from trainer_integration.moe.experts import Experts, grouped_gemm
 from trainer_integration.moe.parallel.ep_transport import Local
 from trainer_integration.moe.row_map import RowMap, combine, dispatch
 

@@ -6,7 +6,7 @@ import torch
 from omniload.base.errors import StateError
 from tests.support.trainer.moe_builders import a_model, all_close, an_optimizer
 from trainer_integration.config import OptimizerConfig
-from trainer_integration.training.optimizer import FlatAdamW
+from trainer_integration.training.optimizer import FlatAdamW, lr_at
 
 
 def test_backward_adds_into_the_flat_gradient():
@@ -89,3 +89,68 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_model_changes(po
         optimizer.step(7)
 
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+CONFIG = OptimizerConfig(lr=1.0, warmup_steps=4, final_lr_ratio=0.1)
+
+
+def test_the_rate_warms_up_in_equal_steps_to_its_peak():
+    assert [lr_at(step, 20, CONFIG) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_the_rate_then_falls_to_its_final_share_at_the_last_step_and_stays():
+    rates = [lr_at(step, 20, CONFIG) for step in range(3, 20)]
+
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+    assert lr_at(500, 20, CONFIG) == pytest.approx(0.1)
+
+
+def test_the_rate_is_half_way_down_in_the_middle():
+    assert lr_at(11, 20, CONFIG) == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_every_rate_of_a_short_run_is_above_zero_and_at_most_the_peak(warmup):
+    config = OptimizerConfig(lr=1.0, warmup_steps=warmup, final_lr_ratio=0.5)
+
+    assert all(0 < lr_at(step, 5, config) <= 1.0 for step in range(5))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("linear", [1.0, 0.775, 0.55, 0.325, 0.1]),
+        ("constant", [1.0] * 5),
+        ("wsd", [1.0, 1.0, 1.0, 1.0, 0.1]),
+    ],
+)
+def test_the_rate_follows_its_schedule_after_the_warm_up(schedule, expected):
+    config = CONFIG.model_copy(update={"schedule": schedule})
+
+    assert [lr_at(step, 20, config) for step in (3, 7, 11, 15, 19)] == pytest.approx(expected)
+
+
+def test_the_rate_falls_in_a_straight_line_over_the_steps_that_are_given_for_it():
+    config = CONFIG.model_copy(update={"schedule": "wsd", "decay_steps": 4})
+
+    rates = [lr_at(step, 20, config) for step in range(14, 20)]
+
+    assert rates == pytest.approx([1.0, 1.0, 0.775, 0.55, 0.325, 0.1])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
+def test_a_schedule_of_tokens_is_that_of_steps_where_every_step_has_as_many(schedule):
+    steps = CONFIG.model_copy(update={"schedule": schedule, "decay_steps": 3})
+    by_tokens = {"total_tokens": 20_000, "warmup_tokens": 4_000, "decay_tokens": 3_000}
+    tokens = CONFIG.model_copy(update={"schedule": schedule, **by_tokens})
+
+    for step in range(25):
+        found = lr_at(step, 7, tokens, tokens=1000 * (step + 1))
+        assert found == pytest.approx(lr_at(step, 20, steps))
+
+
+def test_a_step_without_tokens_still_has_a_rate():
+    config = OptimizerConfig(total_tokens=100, warmup_tokens=10)
+
+    assert lr_at(0, 5, config, tokens=0) > 0

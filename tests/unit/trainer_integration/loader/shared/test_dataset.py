@@ -5,8 +5,7 @@ import pickle
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from trainer_integration.loader.shared.dataset import SharedDataset
-from trainer_integration.loader.shared.packed import PackedList, pack_lists
+from trainer_integration.loader.shared.dataset import PackedList, SharedDataset, pack_lists
 
 
 class Rows(Dataset):

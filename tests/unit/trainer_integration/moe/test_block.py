@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.trainer.moe_builders import a_config, a_microbatch, all_close, documents_of
-from trainer_integration.moe.attention import Attention, attend
+from trainer_integration.moe.block import Attention, attend
 from trainer_integration.moe.documents import DocumentGroups
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.rope import Rotation

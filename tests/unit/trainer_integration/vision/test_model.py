@@ -11,8 +11,8 @@ from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.transforms.image_patches import patches_of
 from tests.support.drawn import ramp
 from trainer_integration.vision.config import VisionConfig
-from trainer_integration.vision.encoder import VisionEncoder, grid_places
 from trainer_integration.vision.flops import encoder_flops
+from trainer_integration.vision.model import VisionEncoder, grid_places
 
 CONFIG = VisionConfig(patch=4, merge=2, dim=16, num_heads=2, hidden=24, init_std=0.2)
 
