@@ -23,9 +23,9 @@ from omniload.base.state import Json
 from omniload.client import Client
 from omniload.front.launch import Launch, Place
 from omniload.front.loader import OpenClient
-from omniload.front.meeting import Meeting
+from omniload.front.meeting import Invitation, Meeting, NodeUp
 from omniload.front.peers import FetchingHandle, FollowingHandle, Peers
-from omniload.front.rendezvous import FolderRendezvous, Invitation, NodeUp, Rendezvous
+from omniload.front.rendezvous import FolderRendezvous, Rendezvous
 from omniload.mix.config import MixConfig
 
 __all__ = ["Alone", "Together", "take_turn", "torch_part"]

@@ -14,8 +14,8 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
 from omniload.client import Client
-from omniload.front.copying import CopyAhead
-from omniload.front.rows import BatchForm, PackedRows, TrainingBatch
+from omniload.front.delivery import BatchForm, CopyAhead
+from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
 from omniload.mix.journal.rewards import RewardLog
 from omniload.mix.state import refuse_others
@@ -24,8 +24,6 @@ from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 __all__ = ["Loader", "OpenClient", "RunNotes", "require_whole"]
 
 _LOG = get_logger(__name__)
-
-
 _ELSEWHERE = (
     "the loader of a mix was handed to another process, such as a worker of torch's DataLoader; every worker would "
     "hand out the same batches: iterate it directly, it prefetches by itself"

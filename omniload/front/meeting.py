@@ -1,31 +1,193 @@
-"""The notes that ranks of one job exchange to open a plane together, and how long each waits for which."""
+"""How the ranks of a job open one plane together: which notes they exchange, and how long each waits for which.
+
+::
+
+    rank 0   start Ray ── read "here/1", "here/2" ── post "hosts" ── open the plane ── post "plane" ── read "joined/1"
+    rank 1                post "here/1" ──────────── read "hosts" ──────────────────── read "plane" ── post "joined/1"
+    rank 2                post "here/2" ──────────── read "hosts" ── its host's node ── post "node/2" ── and so on
+
+The first rank of each other host starts a node of Ray there, and rank 0 waits for "node/2" before
+it opens the plane. A rank that fails posts its error in place of what it was to post, so that no
+other waits for it.
+"""
 
 import os
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
-from omniload.actors.address import Head, Hosts
-from omniload.base.errors import ConfigError, UnavailableError
+from pydantic import ValidationError
+
+from omniload.actors.address import Head, HostPlace, Hosts, PlaneAddress
+from omniload.base.config import StrictModel
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+)
 from omniload.base.linux.network import LOOPBACK, host_id
 from omniload.front.launch import Launch, Place
-from omniload.front.rendezvous import (
-    Arrival,
-    Failure,
-    Invitation,
-    Joined,
-    Muster,
-    NodeUp,
-    Note,
-    Rendezvous,
-    read_as,
-    wait_for_ranks,
-)
+from omniload.front.rendezvous import Rendezvous
 
-__all__ = ["Meeting"]
+__all__ = [
+    "Arrival",
+    "Failure",
+    "Invitation",
+    "Joined",
+    "Meeting",
+    "Muster",
+    "NodeUp",
+    "read_as",
+    "wait_for_ranks",
+]
 
 _LEAVE_S = 10.0
+_KINDS: tuple[type[OmniloadError], ...] = (
+    ConfigError,
+    UnavailableError,
+    StateError,
+    IntegrityError,
+)
+Note = TypeVar("Note", bound=StrictModel)
+
+
+class Failure(StrictModel):
+    """In place of a note: why it will not come."""
+
+    failed: Literal["ConfigError", "UnavailableError", "StateError", "IntegrityError", "Fault"]
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """Return the note of an error."""
+        kind = next((k.__name__ for k in _KINDS if isinstance(error, k)), "Fault")
+        return cls.model_validate({"failed": kind, "message": str(error) or repr(error)})
+
+    def error(self, rank: int) -> OmniloadError:
+        """Return the error as another rank raises it."""
+        kind = next((k for k in _KINDS if k.__name__ == self.failed), UnavailableError)
+        return kind(f"rank {rank}: {self.message}")
+
+
+class Arrival(StrictModel):
+    """What another rank posts first."""
+
+    version: Literal[1] = 1
+    host: str
+    """Number of its host."""
+    name: str
+    """Name of its host."""
+    dp_rank: int
+    fetches: bool = True
+    """Whether it asks the data plane itself; a peer along tp, pp or ep has its batches from another rank."""
+
+
+class Muster(StrictModel):
+    """What rank 0 posts once it knows where all ranks are."""
+
+    version: Literal[2] = 2
+    head: Head | None
+    """The plane's Ray; its secret is as private as the rendezvous, and that as the job. ``None``: threads of rank 0."""
+    first_of: dict[str, int]
+    """Rank that starts the node of each other host."""
+
+
+class NodeUp(StrictModel):
+    """What that rank posts."""
+
+    version: Literal[1] = 1
+    place: HostPlace
+
+
+class Invitation(StrictModel):
+    """What rank 0 posts once the plane is up."""
+
+    version: Literal[3] = 3
+    plane: PlaneAddress | None
+    """Where it is; ``None`` for threads of rank 0, which alone asks them."""
+    mix: str
+    """Digest of the mix and its settings."""
+    dp_size: int
+    cp_size: int
+
+
+class Joined(StrictModel):
+    """What another rank posts when it has its handle."""
+
+    version: Literal[1] = 1
+    host: str
+    pid: int
+
+
+def read_as(
+    rendezvous: Rendezvous, key: str, kind: type[Note], *, of_rank: int, timeout_s: float
+) -> Note | None:
+    """Read another rank's note.
+
+    Returns:
+        The note; ``None`` where it did not come in time.
+
+    Raises:
+        OmniloadError: What the other rank failed with.
+        ConfigError: The note is of another release, or damaged.
+    """
+    text = rendezvous.read(key, timeout_s)
+    if text is None:
+        return None
+    try:
+        raise Failure.model_validate_json(text).error(of_rank)
+    except ValidationError:
+        pass
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"the note {key!r} of rank {of_rank} is not of this release ({error.error_count()} faults); install "
+            "one release on all ranks"
+        ) from error
+
+
+def wait_for_ranks(
+    rendezvous: Rendezvous,
+    keys: Iterable[tuple[int, str]],
+    timeout_s: float,
+    kind: type[Note],
+    what: str = "joined the plane of rank 0",
+) -> dict[int, Note]:
+    """Wait until every other rank has posted a note, and return the notes.
+
+    Args:
+        rendezvous: Where they post.
+        keys: Ranks and the keys of their notes.
+        timeout_s: Longest wait for all of them.
+        kind: Of the notes.
+        what: What a rank that has not posted has not done, for the message.
+
+    Raises:
+        UnavailableError: Some have not, in the time; their numbers.
+        OmniloadError: What one of them failed with.
+    """
+    until_s = time.monotonic() + timeout_s
+    found: dict[int, Note] = {}
+    absent = []
+    for rank, key in keys:
+        left_s = max(0.0, until_s - time.monotonic())
+        note = read_as(rendezvous, key, kind, of_rank=rank, timeout_s=left_s)
+        if note is None:
+            absent.append(rank)
+        else:
+            found[rank] = note
+    if absent:
+        raise UnavailableError(
+            f"ranks {absent} have not {what} on {socket.gethostname()} within {timeout_s:g} s; "
+            "do they run, and do they call omniload.open as often as rank 0? timeout= waits longer"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

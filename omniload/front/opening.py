@@ -11,35 +11,20 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from omniload.actors.plane import PlaneSpec
-from omniload.base.config import checked
 from omniload.base.errors import ConfigError
 from omniload.base.extras import refuse_namesake
 from omniload.base.state import Json
+from omniload.front.delivery import BatchForm
 from omniload.front.joining import Alone, Together, torch_part
 from omniload.front.launch import DeviceMesh, Launch, Place, launch_of, place_of
 from omniload.front.loader import Loader, OpenClient, RunNotes
-from omniload.front.record import text_as_run
-from omniload.front.rows import Arrays, BatchForm, Labels, NumpyArrays
-from omniload.front.settings import with_settings
-from omniload.mix.config import MixConfig, load_mix
-from omniload.mix.held_out import held_out
+from omniload.front.rows import Arrays, Labels, NumpyArrays
+from omniload.front.spec import Runtime, kept_in, spec_of
+from omniload.mix.config import MixConfig
 from omniload.mix.schema.source_base import tags_of
-from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
 
-__all__ = [
-    "check_choices",
-    "check_timeout",
-    "form_of",
-    "kept_in",
-    "open_mix",
-    "spec_of",
-    "steps_of",
-    "vocab_size_of",
-]
-
-Runtime = Literal["auto", "local", "ray"]
+__all__ = ["check_choices", "check_timeout", "form_of", "open_mix", "steps_of", "vocab_size_of"]
 
 
 def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
@@ -126,47 +111,6 @@ def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
         )
 
 
-def spec_of(
-    mix: str | Path | Mapping[str, object] | MixConfig,
-    split: str | None,
-    settings: Mapping[str, object],
-    runtime: Runtime,
-    place: Place,
-    restarts: int,
-) -> PlaneSpec:
-    """Return what a job opens: a mix with its settings, and its ranks.
-
-    Raises:
-        ConfigError: As for ``open_mix``.
-    """
-    model, base_dir, cache_dir = _mix_of(mix)
-    model = with_settings(model, settings)
-    model = model if split is None else held_out(model, split)
-    if runtime != "auto":
-        model = with_settings(model, {"runtime_kind": runtime})
-    if model.runtime.kind == "local" and place.dp_size * place.cp_size > 1:
-        raise ConfigError(
-            f"runtime 'local' serves one process, and this job has {place.dp_size * place.cp_size}; "
-            "use runtime 'auto' or 'ray'"
-        )
-    return PlaneSpec(
-        mix=model,
-        base_dir=base_dir,
-        tree=ClientPlaceTree.of(dp=place.dp_size, cp=place.cp_size),
-        restarts=restarts,
-        cache_dir=cache_dir,
-    )
-
-
-def kept_in(
-    run_dir: str | Path | None, mix: str | Path | Mapping[str, object] | MixConfig, spec: PlaneSpec
-) -> PlaneSpec:
-    """Return the run with the folder that keeps its journal and its mix, where there is one."""
-    if run_dir is None:
-        return spec
-    return replace(spec, run_dir=Path(run_dir), read=text_as_run(mix, spec.mix))
-
-
 def vocab_size_of(spec: PlaneSpec) -> int | None:
     """Return how many tokens the tokeniser may give; ``None`` for a mix of token columns alone."""
     config = spec.mix.tokenizer
@@ -200,18 +144,6 @@ def _labels_for(place: Place, labels: Labels) -> Labels:
             "another peer; use labels='shifted'"
         )
     return labels
-
-
-def _mix_of(
-    mix: str | Path | Mapping[str, object] | MixConfig,
-) -> tuple[MixConfig, Path, Path | None]:
-    """Return the model, the folder that its paths start at, and that of its indexes."""
-    if isinstance(mix, MixConfig):
-        return mix, Path.cwd(), None
-    if isinstance(mix, Mapping):
-        return checked(mix, MixConfig, name="the mix"), Path.cwd(), None
-    model, folder = load_mix(mix)
-    return model, folder, index_folder(Path(mix))
 
 
 def check_choices(**choices: str) -> None:

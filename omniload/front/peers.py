@@ -21,7 +21,7 @@ from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.batch.wire import from_bytes, to_bytes
-from omniload.front.rendezvous import Failure
+from omniload.front.meeting import Failure
 from omniload.machine.messages import ResizeAsked
 
 __all__ = ["FetchingHandle", "FollowingHandle", "Kind", "Peers"]

@@ -14,29 +14,22 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.batch.document_losses import DocumentLosses, losses_by_document
-from omniload.batch.microbatch import Batch, CpSlice, Microbatch
-from omniload.front.images import EncodingArrays, ImageArrays, dealt_images, own_images
-from omniload.front.joined import joined, rows_of, unshifted
-from omniload.front.pairs import Documents, documents_of
-from omniload.front.pieces import Piece, pieces_of
+from omniload.batch.documents import (
+    DocumentLosses,
+    Documents,
+    Piece,
+    documents_of,
+    losses_by_document,
+    pieces_of,
+)
+from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of, unshifted
 
-__all__ = [
-    "Arrays",
-    "BatchForm",
-    "Fields",
-    "Labels",
-    "NumpyArrays",
-    "PackedRows",
-    "SideStream",
-    "TrainingBatch",
-]
+__all__ = ["Arrays", "Fields", "Labels", "NumpyArrays", "PackedRows", "SideStream", "TrainingBatch"]
 
 Labels: TypeAlias = Literal["shifted", "unshifted"]
 """``shifted``: the label of a token is the next one, for a loop that compares logits and labels in place.
 ``unshifted``: the label of a token is itself, for models that shift by themselves (Hugging Face)."""
-
-
 _FIELDS = frozenset(
     {
         *("tokens", "labels", "position_ids", "source_ids", "cu_seqlens"),
@@ -367,20 +360,6 @@ class TrainingBatch(PackedRows):
     def __repr__(self) -> str:
         microbatches = len(self._batch.microbatches)
         return f"TrainingBatch(step={self.step}, {self._described()}, microbatches={microbatches})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchForm:
-    """How a loader hands batches over."""
-
-    arrays: Arrays
-    labels: Labels = "shifted"
-    device: object = None
-    """``None`` leaves tensors where they are made."""
-
-    def of(self, batch: Batch) -> TrainingBatch:
-        """Return a batch of the data plane as a training loop takes it."""
-        return TrainingBatch(batch, self.arrays, self.labels, self.device)
 
 
 def _starts_RT(part: Microbatch) -> NDArray[np.bool_]:

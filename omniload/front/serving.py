@@ -36,16 +36,9 @@ from omniload.client import Client
 from omniload.front.joining import take_turn
 from omniload.front.launch import Place
 from omniload.front.loader import Loader, OpenClient, RunNotes, require_whole
-from omniload.front.opening import (
-    check_choices,
-    check_timeout,
-    form_of,
-    kept_in,
-    spec_of,
-    steps_of,
-    vocab_size_of,
-)
+from omniload.front.opening import check_choices, check_timeout, form_of, steps_of, vocab_size_of
 from omniload.front.rows import Labels
+from omniload.front.spec import kept_in, spec_of
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 

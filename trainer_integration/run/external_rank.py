@@ -28,7 +28,8 @@ from omniload.base.errors import INTERRUPTED_EXIT, OmniloadError, UnavailableErr
 from omniload.base.linux.exec_with_parent import end_with_parent
 from omniload.base.log import get_logger, set_up_logging
 from omniload.front.launch import Launch
-from omniload.front.rendezvous import Failure, Rendezvous, read_as
+from omniload.front.meeting import Failure, read_as
+from omniload.front.rendezvous import Rendezvous
 from omniload.mix.config import MixConfig
 from trainer_integration.loader.starts import has_agents_store
 from trainer_integration.loader.torch_arrays import rendezvous_of

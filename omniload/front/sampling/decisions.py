@@ -5,7 +5,7 @@ from typing import Any
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.metrics import GROUPS_JUDGED
-from omniload.front.sampling.together import Together
+from omniload.front.sampling.exchange import Together
 from omniload.machine.groups.filler import Filling
 from omniload.mix.journal.groups import BatchDecision, GroupJournal, RoundDecision, decision_of
 from omniload.mix.journal.rewards import SourceRewards

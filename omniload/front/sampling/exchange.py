@@ -1,14 +1,42 @@
-"""How ranks tell each other what their rollouts gave: one call, which all make and from which all return the same."""
+"""What ranks tell each other of their rollouts: one call, which all make and from which all return the same.
+
+Each gives its part, or why it has none, and all go on or all fail. The parts of a round are the rewards of each
+rank's prompts; together they are the event that the filler of batches takes.
+"""
 
 import sys
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
+import numpy as np
+import orjson
+from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.front.joining import torch_part
+from omniload.front.meeting import Failure
+from omniload.front.sampling.values import Group
+from omniload.machine.groups.filler import DataEnded, Event, RoundReplayed, RoundReported
+from omniload.mix.journal.groups import RoundDecision
 
-__all__ = ["AloneExchange", "Exchange", "exchange_for"]
+__all__ = [
+    "END",
+    "AloneExchange",
+    "Exchange",
+    "Kind",
+    "Together",
+    "event_of",
+    "exchange_for",
+    "report_of",
+]
+
+Kind = Literal["round", "replayed round", "journal", "groups"]
+"""What is exchanged: rewards of a step, its prompts alone, what was decided before, groups that go to other ranks."""
+END: Mapping[str, Any] = {"step": None}
+"""Report of a rank whose data has ended."""
+_FEWEST_ANSWERS = 2
 
 
 class Exchange(Protocol):
@@ -68,3 +96,114 @@ def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
         )
     found: Exchange = torch_part("exchange_of")(process_group, timeout_s)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Exchanges objects of JSON among ranks."""
+
+    exchange: Exchange
+
+    def gather(
+        self, kind: Kind, batch: int, make: Callable[[], Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """Make this rank's part, and return all ranks'.
+
+        No rank waits for one that fails: that one's error is told in place of its part.
+
+        Args:
+            kind: What is exchanged.
+            batch: Batch that it belongs to.
+            make: Makes the part.
+
+        Raises:
+            OmniloadError: Another rank has failed; its number and message.
+            StateError: Ranks are not at the same batch, or exchange other things.
+            Exception: As ``make`` raises it.
+        """
+        failed: Exception | None = None
+        try:
+            part = orjson.dumps(
+                {"kind": kind, "batch": batch, "part": make()}, option=orjson.OPT_SERIALIZE_NUMPY
+            )
+        except Exception as error:  # noqa: BLE001 -- raised below, once the others know
+            failed = error
+            part = Failure.of(error).model_dump_json().encode()
+        parts = self.exchange.all_gather(part)
+        if failed is not None:
+            raise failed
+        return [self._checked(rank, part, kind, batch) for rank, part in enumerate(parts)]
+
+    def _checked(self, rank: int, part: bytes, kind: Kind, batch: int) -> Mapping[str, Any]:
+        try:
+            found = orjson.loads(part)
+            if "failed" in found:
+                raise Failure.model_validate(found).error(rank)
+            told: Mapping[str, Any] = found["part"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"rank {rank} sent {part[:60]!r}, which is no part of an exchange ({error!r:.80}); install one release "
+                "on all ranks"
+            ) from error
+        if (found["kind"], found["batch"]) != (kind, batch):
+            raise StateError(
+                f"rank {rank} gives the {found['kind']} of batch {found['batch']}, and rank {self.exchange.rank} the "
+                f"{kind} of batch {batch}; ask for every batch on all ranks, all with a rollout or all without, and "
+                "load one state on all"
+            )
+        return told
+
+
+def report_of(step: int, groups: Sequence[Group]) -> Mapping[str, Any]:
+    """Return what a rank tells of its groups."""
+    return {
+        "step": step,
+        "keys": [group.prompt.key for group in groups],
+        "digests": [group.prompt.digest() for group in groups],
+        "rewards": [group.rewards for group in groups if group.rewards is not None],
+    }
+
+
+def event_of(reports: Sequence[Mapping[str, Any]], judged: RoundDecision | None) -> Event:
+    """Return the reports of all ranks, in their order, as one.
+
+    Args:
+        reports: As ``report_of`` makes them, or ``END``.
+        judged: What was said of the step before; ``None`` where rewards say it now.
+
+    Raises:
+        StateError: Ranks are at other steps.
+        ConfigError: They rolled out other numbers of answers.
+    """
+    steps = [report["step"] for report in reports]
+    if set(steps) == {None}:
+        return DataEnded()
+    if len(set(steps)) > 1:
+        raise StateError(
+            f"ranks drew the steps {steps!r:.120} for one round (None: the data has ended); let the sampler alone "
+            "take batches of its loader, and load one state on all ranks"
+        )
+    keys = [key for report in reports for key in report["keys"]]
+    numbers = [len(report["keys"]) for report in reports]
+    shared = {
+        "step": steps[0],
+        "keys_N3": np.array(keys, np.int64).reshape(-1, 3),
+        "owners_N": np.repeat(np.arange(len(reports)), numbers),
+        "digests": [digest for report in reports for digest in report["digests"]],
+    }
+    if judged is not None:
+        return RoundReplayed(judged=judged, **shared)
+    return RoundReported(rewards_NG=_joined(reports), **shared)
+
+
+def _joined(reports: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    answers = {
+        rank: len(report["rewards"][0]) for rank, report in enumerate(reports) if report["rewards"]
+    }
+    if len(set(answers.values())) > 1:
+        raise ConfigError(
+            f"rollouts gave other numbers of answers of a prompt, by rank {answers!r:.120}; give as many on all ranks"
+        )
+    rewards = [rewards_G for report in reports for rewards_G in report["rewards"]]
+    most = max(answers.values(), default=_FEWEST_ANSWERS)
+    return np.array(rewards, np.float64).reshape(-1, most)

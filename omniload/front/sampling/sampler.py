@@ -19,14 +19,20 @@ from omniload.base.state import Json, JsonObject
 from omniload.front.loader import require_whole
 from omniload.front.opening import check_timeout
 from omniload.front.sampling.decisions import Decisions, shown_by
-from omniload.front.sampling.exchange import Exchange, exchange_for
-from omniload.front.sampling.reports import END, event_of, report_of
-from omniload.front.sampling.state import SamplerState
-from omniload.front.sampling.together import Kind, Together
+from omniload.front.sampling.exchange import (
+    END,
+    Exchange,
+    Kind,
+    Together,
+    event_of,
+    exchange_for,
+    report_of,
+)
 from omniload.front.sampling.values import (
     Group,
     GroupBatch,
     Prompt,
+    SamplerState,
     group_from,
     group_json,
     groups_of,

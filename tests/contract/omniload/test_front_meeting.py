@@ -9,8 +9,8 @@ from omniload.actors.address import Head, HostPlace
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.front import meeting as meetings
 from omniload.front.launch import Launch, Place
-from omniload.front.meeting import Meeting
-from omniload.front.rendezvous import Arrival, FolderRendezvous, Muster, NodeUp
+from omniload.front.meeting import Arrival, Meeting, Muster, NodeUp
+from omniload.front.rendezvous import FolderRendezvous
 
 LONG_S = 30.0
 HEAD = Head(cluster="10.0.0.1:1", namespace="n", token="secret")

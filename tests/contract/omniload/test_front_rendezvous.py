@@ -8,7 +8,8 @@ from torch.distributed import TCPStore
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.front.launch import Launch
-from omniload.front.rendezvous import Failure, FolderRendezvous, Joined, read_as, wait_for_ranks
+from omniload.front.meeting import Failure, Joined, read_as, wait_for_ranks
+from omniload.front.rendezvous import FolderRendezvous
 from trainer_integration.loader.torch_arrays import StoreRendezvous, rendezvous_of
 
 NOTE = Joined(host="here", pid=1)

@@ -12,7 +12,8 @@ from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import images_of, places_of
 from omniload.batch.wire import from_bytes, to_bytes
 from omniload.client import Client
-from omniload.front.rows import BatchForm, NumpyArrays
+from omniload.front.delivery import BatchForm
+from omniload.front.rows import NumpyArrays
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import PLACEHOLDER, a_drawn_mix

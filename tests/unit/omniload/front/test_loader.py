@@ -9,8 +9,9 @@ import pytest
 import omniload
 from omniload.base.errors import ConfigError, StateError
 from omniload.batch.microbatch import Batch, Microbatch
+from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
-from omniload.front.rows import BatchForm, NumpyArrays
+from omniload.front.rows import NumpyArrays
 
 
 class FakeClient:

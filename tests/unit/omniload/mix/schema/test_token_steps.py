@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
-from omniload.front.settings import with_settings
+from omniload.front.spec import with_settings
 from omniload.mix.config import MixConfig, load_mix
 from tests.support.plane.builders import a_mix
 

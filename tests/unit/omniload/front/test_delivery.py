@@ -10,8 +10,8 @@ import torch
 from omniload.base.errors import UnavailableError
 from omniload.batch.microbatch import Batch
 from omniload.client import Client
+from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
-from omniload.front.rows import BatchForm
 from tests.unit.omniload.front.test_rows import FIRST, LENGTH, SECOND, a_microbatch
 from trainer_integration.loader.torch_arrays import TorchArrays, TorchSideStream
 

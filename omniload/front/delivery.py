@@ -1,4 +1,4 @@
-"""Batches on the trainer's device: the next one is copied there while the trainer computes with this one.
+"""How batches are handed to a training loop: as which arrays, and copied to its device ahead of it.
 
 ::
 
@@ -15,9 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from omniload.batch.microbatch import Batch
-from omniload.front.rows import BatchForm, Fields, SideStream, TrainingBatch
+from omniload.front.rows import Arrays, Fields, Labels, SideStream, TrainingBatch
 
-__all__ = ["CopyAhead"]
+__all__ = ["BatchForm", "CopyAhead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForm:
+    """How a loader hands batches over."""
+
+    arrays: Arrays
+    labels: Labels = "shifted"
+    device: object = None
+    """``None`` leaves tensors where they are made."""
+
+    def of(self, batch: Batch) -> TrainingBatch:
+        """Return a batch of the data plane as a training loop takes it."""
+        return TrainingBatch(batch, self.arrays, self.labels, self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

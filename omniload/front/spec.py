@@ -1,0 +1,172 @@
+"""The run that a loop asks for: a mix with settings by keyword, a folder that keeps it, and the ranks there are.
+
+``omniload.open("mix.yaml", prefetch_steps=8)`` changes one setting of the file. The folder of a run keeps the mix as
+it runs, settings and all: ``omniload mix show`` and ``audit`` read it there.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from omniload.actors.plane import PlaneSpec
+from omniload.base.config import checked, parse_yaml
+from omniload.base.errors import ConfigError
+from omniload.base.log import get_logger
+from omniload.base.secrets import without_secrets
+from omniload.front.launch import Place
+from omniload.mix.config import MixConfig, load_mix, mix_text
+from omniload.mix.held_out import held_out
+from omniload.mix.run_record import MixText
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.index import index_folder
+
+__all__ = ["kept_in", "spec_of", "text_as_run", "with_settings"]
+
+Runtime = Literal["auto", "local", "ray"]
+_LOG = get_logger(__name__)
+_NO_FILE = "mix-given-in-python.yaml"
+"""Name that stands for the file of a mix that has none; relative paths start at its folder."""
+
+
+def spec_of(
+    mix: str | Path | Mapping[str, object] | MixConfig,
+    split: str | None,
+    settings: Mapping[str, object],
+    runtime: Runtime,
+    place: Place,
+    restarts: int,
+) -> PlaneSpec:
+    """Return what a job opens: a mix with its settings, and its ranks.
+
+    Raises:
+        ConfigError: As for ``open_mix``.
+    """
+    model, base_dir, cache_dir = _mix_of(mix)
+    model = with_settings(model, settings)
+    model = model if split is None else held_out(model, split)
+    if runtime != "auto":
+        model = with_settings(model, {"runtime_kind": runtime})
+    if model.runtime.kind == "local" and place.dp_size * place.cp_size > 1:
+        raise ConfigError(
+            f"runtime 'local' serves one process, and this job has {place.dp_size * place.cp_size}; "
+            "use runtime 'auto' or 'ray'"
+        )
+    return PlaneSpec(
+        mix=model,
+        base_dir=base_dir,
+        tree=ClientPlaceTree.of(dp=place.dp_size, cp=place.cp_size),
+        restarts=restarts,
+        cache_dir=cache_dir,
+    )
+
+
+def kept_in(
+    run_dir: str | Path | None, mix: str | Path | Mapping[str, object] | MixConfig, spec: PlaneSpec
+) -> PlaneSpec:
+    """Return the run with the folder that keeps its journal and its mix, where there is one."""
+    if run_dir is None:
+        return spec
+    return replace(spec, run_dir=Path(run_dir), read=text_as_run(mix, spec.mix))
+
+
+def _mix_of(
+    mix: str | Path | Mapping[str, object] | MixConfig,
+) -> tuple[MixConfig, Path, Path | None]:
+    """Return the model, the folder that its paths start at, and that of its indexes."""
+    if isinstance(mix, MixConfig):
+        return mix, Path.cwd(), None
+    if isinstance(mix, Mapping):
+        return checked(mix, MixConfig, name="the mix"), Path.cwd(), None
+    model, folder = load_mix(mix)
+    return model, folder, index_folder(Path(mix))
+
+
+def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
+    """Return ``mix`` with some of its settings changed, checked as the file is.
+
+    A setting is named by its key where one section alone has it (``prefetch_steps``), or by
+    section and key (``pack_method``, ``balance_method``). Sources and weights are not
+    settings: they stay in the file.
+
+    Raises:
+        ConfigError: No setting of that name, a name that two sections have, or a value refused.
+    """
+    if not settings:
+        return mix
+    places = _places(mix)
+    changed = mix.declared()
+    for name, value in settings.items():
+        found = places.get(name, [])
+        if len(found) != 1:
+            raise ConfigError(_unknown(name, found, places))
+        section, key = found[0]
+        (changed if section is None else changed[section])[key] = value
+    try:
+        return MixConfig.model_validate(changed)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'the mix'}: {fault['msg']}, found {fault['input']!r:.80}"
+            for fault in error.errors()
+        )
+        raise ConfigError(f"the settings {sorted(settings)} are refused: {faults}") from error
+
+
+def _places(mix: MixConfig) -> dict[str, list[tuple[str | None, str]]]:
+    """Return the place of each setting, by every name it goes by."""
+    places: dict[str, list[tuple[str | None, str]]] = {"seed": [(None, "seed")]}
+    for section in ("pack", "batch", "balance", "loader", "runtime"):
+        part = getattr(mix, section)
+        assert isinstance(part, BaseModel)
+        for key in type(part).model_fields:
+            for name in (key, f"{section}_{key}"):
+                places.setdefault(name, []).append((section, key))
+    return places
+
+
+def _unknown(
+    name: str, found: list[tuple[str | None, str]], places: Mapping[str, list[Any]]
+) -> str:
+    if found:
+        return f"the setting {name!r} may be {' or '.join(f'{s}_{k}' for s, k in found)}; name one of them"
+    near = difflib.get_close_matches(name, places, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    alone = sorted(n for n, p in places.items() if len(p) == 1 and p[0][1] == n)
+    return f"no setting is called {name!r}; {meant}settings are {', '.join(alone)}"
+
+
+def text_as_run(
+    given: str | Path | Mapping[str, object] | MixConfig, model: MixConfig
+) -> MixText | None:
+    """Return a mix as it runs: the text of its file, or another that says the same with settings in it.
+
+    Args:
+        given: What ``omniload.open`` was given.
+        model: What it came to, settings and all.
+
+    Returns:
+        ``None`` for a mix that holds credentials: they would lie in the run's folder.
+    """
+    if isinstance(given, str | Path):
+        path, text = Path(given), mix_text(given)
+    else:
+        path, text = Path.cwd() / _NO_FILE, ""
+    if not _says(text, model):
+        text = model.model_dump_json(indent=2)  # which is YAML too, and quotes every text
+    if without_secrets(text) != text:
+        _LOG.warning(
+            "the mix holds credentials, so the run's folder keeps no record of it, and omniload mix show and audit "
+            "cannot read the run; give them by the environment of the store's client and leave them out of the mix"
+        )
+        return None
+    return MixText(path=path, text=text)
+
+
+def _says(text: str, model: MixConfig) -> bool:
+    try:
+        return parse_yaml(text, MixConfig, name="the mix") == model
+    except ConfigError:
+        return False  # it was changed since it was read
