@@ -25,9 +25,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from omniload.base.cli import omniload
-from omniload.base.settings.json_schema import meanings_of
 from omniload.base.units import parse_bytes, parse_count, parse_seconds
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.json_schema import meanings_of
 from omniload.mix.schema.policies import SteeringConfig
 from trainer_integration.config import TrainConfig
 

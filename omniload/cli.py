@@ -21,7 +21,7 @@ _PLACES = {
     "schema": "omniload.commands.schema:schema",
     "set": "omniload.commands.edits.verbs:set_weights",
     "show": "omniload.commands.runs.show:show",
-    "simulate": "omniload.commands.simulation.verb:simulate",
+    "simulate": "omniload.commands.simulate:simulate",
     "skip": "omniload.commands.edits.verbs:skip",
     "stats": "omniload.commands.stats:stats",
     "steer": "omniload.commands.edits.steer:steer",

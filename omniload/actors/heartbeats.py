@@ -18,15 +18,37 @@ from typing import Protocol
 from typing_extensions import override
 
 from omniload.base.concurrency.calls_under_way import calls_under_way, usual_call_s
-from omniload.base.concurrency.figures import Figures
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
 from omniload.machine.progress import USUAL_CALL, Progress, Task
 
-__all__ = ["Activity", "Board", "FolderBoard", "MemoryBoard"]
+__all__ = ["Activity", "Board", "Figures", "FolderBoard", "MemoryBoard"]
 
 _BEAT_S = 1.0
+
+
+class Figures:
+    """Numbers by name; names of what only grows end in ``_total``. Safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, float] = {}
+
+    def count(self, name: str, by: float = 1.0) -> None:
+        """Add to a figure."""
+        with self._lock:
+            self._values[name] = self._values.get(name, 0.0) + by
+
+    def note(self, **values: float) -> None:
+        """Set figures to what they are now."""
+        with self._lock:
+            self._values.update(values)
+
+    def read(self) -> dict[str, float]:
+        """Return all of them."""
+        with self._lock:
+            return dict(self._values)
 
 
 class Activity:

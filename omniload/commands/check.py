@@ -13,22 +13,20 @@ from rich.text import Text
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import listening_address
 from omniload.base.units import format_bytes
-from omniload.commands.display import Cell, bar, colour_of, emit_json, output, say, table
+from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
+from omniload.commands.mix_tables import MOST_ROWS, bounded, shares_at, shares_table
 from omniload.commands.opening import find_sources, key_of_message, open_spec, placed
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import require_store
-from omniload.mix.schedule import boundaries, weights_at
+from omniload.mix.schedule import boundaries
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from omniload.source.kept_findings import FoundSource
 from omniload.source.token_cache.fullness import Fullness, fullness_of_mix
 
-__all__ = ["check", "shares_table"]
+__all__ = ["check"]
 
-_BAR_WIDTH = 8
 _NAMED = 3
-_MOST_ROWS = 64
-"""Sources that a table lists; laying out a thousand takes longer than finding them, and nobody reads them."""
 
 
 @click.command
@@ -68,7 +66,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
                 "warnings": warnings,
                 "token_cache": None if tokens is None else [asdict(each) for each in tokens],
                 "shares": [
-                    {"step": step, "shares": _shares(mix, step)} for step in boundaries(mix)
+                    {"step": step, "shares": shares_at(mix, step)} for step in boundaries(mix)
                 ],
             }
         )
@@ -145,40 +143,6 @@ def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:
     )
 
 
-def shares_table(mix: MixConfig) -> Table:
-    """Lay out the normalised weight of each source at every step where weights start or stop to change, or amounts."""
-    if (amounts := mix.mix.amounts) is not None:
-        wanted: list[list[Cell]] = [
-            [Text(name, colour_of(s)), str(amounts[name])]
-            for s, name in enumerate(mix.names[:_MOST_ROWS])
-        ]
-        columns = [("source", False), ("of the run", True)]
-        return table("amounts", columns, _bounded(wanted, len(mix.names)))
-    steps = boundaries(mix)
-    shares = [_shares(mix, step) for step in steps]
-    rows: list[list[Cell]] = [
-        [Text(name, colour_of(s)), *(_share_cell(at[name], s) for at in shares)]
-        for s, name in enumerate(mix.names[:_MOST_ROWS])
-    ]
-    columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
-    return table(f"shares by {mix.mix.level}", columns, _bounded(rows, len(mix.names)))
-
-
-def _bounded(rows: list[list[Cell]], count: int) -> list[list[Cell]]:
-    """Return the first rows of a table of ``count``, and one that says how many there are beside them."""
-    if count <= len(rows):
-        return rows
-    return [*rows, [f"and {count - len(rows):,} more: --json", *([""] * (len(rows[0]) - 1))]]
-
-
-def _shares(mix: MixConfig, step: int) -> dict[str, float]:
-    return dict(zip(mix.names, weights_at(mix.mix.stages, mix.names, step), strict=True))
-
-
-def _share_cell(share: float, source: int) -> Text:
-    return Text.assemble(f"{share:7.2%} ", (bar(share, _BAR_WIDTH), colour_of(source)))
-
-
 def _sources_table(found: Sequence[FoundSource]) -> Table:
     columns = [("source", False), ("format", False)]
     columns += [(heading, True) for heading in ("shards", "units", "records", "stored")]
@@ -191,6 +155,6 @@ def _sources_table(found: Sequence[FoundSource]) -> Table:
             f"{source.records:,}",
             format_bytes(source.size_bytes),
         ]
-        for s, source in enumerate(found[:_MOST_ROWS])
+        for s, source in enumerate(found[:MOST_ROWS])
     ]
-    return table(f"{len(found)} sources", columns, _bounded(rows, len(found)))
+    return table(f"{len(found)} sources", columns, bounded(rows, len(found)))

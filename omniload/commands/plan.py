@@ -1,24 +1,36 @@
 """``omniload mix plan``: what a run will draw and how even its work is, before it starts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 import click
 import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.config import line_of
 from omniload.base.errors import ConfigError
-from omniload.commands.display import emit_json, output, progress, say
+from omniload.base.state import JsonObject
+from omniload.base.units import format_bytes, format_count
+from omniload.commands.display import Cell, colour_of, emit_json, output, progress, say, table
+from omniload.commands.mix_tables import shares_table
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
-from omniload.commands.plan_tables import Rehearsed, print_plan
 from omniload.commands.rehearsal import Rehearsal
-from omniload.commands.resources import kept_by_name, print_resources, resources_json
-from omniload.machine.loader_groups import costs_of, partition
+from omniload.machine.loader_groups import (
+    TOKENS_PER_S,
+    LoaderShare,
+    SourceCost,
+    costs_of,
+    partition,
+)
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts, require_repetitions
@@ -32,6 +44,7 @@ from omniload.plan.forecast import (
     warnings_of,
 )
 from omniload.source.estimate import SourceProfile, profile
+from omniload.source.kept_profile import KeptProfile
 
 __all__ = ["plan"]
 
@@ -39,6 +52,28 @@ _REHEARSED_TOKENS = 16_000_000
 """Tokens that may be read to measure packing and balance: about ten seconds of tokenising."""
 _MOST_REHEARSED = 64
 _PROFILERS = 2
+_SHOWN = 20
+"""Sources that are shown, those of the most work first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rehearsed:
+    """What the first steps would be."""
+
+    steps: tuple[StepFigures, ...]
+    kept_S: NDArray[np.float64]
+    """Share of each source's drawn tokens that the policy for overlong documents keeps."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a step; a short one at the end of the data says nothing of the others."""
+        most = max(step.capacity for step in self.steps)
+        return fmean(step.tokens for step in self.steps if step.capacity == most)
+
+    @property
+    def waste(self) -> float:
+        """Share of the rows that is padding."""
+        return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
 
 
 @click.command
@@ -79,13 +114,13 @@ def plan(  # noqa: PLR0913 -- one for each option
     find_sources(spec)
     profiles = _profiles(spec)
     if resources:
-        costs = costs_of(spec.mix, kept_by_name(profiles))
+        costs = costs_of(spec.mix, _kept_by_name(profiles))
         runtime = spec.mix.runtime
         shares = partition(costs, num_loaders=runtime.loaders, max_loaders=runtime.scaling.most)
         if as_json:
-            emit_json(resources_json(spec.mix, costs, shares))
+            emit_json(_resources_json(spec.mix, costs, shares))
         else:
-            print_resources(output(), spec.mix, costs, shares)
+            _print_resources(output(), spec.mix, costs, shares)
         return
     most = rehearse or _most_rehearsed(spec.mix)
     rehearsed = _rehearse(replace(spec, num_steps=min(steps, most)), dp)
@@ -108,7 +143,7 @@ def plan(  # noqa: PLR0913 -- one for each option
         emit_json(_json(spec.mix, profiles, expected, rehearsed) | {"warnings": warnings})
         return
     console = output()
-    print_plan(console, spec.mix, profiles, expected, rehearsed)
+    _print_plan(console, spec.mix, profiles, expected, rehearsed)
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
 
@@ -142,7 +177,7 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
     return found
 
 
-def _rehearse(spec: PlaneSpec, dp: int) -> Rehearsed:
+def _rehearse(spec: PlaneSpec, dp: int) -> _Rehearsed:
     rehearsal, mix = Rehearsal(spec), spec.mix
     drawn_S = np.zeros(len(mix.names))
     steps: list[StepFigures] = []
@@ -157,13 +192,13 @@ def _rehearse(spec: PlaneSpec, dp: int) -> Rehearsed:
             f"mix.stop {mix.mix.stop!r} ends the run before step 0; use a smaller batch or more data"
         )
     all_S = drawn_S + rehearsal.overlong_S
-    return Rehearsed(
+    return _Rehearsed(
         steps=tuple(steps),
         kept_S=np.divide(drawn_S, all_S, out=np.ones_like(all_S), where=drawn_S > 0),
     )
 
 
-def _sizes(profiles: Sequence[SourceProfile], rehearsed: Rehearsed) -> SourceSizes:
+def _sizes(profiles: Sequence[SourceProfile], rehearsed: _Rehearsed) -> SourceSizes:
     tokens_S = np.asarray([source.tokens_per_record for source in profiles])
     return SourceSizes(
         samples_S=np.asarray([float(source.records) for source in profiles]),
@@ -185,7 +220,7 @@ def _wanted(mix: MixConfig, expected: Forecast) -> dict[str, object]:
 
 
 def _json(
-    mix: MixConfig, profiles: Sequence[SourceProfile], expected: Forecast, rehearsed: Rehearsed
+    mix: MixConfig, profiles: Sequence[SourceProfile], expected: Forecast, rehearsed: _Rehearsed
 ) -> dict[str, object]:
     def by_name(span: Span) -> dict[str, object]:
         return {
@@ -212,4 +247,135 @@ def _json(
         "total": by_name(expected.total),
         **_wanted(mix, expected),
         "rehearsed": {"waste": rehearsed.waste, "steps": [asdict(s) for s in rehearsed.steps]},
+    }
+
+
+def _print_plan(
+    console: Console,
+    mix: MixConfig,
+    profiles: Sequence[SourceProfile],
+    expected: Forecast,
+    rehearsed: _Rehearsed,
+) -> None:
+    """Print what a run will draw, and what its first steps would be."""
+    console.print(shares_table(mix))
+    columns = [("source", False), ("records", True), ("tokens", True)]
+    if mix.mix.amounts is not None:
+        columns.append(("wanted", True))
+    columns += [(f"steps {s.start:,} to {s.stop - 1:,}", True) for s in expected.stages]
+    columns += [(heading, True) for heading in ("drawn", "share", "samples", "epochs")]
+    rows = [list(_source_cells(mix, s, profiles[s], expected)) for s in range(len(profiles))]
+    console.print(table(f"expected after {expected.total.stop:,} steps", columns, rows))
+    console.print(_figures_table(rehearsed))
+
+
+def _source_cells(
+    mix: MixConfig, s: int, source: SourceProfile, expected: Forecast
+) -> Iterator[Cell]:
+    yield Text(source.name, colour_of(s))
+    yield f"{source.records:,}"
+    yield f"{'' if source.exact else '~'}{format_count(source.tokens)}"
+    if mix.mix.amounts is not None:
+        yield str(mix.mix.amounts[source.name])
+    for stage in expected.stages:
+        yield f"{format_count(stage.tokens_S[s])}, {stage.epochs_S[s]:.2f} epochs"
+    total = expected.total
+    yield format_count(total.tokens_S[s])
+    yield f"{total.shares_S[s]:.2%}"
+    yield format_count(total.samples_S[s])
+    yield Text(f"{total.epochs_S[s]:.2f}", "yellow" if total.epochs_S[s] > 1 else "")
+
+
+def _figures_table(rehearsed: _Rehearsed) -> Table:
+    steps = rehearsed.steps
+    quotients: list[tuple[str, list[float]]] = [
+        ("heaviest rank over the mean, rows in order", [step.imbalance_before for step in steps]),
+        ("the same, balanced", [step.imbalance for step in steps]),
+        ("the least that these rows allow", [step.bound for step in steps]),
+    ]
+    rows: list[list[Cell]] = [
+        [name, f"{fmean(values):.4f}", f"{max(values):.4f}"] for name, values in quotients
+    ]
+    wastes = [1 - step.tokens / step.capacity for step in steps]
+    rows.append(["padding in the rows", f"{rehearsed.waste:.2%}", f"{max(wastes):.2%}"])
+    columns = [("", False), ("mean", True), ("worst step", True)]
+    return table(f"the first {len(steps)} steps, planned", columns, rows)
+
+
+def _kept_by_name(profiles: Sequence[SourceProfile]) -> dict[str, KeptProfile]:
+    """Return what is kept of each profile, by the name of its source."""
+    return {
+        p.name: KeptProfile(
+            preprocess_s_per_token=p.preprocess_s_per_token, block_bytes=p.block_bytes
+        )
+        for p in profiles
+    }
+
+
+def _print_resources(
+    console: Console, mix: MixConfig, costs: Sequence[SourceCost], shares: Sequence[LoaderShare]
+) -> None:
+    """Print the loaders, then the sources."""
+    rows: list[list[Cell]] = [
+        [
+            f"loader-{number}",
+            _named(mix, share.sources),
+            f"{share.busy:.2f}",
+            format_bytes(share.memory_bytes),
+            str(share.threads),
+            f"+{share.readers}" if share.readers else "",
+            share.why,
+        ]
+        for number, share in enumerate(shares)
+    ]
+    columns = [("loader", False), ("sources", False), ("cores", True), ("decoded", True)]
+    columns += [("threads", True), ("readers", True), ("why", False)]
+    rate = f"{format_count(TOKENS_PER_S)} tokens a second"
+    limit = format_bytes(mix.loader.memory)
+    console.print(
+        table(f"loaders at {rate}; each holds {limit} at most, the rest on disk", columns, rows)
+    )
+    console.print(_sources_table(mix, costs))
+
+
+def _sources_table(mix: MixConfig, costs: Sequence[SourceCost]) -> object:
+    by_work = sorted(range(len(costs)), key=lambda s: -costs[s].busy)
+    rows: list[list[Cell]] = [
+        [
+            Text(mix.names[s], colour_of(s)),
+            f"{costs[s].preprocess_s:.4f}",
+            f"{costs[s].transfer_s:.4f}",
+            format_bytes(costs[s].memory_bytes),
+            str(costs[s].readers),
+        ]
+        for s in by_work[:_SHOWN]
+    ]
+    columns = [
+        ("source", False),
+        ("P, cores", True),
+        ("T, cores", True),
+        ("M", True),
+        ("readers", True),
+    ]
+    left = len(costs) - len(rows)
+    title = "costs at the greatest share" + (f"; {left} lighter sources left out" if left else "")
+    return table(title, columns, rows)
+
+
+def _named(mix: MixConfig, sources: Sequence[int]) -> str:
+    names = ", ".join(mix.names[s] for s in sources[:3])
+    return names if len(sources) <= 3 else f"{len(sources)}: {names}, ..."
+
+
+def _resources_json(
+    mix: MixConfig, costs: Sequence[SourceCost], shares: Sequence[LoaderShare]
+) -> JsonObject:
+    """Return the same as plain JSON."""
+    return {
+        "tokens_per_s": TOKENS_PER_S,
+        "memory_bytes": mix.loader.memory,
+        "loaders": [
+            asdict(share) | {"sources": [mix.names[s] for s in share.sources]} for share in shares
+        ],
+        "sources": {name: asdict(cost) for name, cost in zip(mix.names, costs, strict=True)},
     }

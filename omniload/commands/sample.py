@@ -24,7 +24,7 @@ from omniload.commands.display import (
     table,
 )
 from omniload.commands.options import BYTES, json_option
-from omniload.commands.schema import mix_schema
+from omniload.mix.schema.json_schema import mix_schema
 from omniload.source.sample_corpus import SampleCorpus, SampleSource, build_sample_corpus
 
 __all__ = ["MIX_NAME", "sample", "sample_mix"]

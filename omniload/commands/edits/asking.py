@@ -13,6 +13,7 @@ from omniload.actors.claim import LOCK_NAME
 from omniload.actors.heartbeats import Activity
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.status_file import STATUS_NAME, read_status
+from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import (
     ConfigError,
     IntegrityError,
@@ -24,7 +25,7 @@ from omniload.base.errors import (
 from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
-from omniload.commands.edits.shards import shard_in
+from omniload.mix.config import MixConfig
 from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.answers import (
     ANSWER_NAME,
@@ -43,11 +44,13 @@ from omniload.mix.edits.edit import (
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
+from omniload.mix.edits.shards import ShardsFound, shard_meant, shards_like
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import fingerprint_in, fold, records_in
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
+from omniload.source.formats.opening import shards_of
 from omniload.source.index import index_folder
 
 __all__ = ["change_mix", "planned_to"]
@@ -159,7 +162,7 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
     step = planned if at is None else at
     if isinstance(change, SkipShard):
         # As steps are skipped: the run goes on from a checkpoint of this step or before.
-        change = shard_in(change, history.latest, life.base_dir, index_folder(life.mix_path))
+        change = _shard_in(change, history.latest, life.base_dir, index_folder(life.mix_path))
     else:
         # What was trained once stays as it was: attempts of a run see the same samples.
         require_open(step, planned=planned, end=None, ended=False)
@@ -254,3 +257,36 @@ def _facts_of(life: RunLife, history: History) -> SourceFacts:
         return shell.facts()[number]
     finally:
         shell.close()
+
+
+def _shard_in(change: SkipShard, mix: MixConfig, base_dir: Path, cache_dir: Path) -> SkipShard:
+    """Return the change with the shard that it means; of all sources files are listed, of those that have it opened.
+
+    Raises:
+        ConfigError: There is no such shard or source, or there are several shards.
+        OmniloadError: A source cannot be listed, or opened.
+    """
+    names = [name for name in mix.names if change.source in (None, name)]
+    with LimitedCalls("omniload-listing") as calls:
+        listed = {
+            name: [
+                file.path
+                for file in shards_of(name, mix.sources[name], base_dir=base_dir, calls=calls)
+            ]
+            for name in names
+        }
+    having = [name for name in names if shards_like(change, {name: listed[name]}).matches]
+    if not having:
+        return shard_meant(change, mix.names, [shards_like(change, listed)])
+    shell = LoaderShell(
+        mix,
+        [mix.names.index(name) for name in having],
+        base_dir=base_dir,
+        cache_dir=cache_dir,
+        activity=Activity("loader-0"),
+    )
+    try:
+        found: ShardsFound = shell.look_for_shard(change)
+    finally:
+        shell.close()
+    return shard_meant(change, mix.names, [found])

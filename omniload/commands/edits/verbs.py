@@ -13,9 +13,8 @@ from typing_extensions import override
 from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
+from omniload.commands.edits.arguments import amount_of, placed, what_is_set
 from omniload.commands.edits.asking import change_mix
-from omniload.commands.edits.fragments import placed
-from omniload.commands.edits.saying import amount_of, what_is_set
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (

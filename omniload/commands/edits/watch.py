@@ -4,16 +4,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
 from omniload.base.config import line_of, parse_yaml
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
 from omniload.commands.display import emit_json, output, say
+from omniload.commands.edits.arguments import placed
 from omniload.commands.edits.asking import change_mix, planned_to
-from omniload.commands.edits.fragments import placed
 from omniload.commands.edits.pulse import Pulse
-from omniload.commands.edits.saves import Mark, Saves, mark_of
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.config import MixConfig, SourceConfig, load_mix
 from omniload.mix.edits.answers import EditTaken
@@ -22,12 +22,57 @@ from omniload.mix.edits.kept import read_history
 from omniload.mix.edits.wanted import Asked, later_keys, wanted_of
 from omniload.mix.run_record import read_run_record
 
-__all__ = ["Watching", "watch"]
+__all__ = ["STILL_S", "Mark", "Saves", "Watching", "mark_of", "watch"]
 
 _LOOK_S = 0.1
 _AGAIN_S = 1.0
 """Seconds until a plane that did not answer is asked again."""
 _ANSWER_S = 60.0
+STILL_S = 0.3
+"""Seconds for which a saved file stays as it is."""
+Mark: TypeAlias = tuple[int, int, int]
+"""What tells one state of a file from another: which file it is, its size, and when it was written."""
+
+
+def mark_of(path: Path) -> Mark | None:
+    """Return the mark of a file; ``None`` where there is none, or nothing in it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found.st_size else None
+
+
+@dataclass(slots=True)
+class Saves:
+    """Tells saves of a file by looking at its mark again and again. Where it has not been looked at yet is a save.
+
+    Editors empty a file and write it again, or write another one and rename it: in between it is
+    short, or not there. A save counts once the file has been the same for a while, and is there.
+    """
+
+    _taken: Mark | None = None
+    """The mark of the save that was told last."""
+    _seen: Mark | None = None
+    _since_s: float = 0.0
+
+    def look(self, mark: Mark | None, now_s: float) -> bool:
+        """Tell whether the file was saved since that was told last, and is whole.
+
+        Args:
+            mark: Of the file now.
+            now_s: Seconds of a clock that never goes back.
+        """
+        if mark != self._seen:
+            self._seen, self._since_s = mark, now_s
+        if mark is None or mark == self._taken or now_s - self._since_s < STILL_S:
+            return False
+        self._taken = mark
+        return True
+
+    def forget(self) -> None:
+        """Have the save that was told last be told again."""
+        self._taken = None
 
 
 @dataclass(slots=True)

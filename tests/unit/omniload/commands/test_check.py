@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
-from omniload.commands.check import check, shares_table
+from omniload.commands.check import check
 from omniload.commands.display import output
+from omniload.commands.mix_tables import shares_table
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from tests.support.plane.builders import a_mix
 

@@ -8,8 +8,8 @@ import yaml
 
 from omniload.base.config import parse_yaml
 from omniload.commands.sample import SCHEMA_NAME, sample_mix
-from omniload.commands.schema import mix_schema
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.json_schema import mix_schema
 from omniload.source.sample_corpus import build_sample_corpus
 from tests.support.plane.mix_commands import run_mix
 

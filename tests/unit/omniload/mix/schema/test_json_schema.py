@@ -1,7 +1,7 @@
 import inspect
 
 from omniload.base.config import StrictModel
-from omniload.base.settings.json_schema import json_schema_of, meanings_of
+from omniload.mix.schema.json_schema import json_schema_of, meanings_of
 
 
 class Held(StrictModel):

@@ -1,11 +1,16 @@
 """What ``omniload mix set`` understands."""
 
+from pathlib import Path
+
 import pytest
 
 from omniload.base.errors import ConfigError
-from omniload.commands.edits.saying import what_is_set
+from omniload.commands.edits.arguments import placed, what_is_set
+from omniload.mix.config import JsonlSource
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
+
+FOLDER = Path("/data/more")
 
 
 def test_numbers_are_weights_and_what_has_a_unit_is_an_amount():
@@ -43,3 +48,28 @@ def test_numbers_are_weights_and_what_has_a_unit_is_an_amount():
 def test_what_is_neither_is_refused_with_what_to_say(texts, said):
     with pytest.raises(ConfigError, match=said):
         what_is_set(texts)
+
+
+def test_relative_paths_start_at_the_file_and_others_stay():
+    source = JsonlSource(type="jsonl", path=("a/*.jsonl", "/b.jsonl", "s3://bucket/c.jsonl"))
+
+    assert placed(source, FOLDER).paths == (
+        "/data/more/a/*.jsonl",
+        "/b.jsonl",
+        "s3://bucket/c.jsonl",
+    )
+
+
+def test_the_template_of_a_chat_starts_at_the_file():
+    source = JsonlSource(
+        type="jsonl", path="a.jsonl", transforms=({"type": "chat", "template": "t.jinja"},)
+    )
+
+    assert placed(source, FOLDER).transforms[0].template == "/data/more/t.jinja"
+
+
+def test_the_records_that_others_had_drawn_start_at_the_file():
+    source = JsonlSource(type="jsonl", path="a.jsonl", drawn_before="web.arrow")
+
+    assert placed(source, FOLDER).drawn_before == "/data/more/web.arrow"
+    assert placed(source.model_copy(update={"drawn_before": None}), FOLDER).drawn_before is None

@@ -1,6 +1,6 @@
 """When a file counts as saved."""
 
-from omniload.commands.edits.saves import STILL_S, Saves, mark_of
+from omniload.commands.edits.watch import STILL_S, Saves, mark_of
 
 OLD, SHORT, NEW = (1, 90, 5), (1, 20, 7), (1, 95, 8)
 

@@ -1,6 +1,6 @@
-"""What models say of their keys: docstrings, read when they are asked for, and a JSON schema with them.
+"""A mix file as a JSON schema, and what the docstrings of its models say of their keys.
 
-Pydantic can read them whenever a model is defined; over the models of a mix that took a quarter of
+Pydantic can read docstrings whenever a model is defined; over the models of a mix that took a quarter of
 the time that every process of a run needs to import them, and no run looks at them.
 """
 
@@ -17,10 +17,11 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 from typing_extensions import override
 
-__all__ = ["json_schema_of", "meanings_of"]
+from omniload.mix.config import MixConfig
+
+__all__ = ["json_schema_of", "meanings_of", "mix_schema"]
 
 Schema: TypeAlias = dict[str, Any]
-
 _VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]"}
 """A word with a variable in it, which may stand for any number or word."""
 
@@ -92,3 +93,26 @@ def _or_variable(made: Schema) -> Schema:
     outside = {key: made[key] for key in ("default",) if key in made}
     inside = {key: value for key, value in made.items() if key not in outside}
     return {"anyOf": [*inside.get("anyOf", [inside]), _VARIABLE], **outside}
+
+
+def mix_schema() -> dict[str, Any]:
+    """Return the JSON schema of a mix file. Its ``$id`` changes with the version of the format."""
+    schema = json_schema_of(MixConfig)
+    file = {"type": "string", "minLength": 1}
+    include = {
+        "anyOf": [file, {"type": "array", "items": file, "minItems": 1}],
+        "description": "Version 2: files whose keys are below those of this one; their names start at its folder.",
+    }
+    # What a file does not say, one that it includes may.
+    whole = {
+        "if": {"required": ["include"]},
+        "then": {"required": ["version"]},
+        "else": {"required": schema.pop("required")},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:omniload:mix:2",
+        **schema,
+        **whole,
+        "properties": {"include": include, **schema["properties"]},
+    }

@@ -1,17 +1,22 @@
-"""What ``omniload mix set`` is told: a weight or an amount of each source."""
+"""What a person says of sources to change them: weights and amounts as words, a source as a file of its own."""
 
 import math
 import re
+from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
+from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig
+from omniload.mix.sources import SourceBase
 
-__all__ = ["amount_of", "what_is_set"]
+__all__ = ["amount_of", "placed", "what_is_set"]
 
 _AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
+Source = TypeVar("Source", bound=SourceBase)
 
 
 def what_is_set(texts: tuple[str, ...]) -> SetWeights | SetAmounts:
@@ -77,3 +82,18 @@ def amount_of(value: str) -> Amount | None:
     except ValueError as error:  # a ValidationError is one too
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise ConfigError(f"{value!r:.60} is no amount: {said}; say 2epochs or 5Gtokens") from error
+
+
+def placed(source: Source, folder: Path) -> Source:
+    """Return a source whose relative paths start at ``folder`` with absolute ones; URLs stay as they are."""
+    paths = tuple(path if "://" in path else str(folder / path) for path in source.paths)
+    transforms = tuple(_placed(transform, folder) for transform in source.transforms)
+    path = paths[0] if len(paths) == 1 else paths
+    drawn = source.drawn_before and str(folder / source.drawn_before)
+    return source.model_copy(update={"path": path, "transforms": transforms, "drawn_before": drawn})
+
+
+def _placed(transform: TransformConfig, folder: Path) -> TransformConfig:
+    if isinstance(transform, ChatTransform | PreferenceTransform) and transform.template:
+        return transform.model_copy(update={"template": str(folder / transform.template)})
+    return transform
