@@ -1,7 +1,9 @@
 """Weights of the sources at a step: stages, and ramps between them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from omniload.mix.state import MixState
 
 __all__ = [
     "GOES_ON",
+    "MixSchedule",
     "amount_tokens_S",
     "amounts_S",
     "boundaries",
@@ -196,3 +199,31 @@ def _shares(stage: Stage, names: Sequence[str]) -> tuple[float, ...]:
     largest = max(weights)  # divided by first: the sum of large weights may be infinite
     total = sum(weight / largest for weight in weights)
     return tuple(weight / largest / total for weight in weights)
+
+
+@dataclass(frozen=True, slots=True)
+class MixSchedule:
+    """Weights of the sources over time."""
+
+    stages: tuple[Stage, ...]
+    """Weights in stages; the first starts at step 0."""
+    names: tuple[str, ...]
+    """Names of the sources; a source's number is its place here."""
+    level: Literal["token", "sample"] = "token"
+    """What a weight counts."""
+
+    @classmethod
+    def of(cls, mix: MixConfig) -> Self:
+        """Return the schedule of a mix file."""
+        return cls(mix.mix.stages, mix.names, mix.mix.level)
+
+    @classmethod
+    def constant(
+        cls, weights: Mapping[str, float], *, level: Literal["token", "sample"] = "token"
+    ) -> Self:
+        """Return a schedule of weights that never change."""
+        return cls((Stage(from_step=0, weights=dict(weights)),), tuple(weights), level)
+
+    def shares_at(self, step: int) -> dict[str, float]:
+        """Return the share of each source at ``step``; they sum to one."""
+        return dict(zip(self.names, weights_at(self.stages, self.names, step), strict=True))

@@ -36,18 +36,13 @@ from numpy.typing import NDArray
 
 from omniload.base.units import format_count
 from omniload.mix.deficit import Drawn
+from omniload.mix.schedule import MixSchedule
 from omniload.plan.balance import BalanceMethod
 from omniload.plan.balance import balance as balanced_over
 from omniload.plan.cost import CostFunction, combined_cost, require_costs, row_costs
-from omniload.plan.mixing import MixSchedule, draw_candidates
+from omniload.plan.drawing import draw_candidates
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
-from omniload.plan.placement import (
-    Distribution,
-    Placement,
-    imbalance_of,
-    place,
-    require_dealing,
-)
+from omniload.plan.placement import Distribution, Placement, imbalance_of, place, require_dealing
 
 __all__ = ["DGraph", "Node", "SampleGraph", "State"]
 

@@ -19,11 +19,11 @@ from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at
 from omniload.mix.state import MixState
-from omniload.plan.packing import CARRIED, best_fit, fill_in_order
-from omniload.plan.passes import Known, Starved, draw_step
+from omniload.plan.drawing import Known, Starved, draw_step
+from omniload.plan.packing import packed
 from omniload.plan.units import Units, pieces_of, units_of_sources
 
-__all__ = ["Exhausted", "Membership", "Starved", "budget_of", "losses", "membership_of", "packed"]
+__all__ = ["Exhausted", "Membership", "Starved", "budget_of", "losses", "membership_of"]
 
 _NO_END = 1 << 62
 
@@ -185,44 +185,3 @@ def losses(
             dropped_S[s] = np.count_nonzero(units_S[s].kept_N[first:stop] == 0)
             lost_S[s] = units_S[s].lost_N(first, stop).sum()
     return dropped_S, lost_S
-
-
-def packed(
-    mix: MixConfig, carried: PieceTable, fresh: PieceTable, *, is_last: bool
-) -> tuple[PieceTable, NDArray[np.int64], PieceTable]:
-    """Return the pieces grouped by row, the rows' boundaries, and what is carried on, oldest first.
-
-    Where nothing is drawn after them, rows that stay empty are left out.
-    """
-    pool = PieceTable.concatenated([carried, fresh])
-    num_rows, capacity = mix.rows_per_step, mix.pack.length
-    if mix.pack.method == "best_fit":
-        rows_P = best_fit(
-            pool.lengths_P, num_first=len(carried), num_rows=num_rows, capacity=capacity
-        )
-    elif mix.pack.method == "none":
-        rows_P = np.arange(len(pool), dtype=np.int32)
-    else:
-        piece, starts, stops, rows = fill_in_order(
-            pool.lengths_P, num_rows=num_rows, capacity=capacity
-        )
-        cut = pool.take(piece)
-        pool = PieceTable(
-            sources_P=cut.sources_P,
-            positions_P=cut.positions_P,
-            subs_P=cut.subs_P,
-            starts_P=(cut.starts_P + starts).astype(np.int32),
-            stops_P=(cut.starts_P + stops).astype(np.int32),
-            sizes_P=cut.sizes_P,
-        )
-        rows_P = rows.astype(np.int32)
-    if is_last:
-        num_rows = (
-            int(rows_P.max()) + 1
-        )  # every method begins a row only when those before it are full
-    order = np.argsort(rows_P, kind="stable")
-    num_carried = int((rows_P == CARRIED).sum())
-    row_offsets = np.searchsorted(rows_P[order[num_carried:]], np.arange(num_rows + 1)).astype(
-        np.int64
-    )
-    return pool.take(order[num_carried:]), row_offsets, pool.take(order[:num_carried])

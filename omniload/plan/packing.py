@@ -1,7 +1,7 @@
 """Which piece goes into which row. Lengths in, row numbers out; no tokens are touched.
 
 Shape suffixes:
-    P  pieces
+    P  pieces        R  rows
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -11,11 +11,13 @@ from operator import neg
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CARRIED", "best_fit", "fill_in_order"]
+from omniload.mix.config import MixConfig
+from omniload.mix.pieces import PieceTable
+
+__all__ = ["CARRIED", "best_fit", "fill_in_order", "packed"]
 
 CARRIED = -1
 """Row number of a piece that found no room."""
-
 _ALIKE = 8
 """Pieces of one size from which on they are dealt together."""
 
@@ -155,3 +157,44 @@ def fill_in_order(
     rows = starts // capacity
     rows[rows >= num_rows] = CARRIED
     return piece, starts - begins[piece], stops - begins[piece], rows
+
+
+def packed(
+    mix: MixConfig, carried: PieceTable, fresh: PieceTable, *, is_last: bool
+) -> tuple[PieceTable, NDArray[np.int64], PieceTable]:
+    """Return the pieces grouped by row, the rows' boundaries, and what is carried on, oldest first.
+
+    Where nothing is drawn after them, rows that stay empty are left out.
+    """
+    pool = PieceTable.concatenated([carried, fresh])
+    num_rows, capacity = mix.rows_per_step, mix.pack.length
+    if mix.pack.method == "best_fit":
+        rows_P = best_fit(
+            pool.lengths_P, num_first=len(carried), num_rows=num_rows, capacity=capacity
+        )
+    elif mix.pack.method == "none":
+        rows_P = np.arange(len(pool), dtype=np.int32)
+    else:
+        piece, starts, stops, rows = fill_in_order(
+            pool.lengths_P, num_rows=num_rows, capacity=capacity
+        )
+        cut = pool.take(piece)
+        pool = PieceTable(
+            sources_P=cut.sources_P,
+            positions_P=cut.positions_P,
+            subs_P=cut.subs_P,
+            starts_P=(cut.starts_P + starts).astype(np.int32),
+            stops_P=(cut.starts_P + stops).astype(np.int32),
+            sizes_P=cut.sizes_P,
+        )
+        rows_P = rows.astype(np.int32)
+    if is_last:
+        num_rows = (
+            int(rows_P.max()) + 1
+        )  # every method begins a row only when those before it are full
+    order = np.argsort(rows_P, kind="stable")
+    num_carried = int((rows_P == CARRIED).sum())
+    row_offsets = np.searchsorted(rows_P[order[num_carried:]], np.arange(num_rows + 1)).astype(
+        np.int64
+    )
+    return pool.take(order[num_carried:]), row_offsets, pool.take(order[:num_carried])

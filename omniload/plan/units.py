@@ -19,7 +19,7 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.records import Overlong
 from omniload.mix.state import Cursor, MixState
-from omniload.plan.passes import Known
+from omniload.plan.drawing import Known
 
 __all__ = ["Units", "pieces_of", "units_of", "units_of_sources"]
 

@@ -31,8 +31,8 @@ from omniload.plan.membership import (
     budget_of,
     losses,
     membership_of,
-    packed,
 )
+from omniload.plan.packing import packed
 from omniload.plan.units import Units, pieces_of, units_of_sources
 
 __all__ = ["window_of"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import AddSource, Change, Edit, RetireSource, SetAmounts, SetWeights
-from omniload.mix.edits.names import require_known
+from omniload.mix.edits.sources import require_known
 from omniload.mix.schedule import drawn_in
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.state import MixState

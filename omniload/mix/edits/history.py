@@ -28,10 +28,8 @@ from omniload.mix.edits.edit import (
     Undo,
     require_no_secrets,
 )
-from omniload.mix.edits.fitting import require_fits
-from omniload.mix.edits.folding import edited_mix, weighted
-from omniload.mix.edits.names import require_known
 from omniload.mix.edits.shards import left_out_of, require_skippable
+from omniload.mix.edits.sources import edited_mix, require_fits, require_known, weighted
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.caps import beyond_fractions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import without_secrets
 from omniload.mix.edits.edit import Edit, SkipShard
-from omniload.mix.edits.names import require_known
+from omniload.mix.edits.sources import require_known
 
 __all__ = ["ShardsFound", "left_out_of", "require_skippable", "shard_meant", "shards_like"]
 

@@ -5,10 +5,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omniload.mix.schedule import MixSchedule
 from omniload.plan.balance import BalanceMethod
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
-from omniload.plan.mixing import MixSchedule
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import num_microbatches_of
 

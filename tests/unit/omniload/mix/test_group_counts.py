@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.mix.journal.group_counts import group_progress
 from omniload.mix.journal.groups import (
     GROUPS_NAME,
     Answers,
     BatchDecision,
     GroupJournal,
     RoundDecision,
+    group_progress,
 )
 
 NAMES = ("code", "web")

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from omniload.mix.config import MixConfig, Stage
+from omniload.mix.schedule import MixSchedule
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph, SampleGraph
-from omniload.plan.mixing import MixSchedule
 from omniload.plan.place_tree import ClientPlaceTree
 
 COST = QuadraticCost(768.0, 1.0)

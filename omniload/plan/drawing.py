@@ -1,11 +1,11 @@
-"""What a step draws, up to the end of a run that goes through its sources a finite number of times.
+"""What a step draws: from candidates, or up to the end of a run that goes through its sources a finite number of times.
 
-The end is a property of the drawing order alone: the draw after which ``mix.stop`` says
+That end is a property of the drawing order alone: the draw after which ``mix.stop`` says
 that enough was drawn. It depends neither on how a run is cut into steps nor on ranks, nor
 on how many samples happen to be known ahead.
 
 Shape suffixes:
-    S  sources        U  units of a source        N  draws, in order
+    S  sources        U  units of a source        N  draws, in order        C  candidates
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
-from omniload.mix.deficit import Drawn, draw
-from omniload.mix.schedule import GOES_ON, weights_at
+from omniload.mix.deficit import Drawn, draw, integer_weights
+from omniload.mix.schedule import GOES_ON, MixSchedule, weights_at
 from omniload.mix.state import MixState
 
-__all__ = ["Known", "Starved", "StepDraw", "draw_step"]
+__all__ = ["Known", "Starved", "StepDraw", "draw_candidates", "draw_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +146,64 @@ def _size_of(sizes: Sequence[NDArray[Any]], counts: Sequence[int]) -> int:
     return sum(
         int(column[:count].sum(dtype=np.int64)) for column, count in zip(sizes, counts, strict=True)
     )
+
+
+def draw_candidates(
+    schedule: MixSchedule,
+    lengths_C: NDArray[Any],
+    sources_C: NDArray[Any],
+    *,
+    step: int,
+    budget: int,
+    credits_S: Sequence[int] | None = None,
+) -> tuple[NDArray[np.int64], Drawn]:
+    """Draw samples until they hold ``budget`` tokens.
+
+    Args:
+        schedule: Weights over time.
+        lengths_C: Tokens in each candidate.
+        sources_C: Number of the source of each; those of a source are drawn in this order.
+        step: Number of the step.
+        budget: Tokens to draw; the last sample may exceed it.
+        credits_S: Credits left by the step before; zeros at the start.
+
+    Returns:
+        The candidates drawn, in drawing order ``[N]``, and the draw with the credits for the next step.
+
+    Raises:
+        ValueError: A source is not in the schedule, ``step`` is negative, the credits are
+            not one for each source, or the candidates of a source ran out before the
+            budget was reached.
+    """
+    num = len(schedule.names)
+    if step < 0:
+        raise ValueError(f"step is {step}; steps are numbered from 0")
+    if credits_S is not None and len(credits_S) != num:
+        raise ValueError(f"credits_S has {len(credits_S)} values for {num} sources; give one each")
+    if len(sources_C) and not 0 <= sources_C.min() <= sources_C.max() < num:
+        raise ValueError(
+            f"sources are numbered {int(sources_C.min())} to {int(sources_C.max())}; the schedule names "
+            f"{num}, numbered from 0"
+        )
+    by_source = np.argsort(sources_C, kind="stable")
+    cuts = np.cumsum(np.bincount(sources_C, minlength=num))[:-1]
+    queues = np.split(by_source, cuts)
+    lengths = [lengths_C[queue] for queue in queues]
+    by_sample = schedule.level == "sample"
+    drawn = draw(
+        [np.ones_like(column) for column in lengths] if by_sample else lengths,
+        integer_weights(weights_at(schedule.stages, schedule.names, step)),
+        [0] * num if credits_S is None else credits_S,
+        budget=budget,
+        sizes=lengths if by_sample else None,
+    )
+    if drawn.starved is not None:
+        raise ValueError(
+            f"source {schedule.names[drawn.starved]!r} has {len(queues[drawn.starved])} candidates, too few "
+            f"for a budget of {budget} tokens; load more of it"
+        )
+    heads = [queue[:n] for queue, n in zip(queues, drawn.counts_S.tolist(), strict=True)]
+    # Samples of a source come in its order, so a stable sort by source lines both up.
+    chosen_N = np.empty(len(drawn.sources_N), np.int64)
+    chosen_N[np.argsort(drawn.sources_N, kind="stable")] = np.concatenate(heads)
+    return chosen_N, drawn

@@ -1,0 +1,105 @@
+"""Sources of a mix that is changed: which there are, whether one more fits, and what they weigh once it is edited."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic_core import PydanticCustomError
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import MixConfig, SourceConfig, Stage
+from omniload.mix.edits.edit import AddSource, Edit
+from omniload.mix.schema.cuts import documents_cut
+
+__all__ = ["edited_mix", "require_fits", "require_known", "weighted"]
+
+_SHOWN = 12
+
+
+def require_known(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse a source that the mix does not have.
+
+    Raises:
+        ConfigError: Naming it, and the one that may be meant.
+    """
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ConfigError(
+                f"source {name!r} is not in the mix{meant}, which has {', '.join(known[:_SHOWN])}; "
+                "correct the name, or add the source with `omniload mix add`"
+            )
+
+
+def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceConfig) -> None:
+    """Refuse a source that the mix file could not have had, or whose samples the run was not opened for.
+
+    Args:
+        base: The mix as its file says.
+        latest: With every edit.
+        name: Name of the source.
+        source: What is declared of it.
+
+    Raises:
+        ConfigError: With what to do instead.
+    """
+    if name in latest.sources:
+        gives = "an amount" if latest.mix.amounts else "a weight"
+        raise ConfigError(
+            f"source {name!r} is in the mix already; choose another name, or give it {gives} with "
+            f"`omniload mix set RUN {name}={gives.split()[1].upper()}`"
+        )
+    if source.pair_columns and not any(s.pair_columns for s in latest.sources.values()):
+        raise ConfigError(
+            f"source {name!r} holds preference pairs, and the run has none: its trainer would train on both "
+            "answers; put the source into the mix file and start a run with a loss for pairs"
+        )
+    if source.images_transform and not any(s.images_transform for s in latest.sources.values()):
+        raise ConfigError(
+            f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
+            "on words; put the source into the mix file and start a run that encodes images"
+        )
+    every = {**latest.sources, name: source}
+    try:
+        base.inherited(source)
+        for fault in documents_cut(every, latest.pack):
+            raise fault
+    except PydanticCustomError as fault:
+        raise ConfigError(f"source {name!r}: {fault.message()}") from fault
+
+
+def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
+    """Return a mix with one more edit."""
+    if edit.amounts is not None:
+        # As in a file: who asks only which sources are drawn from finds them among the weights.
+        stage = Stage(from_step=0, weights=dict.fromkeys(edit.amounts, 1.0))
+        weights = before.mix.model_copy(update={"stages": (stage,), "amounts": edit.amounts})
+    elif edit.stages:
+        kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
+        weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
+    else:
+        return before  # it skips something, or lets it be drawn after all
+    sources, change = before.sources, edit.change
+    if isinstance(change, AddSource):
+        sources = {**sources, change.name: before.inherited(change.source)}
+    return before.model_copy(update={"mix": weights, "sources": sources})
+
+
+def weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
+    """Return a stage of other weights.
+
+    Raises:
+        ConfigError: None of them is above 0.
+    """
+    left = {name: weight for name, weight in weights.items() if weight > 0}
+    if not left:
+        raise ConfigError(
+            f"no source would have a weight from step {max(stage.from_step, step)} on; give one to another source first"
+        )
+    return Stage(
+        from_step=stage.from_step,
+        weights=left,
+        ramp_steps=stage.ramp_steps,
+        ramp=stage.ramp,
+        ramp_done=stage.ramp_done,
+    )
