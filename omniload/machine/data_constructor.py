@@ -14,7 +14,7 @@ from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.batch.rows import build_rows, split_rows, stops_with_next
 from omniload.batch.slices import slice_for_cp
-from omniload.machine.columns.images import ImageRequests
+from omniload.machine.columns import ImageRequests
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, ColumnRanges
 from omniload.mix.config import MixConfig

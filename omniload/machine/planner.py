@@ -11,7 +11,7 @@ from typing import assert_never
 import numpy as np
 
 from omniload.base.state import JsonObject
-from omniload.machine.columns.metadata import SampleMetadata
+from omniload.machine.columns import SampleMetadata
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
@@ -34,7 +34,6 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
-from omniload.machine.planned_steps import PlannedSteps
 from omniload.machine.progress import Waits
 from omniload.machine.queue import (
     Demand,
@@ -48,7 +47,7 @@ from omniload.machine.queue import (
     taken_over,
     targets_of,
 )
-from omniload.machine.ranks import RankSteps, next_world
+from omniload.machine.steps import PlannedSteps, RankSteps, next_world
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit

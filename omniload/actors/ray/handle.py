@@ -33,7 +33,7 @@ from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
-from omniload.machine.ranks import of_next
+from omniload.machine.steps import of_next
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World

@@ -34,7 +34,7 @@ from omniload.machine.roster import (
     StartMember,
     StepsReleased,
 )
-from omniload.machine.slow_calls import SlowCalls
+from omniload.machine.waiting import SlowCalls
 from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["Keeper", "opened"]

@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from omniload.machine.scaling.scaler import LoadersSeen, MergeLoader, Scaler, SplitLoader
+from omniload.machine.scaler import LoadersSeen, MergeLoader, Scaler, SplitLoader
 
 EVERY_S = 20.0
 REGAIN_S = 600.0

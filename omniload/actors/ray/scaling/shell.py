@@ -15,14 +15,14 @@ from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.progress import Progress, Task
-from omniload.machine.scaling.meter import WorkMeter
-from omniload.machine.scaling.scaler import (
+from omniload.machine.scaler import (
     LoadersSeen,
     MergeLoader,
     MoveSources,
     Scaler,
     ScalerCommand,
     SplitLoader,
+    WorkMeter,
 )
 
 __all__ = ["SCALER", "Scaling"]

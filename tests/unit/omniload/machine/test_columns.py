@@ -3,7 +3,7 @@
 import numpy as np
 
 from omniload.base.ragged import Ragged
-from omniload.machine.loss_spans import LossSpans
+from omniload.machine.columns import LossSpans
 from omniload.mix.columns import LOSS_SPANS, spans_of
 from omniload.mix.samples import SampleTable
 from tests.support.plane.builders import a_table, pieces_of

@@ -1,0 +1,288 @@
+"""What goes with the tokens of samples: masks and images as the planner knows them, and images that ranks encode.
+
+Shape suffixes:
+    N  samples held of one source        P  pieces        Q  pieces and spans that meet
+    I  images of the pieces, or of one step               U  samples that hold them        W  ranks
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import IntegrityError
+from omniload.base.ragged import Ragged, Ranges
+from omniload.batch.encoding import EncoderShare
+from omniload.batch.rows import stops_with_next
+from omniload.machine.messages import SliceRequest
+from omniload.mix.columns import GRIDS, IMAGE_SPANS, IMAGES, LOSS_SPANS, ColumnRanges
+from omniload.mix.pieces import SUB_LIMIT, PieceTable
+from omniload.mix.samples import SampleTable
+from omniload.plan.images.dealt import ImagePlan
+from omniload.plan.images.table import ImageTable
+
+__all__ = ["ImageRequests", "LossSpans", "PieceFacts", "SampleMetadata"]
+
+
+@dataclass(slots=True)
+class _KnownSpans:
+    stop: int
+    """First raw position behind the samples."""
+    keys_N: NDArray[np.int64]
+    spans_N: Ragged
+
+
+@dataclass(slots=True)
+class LossSpans:
+    """Spans of the samples of masked sources, from the planner's floor on; sources without a mask cost nothing."""
+
+    _of_source: dict[int, deque[_KnownSpans]] = field(default_factory=dict, init=False)
+
+    def add(self, source: int, table: SampleTable) -> None:
+        """Take in what was reported of a source."""
+        spans = table.metadata.get(LOSS_SPANS)
+        if spans is not None:
+            keys_N = table.positions_N * SUB_LIMIT + table.subs_N
+            self._of_source.setdefault(source, deque()).append(
+                _KnownSpans(table.stop, keys_N, spans)
+            )
+
+    def forget(self, source: int, position: int) -> None:
+        """Let go of a source's samples from a position on: they are reported again."""
+        known = self._of_source.get(source, deque())
+        while known and known[-1].stop > position:
+            last = known.pop()
+            count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
+            if count:
+                known.append(
+                    _KnownSpans(position, last.keys_N[:count], last.spans_N.between(0, count))
+                )
+
+    def release(self, floors: Mapping[int, int]) -> None:
+        """Let go of samples before these positions."""
+        for source, known in self._of_source.items():
+            while known and known[0].stop <= floors.get(source, 0):
+                known.popleft()
+
+    def labels_left_out(self, pieces: PieceTable) -> int:
+        """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
+        left_out, stops_P = 0, stops_with_next(pieces)
+        for source in self._of_source:
+            at = np.flatnonzero(pieces.sources_P == source)
+            if len(at):
+                mine, stops = pieces.take(at), stops_P[at]
+                labels = int((stops - mine.starts_P - 1).sum())
+                left_out += labels - self._kept(source, mine, stops)
+        return left_out
+
+    def _kept(self, source: int, pieces: PieceTable, stops_P: NDArray[np.int32]) -> int:
+        keys_P = pieces.positions_P * SUB_LIMIT + pieces.subs_P
+        kept = 0
+        for known in self._of_source[source]:
+            row_P = np.searchsorted(known.keys_N, keys_P)
+            inside = row_P < len(known.keys_N)
+            inside[inside] = known.keys_N[row_P[inside]] == keys_P[inside]
+            here = np.flatnonzero(inside)
+            if len(here):
+                kept += _overlap(
+                    known.spans_N.take(row_P[here]), pieces.starts_P[here] + 1, stops_P[here]
+                )
+        return kept
+
+
+def _overlap(spans_P: Ragged, starts_P: NDArray[np.int32], stops_P: NDArray[np.int32]) -> int:
+    """Return the tokens that lie both in a piece's range and in one of its spans."""
+    bounds_Q2 = spans_P.values_V.reshape(-1, 2)
+    piece_Q = np.repeat(np.arange(len(spans_P)), spans_P.lengths_N // 2)
+    common = np.minimum(bounds_Q2[:, 1], stops_P[piece_Q])
+    common -= np.maximum(bounds_Q2[:, 0], starts_P[piece_Q])
+    return int(np.maximum(common, 0).sum(dtype=np.int64))
+
+
+@dataclass(slots=True)
+class _Known:
+    stop: int
+    """First raw position behind the samples."""
+    keys_N: NDArray[np.int64]
+    spans_N: Ragged
+    """First placeholder, placeholders and patches of each image."""
+
+
+class PieceFacts(TypedDict):
+    """What ``place`` is told of the pieces of a step beside their lengths."""
+
+    labels_left_out: int
+    """Labels that are not trained on."""
+    images: ImageTable | None
+    """Their images; ``None`` where they hold none."""
+
+
+@dataclass(slots=True)
+class SampleMetadata:
+    """What sources report beside lengths, from the planner's floor on; sources that report nothing cost nothing."""
+
+    _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
+    _images_of_source: dict[int, deque[_Known]] = field(default_factory=dict, init=False)
+
+    def add(self, source: int, table: SampleTable) -> None:
+        """Take in what was reported of a source."""
+        self._loss_spans.add(source, table)
+        spans = table.metadata.get(IMAGE_SPANS)
+        if spans is not None:
+            keys_N = table.positions_N * SUB_LIMIT + table.subs_N
+            known = self._images_of_source.setdefault(source, deque())
+            known.append(_Known(table.stop, keys_N, spans))
+
+    def forget(self, source: int, position: int) -> None:
+        """Let go of a source's samples from a position on: they are reported again."""
+        self._loss_spans.forget(source, position)
+        known = self._images_of_source.get(source, deque())
+        while known and known[-1].stop > position:
+            last = known.pop()
+            count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
+            if count:
+                known.append(_Known(position, last.keys_N[:count], last.spans_N.between(0, count)))
+
+    def release(self, floors: Mapping[int, int]) -> None:
+        """Let go of samples before these positions."""
+        self._loss_spans.release(floors)
+        for source, known in self._images_of_source.items():
+            while known and known[0].stop <= floors.get(source, 0):
+                known.popleft()
+
+    def of(self, pieces: PieceTable) -> PieceFacts:
+        """Return what is to be known of the pieces of a step."""
+        return {
+            "labels_left_out": self._loss_spans.labels_left_out(pieces),
+            "images": self._images_of(pieces),
+        }
+
+    def _images_of(self, pieces: PieceTable) -> ImageTable | None:
+        owners, found = [], []
+        for source, known in self._images_of_source.items():
+            at = np.flatnonzero(pieces.sources_P == source)
+            keys_P = pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at]
+            for each in known if len(at) else ():
+                rows_P = np.searchsorted(each.keys_N, keys_P)
+                inside = rows_P < len(each.keys_N)
+                inside[inside] = each.keys_N[rows_P[inside]] == keys_P[inside]
+                spans_P = each.spans_N.take(rows_P[inside])
+                owners.append(np.repeat(at[inside], spans_P.lengths_N // 3))
+                found.append(spans_P.values_V.reshape(-1, 3))
+        if not sum(map(len, owners)):
+            return None
+        pieces_I, spans_I3 = np.concatenate(owners), np.concatenate(found)
+        # Images of one piece lie together in their order, which a stable sort keeps.
+        order_I = np.argsort(pieces_I, kind="stable")
+        pieces_I, spans_I3 = pieces_I[order_I], spans_I3[order_I]
+        numbers_I = np.arange(len(pieces_I)) - np.searchsorted(pieces_I, pieces_I)
+        return ImageTable(
+            pieces_I=pieces_I,
+            numbers_I=numbers_I.astype(np.int32),
+            firsts_I=spans_I3[:, 0],
+            tokens_I=spans_I3[:, 1],
+            patches_I=spans_I3[:, 2],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequests:
+    """The images of one step that some ranks encode; a sample is asked for once, with all its images."""
+
+    plan: ImagePlan
+    samples_U3: NDArray[np.int64]
+    """Source, position and sub of the samples, sorted."""
+    sample_I: NDArray[np.int64]
+    """Sample of each image of the plan; -1 where no rank here encodes it."""
+
+    @classmethod
+    def of(cls, plan: ImagePlan, dp_ranks: Sequence[int]) -> "ImageRequests":
+        """Return what is asked for so that ``dp_ranks`` can encode their part."""
+        theirs = np.flatnonzero(np.isin(plan.encoders_I, dp_ranks))
+        samples_U3, owner = np.unique(plan.keys_I4[theirs, :3], axis=0, return_inverse=True)
+        sample_I = np.full(len(plan), -1, np.int64)
+        sample_I[theirs] = owner.reshape(-1)
+        return cls(plan, samples_U3, sample_I)
+
+    def requests(self) -> list[SliceRequest]:
+        """Return one request for each source; they ask for no token."""
+        sources, firsts = np.unique(self.samples_U3[:, 0], return_index=True)
+        bounds = [*firsts.tolist(), len(self.samples_U3)]
+        nothing = np.zeros(len(self.samples_U3), np.int32)
+        return [
+            SliceRequest(
+                source=source,
+                positions_N=self.samples_U3[a:b, 1],
+                subs_N=self.samples_U3[a:b, 2].astype(np.int32),
+                starts_N=nothing[a:b],
+                stops_N=nothing[a:b],
+                columns=(IMAGES, GRIDS),
+            )
+            for source, a, b in zip(sources.tolist(), bounds, bounds[1:], strict=False)
+        ]
+
+    def shares(self, fetched: ColumnRanges, rank: int, num_microbatches: int) -> list[EncoderShare]:
+        """Return what a rank encodes for each microbatch.
+
+        Args:
+            fetched: What was asked for, in the order asked for.
+            rank: The rank, one of those asked for.
+            num_microbatches: Microbatches of the step.
+
+        Raises:
+            IntegrityError: A source handed out other images than it had reported.
+        """
+        return [self._share(fetched, rank, m) for m in range(num_microbatches)]
+
+    def _share(self, fetched: ColumnRanges, rank: int, microbatch: int) -> EncoderShare:
+        plan, num_ranks = self.plan, self.plan.num_ranks
+        mine, arriving = plan.encoded_by(rank, microbatch), plan.arriving_at(rank, microbatch)
+        images, grids_I2 = self._images(fetched, mine)
+        sizes = plan.tokens_I[arriving]
+        starts = plan.places_I[arriving] - (np.cumsum(sizes) - sizes)
+        return EncoderShare(
+            images_I=images.packed(),
+            grids_I2=grids_I2,
+            keys_I4=plan.keys_I4[mine],
+            sends_W=_counts(plan.dp_ranks_I[mine], plan.tokens_I[mine], num_ranks),
+            receives_W=_counts(plan.encoders_I[arriving], sizes, num_ranks),
+            places_E=np.repeat(starts, sizes) + np.arange(int(sizes.sum())),
+        )
+
+    def _images(
+        self, fetched: ColumnRanges, mine: NDArray[np.int64]
+    ) -> tuple[Ranges, NDArray[np.int32]]:
+        """Return where the values of some images lie, and their grids."""
+        if not len(mine):
+            return Ranges.of([], np.uint8), np.empty((0, 2), np.int32)
+        samples, numbers = self.sample_I[mine], self.plan.keys_I4[mine, 3]
+        values, grids = fetched.others[IMAGES].take(samples), fetched.others[GRIDS].take(samples)
+        packed = grids.packed()
+        if (numbers >= packed.lengths_N // 2).any():
+            at = int((numbers >= packed.lengths_N // 2).argmax())
+            raise IntegrityError(
+                f"sample {self.plan.keys_I4[mine[at]].tolist()[:3]} gave {packed.lengths_N[at] // 2} images where "
+                f"{numbers[at] + 1} were planned; the source changed while it was read"
+            )
+        patches = packed.values_V[::2].astype(np.int64) * packed.values_V[1::2]
+        before = np.concatenate(([0], np.cumsum(patches)))
+        first = packed.offsets[:-1] // 2
+        own = first + numbers
+        depth = values.lengths_N // np.maximum(1, before[packed.offsets[1:] // 2] - before[first])
+        starts = values.starts_N + (before[own] - before[first]) * depth
+        ranges = Ranges(
+            columns=values.columns,
+            which_N=values.which_N,
+            starts_N=starts,
+            stops_N=starts + patches[own] * depth,
+        )
+        return ranges, packed.values_V.reshape(-1, 2)[own]
+
+
+def _counts(
+    ranks: NDArray[np.int32], sizes: NDArray[np.int64], num_ranks: int
+) -> NDArray[np.int64]:
+    return np.bincount(ranks, sizes, num_ranks).astype(np.int64)

@@ -1,1 +1,0 @@
-"""What rows need beside tokens: metadata for the planner, images for those who encode them."""
