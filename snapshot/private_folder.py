@@ -1,4 +1,4 @@
-"""Folders of a node that hold what only their user may read."""
+"""Folders of a node that hold what only their user may read, and where they lie."""
 
 import os
 import stat
@@ -8,9 +8,22 @@ from pathlib import Path
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 
-__all__ = ["is_own_folder", "private_folder", "put_file", "readable_folder"]
+__all__ = ["cache_folder", "is_own_folder", "private_folder", "put_file", "readable_folder"]
 
 _LOG = get_logger(__name__)
+
+
+def cache_folder(kind: str, *, remedy: str) -> Path:
+    """Return where a user's cache of a kind lies where nothing else is said.
+
+    Raises:
+        ConfigError: The user has no home; ``remedy`` says what to do.
+    """
+    above = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(above) if above else Path.home() / ".cache") / "omniload" / kind
+    except RuntimeError as error:
+        raise ConfigError(f"user {os.geteuid()} has no home for a cache; {remedy}") from error
 
 
 def private_folder(path: Path) -> Path:

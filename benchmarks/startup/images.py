@@ -32,7 +32,7 @@ from benchmarks.report import Table, print_table, write_report
 from benchmarks.startup.place import MAIN, Relay, build_images, environment, running_registry
 from snapshot.image.block.fetcher import FetchSettings, Priority
 from snapshot.image.block.loader import BlockLoader, RegistryTier
-from snapshot.image.block.refs import block_refs
+from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.trace.trace import decode_trace, hot_blocks

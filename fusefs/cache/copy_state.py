@@ -50,7 +50,7 @@ class CopyState:
         )
 
     def borrowed(self) -> CopyFiles | None:
-        """Return the files for one more user, who releases them."""
+        """Return the files for one more user, which releases them."""
         if self.files is not None:
             self.files.acquire()
         return self.files

@@ -91,7 +91,7 @@ class DiskCopy:
 
     Args:
         table: Of all copies.
-        stored: Its lock, and who waits for a unit that another thread stores.
+        stored: Its lock, and the threads that wait for a unit that another one stores.
         copy: Which one; this holder is counted.
         comparing: Of the cache.
     """

@@ -135,7 +135,7 @@ def checked_chunks(blob: Descriptor, chunks: Iterator[bytes], *, name: str) -> I
 
 @contextmanager
 def wanted_by_manifest() -> Iterator[None]:
-    """Tell a blob that is missing as what it is to whoever has its manifest: an image that is not whole.
+    """Raise for a blob that is missing what it is where its manifest is known: an image that is not whole.
 
     Raises:
         IntegrityError: A store inside says that it has no such blob.

@@ -26,7 +26,7 @@ from snapshot.oci.auth import Challenge, Credentials, parse_challenges, token_ur
 from snapshot.oci.pace import Pace, PacedBody, paced_pool
 from snapshot.oci.store import Opened
 
-__all__ = ["RegistrySettings", "Transport"]
+__all__ = ["RegistrySettings", "Transport", "is_loopback"]
 
 _log = get_logger(__name__)
 
@@ -68,7 +68,7 @@ class Transport:
         self._credentials = credentials
         self._clock = clock or SystemClock()
         plain = self._settings.plain_http
-        self._is_plain = _is_loopback(registry) if plain is None else plain
+        self._is_plain = is_loopback(registry) if plain is None else plain
         self.base = f"{'http' if self._is_plain else 'https'}://{registry}"
         self._pace = Pace(
             silent_s=self._settings.timeout_s, least_bytes_per_s=self._settings.least_bytes_per_s
@@ -239,8 +239,9 @@ class Transport:
         return urlsplit(url).netloc == urlsplit(self.base).netloc
 
 
-def _is_loopback(registry: str) -> bool:
-    host = urlsplit(f"//{registry}").hostname or ""
+def is_loopback(address: str) -> bool:
+    """Return whether ``HOST``, or ``HOST:PORT``, is this machine itself."""
+    host = urlsplit(f"//{address}").hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

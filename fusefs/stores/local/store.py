@@ -6,7 +6,7 @@ able to lead its daemon, which may be root, elsewhere. (Links made through a mou
 
 Files that are written here bear the permissions that their file has to a user of the mount, but for
 those to write: a user without access to a file through a mount has none here either. Objects lie apart from
-their file, so the folders above it do not keep them: nobody may list where they lie, and nobody guesses their names.
+their file, so the folders above it do not keep them: no other user may list where they lie, and their names are random.
 """
 
 import os

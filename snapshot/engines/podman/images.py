@@ -17,8 +17,7 @@ from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from snapshot.engines.podman.names import store_address
 from snapshot.image.block.loader import BlockTier, RegistryTier
-from snapshot.image.block.refs import BlockRef
-from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index import BlockRef, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import check_diff_id, index_layer
 from snapshot.image.layer.toc import format_of

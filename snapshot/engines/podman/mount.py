@@ -40,7 +40,7 @@ from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.mount.daemon import READ_AHEAD_BYTES
-from snapshot.image.mount.options import cache_folder, option_value, options_in, platform_of
+from snapshot.image.mount.options import cache_at, option_value, options_in, platform_of
 from snapshot.image.trace.store import TraceStore, find_any_trace
 from snapshot.image.trace.trace import Trace, hot_blocks
 from snapshot.image.tree.merge import layer_tree, merge
@@ -109,7 +109,7 @@ def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStor
         ConfigError: An option is none, or its value.
     """
     require_text(mountpoint, *options)
-    fields: dict[str, Any] = {"mountpoint": mountpoint, "cache": str(cache_folder())}
+    fields: dict[str, Any] = {"mountpoint": mountpoint}
     for key, value in options_in(options):
         if key in _REPEATED:
             fields.setdefault(_REPEATED[key], []).append(option_value(key, value))
@@ -119,7 +119,7 @@ def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStor
             )
         else:
             fields[key] = option_value(key, value, LayerStoreMount, _NO_OPTIONS)
-    fields["cache"] = str(Path(fields["cache"]).absolute())
+    fields["cache"] = cache_at(fields.get("cache"))
     return parse_yaml(json.dumps(fields), LayerStoreMount, name="-o")
 
 

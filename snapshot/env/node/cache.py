@@ -35,7 +35,7 @@ from omniload.base.log import get_logger
 from snapshot.env.node.locks import exclusively, locked_now
 from snapshot.env.node.overlay import keys_mounted
 from snapshot.env.node.tree import Tree, boot_id, discard
-from snapshot.private_folder import private_folder, put_file, readable_folder
+from snapshot.private_folder import cache_folder, private_folder, put_file, readable_folder
 
 if TYPE_CHECKING:
     from snapshot.env.format.manifest import Manifest
@@ -64,15 +64,7 @@ def default_cache() -> Path:
         ConfigError: Nothing names it, and the user has no home.
     """
     named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    above = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(above) if above else Path.home() / ".cache") / "omniload" / "env"
-    except RuntimeError as error:
-        raise ConfigError(
-            f"user {os.geteuid()} has no home to keep a node cache in; name one in {CACHE_VARIABLE}"
-        ) from error
+    return Path(named) if named else cache_folder("env", remedy=f"name one in {CACHE_VARIABLE}")
 
 
 class NodeCache:

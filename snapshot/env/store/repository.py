@@ -49,7 +49,7 @@ __all__ = [
 ROOT = "omniload-env/1"
 MANIFESTS, PACKS, CONDEMNED = f"{ROOT}/manifests", f"{ROOT}/packs", f"{ROOT}/condemned"
 _BEGIN_BYTES = 4 << 20
-"""Of a manifest, read before its size is believed; most are shorter."""
+"""Of a manifest, read before its size is relied on; most are shorter."""
 _NEWEST = 16
 """Snapshots that are looked into for contents that are there already."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import assert_never
 
-from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import BlockRef
 
 __all__ = [
     "BESIDE_BYTES",

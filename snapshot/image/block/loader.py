@@ -26,9 +26,8 @@ from snapshot.image.block.fetcher import (
     Ticked,
     WakeAt,
 )
-from snapshot.image.block.refs import BlockRef, block_refs
 from snapshot.image.block.store import BlockStore
-from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index import BlockRef, LayerIndex, block_refs
 from snapshot.oci.store import ImageStore
 
 __all__ = ["BlockLoader", "BlockTier", "RegistryTier"]

@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from snapshot.image.block.fetcher import FetchSettings, Priority
 from snapshot.image.block.loader import BlockLoader, BlockTier
-from snapshot.image.block.refs import BlockRef
 from snapshot.image.block.store import BlockStore
-from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index import BlockRef, LayerIndex
 
 __all__ = ["Outstanding", "Prefetched", "prefetch_blocks", "want_blocks"]
 
@@ -92,14 +93,8 @@ def want_blocks(
     """Want blocks in their order, in runs of one layer: one call each; return those not here."""
     by_digest = {index.blob_digest: index for index in indexes}
     absent: list[BlockRef] = []
-    run: list[BlockRef] = []
-    for ref in refs:
-        if run and run[-1].blob != ref.blob:
-            absent += loader.prefetch(by_digest[run[-1].blob], run, priority)
-            run = []
-        run.append(ref)
-    if run:
-        absent += loader.prefetch(by_digest[run[-1].blob], run, priority)
+    for blob, run in groupby(refs, key=attrgetter("blob")):
+        absent += loader.prefetch(by_digest[blob], list(run), priority)
     return absent
 
 

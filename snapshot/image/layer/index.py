@@ -9,7 +9,7 @@ why they can be relied on, is said in ``docs/design/0020-images.md``.
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +26,10 @@ __all__ = [
     "MAX_BLOCK_BYTES",
     "WINDOW_BYTES",
     "BlockRange",
+    "BlockRef",
     "Format",
     "LayerIndex",
+    "block_refs",
     "inflate",
 ]
 
@@ -230,3 +232,35 @@ def _unzstd(raw: bytes | memoryview, size: int) -> bytes:
     decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     with decoder.stream_reader(bytes(raw), read_across_frames=True) as reader:
         return reader.read(size)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """A block of a layer, and where its blob holds it."""
+
+    digest: str
+    """Of its uncompressed bytes: blocks of two layers with one digest are one block."""
+    blob: str
+    number: int
+    offset: int
+    """In the blob."""
+    size_bytes: int
+    """In the blob."""
+
+    @property
+    def end(self) -> int:
+        """Where the next block of the blob begins."""
+        return self.offset + self.size_bytes
+
+
+def block_refs(index: LayerIndex, blocks: Iterable[int]) -> Iterator[BlockRef]:
+    """Yield what a fetcher must know of blocks of a layer."""
+    for number in blocks:
+        record = index.blocks_B[number]
+        yield BlockRef(
+            digest=index.digest(number),
+            blob=index.blob_digest,
+            number=number,
+            offset=int(record["blob_offset"]),
+            size_bytes=int(record["blob_size"]),
+        )

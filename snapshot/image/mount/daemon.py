@@ -20,8 +20,8 @@ from omniload.base.units import Bytes, Seconds
 from snapshot.image.block.fetcher import FetchSettings, Priority
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.prefetch import Outstanding, want_blocks
-from snapshot.image.block.refs import block_refs
 from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.mount.fork import ForkedProcess, start_forked

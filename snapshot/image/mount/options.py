@@ -1,7 +1,6 @@
 """Options of the commands on images, made into settings."""
 
 import json
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,12 @@ from snapshot.image.mount.daemon import AUTO, READ_AHEAD_BYTES, ImageMount
 from snapshot.image.peer.node import PeerSettings
 from snapshot.oci.image import platform_here
 from snapshot.oci.manifest import Platform
+from snapshot.private_folder import cache_folder
 
-__all__ = ["cache_folder", "mount_settings", "option_value", "options_in", "platform_of"]
+__all__ = ["cache_at", "mount_settings", "option_value", "options_in", "platform_of"]
 
 _NO_OPTIONS = frozenset({"image", "mountpoint", "mirrors", "command", "sharing"})
 """Fields of a mount that are set in another way."""
-
-
-def cache_folder() -> Path:
-    """Return where indexes and blocks are kept where nothing else is said."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "omniload" / "image"
 
 
 def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> ImageMount:
@@ -51,15 +45,21 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
             fields.setdefault("mirrors", []).append(option_value(key, value))
         else:
             fields[key] = option_value(key, value, ImageMount, _NO_OPTIONS)
-    for key in ("trace", "record", "cache"):
-        if key in fields and (fields[key] != AUTO or key == "cache"):
+    for key in ("trace", "record"):
+        if key in fields and fields[key] != AUTO:
             fields[key] = str(Path(fields[key]).absolute())
     if "peer_token_file" in sharing:
         sharing["peer_token_file"] = str(Path(sharing["peer_token_file"]).absolute())
     fields |= {"sharing": sharing, "bridge": bridge}
-    fields.setdefault("cache", str(cache_folder()))
+    fields["cache"] = cache_at(fields.get("cache"))
     text = json.dumps(fields)  # JSON is YAML: faults name the key
     return parse_yaml(text, ImageMount, name="-o")
+
+
+def cache_at(named: str | None) -> str:
+    """Return where indexes and blocks are kept: what the user named, else in the user's cache."""
+    place = named or cache_folder("image", remedy="name one with -o cache=FOLDER")
+    return str(Path(place).absolute())
 
 
 def options_in(texts: Collection[str]) -> Iterator[tuple[str, str | None]]:

@@ -16,8 +16,9 @@ region, so every node is near the root of some and a leaf of most::
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
 
-from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import BlockRef
 
 __all__ = ["REGION_BYTES", "holders", "parent", "ranking", "region_of", "regions", "runs"]
 
@@ -31,15 +32,8 @@ def region_of(ref: BlockRef) -> str:
 
 
 def regions(refs: Sequence[BlockRef]) -> Iterator[tuple[str, list[BlockRef]]]:
-    """Yield neighbours of one region together, in order; none is left out."""
-    together: list[BlockRef] = []
-    for ref in refs:
-        if together and region_of(ref) != region_of(together[0]):
-            yield region_of(together[0]), together
-            together = []
-        together.append(ref)
-    if together:
-        yield region_of(together[0]), together
+    """Return neighbours of one region together, in order; none is left out."""
+    return ((region, list(found)) for region, found in groupby(refs, key=region_of))
 
 
 def runs(refs: Sequence[BlockRef], bridge_bytes: int = 0) -> Iterator[list[BlockRef]]:

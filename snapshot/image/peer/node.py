@@ -1,6 +1,5 @@
 """A node among its peers: the tiers its loader asks, and the server that answers others."""
 
-import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from snapshot.image.peer.server import PeerServer
 from snapshot.image.peer.share import BlockShare
 from snapshot.image.peer.single_flight_tier import HeldBlocks, SharedTier
 from snapshot.image.peer.tier import PeerTier
+from snapshot.oci.transport import is_loopback
 
 __all__ = ["PeerNode", "PeerSettings"]
 
@@ -51,8 +51,8 @@ class PeerSettings(StrictModel):
     def _this_node_can_be_found(self) -> Self:
         if self.serve is None:
             return self
-        host, _ = _address(self.serve)
-        if self.peer_token_file is None and not _is_loopback(host):
+        _address(self.serve)
+        if self.peer_token_file is None and not is_loopback(self.serve):
             raise fault_at(
                 f"serve={self.serve} is reached from other machines; add peer_token_file=FILE, "
                 "the same on all nodes",
@@ -140,13 +140,6 @@ def _address(text: str) -> tuple[str, int]:
     if found is None or int(found["port"]) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT")
     return found["host"].strip("[]"), int(found["port"])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _token(path: str) -> str:

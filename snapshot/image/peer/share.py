@@ -7,8 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from snapshot.image.block.loader import BlockTier
-from snapshot.image.block.refs import BlockRef, block_refs
-from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index import BlockRef, LayerIndex, block_refs
 from snapshot.image.peer.single_flight_tier import HeldBlocks
 from snapshot.image.peer.wire import BlocksAsked
 

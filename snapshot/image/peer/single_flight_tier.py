@@ -8,9 +8,8 @@ from omniload.base.concurrency.single_flight import SingleFlight
 from omniload.base.lru import Lru
 from snapshot.image.block.fetcher import BRIDGE_BYTES
 from snapshot.image.block.loader import BlockTier
-from snapshot.image.block.refs import BlockRef
 from snapshot.image.block.store import BlockStore
-from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index import BlockRef, LayerIndex
 from snapshot.image.peer.choice import regions, runs
 
 __all__ = ["HeldBlocks", "SharedTier"]

@@ -13,8 +13,7 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import IntegrityError
 from omniload.base.log import get_logger
 from snapshot.image.block.loader import BlockTier
-from snapshot.image.block.refs import BlockRef
-from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index import BlockRef, LayerIndex
 from snapshot.image.peer.choice import holders, parent, ranking, regions
 from snapshot.image.peer.circuit_breaker import (
     BreakerEvent,

@@ -19,8 +19,7 @@ from typing import Any
 import orjson
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.image.block.refs import BlockRef, block_refs
-from snapshot.image.layer.index import LayerIndex
+from snapshot.image.layer.index import BlockRef, LayerIndex, block_refs
 from snapshot.image.tree.tree import Node, Tree
 from snapshot.oci.digest import check_digest
 

@@ -11,8 +11,8 @@ import pytest
 from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from snapshot.image.block.loader import BlockLoader, RegistryTier
-from snapshot.image.block.refs import block_refs
 from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.oci.layout import OciLayout

@@ -12,7 +12,7 @@ import pytest
 
 from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
-from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import BlockRef
 from snapshot.image.peer.tier import PeerPatience, PeerTier
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import Descriptor

@@ -14,7 +14,7 @@ from snapshot.image.block.fetcher import (
     Priority,
     Ticked,
 )
-from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import BlockRef
 
 SIZE = 10
 WISHES = st.tuples(

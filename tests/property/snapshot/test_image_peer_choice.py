@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import BlockRef
 from snapshot.image.peer.choice import (
     REGION_BYTES,
     holders,

@@ -4,8 +4,8 @@ import socket
 import threading
 from contextlib import contextmanager
 
-from snapshot.image.block.refs import block_refs
 from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.image.peer.node import PeerNode, PeerSettings

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from snapshot.image.block.fetcher import FetchSettings, Priority
 from snapshot.image.block.loader import BlockLoader, RegistryTier
-from snapshot.image.block.refs import block_refs
 from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.peer.node import PeerNode, PeerSettings

@@ -13,6 +13,7 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.entries import Entry
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.mount.options import mount_settings
 from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import Touch, trace_of
 from snapshot.oci.digest import digest_of
@@ -121,3 +122,17 @@ def test_a_node_cache_is_shared_where_its_owner_says_so(tmp_path):
         os.umask(umask)
 
     assert {mode(tmp_path / name) for name in ("trees", "partial", "locks")} == {0o755}
+
+
+def test_a_user_without_a_home_is_asked_to_name_a_cache(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+
+    with pytest.raises(
+        ConfigError, match=r"user \d+ has no home .*; name one with -o cache=FOLDER"
+    ):
+        mount_settings("oci:folder", "/mnt", ())
+    assert mount_settings("oci:folder", "/mnt", ("cache=/nvme",)).cache == "/nvme"

@@ -6,7 +6,7 @@ from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.engines.podman import images as layer_store_images
 from snapshot.engines.podman.images import ImageOpener, RoutedTier, ServedImages
-from snapshot.image.block.refs import block_refs
+from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.engine_builders import LOWER, NAME, UPPER, FakeOpener, a_served_image

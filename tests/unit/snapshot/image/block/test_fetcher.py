@@ -14,7 +14,7 @@ from snapshot.image.block.fetcher import (
     Ticked,
     WakeAt,
 )
-from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import BlockRef
 
 DEMAND, HOT, COLD = Priority
 

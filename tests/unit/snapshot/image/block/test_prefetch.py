@@ -6,8 +6,8 @@ import pytest
 
 from omniload.base.errors import UnavailableError
 from snapshot.image.block.prefetch import Outstanding, Prefetched, prefetch_blocks
-from snapshot.image.block.refs import block_refs
 from snapshot.image.block.store import BlockStore
+from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.oci.layout import OciLayout

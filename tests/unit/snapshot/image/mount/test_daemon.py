@@ -8,7 +8,7 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.image.block.fetcher import Priority
 from snapshot.image.block.prefetch import want_blocks
-from snapshot.image.block.refs import BlockRef
+from snapshot.image.layer.index import BlockRef
 from snapshot.image.mount import daemon as mounting
 from snapshot.image.mount import options
 from snapshot.image.trace.store import merge_into
@@ -84,7 +84,7 @@ def test_settings_reach_the_daemon_as_they_were():
 def test_the_cache_lies_where_the_desktop_says(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
 
-    assert options.cache_folder() == Path("/somewhere/omniload/image")
+    assert settings("").cache == "/somewhere/omniload/image"
 
 
 def test_what_was_recorded_is_merged_with_earlier_starts(tmp_path):
