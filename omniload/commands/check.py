@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -21,12 +21,30 @@ from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
+from omniload.source.formats.opening import open_format
+from omniload.source.index import IndexCache
 from omniload.source.kept_findings import FoundSource
-from omniload.source.token_cache.fullness import Fullness, fullness_of_mix
+from omniload.source.token_cache.cache import SourceTokens, TokenCache, open_token_cache
+from omniload.source.token_cache.names import why_not_kept
+from omniload.source.transforms.opening import open_pipeline
 
 __all__ = ["check"]
 
 _NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fullness:
+    """What is kept of a source."""
+
+    source: str
+    """Its name."""
+    units: int
+    """Units that hold records and whose tokens are kept once they are made; 0 where they never are."""
+    kept: int
+    """Units of which something is kept; whether it can be believed shows when it is read."""
+    why: str
+    """Why tokens of the source are not kept; empty where they are."""
 
 
 @click.command
@@ -55,7 +73,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
         if source.doubt
     ]
     warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
-    tokens = fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
+    tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     if as_json:
         emit_json(
             {
@@ -125,7 +143,7 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
     return warnings
 
 
-def _said_of_tokens(tokens: Sequence[Fullness]) -> str:
+def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:
     """Say how much of the sources a token cache holds, and of which it holds nothing, ever."""
     units, kept = sum(each.units for each in tokens), sum(each.kept for each in tokens)
     never = [f"{each.source} ({each.why})" for each in tokens if each.why]
@@ -158,3 +176,45 @@ def _sources_table(found: Sequence[FoundSource]) -> Table:
         for s, source in enumerate(found[:MOST_ROWS])
     ]
     return table(f"{len(found)} sources", columns, bounded(rows, len(found)))
+
+
+def _fullness_of_mix(
+    mix: MixConfig, *, base_dir: Path, cache_dir: Path | None
+) -> list[_Fullness] | None:
+    """Return how full the token cache of a mix is, by source; ``None`` where the mix has none.
+
+    Raises:
+        ConfigError: The key file is missing, or the store cannot be opened.
+        UnavailableError: The place cannot be listed.
+    """
+    cache = open_token_cache(mix.loader.token_cache, mix.tokenizer, base_dir)
+    if cache is None:
+        return None
+    try:
+        return [_of_source(mix, name, cache, base_dir, cache_dir) for name in mix.names]
+    except OSError as error:
+        raise UnavailableError(
+            f"loader.token_cache: {cache.location}: cannot be listed: {error}; runs go on without it, mend it or leave "
+            "it out"
+        ) from error
+
+
+def _of_source(
+    mix: MixConfig, name: str, cache: TokenCache, base_dir: Path, cache_dir: Path | None
+) -> _Fullness:
+    config = mix.sources[name].using(mix.batch.columns_used)
+    if why := why_not_kept(config):
+        return _Fullness(source=name, units=0, kept=0, why=why)
+    index = IndexCache(folder=cache_dir, source=name) if cache_dir else None
+    opened = open_format(name, config, base_dir=base_dir, cache=index)
+    pipeline = open_pipeline(name, config, mix.tokenizer, base_dir, mix.pack.length, mix.seed)
+    tokens = SourceTokens.of(
+        cache,
+        config,
+        tokenizer=mix.tokenizer,
+        pipeline_digest=pipeline.digest,
+        opened=opened,
+    )
+    assert tokens is not None, "nothing speaks against it"
+    filled = opened.format.units().rows_U > 0
+    return _Fullness(source=name, units=int(filled.sum()), kept=tokens.kept(), why="")

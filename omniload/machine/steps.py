@@ -1,4 +1,4 @@
-"""The steps between the planner and the ranks: which are planned and kept, which each rank wants next, where a world begins."""
+"""The steps between planner and ranks: which are planned and kept, which a rank wants next, where a world begins."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence

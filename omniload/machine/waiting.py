@@ -1,4 +1,4 @@
-"""Waits of others: the Wait machine says when one is worth a line, whom it names, when it ends; SlowCalls, which call is slow."""
+"""Waits that are worth a line: whom a waiting rank names, when its wait ends, and which call to a store is slow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

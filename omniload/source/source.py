@@ -23,8 +23,7 @@ from omniload.mix.schema.splits import TRAIN
 from omniload.source.block import Block, UnitReader, decoded_block
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
-from omniload.source.distinct.mask import distinct_records
-from omniload.source.distinct.rules import RecordRules
+from omniload.source.distinct.mask import RecordRules, distinct_records
 from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import OpenFormat, open_format

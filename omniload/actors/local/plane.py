@@ -39,7 +39,7 @@ from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import rank_name
 from omniload.plan.world import World
-from omniload.source.parts.threads import ThreadReader
+from omniload.source.parts.divided import ThreadReader
 
 __all__ = ["LocalPlane"]
 

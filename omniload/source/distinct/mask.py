@@ -1,4 +1,6 @@
-"""The records of a source that no earlier one equals: read once, kept beside its index.
+"""Which records of a source become samples: those of its split, and those that no earlier one equals.
+
+The second are found by reading the source once, and kept beside its index.
 
 What is kept holds while the shards are those that were read and the source is declared as it was; else it is
 found anew, and so it is where the file is damaged. It says nothing that the data does not: who has lost
@@ -10,7 +12,8 @@ Shape suffixes:
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +26,20 @@ from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged
 from omniload.base.reading import open_file
 from omniload.base.writing import write_whole
-from omniload.mix.schema.splits import content_keys
+from omniload.mix.config import OnError
+from omniload.mix.schema.splits import TRAIN, content_keys, in_split
 from omniload.mix.sources import SourceConfig
+from omniload.source.distinct.drawn_before import DrawnBefore
 from omniload.source.distinct.first_seen import Bits, FirstSeen
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
 from omniload.source.index import IndexCache, key_of_file
 from omniload.source.parsing.image_cells import ENCODED
 
-__all__ = ["DISTINCT_VERSION", "DistinctRecords", "distinct_records", "keys_by"]
+__all__ = ["DISTINCT_VERSION", "DistinctRecords", "RecordRules", "distinct_records", "keys_by"]
 
 DISTINCT_VERSION = 1
 """Version of the kept file, in the metadata of its schema; another version is found anew."""
-
 _NOT_DECISIVE = {
     *("tags", "shuffle", "on_error", "splits", "split"),
     *("max_repetition", "max_fraction", "overlong", "drawn_before"),
@@ -179,3 +183,30 @@ def _keep(path: Path, of: str, first: Bits) -> None:
         write_whole(path, out.getvalue())
     except OSError as error:
         _log.warning("%s: what dedupe found cannot be kept (%s)", path, error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRules:
+    """Which records become samples."""
+
+    on_error: OnError = field(default_factory=OnError)
+    """What happens to one that cannot be decoded."""
+    splits: Mapping[str, float] = field(default_factory=dict)
+    """Splits of the source."""
+    split: str = TRAIN
+    """The split that is drawn of it."""
+    distinct: DistinctRecords | None = None
+    """The records that no earlier one equals, where those alone are drawn."""
+    drawn_before: DrawnBefore | None = None
+    """The records that the first epoch leaves out, where another loader had drawn any."""
+
+    def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_]:
+        """Tell which records of a unit the split has, and conditions and earlier records leave in."""
+        every = np.ones(len(records.column), np.bool_)
+        kept_B = every if records.kept_B is None else records.kept_B
+        if self.distinct is not None:
+            kept_B = kept_B & self.distinct.of_unit(unit)
+        if not self.splits:
+            return kept_B
+        keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
+        return kept_B & in_split(keys_B, self.splits, self.split)

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.mix.fingerprint import SourceFacts
@@ -25,11 +26,20 @@ from omniload.source.parts.blocks import SampleBlock, merged
 from omniload.source.parts.share import Bad, Part
 from omniload.source.source import RecordSource, Source
 
-__all__ = ["DividedSource", "PartRead", "PartReader", "ReaderLostError", "StartReader"]
+__all__ = [
+    "DividedSource",
+    "PartRead",
+    "PartReader",
+    "ReaderLostError",
+    "StartReader",
+    "ThreadReader",
+]
 
 _LOST_MOST = 5
 """Readers that may be lost in a row without a read; the next one would be lost too."""
 _LOG = get_logger(__name__)
+_LEAVE_S = 1.0
+"""A read that takes longer is left alone: nobody hears of it."""
 
 
 class ReaderLostError(UnavailableError):
@@ -165,3 +175,26 @@ class DividedSource(Source):
         others, self._others = self._others or (), None
         for reader in others:
             reader.close()
+
+
+class ThreadReader(PartReader):
+    """Opens the source once more, and reads its part of it."""
+
+    def __init__(self, open_source: Callable[[Part], RecordSource], part: Part) -> None:
+        self._part = part
+        self._thread = DaemonPool(1, "omniload-part-reader")
+        self._opening = self._thread.submit(lambda: open_source(part))
+
+    @override
+    def facts(self) -> SourceFacts | None:
+        return self._opening.result().facts if self._opening.done() else None
+
+    @override
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
+        return self._thread.submit(
+            lambda: PartRead.of(self._opening.result(), start, stop, self._part, without)
+        ).result
+
+    @override
+    def close(self) -> None:
+        self._thread.close(_LEAVE_S)

@@ -30,14 +30,18 @@ from omniload.source.byte_pairs.files import folder_of
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.formats.format import Records
 from omniload.source.tokenize import Tokenizer, open_tokenizer
-from omniload.source.transforms.chat import ChatEncoder
-from omniload.source.transforms.image_pieces import cut_to_rows
+from omniload.source.transforms.conversations import ChatEncoder, PreferenceEncoder
 from omniload.source.transforms.images import ImageEncoder
-from omniload.source.transforms.lengths import clamped, filtered
 from omniload.source.transforms.mapping import MapFunction, spread
 from omniload.source.transforms.middle import MiddleFiller
-from omniload.source.transforms.preference import PreferenceEncoder
-from omniload.source.transforms.samples import Encoder, PlainEncoder, Samples
+from omniload.source.transforms.samples import (
+    Encoder,
+    PlainEncoder,
+    Samples,
+    clamped,
+    cut_to_rows,
+    filtered,
+)
 from omniload.source.transforms.template import ChatTemplate, TemplateFiles, read_template
 
 __all__ = ["Pipeline", "open_pipeline"]

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
-from omniload.source.transforms.image_pieces import cut_to_rows
-from omniload.source.transforms.samples import Samples
+from omniload.source.transforms.samples import Samples, cut_to_rows
 from tests.support.drawn import an_images_transform
 
 ROW = 12

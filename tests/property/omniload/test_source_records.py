@@ -10,7 +10,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import OnError, ShuffleConfig
 from omniload.mix.order import Order
 from omniload.source.block_memory import BlockMemory
-from omniload.source.distinct.rules import RecordRules
+from omniload.source.distinct.mask import RecordRules
 from omniload.source.formats.format import Records, UnitTable
 from omniload.source.source import RecordSource
 from omniload.source.transforms.opening import Pipeline

@@ -1,17 +1,18 @@
-"""Preference pairs to tokens: a prompt with its chosen answer, and behind it the prompt with the rejected one.
+"""Conversations and preference pairs to tokens, with a mask of what the assistant says.
 
-::
+A pair is a prompt with its chosen answer, and behind it the prompt with the rejected one::
 
     tokens        p p p c c c | p p p r r
     loss_mask     0 0 0 1 1 1 | 0 0 0 1 1
     rejected_at   6
 
 Shape suffixes:
-    N  records, each a pair or none        S  sides, twice as many: chosen and rejected in turns
+    N  records, each a sample or none      S  sides of pairs, twice as many: chosen and rejected in turns
 """
 
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -26,10 +27,39 @@ from omniload.source.tokenize import Tokenizer
 from omniload.source.transforms.samples import Encoder, Samples
 from omniload.source.transforms.template import BadConversationError, ChatTemplate, Rendered
 
-__all__ = ["PreferenceEncoder"]
+__all__ = ["ChatEncoder", "PreferenceEncoder"]
 
 _NOTHING = Rendered("", ())
 _SHOWN = 60
+
+
+class ChatEncoder(Encoder):
+    """Renders conversations one by one and tokenises them together."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, loss: Literal["assistant", "all"]
+    ) -> None:
+        self._template, self._tokenizer, self._masks = template, tokenizer, loss == "assistant"
+
+    @override
+    def encode(self, texts: pa.Array) -> Samples:
+        records: Sequence[Any] = texts.to_pylist()
+        rendered, reason = [], ""
+        bad_N = np.zeros(len(records), np.bool_)
+        for i, record in enumerate(records):
+            try:
+                rendered.append(self._template.render(record, wants_spans=self._masks))
+            except BadConversationError as error:
+                bad_N[i] = True
+                reason = reason or str(error)
+                rendered.append(Rendered("", ()))
+        tokens, mask = self._tokenizer.encode_spans(
+            [each.text for each in rendered], [each.spans for each in rendered]
+        )
+        others: dict[str, Ragged] = {LOSS_MASK: mask} if self._masks else {}
+        return Samples(
+            tokens=tokens, others=others, bad_N=bad_N if bad_N.any() else None, reason=reason
+        )
 
 
 class PreferenceEncoder(Encoder):
