@@ -18,14 +18,15 @@ from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
 from omniload.importing.files import source_of_path
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.tools import Tool, has_key
 
-__all__ = ["read"]
+__all__ = ["TOOL"]
 
 _TYPES = {"json": "jsonl", "parquet": "parquet", "arrow": "arrow", "csv": "csv", "text": "text"}
 _OPENAI_ROLES = ("role", "content")
 
 
-def read(document: object, asked: Asked) -> Imported:
+def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
     found = Imported(base=Path.cwd(), stop="each_once")
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
@@ -148,3 +149,6 @@ def _size(paths: list[str]) -> float:
         except OSError:
             continue  # check says why it cannot be read
     return float(total)
+
+
+TOOL = Tool(read=_read, sign="a list of datasets", holds=has_key("datasets", "pretraining_dataset"))

@@ -28,9 +28,10 @@ from omniload.base.state import Json, JsonObject
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Fields
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.tools import Tool, has_key
 from omniload.source.braces import expanded
 
-__all__ = ["read"]
+__all__ = ["TOOL"]
 
 _MOST_FILES = 1_000
 """Metadatasets that are read for one."""
@@ -39,7 +40,7 @@ _TEXT_FIELDS = ("text", "caption", "texts")
 """Fields of Energon's sample types that hold text."""
 
 
-def read(document: object, asked: Asked) -> Imported:
+def _read(document: object, asked: Asked) -> Imported:
     """Return the training split of the metadataset whose content is ``document``."""
     found = Imported(base=asked.file.resolve().parent, level="sample")
     reader = _Reader(asked, found)
@@ -259,3 +260,12 @@ def _shards(folder: Path, part: str) -> tuple[list[str], str | None]:
             f"{file}: excludes {unknown[0]!r}, no shard that it names one by one; samples are not left out",
         )
     return [shard for shard in shards if shard not in dropped], None
+
+
+TOOL = Tool(
+    read=_read,
+    sign="splits",
+    holds=has_key("splits"),
+    no_state="a state of its loader is a pickle for every rank, which is never loaded, and holds places of its "
+    "workers in their slices of shards and keys of samples in their shuffle buffers",
+)

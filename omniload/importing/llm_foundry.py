@@ -26,10 +26,11 @@ from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.mosaic_states import Stream, drawn_of, read_mosaic_state
+from omniload.importing.tools import Tool, has_key
 from omniload.source.files import ShardFile
 from omniload.source.parsing.mds_index import shards_in
 
-__all__ = ["read"]
+__all__ = ["TOOL"]
 
 _MOST_INDEX_BYTES = 256 << 20
 _SPEED = "a matter of speed"
@@ -60,7 +61,7 @@ _OF_DATASETS = {
 _OF_LOADERS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
 
 
-def read(document: object, asked: Asked) -> Imported:
+def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
     found = Imported(base=Path.cwd(), level="sample", method="best_fit")
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
@@ -246,3 +247,6 @@ def _source(
     if columns.get(tokens, "bytes") == "bytes":
         source["dtype"] = asked.dtype or encoding
     return source
+
+
+TOOL = Tool(read=_read, sign="a train_loader", holds=has_key("train_loader"), no_state="")

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from omniload.importing.fields import Fields
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.tools import Tool, has_key
 
-__all__ = ["read"]
+__all__ = ["TOOL"]
 
 
-def read(document: object, asked: Asked) -> Imported:
+def _read(document: object, asked: Asked) -> Imported:
     """Return the blend that ``document`` holds: the text of a file, or what JSON it is."""
     report = asked.report
     words = _words(document, asked)
@@ -99,3 +100,11 @@ def _size(prefix: str, asked: Asked) -> float:
             f"has no weight, and {path} no size ({said}); write weights",
         )
         return 1.0
+
+
+TOOL = Tool(
+    read=_read,
+    sign="words of --data-path, or JSON with train",
+    holds=lambda document: isinstance(document, str | list) or has_key("train")(document),
+    no_state="its checkpoints hold a number of samples, in the order of index caches that it made for its own rows",
+)

@@ -19,8 +19,9 @@ from pathlib import Path
 from omniload.importing.fields import Fields
 from omniload.importing.files import numpy_source
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.tools import Tool, has_key
 
-__all__ = ["read"]
+__all__ = ["TOOL"]
 
 _DTYPES = {2: "uint16", 4: "uint32"}
 _OF_TRAINING = (
@@ -28,7 +29,7 @@ _OF_TRAINING = (
 )  # fmt: skip
 
 
-def read(document: object, asked: Asked) -> Imported:
+def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
     found = Imported(base=Path.cwd(), method="concat_and_split")
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
@@ -117,3 +118,6 @@ def _folders(dataset: Fields) -> list[tuple[str, float]]:
         return [(folder, 1.0) for folder in folders]
     weights = dataset.numbers("dataset_weights", len(folders)) or [1.0] * len(folders)
     return list(zip(folders, weights, strict=True))
+
+
+TOOL = Tool(read=_read, sign="data_stages", holds=has_key("data_stages"))

@@ -15,11 +15,12 @@ from pathlib import Path
 from omniload.importing.fields import Fields
 from omniload.importing.files import numpy_source
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.tools import Tool, has_sources
 
-__all__ = ["read"]
+__all__ = ["TOOL"]
 
 
-def read(document: object, asked: Asked) -> Imported:
+def _read(document: object, asked: Asked) -> Imported:
     """Return the mixture that ``document``, the file's content, declares."""
     found = Imported(base=Path.cwd(), method="concat_and_split")
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
@@ -56,3 +57,6 @@ def read(document: object, asked: Asked) -> Imported:
     top.end()
     found.stages.append((0, by_name))
     return found
+
+
+TOOL = Tool(read=_read, sign="sources, a list of mappings", holds=has_sources(dict))

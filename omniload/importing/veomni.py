@@ -15,8 +15,9 @@ from typing import Literal
 from omniload.importing.fields import Fields
 from omniload.importing.files import source_of_path
 from omniload.importing.imported import Asked, Imported, new_name
+from omniload.importing.tools import Tool, has_sources
 
-__all__ = ["read"]
+__all__ = ["TOOL"]
 
 _STOPS: dict[str, Literal["never", "first_exhausted", "all_exhausted"]] = {
     "never_exhausted": "never",
@@ -25,7 +26,7 @@ _STOPS: dict[str, Literal["never", "first_exhausted", "all_exhausted"]] = {
 }
 
 
-def read(document: object, asked: Asked) -> Imported:
+def _read(document: object, asked: Asked) -> Imported:
     """Return the mix that ``document``, the file's content, declares."""
     found = Imported(base=Path.cwd())
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
@@ -66,3 +67,6 @@ def _read_stage(stage: Fields, number: int, found: Imported) -> None:
     elif weights is not None:
         found.stages.append((0, dict(zip(found.sources, weights, strict=True))))
     stage.end()
+
+
+TOOL = Tool(read=_read, sign="sources, a list of paths", holds=has_sources(str))

@@ -7,7 +7,8 @@
                       ──▶ part 2, reader 2   ─┘
 
 A reader is a function of positions and holds nothing that cannot be read again: while one is
-being opened, or was lost, the source reads everything itself.
+being opened, or was lost, the source reads everything itself. One may be a thread: decoding
+and tokenising let go of the interpreter.
 """
 
 from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from omniload.base.errors import ConfigError
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, mix_text
-from omniload.importing.tools import TOOLS, read_as
+from omniload.importing.tools import TOOLS, read_as, tool_of
 from omniload.mix.config import MixConfig
 
 SIZES = {"row_tokens": 64, "step_tokens": 640, "micro_tokens": None, "seed": None}
@@ -634,7 +634,7 @@ def test_a_fault_of_a_file_that_another_names_has_that_file_and_its_line(folder)
 def test_a_file_of_another_tool_is_told_as_such_in_one_line(folder, tool, content, remedy):
     (said,) = faults(folder, tool, content)
 
-    assert f"is no file of {tool}, which has {TOOLS[tool].sign}; {remedy}" in said
+    assert f"is no file of {tool}, which has {tool_of(tool).sign}; {remedy}" in said
 
 
 @pytest.mark.parametrize(
@@ -642,4 +642,4 @@ def test_a_file_of_another_tool_is_told_as_such_in_one_line(folder, tool, conten
     [("axolotl", AXOLOTL), ("nanotron", NANOTRON), ("veomni", VEOMNI), ("megatron", "1 a")],
 )
 def test_a_file_is_of_one_tool(tool, content):
-    assert [name for name, other in TOOLS.items() if other.holds(content)] == [tool]
+    assert [name for name in TOOLS if tool_of(name).holds(content)] == [tool]
