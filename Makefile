@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Written once what tests import is compiled.
+COMPILED := $(VENV)/.compiled
 # What the demo needs alone: no compiler, no test tools, no root.
 DEMO_STAMP := $(VENV)/.installed-demo
 # Training frameworks, beside everything of VENV.
@@ -38,8 +40,14 @@ demo: $(DEMO_STAMP) ## Run the main job: corpus, mix, training, kill, resume, re
 test: $(STAMP) $(FRAMEWORKS_STAMP) ## Run every check and every test
 	@$(MAKE) --no-print-directory --jobs 2 check lanes
 
-lanes: $(STAMP)
+lanes: $(COMPILED)
 	@$(BIN)/python -m tests.lanes -m "not soak"
+
+# Beside the checks, which use one core: lanes that start together would each compile torch and Ray.
+$(COMPILED): $(STAMP)
+	@$(BIN)/python -c "import hypothesis, moto.server, pyarrow.dataset, ray, torch.distributed.checkpoint, torch.distributed.fsdp"
+	@$(BIN)/python -m compileall -q omniload fusefs snapshot trainer_integration
+	@touch $(COMPILED)
 
 test-fast: $(STAMP) ## Run the tests that start no cluster and no mount
 	@$(BIN)/python -m tests.lanes -m "not ray and not fuse and not slow and not soak"
