@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 __all__ = ["Ragged", "Ranges", "gather_across", "gather_ranges"]
 
+_FEW = 32
+"""Ranges up to which one slice each is faster than what Arrow needs beforehand."""
 _WINDOW_BYTES = 1 << 30
 _INLINE_BYTES = 12
 
@@ -154,6 +156,8 @@ def gather_across(
         ValueError: A range is not within its column; Arrow would read whatever lies there.
     """
     dtype = columns[0].dtype
+    if len(which_N) <= _FEW and (few := _gather_few(columns, which_N, starts_N, stops_N)):
+        return few
     _require_within(columns, which_N, starts_N, stops_N)
     lengths_N = stops_N - starts_N
     offsets = np.zeros(len(lengths_N) + 1, np.int64)
@@ -166,6 +170,26 @@ def gather_across(
         pa.binary_view(), len(lengths_N), _views(columns, which_N, starts_N, lengths_N)
     ).cast(pa.large_binary())
     return np.frombuffer(binary.buffers()[2], dtype, int(offsets[-1])), offsets
+
+
+def _gather_few(
+    columns: Sequence[NDArray[Any]],
+    which_N: NDArray[np.integer[Any]],
+    starts_N: NDArray[np.int64],
+    stops_N: NDArray[np.int64],
+) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+    """Copy a few ranges, slice by slice; ``None`` where one is not within its column."""
+    parts, bounds = [columns[0][:0]], [0]
+    if not len(which_N) == len(starts_N) == len(stops_N):
+        return None
+    for which, start, stop in zip(
+        which_N.tolist(), starts_N.tolist(), stops_N.tolist(), strict=True
+    ):
+        if not (0 <= which < len(columns) and 0 <= start <= stop <= len(columns[which])):
+            return None
+        parts.append(columns[which][start:stop])
+        bounds.append(bounds[-1] + stop - start)
+    return np.concatenate(parts), np.array(bounds, np.int64)
 
 
 def _require_within(

@@ -6,7 +6,7 @@ Shape suffixes:
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -70,27 +70,34 @@ class LossSpans:
     def labels_left_out(self, pieces: PieceTable) -> int:
         """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
         left_out, stops_P = 0, stops_with_next(pieces)
-        for source in self._of_source:
+        keys_P = pieces.positions_P * SUB_LIMIT + pieces.subs_P
+        starts_P = pieces.starts_P + 1
+        for source, known in self._of_source.items():
             at = np.flatnonzero(pieces.sources_P == source)
             if len(at):
-                mine, stops = pieces.take(at), stops_P[at]
-                labels = int((stops - mine.starts_P - 1).sum())
-                left_out += labels - self._kept(source, mine, stops)
+                starts, stops = starts_P[at], stops_P[at]
+                left_out += int((stops - starts).sum()) - _kept(known, keys_P[at], starts, stops)
         return left_out
 
-    def _kept(self, source: int, pieces: PieceTable, stops_P: NDArray[np.int32]) -> int:
-        keys_P = pieces.positions_P * SUB_LIMIT + pieces.subs_P
-        kept = 0
-        for known in self._of_source[source]:
-            row_P = np.searchsorted(known.keys_N, keys_P)
-            inside = row_P < len(known.keys_N)
-            inside[inside] = known.keys_N[row_P[inside]] == keys_P[inside]
-            here = np.flatnonzero(inside)
-            if len(here):
-                kept += _overlap(
-                    known.spans_N.take(row_P[here]), pieces.starts_P[here] + 1, stops_P[here]
-                )
-        return kept
+
+def _kept(
+    reported: Iterable[_KnownSpans],
+    keys_P: NDArray[np.int64],
+    starts_P: NDArray[np.int32],
+    stops_P: NDArray[np.int32],
+) -> int:
+    """Return how many tokens of ranges of one source's samples are trained on."""
+    first, last, kept = int(keys_P.min()), int(keys_P.max()), 0
+    for known in reported:
+        if not len(known.keys_N) or known.keys_N[-1] < first or known.keys_N[0] > last:
+            continue  # most reports hold none of a small step
+        row_P = np.searchsorted(known.keys_N, keys_P)
+        inside = row_P < len(known.keys_N)
+        inside[inside] = known.keys_N[row_P[inside]] == keys_P[inside]
+        here = np.flatnonzero(inside)
+        if len(here):
+            kept += _overlap(known.spans_N.take(row_P[here]), starts_P[here], stops_P[here])
+    return kept
 
 
 def _overlap(spans_P: Ragged, starts_P: NDArray[np.int32], stops_P: NDArray[np.int32]) -> int:

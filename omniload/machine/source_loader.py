@@ -123,8 +123,8 @@ class SourceLoader:
             if floor is None or not len(request.positions_N):
                 continue
             keys_N = self._of(request.source).index().keys_N
-            missing = ~np.isin(sample_keys(request.positions_N, request.subs_N), keys_N)
-            positions = request.positions_N[missing & (request.positions_N >= floor)]
+            held_N = _are_held(keys_N, sample_keys(request.positions_N, request.subs_N))
+            positions = request.positions_N[~held_N & (request.positions_N >= floor)]
             if len(positions):
                 # Between two that lie far apart may be all of a shard that is left out.
                 each = np.unique(positions)
@@ -302,6 +302,14 @@ def _require_ranges(request: SliceRequest) -> None:
             f"{request.positions_N[i]} of source {request.source}, which are none; "
             "resume from an earlier checkpoint"
         )
+
+
+def _are_held(keys_N: NDArray[np.int64], wanted_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which samples are among those held; for a few of them faster than a set operation."""
+    row_N = np.searchsorted(keys_N, wanted_N)
+    held_N = row_N < len(keys_N)
+    held_N[held_N] = keys_N[row_N[held_N]] == wanted_N[held_N]
+    return held_N
 
 
 def _all_found(

@@ -1,11 +1,9 @@
 """Which source the next sample comes from: every source stays within one sample of its share.
 
-The rule is worst-case fair weighted fair queueing. A source has *credit*, the tokens
-it is owed so far; drawing a sample of ``n`` tokens pays every source its share of
-``n`` and takes ``n`` from the one drawn. Among the sources that are owed anything
-(credit of at least 0) the one whose next sample falls due first is drawn. A plain
-"largest deficit" rule keeps a source from running ahead by more than a sample too,
-but lets it fall behind by several when there are many sources.
+The rule is worst-case fair weighted fair queueing. A source has *credit*, the tokens it is owed so far; drawing a
+sample of ``n`` tokens pays every source its share of ``n`` and takes ``n`` from the one drawn. Among the sources that
+are owed anything (credit of at least 0) the one whose next sample falls due first is drawn. A plain "largest deficit"
+rule keeps a source from running ahead by more than a sample too, but among many lets it fall behind by several.
 
 Credits and weights are integers, so credits always sum to zero exactly and the same
 draw comes out on every machine.
@@ -35,7 +33,7 @@ _TICK_BITS = 32
 _LARGEST = 1 << 62
 """Numbers below this may be subtracted from each other in 64 bits."""
 _FEW = 64
-"""Samples at hand up to which they are served one by one."""
+"""Samples, at hand or likely to be drawn, up to which they are served one by one."""
 _LONG = 512
 """Samples at hand of one source from which on it is worth looking how many can be due."""
 
@@ -114,9 +112,8 @@ def draw(
             others then share what is drawn in proportion to their weights.
 
     Returns:
-        The draw; short of the budget where all sources have ended. With constant weights, and
-        while none ends, every source's tokens stay within one sample (the longest of any source)
-        of its share, above and below, after every sample.
+        The draw; short of the budget where all sources have ended. With constant weights, and while none ends, every
+        source's tokens stay within one sample (the longest of any source) of its share, above and below, after each.
     """
     served = _serve_at_once(lengths, sizes, weights_S, credits_S, budget, ended)
     if served is None:
@@ -214,11 +211,14 @@ def _serve_at_once(
     """
     live = [s for s, weight in enumerate(weights_S) if weight > 0]
     known = sum(len(lengths[s]) for s in live)
-    if known <= _FEW or budget <= 0 or max(map(abs, credits_S)) >= _LARGEST:
+    spent = sum(int((sizes or lengths)[s].sum()) for s in live) if known > _FEW else 0
+    # Planners know several steps ahead, and small ones draw little of it.
+    few = known <= _FEW or (known <= _LONG * len(live) and budget * known <= _FEW * spent)
+    if few or budget <= 0 or max(map(abs, credits_S)) >= _LARGEST:
         return None
     until = budget
     if sizes is not None:  # what is served when the budget is reached is a guess at first
-        units, spent = (sum(int(c[s].sum()) for s in live) for c in (lengths, sizes))
+        units = sum(int(lengths[s].sum()) for s in live)
         until = 1 + budget * 5 * units // (4 * max(spent, 1))
     while until < _LARGEST // WEIGHT_ONE:
         if (ahead := _Ahead.of(lengths, sizes, live, (weights_S, credits_S), until)) is None:

@@ -68,7 +68,7 @@ class StepPlan:
 
     def part_of(self, dp_ranks: Sequence[int]) -> "StepPlan":
         """Return the plan with the rows of ``dp_ranks`` only; what is said of the whole step stays."""
-        is_theirs_R = np.isin(self.dp_ranks_R, dp_ranks)
+        is_theirs_R = _are_among(self.dp_ranks_R, dp_ranks)
         if is_theirs_R.all():
             return self
         rows = np.flatnonzero(is_theirs_R)
@@ -91,3 +91,13 @@ class StepPlan:
         microbatches = self.microbatches_R[rows]
         counts: list[int] = np.bincount(microbatches, minlength=self.num_microbatches).tolist()
         return rows[np.argsort(microbatches, kind="stable")], counts
+
+
+def _are_among(dp_ranks_R: NDArray[np.int32], dp_ranks: Sequence[int]) -> NDArray[np.bool_]:
+    """Tell which rows go to some ranks; they follow each other, as those of a constructor do, or lie anywhere."""
+    if not dp_ranks:
+        return np.zeros(len(dp_ranks_R), np.bool_)
+    first, last = min(dp_ranks), max(dp_ranks)
+    if last - first + 1 == len(set(dp_ranks)):
+        return (dp_ranks_R >= first) & (dp_ranks_R <= last)
+    return np.isin(dp_ranks_R, dp_ranks)

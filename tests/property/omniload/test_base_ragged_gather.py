@@ -27,16 +27,27 @@ def columns_and_ranges(draw):
     return columns, np.array(ranges, np.int64).reshape(-1, 3)
 
 
+FEW_AND_NONE = st.sampled_from([ragged._FEW, 0])
+"""Ranges up to which each is sliced: all of these, or none, so that Arrow copies them."""
+
+
+def gathered(columns, ranges, few, window_bytes=ragged._WINDOW_BYTES):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "_FEW", few)
+        patch.setattr(ragged, "_WINDOW_BYTES", window_bytes)
+        return gather_across(columns, *ranges.T)
+
+
 def expected_of(columns, ranges):
     parts = [columns[which][start:stop].tolist() for which, start, stop in ranges.tolist()]
     return [value for part in parts for value in part], np.cumsum([0, *map(len, parts)]).tolist()
 
 
-@given(columns_and_ranges())
-def test_ranges_of_several_columns_are_copied_end_to_end(drawn):
+@given(columns_and_ranges(), FEW_AND_NONE)
+def test_ranges_of_several_columns_are_copied_end_to_end(drawn, few):
     columns, ranges = drawn
 
-    values, offsets = gather_across(columns, *ranges.T)
+    values, offsets = gathered(columns, ranges, few)
 
     assert (values.tolist(), offsets.tolist()) == expected_of(columns, ranges)
     assert values.dtype == columns[0].dtype
@@ -47,9 +58,7 @@ def test_ranges_of_several_columns_are_copied_end_to_end(drawn):
 def test_columns_longer_than_a_window_are_copied_alike(drawn, window_bytes):
     columns, ranges = drawn
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "_WINDOW_BYTES", window_bytes)
-        values, offsets = gather_across(columns, *ranges.T)
+    values, offsets = gathered(columns, ranges, 0, window_bytes)
 
     assert (values.tolist(), offsets.tolist()) == expected_of(columns, ranges)
 
@@ -112,10 +121,11 @@ def test_several_columns_shown_as_ranges_are_their_sequences_in_order(columns):
     st.integers(-100, 200),
     st.integers(-100, 200),
     st.integers(-3, 6),
+    FEW_AND_NONE,
     st.data(),
 )
 def test_a_range_that_is_not_within_its_column_is_refused_and_never_read(
-    drawn, start, stop, which, data
+    drawn, start, stop, which, few, data
 ):
     columns, ranges = drawn
     inside = 0 <= which < len(columns) and 0 <= start <= stop <= len(columns[which])
@@ -123,11 +133,11 @@ def test_a_range_that_is_not_within_its_column_is_refused_and_never_read(
     ranges = np.insert(ranges, at, (which, start, stop), axis=0)
 
     if inside:
-        values, offsets = gather_across(columns, *ranges.T)
+        values, offsets = gathered(columns, ranges, few)
         assert (values.tolist(), offsets.tolist()) == expected_of(columns, ranges)
     else:
         with pytest.raises(ValueError, match=rf"range {at} is|ranges lie in columns"):
-            gather_across(columns, *ranges.T)
+            gathered(columns, ranges, few)
 
 
 def test_ranges_of_unequal_number_are_refused():

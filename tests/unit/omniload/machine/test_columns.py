@@ -54,6 +54,18 @@ def test_the_first_token_is_no_label_and_a_cut_piece_has_the_one_behind_it():
     assert left_out(spans, [1, 1, 0, 3, 8, 8], [0, 9, 0, 0, 4, 4], [1, 0, 0, 0, 5, 5]) == 3
 
 
+def test_samples_are_found_in_whatever_report_holds_them():
+    spans = LossSpans()
+    spans.add(1, a_masked_table(["000", "011"]))
+    spans.add(1, a_masked_table([], start=2))
+    spans.add(1, a_masked_table(["001", "000"], start=2))
+    spans.add(1, a_masked_table(["010"], start=4))
+
+    assert left_out(spans, [1, 0, 0, 0, 3, 3]) == 2
+    assert left_out(spans, [1, 1, 0, 0, 3, 3], [1, 2, 0, 0, 3, 3]) == 1
+    assert left_out(spans, [1, 4, 0, 0, 3, 3], [1, 0, 0, 0, 3, 3], [1, 3, 0, 0, 3, 3]) == 5
+
+
 def test_what_lies_before_the_floor_is_let_go_and_the_rest_is_not():
     spans = LossSpans()
     spans.add(1, a_masked_table(["000"]))

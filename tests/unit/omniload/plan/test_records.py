@@ -36,6 +36,18 @@ def test_a_part_holds_the_rows_of_its_ranks_and_what_is_said_of_the_whole():
     assert part.loss_tokens == plan().loss_tokens
 
 
+@pytest.mark.parametrize(
+    ("ranks", "sources"),
+    [([0, 2], [0, 2]), ([2, 0], [0, 2]), ([1, 2], [1, 2]), ([3], []), ([], [])],
+)
+def test_a_part_holds_the_rows_of_its_ranks_alone_wherever_they_lie(ranks, sources):
+    rows = [[[rank, 0, 0, 0, 4, 4]] for rank in (2, 0, 1)]
+    part = a_plan(rows, dp_ranks=[2, 0, 1]).part_of(ranks)
+
+    assert sorted(part.pieces.sources_P.tolist()) == sources
+    assert set(part.dp_ranks_R.tolist()) == set(sources)
+
+
 def test_an_empty_row_stays_a_row_of_its_part():
     part = plan().part_of([0])
 
