@@ -16,6 +16,9 @@ from omniload.base.ragged import Ragged
 
 __all__ = ["as_binary", "drained", "take", "text_array", "text_bytes"]
 
+_WIDTHS = {pa.string(): np.int32, pa.large_string(): np.int64}
+"""Types of texts whose offsets are read as they lie, and the type of those."""
+
 
 def as_binary(column: Ragged) -> pa.LargeBinaryArray:
     """Show a column to Arrow as binary strings of ``itemsize`` bytes a value; only offsets are copied."""
@@ -89,11 +92,14 @@ def text_array(column: Ragged) -> pa.LargeStringArray:
 
 def text_bytes(texts: pa.Array) -> Ragged:
     """Show an Arrow array of strings as a column of UTF-8 bytes; only offsets are copied."""
-    large = texts.cast(pa.large_string())
-    _, offsets, values = large.buffers()
-    if len(large) == 0 or values is None:
-        return Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(len(large) + 1, np.int64))
-    ends = np.frombuffer(offsets, np.int64)[large.offset : large.offset + len(large) + 1]
+    wide = _WIDTHS.get(texts.type)
+    if wide is None:
+        texts, wide = texts.cast(pa.large_string()), np.int64
+    _, offsets, values = texts.buffers()
+    if len(texts) == 0 or values is None:
+        return Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(len(texts) + 1, np.int64))
+    ends = np.frombuffer(offsets, wide, len(texts) + 1, texts.offset * np.dtype(wide).itemsize)
     return Ragged(
-        values_V=np.frombuffer(values, np.uint8)[ends[0] : ends[-1]], offsets=ends - ends[0]
+        values_V=np.frombuffer(values, np.uint8)[ends[0] : ends[-1]],
+        offsets=np.subtract(ends, ends[0], dtype=np.int64),
     )

@@ -199,9 +199,13 @@ class RecordSource(Source):
 
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""
+        self._let_go()
+        self._rows = None
+
+    def _let_go(self) -> None:
         if self._block is not None and self._block.filling is not None:
             self._block.filling.keep_whole_units()
-        self._block = self._rows = None
+        self._block = None
 
     def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
         """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
@@ -276,7 +280,7 @@ class RecordSource(Source):
         # A source of one block decodes once for all epochs: the units are the same, only the
         # order of the rows is another.
         if self._block is None or self._block.units != units:
-            self.release()
+            self._let_go()
             self._block = decoded_block(units, self._reader, self._memory)
         return self._block
 

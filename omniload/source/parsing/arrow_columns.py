@@ -285,7 +285,8 @@ def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 def _texts(column: pa.ChunkedArray, where: str) -> Records:
     bad = _nulls(column)
-    chunks = [chunk.cast(pa.large_string()) for chunk in column.chunks]
+    plain = column.type in {pa.string(), pa.large_string()}
+    chunks = column.chunks if plain else column.cast(pa.large_string()).chunks
     try:
         for chunk in chunks:
             chunk.validate(full=True)

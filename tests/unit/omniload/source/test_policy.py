@@ -6,6 +6,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import ByteTokenizer, JsonlSource, OnError, ParquetSource, ShuffleConfig
+from omniload.mix.order import Order
 from omniload.source.source import open_source
 
 BYTES = ByteTokenizer(type="bytes")
@@ -137,3 +138,17 @@ def test_the_index_is_kept_where_asked(tmp_path, opened):
     )
 
     assert [path.name.startswith("web.") for path in (tmp_path / "cache").iterdir()] == [True]
+
+
+def test_a_block_is_put_in_order_once_for_all_reads_of_it(opened, monkeypatch):
+    source, asked, rows_of = opened(), [], Order.rows_of
+
+    def noted(order, epoch, block):
+        asked.append((epoch, block))
+        return rows_of(order, epoch, block)
+
+    monkeypatch.setattr(Order, "rows_of", noted)
+    for start in range(0, 40, 4):
+        source.read(start, start + 4)
+
+    assert asked == [(0, block) for block in range(5)]
