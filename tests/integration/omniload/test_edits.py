@@ -26,6 +26,9 @@ from omniload.mix.run_record import write_run_record
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edited_runs import AHEAD, a_spec, replayed, taken_by
 from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+from tests.support.trainer.run_lines import a_step
+from trainer_integration.report.proof import prove
+from trainer_integration.run.run_log import RunLog
 
 
 @pytest.fixture
@@ -384,7 +387,7 @@ def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp
         digests = taken_by([client], 3)
         saved = json.loads(json.dumps(client.state_dict()))
         grown = json_of("set", run_dir, "ids=6ktokens", "text=3epochs")
-        added = json_of("add", run_dir, "books", "--from", books, "--amount", "1epoch")
+        added = json_of("add", run_dir, "books", "--from", books, "--amount", "40samples")
         below = run_mix("set", run_dir, "ids=1token")
         digests += taken_by([client], 2 * AHEAD)
 
@@ -392,7 +395,7 @@ def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp
         "ids": ["3,000 tokens", "6,000 tokens"],
         "text": ["1.5 epochs", "3 epochs"],
     }
-    assert added["amounts"] == {"books": [None, "1 epoch"]}
+    assert added["amounts"] == {"books": [None, "40 samples"]}
     assert isinstance(below.exception, ConfigError)
     assert "are drawn; give at least that much" in str(below.exception)
     # At rest: from the first step that was never planned.
@@ -410,11 +413,21 @@ def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp
     assert again[: len(digests) - 3] == digests[3:]
     progress = {source["name"]: source for source in json_of("show", run_dir)["sources"]}
     assert 6000 <= progress["ids"]["drawn"] < 6000 + 64
-    assert [progress[name]["epochs"] for name in ("text", "books")] == [2, 1]
+    assert (progress["text"]["epochs"], progress["books"]["drawn"]) == (2, 40)
     assert [each["target"] for each in progress.values()] == pytest.approx([1, 1, 1], abs=0.03)
-    history = read_history(run_dir, load_mix(mix_path)[0])
-    assert replayed(a_spec(mix_path, edits=history.edits), 3 + len(again)) == digests[:3] + again
+    logged = [*enumerate(digests), *enumerate(again, 3)]
+    _log_steps(run_dir, logged)
+    assert prove(run_dir).require().num_logged == len(logged)
+    at_last = shown["edits"][-1]["step"]
+    assert all(prove(run_dir, from_step=at_last + n).holds for n in (-1, 0, 1))
     last = json_of("audit", run_dir, "--step", 2 + len(again))["samples"]
     assert {sample["source"] for sample in last} <= {"ids", "text", "books"}
     differs = json_of("diff", run_dir, mix_path)["amounts"]
     assert differs["text"] == ["2 epochs", "1.5 epochs"]
+
+
+def _log_steps(run_dir, digests):
+    """Write the log of trainers that saw steps of these digests."""
+    with RunLog(run_dir) as log:
+        for step, digest in digests:
+            log.write(a_step(step, digest=f"{digest:016x}"))
