@@ -8,10 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
+from omniload.mix.schema.tokenizers import TiktokenTokenizer
+from omniload.source.tokenize import open_tokenizer
+from tests.support.plane.ranks import TEXTS, ranks_of, trained, write_ranks
 from tests.support.trainer.moe_builders import a_microbatch, a_model, documents_of
 from trainer_integration.export.from_run import model_of_run
 from trainer_integration.export.sampling import continued
-from trainer_integration.mixtral.folder import read_mixtral, write_mixtral
+from trainer_integration.mixtral.folder import read_mixtral, write_mixtral, write_tokenizer
 from trainer_integration.moe.inputs import ModelInputs
 
 DOCUMENT = documents_of([24], seed=4)[0]
@@ -95,3 +98,22 @@ def test_a_run_goes_from_its_file_to_text_by_transformers(mix):
     assert written[ids.shape[1] :].tolist() == expected
     modes = {path.stat().st_mode for path in (folder / "model").iterdir()}
     assert len(modes) == 1, "some files are kept from who may read the others"
+
+
+def test_a_file_of_ranks_becomes_a_tokenizer_of_transformers(tmp_path):
+    write_ranks(tmp_path / "own.tiktoken", ranks_of(trained()))
+    special = {"<|endoftext|>": 500, "<|im_start|>": 700}
+    said = {"path": "own.tiktoken", "special_tokens": special, "end_of_document": "<|endoftext|>"}
+    config = TiktokenTokenizer(type="tiktoken", encoding="cl100k_base", **said)
+    (tmp_path / "model").mkdir()
+
+    write_tokenizer(config, tmp_path, tmp_path / "model")
+
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
+    plain = [text for text in TEXTS if "<|endoftext|>" not in text]
+    ours = open_tokenizer(config, tmp_path).encode(plain)
+    assert [[*theirs(text).input_ids, 500] for text in plain] == [
+        ours[i].tolist() for i in range(3)
+    ]
+    assert theirs("<|im_start|>a").input_ids[0] == 700
+    assert (theirs.eos_token_id, theirs.decode(theirs(plain[1]).input_ids)) == (500, plain[1])

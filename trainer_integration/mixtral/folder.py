@@ -21,6 +21,8 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, StateError, system_refusals
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
+from omniload.mix.schema.tokenizers import TiktokenTokenizer
+from omniload.source.byte_pairs.as_json import tokenizer_json
 from omniload.source.byte_pairs.files import read_tokenizer
 from trainer_integration.mixtral.config import (
     CONFIG,
@@ -96,15 +98,23 @@ def write_mixtral(
 def write_tokenizer(config: TokenizerConfig, base_dir: Path, folder: Path) -> None:
     """Put the tokenizer beside the model, so that ``AutoTokenizer.from_pretrained(folder)`` reads it.
 
-    Nothing is written of a tokenizer that has no file, bytes being their own token ids, nor of a file of ranks,
-    which that reads for some models alone.
+    Nothing is written of a tokenizer that has no file, bytes being their own token ids. A file of ranks is written
+    as a ``tokenizer.json``.
 
     Raises:
-        ConfigError: Its file is no longer there.
+        ConfigError: Its file is no longer there, or of ranks that a ``tokenizer.json`` does not give the same ids for.
     """
-    if not isinstance(config, BpeTokenizer):
-        return
-    content = read_tokenizer(base_dir / config.path)
+    match config:
+        case BpeTokenizer():
+            content = read_tokenizer(base_dir / config.path)
+        case TiktokenTokenizer():
+            try:
+                content = tokenizer_json(config, base_dir)
+            except ConfigError as error:
+                error.add_note(f"{folder} holds the model, without a tokenizer")
+                raise
+        case _:
+            return
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": config.end_of_document}
     (folder / "tokenizer.json").write_bytes(content)
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2), encoding="utf-8")

@@ -1,0 +1,78 @@
+"""Files of ranks as a ``tokenizer.json``: the same ids, or none is written."""
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError
+from omniload.mix.schema.tokenizers import TiktokenTokenizer
+from omniload.source.byte_pairs import as_json
+from omniload.source.byte_pairs.as_json import tokenizer_json
+from omniload.source.byte_pairs.encodings import ENCODINGS
+from omniload.source.tokenize import open_tokenizer
+from tests.support.plane.ranks import TEXTS, ranks_of, trained, write_ranks
+
+END, NOTE = "<|endoftext|>", "<| é |>"
+SPECIAL = {END: 500, NOTE: 777}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    write_ranks(folder / "own.tiktoken", ranks_of(trained()))
+    return folder
+
+
+def a_config(encoding="cl100k_base", special=SPECIAL):
+    return TiktokenTokenizer(
+        type="tiktoken", path="own.tiktoken", encoding=encoding, special_tokens=special
+    )
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    """The tokenizer of each way of splitting text, and what its ``tokenizer.json`` is read as."""
+    found = {}
+    for encoding in ("gpt2", "cl100k_base", "o200k_base"):
+        written = tokenizer_json(a_config(encoding), folder).decode()
+        ours = open_tokenizer(a_config(encoding), folder)
+        found[encoding] = ours, tokenizers.Tokenizer.from_str(written)
+    return found
+
+
+@pytest.mark.parametrize("encoding", ["gpt2", "cl100k_base", "o200k_base"])
+@given(text=st.text(max_size=60) | st.sampled_from(TEXTS) | st.text("a \n\r\t's1é,", max_size=40))
+def test_text_has_the_same_ids_and_comes_back(both, encoding, text):
+    ours, theirs = both[encoding]
+    plain = text.replace(END, "")
+
+    ids = theirs.encode(plain).ids
+
+    assert ids == ours.encode([plain])[0].tolist()
+    assert theirs.decode(ids) == plain
+
+
+def test_special_tokens_keep_ids_that_do_not_follow_the_ranks(both):
+    _, theirs = both["cl100k_base"]
+
+    ids = theirs.encode(f"a{NOTE}{END}").ids
+
+    assert ids[1:] == [777, 500]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_encoding_is_written(folder, encoding):
+    assert tokenizer_json(a_config(encoding), folder).startswith(b'{"version": "1.0"')
+
+
+def test_ranks_that_would_cut_text_otherwise_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(as_json, "_for_oniguruma", lambda pattern: pattern)
+
+    with pytest.raises(ConfigError, match=r"own.tiktoken: as a tokenizer.json it would cut text"):
+        tokenizer_json(a_config(), folder)
+
+
+def test_a_special_token_that_is_one_of_text_too_is_refused(folder):
+    with pytest.raises(ConfigError, match="special token 'a' is a token of text too"):
+        tokenizer_json(a_config(special={"a": 500}), folder)
