@@ -18,7 +18,7 @@ from omniload.source.formats.format import Records
 from omniload.source.token_cache.cache import SourceTokens
 from omniload.source.token_cache.entry import EncodedUnit
 from omniload.source.token_cache.filling import Filling, UnitToFill
-from omniload.source.transforms.opening import Pipeline
+from omniload.source.transforms.pipeline import Pipeline
 from omniload.source.transforms.samples import Samples
 
 __all__ = ["Block", "UnitReader", "decoded_block"]

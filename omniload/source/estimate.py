@@ -19,7 +19,8 @@ from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.kept_profile import KeptProfile, keep
 from omniload.source.parsing.image_cells import ENCODED
-from omniload.source.transforms.opening import Pipeline, open_pipeline
+from omniload.source.transforms.opening import open_pipeline
+from omniload.source.transforms.pipeline import Pipeline
 
 __all__ = ["SourceProfile", "evenly", "profile"]
 

@@ -32,7 +32,8 @@ from omniload.source.parts.blocks import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.token_cache.cache import SourceTokens, TokenCache
 from omniload.source.token_cache.filling import Filling
-from omniload.source.transforms.opening import Pipeline, open_pipeline
+from omniload.source.transforms.opening import open_pipeline
+from omniload.source.transforms.pipeline import Pipeline
 from omniload.source.transforms.samples import Samples
 
 __all__ = ["RecordSource", "ShardDigests", "Source", "open_source"]

@@ -30,16 +30,9 @@ from omniload.mix.schema.tokenizers import (
 )
 from omniload.source.byte_pairs.files import TOKENIZER_JSON, read_tokenizer
 from omniload.source.columns import text_bytes
-from omniload.source.parsing.token_bytes import TokenBytes
+from omniload.source.parsing.token_bytes import TokenBytes, marked_ranges
 
-__all__ = [
-    "PANIC",
-    "BpeEncoder",
-    "ByteEncoder",
-    "Tokenizer",
-    "marked_ranges",
-    "open_tokenizer",
-]
+__all__ = ["PANIC", "BpeEncoder", "ByteEncoder", "Tokenizer", "open_tokenizer"]
 
 _BYTES_END = 256
 PANIC = "PanicException"
@@ -263,16 +256,6 @@ def _tokens_of(encoding: tokenizers.Encoding, first: int, stop: int) -> tuple[in
         t for c in range(stop - 1, first - 1, -1) if (t := encoding.char_to_token(c)) is not None
     )
     return begin, next(last)
-
-
-def marked_ranges(bounds: Sequence[int], size: int) -> NDArray[np.bool_]:
-    """Return a mask that is true from each even bound to the next odd one; ranges may touch."""
-    edges = np.zeros(size + 1, np.int32)
-    places = np.asarray(bounds, np.int64)
-    np.add.at(edges, places[0::2], 1)
-    np.add.at(edges, places[1::2], -1)
-    inside: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
-    return inside
 
 
 @contextmanager

@@ -9,9 +9,12 @@ MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
 FOLDER_MODULES = 16
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
-    "omniload/actors/heartbeats.py": (190, "what a role says, in memory, in a file and in its log"),
+    "omniload/actors/heartbeats.py": (215, "what a role says, in memory, in a file and in its log"),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
-    "omniload/actors/local/plane.py": (200, "opens and closes every role, and has its ranks"),
+    "omniload/actors/local/plane.py": (
+        235,
+        "opens and closes every role, has its ranks, and changes its mix",
+    ),
     "omniload/actors/ray/keeper.py": (
         255,
         "carries out every command of the roster, and what loaders are added or retired",

@@ -14,7 +14,6 @@ from omniload.actors.edits import answer_edits, taken_within
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity, MemoryBoard
 from omniload.actors.journal import open_journal
-from omniload.actors.local.editing import changed_by
 from omniload.actors.local.handle import CONSTRUCTOR, LocalHandle
 from omniload.actors.local.links import LocalConstructor, LocalLoader
 from omniload.actors.patience import wait_for_opening
@@ -36,8 +35,11 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import RoleLogs, get_logger, logs_folder
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ResizeAsked
+from omniload.machine.messages import ChangeAsked, ResizeAsked
 from omniload.machine.progress import rank_name
+from omniload.mix.edits.answers import EditRequest, EditTaken
+from omniload.mix.edits.edit import AddSource, SkipShard
+from omniload.mix.edits.shards import shard_meant
 from omniload.plan.world import World
 from omniload.source.parts.divided import ThreadReader
 
@@ -48,7 +50,6 @@ _READER_THREADS = 2
 """Decoding releases the interpreter lock, so two readers keep a second core busy."""
 _CLOSE_S = 10.0
 _LOADER = "loader-0"
-
 Found = TypeVar("Found")
 RankKey = tuple[int, int, int]
 """A rank by its generation, and its place along dp and cp."""
@@ -127,7 +128,7 @@ class LocalPlane(DataPlane):
         )
         self.planner.start()
         self._opened.callback(write_status(spec.run_dir, self.board))
-        self._opened.callback(answer_edits(spec.run_dir, partial(changed_by, self)))
+        self._opened.callback(answer_edits(spec.run_dir, partial(_changed_by, self)))
 
     def activity_of(self, role: str, *, reads: bool = False) -> Activity:
         """Return the activity of a role of this process, which is on the board and has a log."""
@@ -198,3 +199,22 @@ class LocalPlane(DataPlane):
             if not pool.close(_CLOSE_S):
                 calls = [what for what, _ in calls_under_way()]
                 _LOG.warning("the data plane is closed while a call does not end: %s", calls[:1])
+
+
+def _changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
+    """Have the planner take a change up; a source that is added is opened first, a shard looked for.
+
+    Raises:
+        OmniloadError: It is refused, and nothing has changed.
+    """
+    facts, change = None, request.change
+    if isinstance(change, SkipShard):
+        names = plane.planner.history().latest.names
+        change = shard_meant(change, names, [plane.loader.look_for_shard(change)])
+    if isinstance(change, AddSource):
+        history = plane.planner.history()
+        mix = history.edited(change, request.at or history.edited_to).latest
+        facts = plane.loader.open_also(len(mix.names) - 1, mix)
+        plane.constructor.know(mix)
+    asked = ChangeAsked(change=change, at=request.at, facts=facts)
+    return taken_within(plane.planner.change(asked))

@@ -8,13 +8,13 @@ import click
 from omniload.base.secrets import without_secrets
 from omniload.commands.display import Cell, emit_json, output, say, table
 from omniload.commands.options import json_option
-from omniload.mix.comparison import (
+from omniload.mix.config import load_mix
+from omniload.mix.edits.comparison import (
     Difference,
     MixDifference,
     differences_of,
     first_other,
 )
-from omniload.mix.config import load_mix
 from omniload.mix.edits.history import History
 from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.place import journal_of

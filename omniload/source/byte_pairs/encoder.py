@@ -29,7 +29,8 @@ from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.mix.schema.tokenizers import EncodingName
 from omniload.source.byte_pairs.files import RANKS, parse_ranks, read_tokenizer
-from omniload.source.tokenize import PANIC, Tokenizer, marked_ranges
+from omniload.source.parsing.token_bytes import marked_ranges
+from omniload.source.tokenize import PANIC, Tokenizer
 
 __all__ = ["ENCODINGS", "EncodingRules", "TiktokenEncoder", "open_tiktoken"]
 

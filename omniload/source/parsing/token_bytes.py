@@ -1,4 +1,4 @@
-"""Where tokens of a byte-level vocabulary lie in a text, by their lengths alone.
+"""Where tokens lie in a text: by the lengths of a byte-level vocabulary alone, and as a mask of ranges.
 
 Encoding with offsets takes the library a quarter longer. Where each token stands for bytes of the text as they are,
 the lengths of tokens say the same.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
 
-__all__ = ["TokenBytes"]
+__all__ = ["TokenBytes", "marked_ranges"]
 
 _NOT_BYTES = -(1 << 40)
 """Length of a token that stands for no bytes: texts with one never add up."""
@@ -144,3 +144,13 @@ def _trims(state: dict[str, Any]) -> bool:
     if state["type"] == "ByteLevel":
         return bool(state.get("trim_offsets", True))
     return bool(state["type"] != "TemplateProcessing")
+
+
+def marked_ranges(bounds: Sequence[int], size: int) -> NDArray[np.bool_]:
+    """Return a mask that is true from each even bound to the next odd one; ranges may touch."""
+    edges = np.zeros(size + 1, np.int32)
+    places = np.asarray(bounds, np.int64)
+    np.add.at(edges, places[0::2], 1)
+    np.add.at(edges, places[1::2], -1)
+    inside: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+    return inside

@@ -19,7 +19,8 @@ from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.survey.duplicates import hashes_of
-from omniload.source.transforms.opening import Pipeline, open_pipeline
+from omniload.source.transforms.opening import open_pipeline
+from omniload.source.transforms.pipeline import Pipeline
 
 __all__ = ["Looked", "Survey", "open_survey"]
 

@@ -13,7 +13,7 @@ from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.mask import RecordRules
 from omniload.source.formats.format import Records, UnitTable
 from omniload.source.source import RecordSource
-from omniload.source.transforms.opening import Pipeline
+from omniload.source.transforms.pipeline import Pipeline
 
 
 class ListFormat:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from omniload.mix.edits.comparison import later_keys, wanted_of
 from omniload.mix.edits.edit import RetireSource, SetWeights, said_of
 from omniload.mix.edits.history import History
-from omniload.mix.edits.wanted import later_keys, wanted_of
 from tests.support.plane.builders import a_mix
 
 STEP = 10

@@ -1,29 +1,161 @@
-"""What a mix file that was edited asks of a run: the changes that lead from what holds to what the file says.
+"""What two mixes have different, and the changes that lead from one that holds to one that a file says.
 
-They are those that can be typed, one after the other: sources that are added, sources that are retired, weights of the
-next step and of stages to come, or amounts. What no change can do is refused by its key.
+Differences are of keys, sources, amounts, and of the first step at which other shares are drawn. Changes are those
+that can be typed, one after the other: sources that are added, sources that are retired, weights of the next step and
+of stages to come, or amounts. What no change can do is refused by its key.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from omniload.mix.comparison import leaves_of
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetAmounts, SetWeights
 from omniload.mix.edits.history import History
-from omniload.mix.schedule import stages_from, weights_at
+from omniload.mix.schedule import boundaries, stages_from, weights_at
 
-__all__ = ["Asked", "Refused", "Wanted", "later_keys", "wanted_of"]
+__all__ = [
+    "Asked",
+    "Difference",
+    "MixDifference",
+    "Refused",
+    "Wanted",
+    "differences_of",
+    "first_other",
+    "later_keys",
+    "leaves_of",
+    "wanted_of",
+]
 
+_TELL_APART = 6
+_ROUNDING = 1e-12
 Asked: TypeAlias = tuple[Change, int | None]
 """A change, and the step that it is to hold at; ``None`` for the next."""
-
 _LATER = ("runtime.", "balance.", "loader.", "batch.micro_tokens")
 """Keys that may differ in every start of a run."""
 _LATER_OF_SOURCE = {"tags", "on_error", "max_repetition", "max_fraction"}
 _SAME = 1e-9
 """Shares that are closer are one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A key that two mixes give different values."""
+
+    key: str
+    """As in the file: ``sources.web.path``."""
+    one: Any
+    """``None`` where it is not there."""
+    other: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixDifference:
+    """What two mixes have different."""
+
+    keys: tuple[Difference, ...]
+    """All but stages: shares say what those come to."""
+    first_step: int | None
+    """First step at which a source has another share; ``None`` where there is none."""
+    shares: Mapping[str, tuple[float, float]]
+    """Shares that differ at that step."""
+    amounts: Mapping[str, tuple[str | None, str | None]]
+    """Amounts that differ, by source; ``None`` where a mix gives weights, or has no such source. Of a mix that gives
+    amounts no shares are compared."""
+    left_out_step: int | None
+    """First step at which edits leave out other shards."""
+    left_out: Mapping[str, tuple[str | None, str | None]]
+    """Sources with other shards left out at that step, by their numbers."""
+
+
+def differences_of(one: History, other: History) -> MixDifference:
+    """Compare two mixes with their edits."""
+    mixes = [leaves_of(history.latest.model_dump(mode="json")) for history in (one, other)]
+    keys = sorted({*mixes[0], *mixes[1]})
+    step, moved = _first_shares(one, other)
+    left_out_step, left_out = _first_left_out(one, other)
+    return MixDifference(
+        keys=tuple(
+            Difference(key=key, one=mixes[0].get(key), other=mixes[1].get(key))
+            for key in keys
+            if mixes[0].get(key) != mixes[1].get(key)
+        ),
+        first_step=step,
+        shares=moved,
+        amounts=_amounts(one, other),
+        left_out_step=left_out_step,
+        left_out=left_out,
+    )
+
+
+def _first_shares(
+    one: History, other: History
+) -> tuple[int | None, dict[str, tuple[float, float]]]:
+    """Return the first step at which a source has another share, and those shares."""
+    if one.base.mix.amounts is not None or other.base.mix.amounts is not None:
+        return None, {}
+    edges = {
+        edge
+        for history in (one, other)
+        for edge in (*boundaries(history.latest), *(edit.step for edit in history.edits))
+    }
+    # Between two edges shares are lines or waves: two of them that agree in as many steps are one.
+    for step in sorted({edge + k for edge in edges for k in range(_TELL_APART)}):
+        shares = one.shares_at(step), other.shares_at(step)
+        names = sorted({*shares[0], *shares[1]})
+        pairs = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in names}
+        moved = {n: (a, b) for n, (a, b) in pairs.items() if abs(a - b) > _ROUNDING}
+        if moved:
+            return step, moved
+    return None, {}
+
+
+def _amounts(one: History, other: History) -> dict[str, tuple[str | None, str | None]]:
+    said = [
+        {name: str(amount) for name, amount in (history.latest.mix.amounts or {}).items()}
+        for history in (one, other)
+    ]
+    return _others(said[0], said[1])
+
+
+def _first_left_out(
+    one: History, other: History
+) -> tuple[int | None, dict[str, tuple[str | None, str | None]]]:
+    """Return the first step at which other shards are left out, and of which sources."""
+    for step in sorted({edit.step for history in (one, other) for edit in history.edits}):
+        said = [
+            {name: ", ".join(map(str, numbers)) for name, numbers in left_out.items()}
+            for left_out in (one.left_out_at(step), other.left_out_at(step))
+        ]
+        if differ := _others(said[0], said[1]):
+            return step, differ
+    return None, {}
+
+
+def _others(
+    one: Mapping[str, str], other: Mapping[str, str]
+) -> dict[str, tuple[str | None, str | None]]:
+    names = sorted({*one, *other})
+    pairs = {name: (one.get(name), other.get(name)) for name in names}
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+
+
+def first_other(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
+    """Return the first step that both runs have and that held other samples in them; by digests of their steps."""
+    return next((s for s in sorted(one.keys() & other.keys()) if one[s] != other[s]), None)
+
+
+def leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a mix, as ``model_dump`` gives it, by dotted key; all but stages."""
+    return dict(_leaves(content, ""))
+
+
+def _leaves(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif f"{prefix}{key}" != "mix.stages":
+            yield f"{prefix}{key}", value
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +210,7 @@ def wanted_of(
     if refused:
         return Wanted(refused=tuple(refused))
     if file.mix.amounts is not None:
-        return Wanted(changes=tuple(_amounts(file, history, step, sources)))
+        return Wanted(changes=tuple(_wanted_amounts(file, history, step, sources)))
     return Wanted(changes=tuple(_weights(file, history, step, sources)))
 
 
@@ -219,7 +351,7 @@ def _stay(stage: Stage, file: MixConfig) -> bool:
     return any(stage.weights.get(name) for name in file.names)
 
 
-def _amounts(
+def _wanted_amounts(
     file: MixConfig, history: History, step: int, sources: Mapping[str, SourceConfig]
 ) -> Iterator[Asked]:
     """Yield changes to the amounts of the file; what is drawn already, only the planner knows."""
