@@ -31,6 +31,10 @@ LONGER = {
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (180, "the ways to both roles, and which way a source takes"),
+    "omniload/actors/ray/hosts/node.py": (
+        175,
+        "starts a node of Ray without the processes that no data plane asks",
+    ),
     "omniload/actors/ray/plane.py": (210, "opens and closes every actor"),
     "omniload/actors/ray/planner_link.py": (185, "asks one planner after another"),
     "omniload/actors/ray/scaling/mover.py": (195, "every step of a move, and what undoes it"),

@@ -9,8 +9,10 @@ import os
 import secrets
 import sys
 
-from omniload.actors.ray.hosts.given import AUTH_MODE, AUTH_TOKEN
 from omniload.base.errors import StateError
+
+# What the program or its user had set, before anything here is set.
+_AUTH_MODE, _AUTH_TOKEN = (os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"))
 
 if "ray" not in sys.modules:  # else the program's own settings hold until ``use_token``
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -29,9 +31,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray's head keeps what became of each of the last hundred thousand calls, for a dashboard that is not started.
 os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
 
-import ray
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-from ray.exceptions import RayActorError, RayError, RayTaskError
+import ray  # noqa: E402 -- behind what it reads as it is imported
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # noqa: E402
+from ray.exceptions import RayActorError, RayError, RayTaskError  # noqa: E402
 
 __all__ = [
     "RayActorError",
@@ -69,10 +71,10 @@ def use_given_token() -> None:
     Raises:
         StateError: As for ``use_token``.
     """
-    if AUTH_MODE != "token":
+    if _AUTH_MODE != "token":
         use_token("")
-    elif AUTH_TOKEN is not None:
-        use_token(AUTH_TOKEN)
+    elif _AUTH_TOKEN is not None:
+        use_token(_AUTH_TOKEN)
     else:  # in a file that Ray itself finds
         os.environ.pop("RAY_AUTH_TOKEN", None)
         AuthenticationTokenLoader.instance().reset_cache()

@@ -21,10 +21,15 @@ from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.actors.ray.editing import changed_by
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
-from omniload.actors.ray.hosts.addressing import address_of, head_of, lifeline_of
 from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.connection import node_here
-from omniload.actors.ray.hosts.members import cluster_of, listening_of
+from omniload.actors.ray.hosts.members import (
+    address_of,
+    cluster_of,
+    head_of,
+    lifeline_of,
+    listening_of,
+)
 from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes

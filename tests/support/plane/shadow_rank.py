@@ -21,8 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.hosts.attached import AttachedCluster
-from omniload.actors.ray.hosts.connection import node_here
+from omniload.actors.ray.hosts.connection import AttachedCluster, node_here
 from omniload.actors.ray.hosts.room import nodes_with_room
 from omniload.actors.status_file import read_status
 from omniload.batch.digest import batch_digest

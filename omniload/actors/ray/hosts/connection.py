@@ -1,6 +1,9 @@
 """A connection of this process to a Ray, on the addresses it is told."""
 
+import secrets
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +12,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from omniload.actors.ray.environment import ray
+from typing_extensions import override
+
+from omniload.actors.ray.environment import ray, use_given_token
+from omniload.actors.reaper import Reaper
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.linux.network import LOOPBACK
 
-__all__ = ["Cluster", "Listening", "connect", "init_ray", "node_here"]
+__all__ = ["AttachedCluster", "Cluster", "Listening", "connect", "init_ray", "node_here"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +98,57 @@ def _addresses_as_they_are() -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = before
+
+
+class AttachedCluster(Cluster):
+    """The connection to a Ray that somebody else started; its actors end with this process."""
+
+    def __init__(self, address: str, namespace: str | None = None) -> None:
+        """Connect.
+
+        Args:
+            address: Host and port of its head, or ``auto`` for the one that this machine is part of.
+            namespace: Of the job's actors; a new one by default.
+
+        Raises:
+            ConfigError: No Ray answers there, or not to this token.
+            StateError: This process already uses Ray.
+        """
+        if ray.is_initialized():
+            raise StateError(
+                "this process is connected to a Ray cluster already; close it (ray.shutdown()) before the data plane "
+                "is opened"
+            )
+        use_given_token()
+        self.namespace = namespace or f"omniload-{secrets.token_hex(4)}"
+        self.node_address = ""
+        try:
+            connect(address, self.namespace)
+        except Exception as error:
+            raise ConfigError(
+                f"runtime.address {address!r}: no Ray can be joined there ({type(error).__name__}: "
+                f"{str(error).strip().partition(chr(10))[0]}); start one with 'ray start --head' on this machine or "
+                "join it to the cluster, and where that asks for a token set RAY_AUTH_MODE and RAY_AUTH_TOKEN"
+            ) from error
+        try:
+            self.address = str(ray.get_runtime_context().gcs_address)
+            self._folder = Path(tempfile.gettempdir()) / f"omniload-ray-{secrets.token_hex(4)}"
+            self._reaper = Reaper(self.namespace, [self._folder])
+            self._folder.mkdir(mode=0o700)
+        except BaseException:
+            ray.shutdown()
+            raise
+
+    @property
+    @override
+    def folder(self) -> Path:
+        return self._folder
+
+    @override
+    def close(self, *, is_used: bool = False) -> None:
+        try:
+            if not is_used:
+                ray.shutdown()  # ends the actors that this process is the owner of
+        finally:
+            self._reaper.close()
+            shutil.rmtree(self._folder, ignore_errors=True)

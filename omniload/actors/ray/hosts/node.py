@@ -7,13 +7,16 @@ as Ray's ``cluster_utils`` does, without them. The dashboard's agent on the node
 is replaced by a process that does nothing, as a raylet ends when its agent does.
 """
 
-from collections.abc import Sequence
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Protocol
 
 from typing_extensions import override
 
 from omniload.actors.ray.environment import ray
-from omniload.actors.ray.hosts.agents import leave_out_services, no_dashboard_agent
 from omniload.actors.ray.hosts.node_plan import NodePlan, ports_of
 from omniload.base.clock import SystemClock
 from omniload.base.log import get_logger
@@ -24,6 +27,12 @@ _LOG = get_logger(__name__)
 _REGISTERED_WITHIN_S = 120.0
 """Ray itself waits another 30 s then; without this, those 30 s are all, too few where cores are scarce."""
 _LOOK_AGAIN_S = 0.02
+_NO_SERVICE = -1
+"""What Ray's own agent says of a service that its installation lacks."""
+_AGENT = "--dashboard_agent_command="
+_NO_AGENT = shutil.which("cat")
+"""It reads the pipe that the raylet holds, and ends with it."""
+_PATCHING = threading.Lock()
 
 
 class RayNode(Protocol):
@@ -69,8 +78,8 @@ def start_node(plan: NodePlan) -> RayNode | None:
             def start_ray_processes(self) -> None:
                 if self not in begun:
                     begun.append(self)
-                leave_out_services(self)
-                with no_dashboard_agent():
+                _leave_out_services(self)
+                with _no_dashboard_agent():
                     super().start_ray_processes()  # type: ignore[no-untyped-call]
                 look_often(self)
 
@@ -125,3 +134,37 @@ def look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
     if ended:
         kind, process = ended[0]
         raise RuntimeError(f"Ray's {kind} ended with {process.returncode} while the node started")
+
+
+def _leave_out_services(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
+    """Say that the services of the node's agents that nobody asks are not there.
+
+    The raylet waits 15 s for its agents to say their ports and then ends itself; no option
+    changes that, and a loaded machine starts no Python process so fast. The port of the one
+    service that is asked is chosen before.
+    """
+    raylet: Any = import_module("ray._raylet")
+    for name in (
+        raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+        raylet.METRICS_AGENT_PORT_NAME,
+        raylet.METRICS_EXPORT_PORT_NAME,
+    ):
+        raylet.persist_port(node._session_dir, node._node_id, name, _NO_SERVICE)
+
+
+@contextmanager
+def _no_dashboard_agent() -> Iterator[None]:
+    """Have a raylet that is started meanwhile run a process that does nothing as its dashboard agent."""
+    services: Any = import_module("ray._private.services")
+
+    def start(command: Sequence[str], *words: Any, **named: Any) -> Any:  # noqa: ANN401 -- Ray is untyped
+        line = [f"{_AGENT}{_NO_AGENT}" if word.startswith(_AGENT) else word for word in command]
+        return own(line if _NO_AGENT else command, *words, **named)
+
+    with _PATCHING:
+        own = services.start_ray_process
+        services.start_ray_process = start
+        try:
+            yield
+        finally:
+            services.start_ray_process = own
