@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from omniload.plan.world import RanksServed
 __all__ = [
     "BatchesBuilt",
     "BuildSteps",
+    "Commands",
     "DataConstructor",
     "FetchSlices",
     "RowBuilder",
@@ -95,6 +96,10 @@ class BatchesBuilt:
     steps: tuple[int, ...]
 
 
+Commands: TypeAlias = tuple[FetchSlices | BatchesBuilt, ...]
+"""What must now be done, in order."""
+
+
 @dataclass(slots=True)
 class _Pending:
     """Steps whose samples are being fetched."""
@@ -152,9 +157,7 @@ class DataConstructor:
             columns=mix.batch.columns_used,
         )
 
-    def handle(
-        self, event: BuildSteps | SlicesFetched | SlicesMissing | ReleaseSteps
-    ) -> tuple[FetchSlices | BatchesBuilt, ...]:
+    def handle(self, event: BuildSteps | SlicesFetched | SlicesMissing | ReleaseSteps) -> Commands:
         """Apply one event and return what must now be done, in order; nothing where slices stay missing."""
         match event:
             case BuildSteps(plans=plans, served=served):
@@ -225,7 +228,7 @@ class DataConstructor:
         new = [p for p in plans if not (self.has(p.step) or self.is_released(p.step))]
         return self._fetch(new) if new and self.dp_ranks else asked
 
-    def _leave_out(self, missing: SlicesMissing) -> tuple[FetchSlices | BatchesBuilt, ...]:
+    def _leave_out(self, missing: SlicesMissing) -> Commands:
         """Ask again without steps that every rank has by now: this constructor, new in its place, was to build them."""
         steps = missing.steps
         if missing.generation != self.generation or steps not in self._pending:

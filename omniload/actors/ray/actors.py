@@ -23,10 +23,16 @@ from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.state import JsonObject
-from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.data_constructor import (
+    Commands,
+    DataConstructor,
+    FetchSlices,
+)
 from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
+from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import SkipShard
@@ -142,8 +148,14 @@ class ConstructorActor(PresentActor, ConstructorShell):
         logs: Path | None,
     ) -> None:
         self._holders = LoaderHolders(loaders)
+        self._builder = DaemonPool(1, "omniload-build")
         activity = self._appear(name, board, logs)
         super().__init__(machine, self._holders.fetch, activity, self._holders.names)
+
+    @override
+    def _lay_out(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
+        # Arrow keeps memory for each thread that it worked in, in pages of 2 MiB, and calls come in any of Ray's.
+        return self._builder.submit(partial(super()._lay_out, of, slices)).result()
 
     def replace_loader(self, serving: Serving) -> None:
         """Ask another loader for its sources from now on."""

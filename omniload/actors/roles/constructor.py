@@ -9,6 +9,7 @@ from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
     BuildSteps,
+    Commands,
     DataConstructor,
     FetchSlices,
     SlicesFetched,
@@ -66,13 +67,15 @@ class ConstructorShell:
                     raise
                 continue
             with self._activity.doing(f"builds {named}"), self._changed:
-                commands = self._machine.handle(
-                    SlicesFetched(steps=command.steps, slices=slices, generation=command.generation)
-                )
+                commands = self._lay_out(command, slices)
                 self._changed.notify_all()
             self._activity.figures.count("built_steps_total", len(command.steps))
             self._note_queued()
         return len(plans)
+
+    def _lay_out(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
+        fetched = SlicesFetched(steps=of.steps, slices=slices, generation=of.generation)
+        return self._machine.handle(fetched)
 
     def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
         """Wait for a step, its end or a failure; return whether one came in time."""

@@ -1,0 +1,49 @@
+"""What the classes of Ray's actors add to the shells: where they carry calls out."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.ray.actors import ConstructorActor
+from omniload.actors.ray.holders import LoaderHolders, Loaders
+from omniload.actors.ray.hosts import presence
+from omniload.base.ragged import Ragged
+from omniload.batch.rows import build_rows
+from omniload.machine.data_constructor import DataConstructor
+from omniload.mix.columns import ColumnRanges, SampleColumns
+from tests.support.plane.builders import a_plan, tokens_of
+
+A = [0, 1, 0, 0, 5, 5]
+NOBODY = Loaders(of={}, names={}, roles={}, turn=0, limit_s=1.0)
+
+
+def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.setattr(presence, "host_here", lambda: "here")
+    own = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
+    monkeypatch.setattr(LoaderHolders, "fetch", lambda _self, _requests: own)
+    built_in = set()
+
+    def rows(*what, **how):
+        built_in.add(threading.get_ident())
+        return build_rows(*what, **how)
+
+    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8, rows=rows)
+    actor = ConstructorActor(machine, NOBODY, "constructor-0", FolderBoard(tmp_path), None)
+    called_in = set()
+    meet = threading.Barrier(3, timeout=10)
+
+    def build(step):
+        meet.wait()
+        called_in.add(threading.get_ident())
+        return actor.build([a_plan([[A]], step=step)])
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(build, (3, 4, 5))) == [1, 1, 1]
+
+    assert all(actor.has(step) for step in (3, 4, 5))
+    assert len(called_in) == 3
+    assert len(built_in) == 1
