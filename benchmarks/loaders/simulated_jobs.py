@@ -69,10 +69,10 @@ class _Seen:
     """Of the machine."""
 
     @classmethod
-    def now(cls) -> "_Seen":
-        """Look at the clocks: the job is this process and all below it."""
+    def now(cls, processes: Sequence[psutil.Process]) -> "_Seen":
+        """Look at the clocks of the processes of the job."""
         ours_s = 0.0
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        for process in processes:
             try:
                 times = process.cpu_times()
             except psutil.Error:
@@ -133,9 +133,12 @@ def _all_found(
 ) -> list[Found]:
     """Look at the clocks as paces begin and end; ``waits_s`` returns those of each rank by pace, once all are done."""
     seen: list[_Seen] = []
-    for _ in range(2 * len(paces)):
-        meet()
-        seen.append(_Seen.now())
+    for _ in paces:
+        # Found before ranks are let go: finding them takes as long as dozens of steps.
+        ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        for _ in range(2):
+            meet()
+            seen.append(_Seen.now(ours))
     by_rank = waits_s()
     return [
         _found(spec, pace, seen[2 * n : 2 * n + 2], [its[n] for its in by_rank])

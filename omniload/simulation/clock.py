@@ -57,6 +57,8 @@ class Process:
     """Messages that it has sent or taken."""
     message_bytes: int = field(default=0, init=False)
     """Their bytes."""
+    batches: int = field(default=0, init=False)
+    """Batches in them."""
     busy_s: float = field(default=0.0, init=False)
     """Processor seconds that it has had."""
     done_s: float = field(default=0.0, init=False)

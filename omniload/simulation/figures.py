@@ -55,6 +55,8 @@ class RoleFigures:
     """Messages of a step that they send or take, all together."""
     message_bytes_step: float
     """Their bytes."""
+    batches_step: float
+    """Batches of single ranks in them."""
     memory_bytes: int
     """Most memory of one of them at a step's begin."""
     connections: int

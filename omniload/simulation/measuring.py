@@ -30,6 +30,7 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.mix.columns import ColumnRanges
+from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
 from omniload.simulation.profile import BuildCosts
@@ -39,6 +40,8 @@ from omniload.simulation.scale import with_tokens
 __all__ = ["measure_builds"]
 
 _WINDOWS, _WARM_WINDOWS = 8, 2
+_PARTS = 4
+"""The smaller of the two windows that are built has one of so many parts of the tokens of the larger one."""
 _TOKENS_BUILT = 16 << 20
 """Tokens that are read to measure building, about."""
 
@@ -66,8 +69,8 @@ def measure_builds(spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int) ->
         What it took.
     """
     rows = max(4, ranks, tokens // spec.mix.pack.length)
-    large = _windows_of(spec, runtime, ranks, rows)
-    small = _windows_of(spec, runtime, max(1, ranks // 4), max(1, ranks // 4, rows // 4))
+    large = _windows_of(_with_rows(spec, rows), ranks, runtime)
+    small = _windows_of(*_quartered(_with_rows(spec, rows), ranks), runtime)
     rows_s, rows_token_s = line_through(small.tokens, small.rows_s, large.tokens, large.rows_s)
     fixed_s, slices_token_s = line_through(
         small.tokens, small.slices_s, large.tokens, large.slices_s
@@ -80,15 +83,37 @@ def measure_builds(spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int) ->
     )
 
 
-def _windows_of(spec: PlaneSpec, runtime: str, ranks: int, rows: int) -> _Window:
-    """Plan, read and build some windows for real; return the medians."""
+def _with_rows(spec: PlaneSpec, rows: int) -> PlaneSpec:
+    """Return the mix with steps of so many rows, and the steps ahead of its file."""
     ahead = spec.mix.steps_ahead
     mix = with_tokens(spec.mix, rows * spec.mix.pack.length)
-    held = mix.runtime.model_copy(update={"prefetch_steps": ahead})
-    mix = mix.model_copy(update={"runtime": held})
+    return replace(spec, mix=_with_ahead(mix, ahead))
+
+
+def _quartered(spec: PlaneSpec, ranks: int) -> tuple[PlaneSpec, int]:
+    """Return the mix with windows of a quarter of the tokens, and ranks for it.
+
+    Windows have fewer steps. Where they have few, steps have fewer rows, for fewer ranks.
+    """
+    mix = spec.mix
+    if mix.steps_at_once >= _PARTS:
+        return replace(spec, mix=_with_ahead(mix, 2 * (mix.steps_at_once // _PARTS))), ranks
+    few = with_tokens(mix, mix.batch.tokens // _PARTS)
+    return replace(spec, mix=_with_ahead(few, 2 * mix.steps_at_once)), max(1, ranks // _PARTS)
+
+
+def _with_ahead(mix: MixConfig, steps: int) -> MixConfig:
+    """Return the mix with so many steps ahead; half as many go together, where they fit."""
+    runtime = mix.runtime.model_copy(update={"prefetch_steps": steps})
+    return mix.model_copy(update={"runtime": runtime})
+
+
+def _windows_of(spec: PlaneSpec, ranks: int, runtime: str) -> _Window:
+    """Plan, read and build some windows for real; return the medians."""
+    mix = spec.mix
     per_window = mix.batch.tokens * mix.steps_at_once
     windows = int(np.clip(_TOKENS_BUILT // per_window, 2, _WINDOWS)) + _WARM_WINDOWS
-    spec = replace(spec, mix=mix, tree=ClientPlaceTree.of(dp=ranks), num_steps=None)
+    spec = replace(spec, tree=ClientPlaceTree.of(dp=ranks), num_steps=None)
     found: list[_Window] = []
     for plans, loader in _planned(spec):
         found.append(_built(spec, plans, loader, runtime))

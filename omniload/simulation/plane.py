@@ -95,7 +95,7 @@ class _Run:
         self.num_steps = self.warm_up + job.steps
         self._peaks: dict[int, int] = {}
         self._before: dict[int, float] = {}
-        self._messages_before: dict[int, tuple[int, int]] = {}
+        self._messages_before: dict[int, tuple[int, int, int]] = {}
         self._planned_before, self._spent_before = 0, 0.0
         self._open()
 
@@ -266,7 +266,8 @@ class _Run:
         if step == self.warm_up - 1:
             self._before = {id(each): each.busy_s for each in self._processes()}
             self._messages_before = {
-                id(each): (each.messages, each.message_bytes) for each in self._processes()
+                id(each): (each.messages, each.message_bytes, each.batches)
+                for each in self._processes()
             }
             self._planned_before = self.planner.steps
             self._spent_before = self.planner.spent_s
@@ -339,6 +340,7 @@ class _Run:
             messages_step=sum(each.messages - before[id(each)][0] for each in its) / steps,
             message_bytes_step=sum(each.message_bytes - before[id(each)][1] for each in its)
             / steps,
+            batches_step=sum(each.batches - before[id(each)][2] for each in its) / steps,
             memory_bytes=max(self._peaks[id(process)] for process in its),
             connections=max(self.wire.connections_by().get(id(process), 0) for process in its),
         )

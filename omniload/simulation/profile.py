@@ -95,6 +95,8 @@ class RoleCosts(StrictModel):
     """A message that it sends or takes, answers and whatever follows from it included; of a node, one that passes."""
     byte_s: Seconds = 0.0
     """Each byte of it, and whatever goes with bytes."""
+    batch_s: Seconds = 0.0
+    """Each batch of a rank and step in it."""
     clock: Annotated[float, Field(ge=0, le=64, allow_inf_nan=False)] = 0.0
     """Cores that it keeps busy while nobody asks for anything: heartbeats, and what Ray does by the clock."""
 
@@ -140,8 +142,9 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[3] = 3
-    """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role."""
+    version: Literal[4] = 4
+    """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
+    it do, and what decoding takes was too little of some sources."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

@@ -84,7 +84,7 @@ class RayRank(Rank):
         sizes = constructor.sizes_from(step, self.window, self.rank)
         self.held_bytes += sum(sizes)
         its, wire = constructor.process, self.wire
-        seconds = wire.end_s(its) + wire.end_s(its, sum(sizes))
+        seconds = wire.end_s(its) + wire.end_s(its, sum(sizes), len(sizes))
         arrive = partial(self._arrive, sizes)
         constructor.process.work(
             seconds, lambda: self.wire.carry(constructor.process, self.process, arrive, sum(sizes))
@@ -107,7 +107,7 @@ class RayRank(Rank):
             self._ask(step + len(sizes))
             self._hand_out(step, have)
 
-        self.process.work(self.wire.end_s(self.process, sum(sizes)), opened)
+        self.process.work(self.wire.end_s(self.process, sum(sizes), len(sizes)), opened)
 
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()

@@ -28,12 +28,13 @@ class Wire:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 -- no secret
 
-    def end_s(self, process: Process, size_bytes: int = 0) -> float:
+    def end_s(self, process: Process, size_bytes: int = 0, batches: int = 0) -> float:
         """Return what a process spends on a message that it sends or takes, which is counted."""
         process.messages += 1
         process.message_bytes += size_bytes
+        process.batches += batches
         costs = self.costs.roles[process.role]
-        return costs.end_s + size_bytes * costs.byte_s
+        return costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s
 
     def carry(
         self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0

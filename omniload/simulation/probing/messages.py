@@ -1,13 +1,14 @@
 """What messages between roles cost.
 
-On Ray a small plane runs for real, and the same one is simulated with messages that cost nothing but for their bytes:
-what its processes took beyond that is what messages took, role by role.
+On Ray small planes run for real, and the same ones are simulated with messages that cost nothing: what their processes
+took beyond that is what messages took, role by role. One has few tokens a step, one few of them and few steps a window,
+one many tokens: their differences tell what batches take in a message, and what bytes do.
 """
 
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,11 @@ from omniload.simulation.probing.reference import Reference
 from omniload.simulation.profile import ROLES, MessageCosts, Profile, Role, RoleCosts
 from omniload.simulation.reading import measure_sources
 
-__all__ = ["costs_by_role", "even_roles", "measure_messages"]
+__all__ = ["SmallPlane", "costs_by_role", "even_roles", "measure_messages"]
 
 _CALLS, _SAMPLED = 200, 64
-_WINDOWS, _STEPS = 8, 8
-"""Windows that are planned to measure planning, and windows that are simulated."""
+_WINDOWS = 8
+"""Windows that are planned to measure planning."""
 
 
 def measure_messages(runtime: str, job: Job, profile: Profile) -> MessageCosts:
@@ -49,40 +50,69 @@ def even_roles(end_s: float) -> dict[Role, RoleCosts]:
     return dict.fromkeys(ROLES, RoleCosts(end_s=end_s))
 
 
-def _between_processes(job: Job, profile: Profile) -> MessageCosts:
-    from omniload.actors.ray.scaling.calls import ANSWERS  # noqa: PLC0415 -- an extra, absent for local users
-    from omniload.actors.ray.scaling.probe import probe  # noqa: PLC0415 -- as above
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallPlane:
+    """A small plane that ran, and was simulated."""
 
-    with tempfile.TemporaryDirectory() as held:
-        spec = Reference.of(job, profile).written(Path(held))
-        sources = measure_sources(_of_one_source(spec), _unheard)
+    spent_s: Mapping[str, float]
+    """Processor seconds of a step, by role."""
+    clock: Mapping[str, float]
+    """Cores in use at rest; those of the rank's process are its plane's, and counted with the node."""
+    simulated: Simulated
+    """Where messages cost nothing."""
+
+    def message_of(self, role: Role) -> "_Message":
+        """Return a message of a role: what is in it, and what it took beyond what is known."""
+        step_s = self.simulated.seconds / self.simulated.steps
+        found = next(figures for figures in self.simulated.roles if figures.role == role)
+        beyond_s = max(0.0, self.spent_s[role] - found.cores * step_s)
+        return _Message(
+            seconds=beyond_s / found.messages_step,
+            size_bytes=found.message_bytes_step / found.messages_step,
+            batches=found.batches_step / found.messages_step,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message, on average."""
+
+    seconds: float
+    size_bytes: float
+    batches: float
+
+
+def _between_processes(job: Job, profile: Profile) -> MessageCosts:
+    from omniload.actors.ray.scaling.probe import probe  # noqa: PLC0415 -- an extra, absent for local users
+
+    planes: list[SmallPlane] = []
+    free: MessageCosts | None = None
+    least_s = 0.0
+    for reference in (Reference.few, Reference.short, Reference.many):
+        with tempfile.TemporaryDirectory() as held:
+            spec = reference(job, profile).written(Path(held))
+            sources = measure_sources(_of_one_source(spec), _unheard)
+            found = probe(spec, _CALLS)
+        if free is None:
+            call = found.call
+            # There and back are two messages with two ends each.
+            least_s = (call.asking_s + call.answering_s) / 4
+            waits_s = [each / 2 for each in call.waits_s]
+            free = MessageCosts(
+                latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
+                roles=even_roles(0.0),
+                process_bytes=call.process_bytes,
+                node_bytes=found.node_bytes,
+            )
         # What building takes is that of the job: what is too much or too little of it is made up for.
-        known = profile.model_copy(update={"sources": sources})
-        found = probe(spec, _CALLS)
-    bare, some, full = found.calls
-    sizes = ANSWERS[1] - ANSWERS[0]
-    sending_s = max(0.0, full.answering_s - some.answering_s) / sizes
-    taking_s = max(0.0, full.asking_s - some.asking_s) / sizes
-    passing_s = max(0.0, full.others_s - some.others_s) / sizes
-    bytes_s = {
-        "loader": sending_s,
-        "reader": sending_s,
-        "constructor": sending_s,
-        "node": passing_s,
-    }
-    waits_s = [each / 2 for each in bare.waits_s]
-    free = MessageCosts(
-        latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
-        roles={role: RoleCosts(end_s=0, byte_s=bytes_s.get(role, taking_s)) for role in ROLES},
-        process_bytes=bare.process_bytes,
-        node_bytes=found.node_bytes,
-    )
-    known = known.model_copy(update={"messages": {"ray": free}})
-    simulated = _simulated(replace(job, spec=spec), known)
-    # There and back are two messages with two ends each.
-    least_s = (bare.asking_s + bare.answering_s) / 4
-    roles = costs_by_role(found.plane.step_s, found.plane.clock, simulated, free.roles, least_s)
-    return free.model_copy(update={"roles": roles})
+        known = profile.model_copy(update={"sources": sources, "messages": {"ray": free}})
+        simulated = _simulated(replace(job, spec=spec, steps=found.plane.steps), known)
+        planes.append(
+            SmallPlane(spent_s=found.plane.step_s, clock=found.plane.clock, simulated=simulated)
+        )
+    assert free is not None
+    few, short, many = planes
+    return free.model_copy(update={"roles": costs_by_role(few, short, many, least_s)})
 
 
 def _of_one_source(spec: PlaneSpec) -> PlaneSpec:
@@ -93,44 +123,56 @@ def _of_one_source(spec: PlaneSpec) -> PlaneSpec:
 
 
 def _simulated(job: Job, known: Profile) -> Simulated:
-    """Simulate the small plane, messages left out."""
-    names, window = job.spec.mix.names, job.spec.mix.steps_at_once
-    job = replace(job, originals=names[:1] * len(names), hosts=1, step_s=0.0, steps=_STEPS * window)
+    """Simulate a small plane, messages left out: as many steps as it took, in which as many blocks are decoded."""
+    names = job.spec.mix.names
+    job = replace(job, originals=names[:1] * len(names), hosts=1, step_s=0.0)
     planner = measure_planner(job, known, _WINDOWS, _unheard)
     return simulate(job, known.model_copy(update={"planners": (planner,)}))
 
 
 def costs_by_role(
-    spent_s: Mapping[str, float],
-    clock: Mapping[str, float],
-    simulated: Simulated,
-    free: Mapping[Role, RoleCosts],
-    least_s: float,
+    few: SmallPlane, short: SmallPlane, many: SmallPlane, least_s: float
 ) -> dict[Role, RoleCosts]:
-    """Return what a message takes at each role: what it took beyond its simulation, over its messages.
+    """Return what a message takes at each role, what its batches do, and its bytes.
+
+    Bytes are those of tokens: a planner's messages have none, and what they take is that of the plane of few.
 
     Args:
-        spent_s: Processor seconds of a step of the small plane, by role.
-        clock: Cores in use at rest; those of the rank's process are its plane's, and counted with the node. One
-            of a rank alone takes what any process of a plane takes at least.
-        simulated: The small plane, where messages cost nothing.
-        free: Costs that it was simulated with.
+        few: The plane of few tokens a step, whose clock is also taken: that of a rank alone is what any process of a
+            plane has at least.
+        short: The same with fewer steps a window.
+        many: The one of many tokens.
         least_s: What an end takes in a loop of calls: none takes less, but for what passes a node.
     """
-    found = {role: each.model_copy(update={"end_s": least_s}) for role, each in free.items()}
-    step_s = simulated.seconds / simulated.steps
-    for figures in simulated.roles:
-        role = figures.role
-        beyond_s = max(0.0, spent_s[role] - figures.cores * step_s) / figures.messages_step
-        end_s = beyond_s if role == "node" else max(least_s, beyond_s)
-        own = {"end_s": end_s, "clock": max(0.0, clock[role])}
-        found[role] = found[role].model_copy(update=own)
+    found = even_roles(least_s)
+    for role in (figures.role for figures in few.simulated.roles):
+        messages = [plane.message_of(role) for plane in (few, short, many)]
+        least = 0.0 if role == "node" else least_s
+        costs = _costs_of(messages, least, has_tokens=role != "planner")
+        found[role] = costs.model_copy(update={"clock": max(0.0, few.clock[role])})
     at_rest = found["node"].clock + found["rank"].clock
     found["node"] = found["node"].model_copy(update={"clock": at_rest})
     least = min(found[role].clock for role in ("planner", "loader", "constructor"))
     found["rank"] = found["rank"].model_copy(update={"clock": least})
     found["reader"] = found["loader"]
     return found
+
+
+def _costs_of(messages: Sequence[_Message], least_s: float, *, has_tokens: bool) -> RoleCosts:
+    """Return costs by which the messages of the three planes took what they took, as far as none is below 0."""
+    few, short, many = messages
+    most_s = max(0.0, few.seconds - least_s)
+    byte_s = batch_s = 0.0
+    if has_tokens:
+        byte_s = (many.seconds - few.seconds) / max(1.0, many.size_bytes - few.size_bytes)
+        byte_s = min(max(0.0, byte_s), most_s / max(1.0, few.size_bytes))
+    if few.batches > short.batches:
+        more_s = few.seconds - short.seconds - byte_s * (few.size_bytes - short.size_bytes)
+        batch_s = max(0.0, more_s) / (few.batches - short.batches)
+    left_s = most_s - byte_s * few.size_bytes
+    batch_s = min(batch_s, max(0.0, left_s) / max(1e-9, few.batches))
+    end_s = max(least_s, few.seconds - byte_s * few.size_bytes - batch_s * few.batches)
+    return RoleCosts(end_s=end_s, byte_s=byte_s, batch_s=batch_s)
 
 
 def _unheard(_: object) -> None:

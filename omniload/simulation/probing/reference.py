@@ -1,8 +1,9 @@
 """A small plane whose processor time is known but for its messages: light sources, one rank, one constructor."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from omniload.simulation.profile import Profile
 __all__ = ["Reference", "lengths_of"]
 
 _VOCABULARY = 32_000
-_CORPUS_TOKENS, _GROUP_ROWS = 2 << 20, 500
+_CORPUS_TOKENS, _MOST_GROUP_ROWS = 2 << 20, 500
 _MOST_SOURCES = 32
-_TOKENS = 8 << 10
-"""Of a step, a row at least: messages are most of what it takes."""
+_FEW_TOKENS, _MANY_TOKENS = 8 << 10, 64 << 10
+"""Of a step, a row at least: of few, messages are most of what it takes, of many their bytes tell."""
+_FEW_STEPS = 8
+"""Of a window of which batches tell that are not there."""
 _LENGTHS_OF_A_SOURCE = 512
 
 
@@ -32,24 +35,44 @@ class Reference:
     lengths: tuple[int, ...]
     """Tokens of samples, over and over."""
     sources: int
+    group_rows: int
+    """Samples of a unit, by which blocks are as long as the job's."""
     row_length: int
     tokens: int
     """Of a step."""
+    steps_ahead: int = 0
+    """Twice the steps of a window; 0 has as many as fit."""
 
     @classmethod
-    def of(cls, job: Job, profile: Profile) -> "Reference":
-        """Return that of a job; sources beyond some are left out."""
+    def few(cls, job: Job, profile: Profile) -> "Reference":
+        """Return that of a job, of few tokens a step."""
+        return cls._of(job, profile, _FEW_TOKENS)
+
+    @classmethod
+    def short(cls, job: Job, profile: Profile) -> "Reference":
+        """Return the same with fewer steps a window, and so fewer batches a message."""
+        return replace(cls.few(job, profile), steps_ahead=2 * _FEW_STEPS)
+
+    @classmethod
+    def many(cls, job: Job, profile: Profile) -> "Reference":
+        """Return that of a job, of many tokens a step."""
+        return cls._of(job, profile, _MANY_TOKENS)
+
+    @classmethod
+    def _of(cls, job: Job, profile: Profile, tokens: int) -> "Reference":
+        """Return one of so many tokens a step, or a row; sources beyond some are left out."""
         length = job.spec.mix.pack.length
         return cls(
             lengths=lengths_of(profile, length),
             sources=min(_MOST_SOURCES, len(job.originals)),
+            group_rows=_group_rows(profile),
             row_length=length,
-            tokens=max(1, _TOKENS // length) * length,
+            tokens=max(1, tokens // length) * length,
         )
 
     def written(self, folder: Path) -> PlaneSpec:
         """Write what is read, and return the plane that reads it."""
-        _write_samples(folder / "samples.parquet", self.lengths)
+        _write_samples(folder / "samples.parquet", self.lengths, self.group_rows)
         source = {"type": "parquet", "path": "samples.parquet", "tokens": "tokens"}
         names = [f"s{number:02}" for number in range(self.sources)]
         content: dict[str, Any] = {
@@ -58,12 +81,18 @@ class Reference:
             "sources": dict.fromkeys(names, source),
             "mix": {
                 "stop": "never",
-                "stages": [{"from_step": 0, "weights": dict.fromkeys(names, 1)}],
+                # Else all sources come to their next block in the same step.
+                "stages": [{"from_step": 0, "weights": {n: 16 + k for k, n in enumerate(names)}}],
             },
             "pack": {"length": self.row_length},
             "batch": {"tokens": self.tokens, "micro_tokens": self.tokens},
             "loader": {"readers": dict.fromkeys(names, 1)},
-            "runtime": {"kind": "ray", "loaders": 1, "constructors": 1},
+            "runtime": {
+                "kind": "ray",
+                "loaders": 1,
+                "constructors": 1,
+                "prefetch_steps": self.steps_ahead,
+            },
         }
         return PlaneSpec(
             mix=MixConfig.model_validate(content),
@@ -79,7 +108,12 @@ def lengths_of(profile: Profile, most: int) -> tuple[int, ...]:
     return tuple(min(length, most) for lengths in found for length in lengths)
 
 
-def _write_samples(path: Path, lengths: Sequence[int]) -> None:
+def _group_rows(profile: Profile) -> int:
+    rows = [costs.block_positions // costs.block_units for costs in profile.sources.values()]
+    return max(1, min(_MOST_GROUP_ROWS, round(median(rows))))
+
+
+def _write_samples(path: Path, lengths: Sequence[int], group_rows: int) -> None:
     """Write samples of tokens of which the n-th comes about 1/n as often as the first."""
     repeats = max(1, _CORPUS_TOKENS // sum(lengths))
     lengths_N = np.tile(np.asarray(lengths, np.int32), repeats)
@@ -88,5 +122,5 @@ def _write_samples(path: Path, lengths: Sequence[int]) -> None:
     tokens = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
     column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(tokens))
     pq.write_table(
-        pa.table({"tokens": column}), path, row_group_size=_GROUP_ROWS, compression="zstd"
+        pa.table({"tokens": column}), path, row_group_size=group_rows, compression="zstd"
     )

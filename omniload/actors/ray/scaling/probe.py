@@ -1,4 +1,4 @@
-"""What Ray takes of this machine: a small plane at full speed, at rest, and calls to a bare actor beside it.
+"""What Ray takes of this machine: small planes at full speed, at rest, and calls to a bare actor beside them.
 
 What a message takes is not seen in a loop of calls: in a plane every end is woken for one message, in threads, with
 caches that other processes have used meanwhile. So processor time is that of the processes of a real plane.
@@ -29,6 +29,8 @@ _FILLS_S = 0.3
 class PlaneSpent:
     """Processor time of a plane of one rank, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``."""
 
+    steps: int
+    """That were taken at full speed."""
     step_s: Mapping[str, float]
     """Of a step at full speed, less what is done by the clock."""
     clock: Mapping[str, float]
@@ -40,8 +42,8 @@ class Probed:
     """What was found."""
 
     plane: PlaneSpent
-    calls: tuple[Call, Call, Call]
-    """That are answered with nothing, and with so many bytes as ``ANSWERS`` says."""
+    call: Call
+    """That is answered with nothing."""
     node_bytes: int
     """Memory of Ray's own processes."""
 
@@ -51,7 +53,7 @@ def probe(spec: PlaneSpec, calls: int) -> Probed:
 
     Args:
         spec: The plane: one loader, one constructor, sources without end.
-        calls: Calls to measure, with each answer.
+        calls: Calls to measure.
 
     Raises:
         StateError: This process uses Ray already.
@@ -59,9 +61,9 @@ def probe(spec: PlaneSpec, calls: int) -> Probed:
     """
     with RayPlane(spec) as plane:
         spent = _spent_of(plane, spec)
-        found = measured_calls(calls)
+        call = measured_calls(calls)
         node_bytes = sum(map(memory_of, rays_own()))
-    return Probed(plane=spent, calls=found, node_bytes=node_bytes)
+    return Probed(plane=spent, call=call, node_bytes=node_bytes)
 
 
 def _spent_of(plane: RayPlane, spec: PlaneSpec) -> PlaneSpent:
@@ -88,6 +90,7 @@ def _spent_of(plane: RayPlane, spec: PlaneSpec) -> PlaneSpent:
         rested, rest_s = _spent_by_role(roles), time.perf_counter() - began_s
     clock = {role: (rested[role] - resting[role]) / rest_s for role in after}
     return PlaneSpent(
+        steps=steps,
         step_s={role: (after[role] - before[role] - clock[role] * run_s) / steps for role in after},
         clock=clock,
     )

@@ -1,57 +1,99 @@
-"""What messages take at each role: what a small plane took beyond what was known of it."""
+"""What messages take at each role: what small planes took beyond what was known of them."""
+
+from functools import cache
 
 import pytest
 
 from omniload.simulation.plane import simulate
-from omniload.simulation.probing.messages import costs_by_role, even_roles
-from omniload.simulation.profile import ROLES, MessageCosts, RoleCosts
-from tests.support.plane.profiles import a_job, a_profile, planned
+from omniload.simulation.probing.messages import SmallPlane, costs_by_role, even_roles
+from omniload.simulation.profile import ROLES, MessageCosts, PlannerCosts, RoleCosts
+from tests.support.plane.builders import a_mix
+from tests.support.plane.profiles import a_job, a_profile
 
 FREE = even_roles(0.0)
 AT_REST = {"planner": 0.03, "loader": 0.02, "constructor": 0.01, "rank": 0.2, "node": 0.1}
+_SIZES = {"few": (16, 16), "short": (16, 4), "many": (64, 16)}
+"""Rows of a step, and steps ahead."""
 
 
-def a_plane(roles):
-    messages = a_profile().messages["ray"].model_copy(update={"roles": roles})
-    job = a_job(ranks=1, steps=64)
-    return simulate(job, planned(a_profile(messages={"ray": messages}), job))
+@cache
+def planned_job(rows, ahead):
+    job = a_job(a_mix(rows=rows, runtime={"kind": "ray", "prefetch_steps": ahead}), steps=128)
+    costs = {"report_s": 1e-4, "taken_s": 1e-5, "step_s": 1e-3, "part_s": 1e-4}
+    planner = PlannerCosts(ranks=1, sources=2, tokens=job.spec.mix.batch.tokens, **costs)
+    return job, a_profile(planners=(planner,))
+
+
+def a_plane(roles, size):
+    job, profile = planned_job(*size)
+    messages = profile.messages["ray"].model_copy(update={"roles": roles})
+    return simulate(job, profile.model_copy(update={"messages": {"ray": messages}}))
+
+
+@cache
+def a_free_plane(size):
+    return a_plane(FREE, size)
 
 
 def spent_in(simulated):
     return {role.role: role.cores * simulated.seconds / simulated.steps for role in simulated.roles}
 
 
-def test_costs_that_a_plane_was_made_with_are_found_again_from_what_its_roles_took():
-    made = {role: RoleCosts(end_s=1e-3 * (n + 1)) for n, role in enumerate(ROLES)}
+def planes_of(roles):
+    """Return the three planes with what they would take where messages cost so much."""
+    return [
+        SmallPlane(
+            spent_s=spent_in(a_plane(roles, size)), clock=AT_REST, simulated=a_free_plane(size)
+        )
+        for size in _SIZES.values()
+    ]
 
-    found = costs_by_role(spent_in(a_plane(made)), AT_REST, a_plane(FREE), FREE, 0.0)
 
-    for role in ("planner", "loader", "constructor", "rank", "node"):
-        assert found[role].end_s == pytest.approx(made[role].end_s, rel=0.15)
+def test_costs_that_planes_were_made_with_are_found_again_from_what_their_roles_took():
+    made = {
+        role: RoleCosts(end_s=1e-3 * (n + 1), byte_s=1e-7, batch_s=5e-4 * (n % 3 + 1))
+        for n, role in enumerate(ROLES)
+    }
+
+    found = costs_by_role(*planes_of(made), 0.0)
+
+    for role in ("loader", "constructor", "rank", "node"):
+        assert found[role].end_s == pytest.approx(made[role].end_s, rel=0.2)
+        assert found[role].byte_s == pytest.approx(made[role].byte_s, rel=0.2)
+    for role in ("constructor", "rank"):
+        assert found[role].batch_s == pytest.approx(made[role].batch_s, rel=0.2)
     assert found["reader"] == found["loader"]
     assert set(found) == set(ROLES)
 
 
+def test_what_large_messages_of_a_planner_take_more_is_not_laid_to_their_bytes_which_are_no_tokens():
+    found = costs_by_role(*planes_of(even_roles(1e-3)), 0.0)
+
+    assert found["planner"].byte_s == found["planner"].batch_s == 0
+    assert found["planner"].end_s == pytest.approx(1e-3, rel=0.15)
+
+
 def test_no_message_takes_less_than_in_a_loop_of_calls_though_ray_itself_may():
-    free = a_plane(FREE)
+    found = costs_by_role(*planes_of(FREE), 2e-4)
 
-    found = costs_by_role(spent_in(free), AT_REST, free, FREE, 2e-4)
-
-    assert found["constructor"].end_s == 2e-4
+    assert found["constructor"] == RoleCosts(end_s=2e-4, clock=AT_REST["constructor"])
     assert found["node"].end_s == pytest.approx(0, abs=1e-9)
 
 
-def test_bytes_stay_as_they_were_measured():
-    free = {role: RoleCosts(end_s=0, byte_s=1e-9 * (n + 1)) for n, role in enumerate(ROLES)}
+def test_a_plane_of_many_tokens_that_took_less_than_that_of_few_makes_no_byte_cost_less_than_nothing():
+    few, short, many = planes_of(even_roles(1e-3))
+    cheap = SmallPlane(
+        spent_s=dict.fromkeys(many.spent_s, 0.0), clock=AT_REST, simulated=many.simulated
+    )
 
-    found = costs_by_role(spent_in(a_plane(free)), AT_REST, a_plane(free), free, 1e-4)
+    found = costs_by_role(few, short, cheap, 1e-4)
 
-    assert found["rank"].byte_s == free["rank"].byte_s
-    assert found["rank"].end_s == 1e-4
+    assert all(costs.byte_s == 0 for costs in found.values())
+    assert found["loader"].end_s == pytest.approx(1e-3, rel=0.25)
 
 
 def test_what_the_plane_of_the_rank_does_by_the_clock_is_of_the_node_and_a_rank_does_the_least():
-    found = costs_by_role(spent_in(a_plane(FREE)), AT_REST, a_plane(FREE), FREE, 0.0)
+    found = costs_by_role(*planes_of(FREE), 0.0)
 
     assert found["node"].clock == pytest.approx(0.1 + 0.2)
     assert found["rank"].clock == found["constructor"].clock == 0.01

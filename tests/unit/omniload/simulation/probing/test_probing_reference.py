@@ -20,9 +20,36 @@ def a_large_mix(tokens=1 << 20, length=1_024, sources=2):
     ("length", "tokens"), [(1_024, 8 << 10), (1 << 16, 1 << 16), (3_000, 6_000)]
 )
 def test_a_step_is_small_in_whole_rows_of_the_job(length, tokens):
-    reference = Reference.of(a_job(a_large_mix(1 << 20, length=length), ranks=4), a_profile())
+    reference = Reference.few(a_job(a_large_mix(1 << 20, length=length), ranks=4), a_profile())
 
     assert (reference.tokens, reference.row_length) == (tokens, length)
+
+
+def test_one_has_many_tokens_a_step_and_one_few_steps_a_window(tmp_path: Path):
+    job, profile = a_job(a_large_mix()), a_profile()
+    few, short, many = (
+        kind(job, profile).written(tmp_path).mix
+        for kind in (Reference.few, Reference.short, Reference.many)
+    )
+
+    assert (few.batch.tokens, short.batch.tokens, many.batch.tokens) == (8 << 10, 8 << 10, 64 << 10)
+    assert short.steps_at_once == few.steps_at_once / 4 == many.steps_at_once / 4
+
+
+@pytest.mark.parametrize(("units", "rows"), [(1, 100), (4, 25)])
+def test_its_units_have_as_many_samples_as_those_of_the_job(tmp_path: Path, units, rows):
+    source = some_costs(block_positions=100, block_units=units)
+    profile = a_profile(sources={"web": source, "code": source})
+
+    Reference.few(a_job(a_large_mix()), profile).written(tmp_path)
+
+    assert pq.ParquetFile(tmp_path / "samples.parquet").metadata.row_group(0).num_rows == rows
+
+
+def test_sources_do_not_come_to_their_next_block_in_the_same_step(tmp_path: Path):
+    spec = Reference.few(a_job(a_large_mix(sources=4)), a_profile()).written(tmp_path)
+
+    assert len(set(spec.mix.mix.stages[0].weights.values())) == 4
 
 
 @pytest.mark.parametrize(("sources", "expected"), [(2, 2), (7, 7), (200, 32)])
@@ -30,7 +57,7 @@ def test_it_has_as_many_sources_up_to_some(sources, expected):
     mix = a_large_mix(sources=sources)
     job = a_job(mix, originals=("web",) * sources)
 
-    assert Reference.of(job, a_profile()).sources == expected
+    assert Reference.few(job, a_profile()).sources == expected
 
 
 def test_its_samples_are_as_long_as_those_of_every_source_and_fit_a_row(tmp_path: Path):
@@ -40,7 +67,7 @@ def test_its_samples_are_as_long_as_those_of_every_source_and_fit_a_row(tmp_path
             "code": some_costs(counts=[1], lengths=[7]),
         }
     )
-    reference = Reference.of(a_job(a_large_mix()), profile)
+    reference = Reference.few(a_job(a_large_mix()), profile)
 
     spec = reference.written(tmp_path)
 

@@ -1,0 +1,33 @@
+"""What building takes is a line through two windows, of which one is a quarter of the other."""
+
+import pytest
+
+from omniload.actors.plane import PlaneSpec
+from omniload.mix import config
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.simulation import measuring
+from omniload.simulation.measuring import measure_builds
+from tests.support.plane.corpora import a_corpus
+
+
+@pytest.mark.parametrize(
+    ("at_once", "steps"), [(2_048, 8), (256, 1)], ids=["windows of eight steps", "of one"]
+)
+def test_the_smaller_window_has_a_quarter_of_the_tokens_of_the_larger_one(
+    tmp_path, monkeypatch, at_once, steps
+):
+    monkeypatch.setattr(config, "_TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(measuring, "_TOKENS_BUILT", 1)
+    lines = []
+    own = measuring.line_through
+    monkeypatch.setattr(measuring, "line_through", lambda *p: lines.append(p) or own(*p))
+    mix = a_corpus(tmp_path, rows=16, length=16, mix={"stop": "never"}, runtime={"kind": "ray"})
+    assert mix.steps_at_once == steps
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=4))
+
+    costs = measure_builds(spec, "ray", ranks=4, tokens=256)
+
+    for small, _, large, _ in lines:
+        assert small == pytest.approx(large / 4, rel=0.35)
+    assert len(lines) == 2
+    assert costs.rows_token_s + costs.rows_s > 0
