@@ -114,7 +114,8 @@ class RuntimeConfig(StrictModel):
     """Processes that stand by for each source loader, their sources open, and take over when it is lost; on another
     host than the loader where Ray has one with a free core, which must find the same data."""
     constructors: int = Field(default=0, ge=0, le=4096)
-    """Data constructor actors; 0 starts one for every 8 data-parallel ranks."""
+    """Data constructor actors; 0 starts one for every 8 data-parallel ranks, on one host one for every two cores at
+    most."""
     elastic: bool = False
     """Ranks may join and leave while the run goes on. Each step is held until every rank has taken the one after it, so
     that ranks whose step came to nothing, as another died in it, take it again."""

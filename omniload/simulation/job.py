@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constructors
 from omniload.base.errors import ConfigError
 from omniload.machine.loader_groups import LoaderShare, SourceCost, costs_of, partition
 from omniload.machine.planner import Planner
@@ -12,7 +13,15 @@ from omniload.plan.world import World
 from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.kept_profile import KeptProfile
 
-__all__ = ["Job", "a_planner_of", "hosts_of", "job_of", "reads_of", "shares_of"]
+__all__ = [
+    "Job",
+    "a_planner_of",
+    "constructors_of",
+    "hosts_of",
+    "job_of",
+    "reads_of",
+    "shares_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,15 @@ def hosts_of(ranks: int, hosts: int) -> list[str]:
             f"--hosts is {hosts}, more than --ranks {ranks}; give every host a rank at least"
         )
     return [f"host-{rank * hosts // ranks:05}" for rank in range(ranks)]
+
+
+def constructors_of(job: Job) -> list[tuple[str, tuple[int, ...]]]:
+    """Return host and data-parallel ranks of each data constructor, as a job of this size is opened with them."""
+    hosts = hosts_of(job.spec.tree.size_of("dp"), job.hosts)
+    if job.hosts > 1:
+        return list(constructors_by_host(job.spec, hosts).values())
+    found = dp_ranks_of_constructors(job.spec, max(1, round(job.cores)))
+    return [(hosts[0], ranks) for ranks in found.values()]
 
 
 def reads_of(job: Job, profile: Profile) -> list[SourceCost]:

@@ -5,7 +5,6 @@ from typing import Protocol
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import require_rows
-from omniload.actors.ray.layout import constructors_by_host
 from omniload.base.errors import ConfigError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
@@ -14,7 +13,14 @@ from omniload.machine.source_loader import SourceLoader
 from omniload.simulation.clock import Clock, Host, Lane, Process
 from omniload.simulation.figures import Connections, HostFigures, RoleFigures, Simulated, Waits
 from omniload.simulation.hollow import HollowSource, hollow_rows
-from omniload.simulation.job import Job, a_planner_of, hosts_of, reads_of, shares_of
+from omniload.simulation.job import (
+    Job,
+    a_planner_of,
+    constructors_of,
+    hosts_of,
+    reads_of,
+    shares_of,
+)
 from omniload.simulation.loaders import SimulatedLoader, SimulatedReader
 from omniload.simulation.profile import BuildCosts, MessageCosts, Profile, Role
 from omniload.simulation.ranks import LocalRank, Rank, RayRank, Trainer
@@ -197,11 +203,7 @@ class _Run:
     ) -> list[SimulatedConstructor]:
         places = sorted(set(hosts_of(self.dp, self.job.hosts)))
         host_at = dict(zip(places, self.hosts, strict=True))
-        if only is not None:
-            parts = [(places[0], tuple(range(self.dp)))]
-        else:
-            by_name = constructors_by_host(self.job.spec, hosts_of(self.dp, self.job.hosts))
-            parts = list(by_name.values())
+        parts = [(places[0], tuple(range(self.dp)))] if only else constructors_of(self.job)
         made = []
         for place, dp_ranks in parts:
             process = only or self._process(host_at[place], "constructor", self.profile.threads)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from omniload.actors.journal import Kept, keep, open_journal
 from omniload.actors.opening import runtime_of
-from omniload.actors.ray.layout import constructors_by_host
 from omniload.actors.roles.planner_metrics import measure as count_plans
 from omniload.machine.messages import (
     PlannerCommand,
@@ -25,7 +24,7 @@ from omniload.machine.planner import Planner
 from omniload.mix.journal.file import Journal
 from omniload.plan.records import StepPlan
 from omniload.simulation.hollow import HollowSource
-from omniload.simulation.job import Job, a_planner_of, hosts_of
+from omniload.simulation.job import Job, a_planner_of, constructors_of
 from omniload.simulation.profile import PlannerCosts, Profile
 
 __all__ = ["measure_planner"]
@@ -91,9 +90,8 @@ class _Run:
     ) -> None:
         self._planner, self._sources, self._journal = planner, sources, journal
         self._timed, self._names = timed, job.spec.mix.names
-        hosts = hosts_of(job.spec.tree.size_of("dp"), job.hosts)
-        self._parts = [ranks for _, ranks in constructors_by_host(job.spec, hosts).values()]
-        self._num_ranks = len(hosts)
+        self._parts = [ranks for _, ranks in constructors_of(job)]
+        self._num_ranks = job.spec.tree.size_of("dp")
 
     def windows(self) -> Iterator[None]:
         """Plan on; yield after each window."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.layout import constructors_by_host
-from omniload.simulation.job import Job, hosts_of
+from omniload.simulation.job import Job, constructors_of
 from omniload.simulation.measuring import measure_builds
 from omniload.simulation.planning import measure_planner
 from omniload.simulation.probing.messages import measure_messages
@@ -56,8 +55,7 @@ def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> P
     """
     runtime = runtime_of(job.spec)
     dp, tokens = job.spec.tree.size_of("dp"), job.spec.mix.batch.tokens
-    parts = constructors_by_host(job.spec, hosts_of(dp, job.hosts)).values()
-    ranks = dp if runtime == "local" else max(len(ranks) for _, ranks in parts)
+    ranks = dp if runtime == "local" else max(len(ranks) for _, ranks in constructors_of(job))
     if runtime not in profile.builds:
         with shown("measuring what building takes", 1) as advance:
             builds = measure_builds(spec, runtime, ranks=ranks, tokens=tokens * ranks // dp)

@@ -1,5 +1,6 @@
 """How many actors a plane takes, whom they serve, and how much memory they share."""
 
+import os
 from collections.abc import Sequence
 
 from omniload.actors.plane import PlaneSpec
@@ -8,6 +9,7 @@ from omniload.mix.config import MixConfig
 
 __all__ = [
     "constructors_by_host",
+    "cores_here",
     "dp_ranks_of_constructors",
     "ranks_with_threads",
     "require_threads",
@@ -15,15 +17,22 @@ __all__ = [
 ]
 
 _RANKS_PER_CONSTRUCTOR = 8
+_CORES_PER_CONSTRUCTOR = 2
+"""Of the one host of a job: more constructors than have cores, beside what feeds them, take memory and gain nothing."""
 _BYTES_PER_TOKEN = 16
 _STORE_FLOOR_BYTES = 256 << 20
 
 
-def dp_ranks_of_constructors(spec: PlaneSpec) -> dict[str, tuple[int, ...]]:
-    """Return the data-parallel ranks of each data constructor, by name."""
+def cores_here() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def dp_ranks_of_constructors(spec: PlaneSpec, cores: int) -> dict[str, tuple[int, ...]]:
+    """Return the data-parallel ranks of each data constructor, by name, where all are on a host of so many cores."""
     dp = spec.tree.size_of("dp")
-    asked = spec.mix.runtime.constructors or -(-dp // _RANKS_PER_CONSTRUCTOR)
-    num_constructors = min(dp, asked)
+    usual = min(-(-dp // _RANKS_PER_CONSTRUCTOR), max(1, cores // _CORES_PER_CONSTRUCTOR))
+    num_constructors = min(dp, spec.mix.runtime.constructors or usual)
     return {
         f"constructor-{i}": tuple(
             r for r in range(dp) if spec.tree.constructor_of(r, num_constructors) == i

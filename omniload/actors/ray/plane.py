@@ -32,7 +32,7 @@ from omniload.actors.ray.hosts.members import (
 )
 from omniload.actors.ray.hosts.room import host_here
 from omniload.actors.ray.keeper import Keeper
-from omniload.actors.ray.layout import dp_ranks_of_constructors, store_bytes
+from omniload.actors.ray.layout import cores_here, dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.status_file import write_status
@@ -85,7 +85,7 @@ class RayPlane(DataPlane):
                 runtime,
                 listening,
                 bytes_=store_bytes(spec.mix),
-                workers=len(shares) + len(dp_ranks_of_constructors(spec)) + 1,
+                workers=len(shares) + len(dp_ranks_of_constructors(spec, cores_here())) + 1,
             )
             self._opened.push(self._end_cluster)
             self._node = node_here()

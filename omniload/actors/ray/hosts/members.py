@@ -6,7 +6,12 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import PrivateCluster
 from omniload.actors.ray.environment import ray, token, use_token
 from omniload.actors.ray.hosts.connection import AttachedCluster, Cluster, Listening, node_here
-from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constructors, store_bytes
+from omniload.actors.ray.layout import (
+    constructors_by_host,
+    cores_here,
+    dp_ranks_of_constructors,
+    store_bytes,
+)
 from omniload.base.linux.network import free_ports, host_id, listening_address
 from omniload.base.log import logs_folder
 from omniload.base.units import parse_ports
@@ -104,7 +109,9 @@ def address_of(
     """
     here = host_id()
     if hosts is None or not hosts.elsewhere:
-        placed = {name: (here, r) for name, r in dp_ranks_of_constructors(spec).items()}
+        placed = {
+            name: (here, r) for name, r in dp_ranks_of_constructors(spec, cores_here()).items()
+        }
         elsewhere = {}
     else:
         placed = constructors_by_host(spec, hosts.host_of_R)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.layout import constructors_by_host
+from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constructors
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix
 
@@ -32,3 +32,29 @@ def test_every_host_has_constructors_for_its_own_ranks_alone(tmp_path, host_of_R
     assert sorted(r for _, ranks in found.values() for r in ranks) == list(range(len(host_of_R)))
     assert all(host_of_R[r] == host for host, ranks in found.values() for r in ranks)
     assert list(found) == [f"constructor-{i}" for i in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("dp", "cores", "asked", "expected"),
+    [
+        (4, 2, 0, 1),
+        (16, 2, 0, 1),
+        (32, 2, 0, 1),
+        (32, 1, 0, 1),
+        (32, 4, 0, 2),
+        (8, 96, 0, 1),
+        (32, 96, 0, 4),
+        (32, 2, 3, 3),
+    ],
+)
+def test_on_one_host_constructors_are_no_more_than_half_its_cores_unless_so_many_are_asked_for(
+    tmp_path, dp, cores, asked, expected
+):
+    mix = a_mix()
+    mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"constructors": asked})})
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=dp))
+
+    found = dp_ranks_of_constructors(spec, cores)
+
+    assert len(found) == expected
+    assert sorted(r for ranks in found.values() for r in ranks) == list(range(dp))
