@@ -22,7 +22,6 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, StateError, system_refusals
 from omniload.mix.config import BpeTokenizer, TokenizerConfig
 from omniload.mix.schema.tokenizers import TiktokenTokenizer
-from omniload.source.byte_pairs.as_json import tokenizer_json
 from omniload.source.byte_pairs.files import read_tokenizer
 from trainer_integration.mixtral.config import (
     CONFIG,
@@ -108,6 +107,8 @@ def write_tokenizer(config: TokenizerConfig, base_dir: Path, folder: Path) -> No
         case BpeTokenizer():
             content = read_tokenizer(base_dir / config.path)
         case TiktokenTokenizer():
+            from omniload.source.byte_pairs.as_json import tokenizer_json  # noqa: PLC0415 -- an extra
+
             try:
                 content = tokenizer_json(config, base_dir)
             except ConfigError as error:
