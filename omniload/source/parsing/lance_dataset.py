@@ -17,6 +17,7 @@ from pathlib import Path
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.base.units import format_bytes
@@ -57,6 +58,8 @@ class LanceDataset:
                 f"{root}: cannot be opened as a Lance data set: {error}; it is cut short or corrupt, replace it"
             ) from error
         self.version: int = self._library.version
+        self._looked_at: set[int] = set()
+        """Fragments whose deletions were looked at."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -93,8 +96,10 @@ class LanceDataset:
 
         Raises:
             ConfigError: They are more than is decoded in memory at once.
+            IntegrityError: Which rows are deleted cannot be told.
             pa.ArrowInvalid: They cannot be decoded.
         """
+        self._require_deletions(number)
         fragment, size_bytes = self._fragments[number], 0
         parts: list[pa.Table] = []
         at, rows = start, _FIRST_ROWS
@@ -112,6 +117,34 @@ class LanceDataset:
             at, each = until, size_bytes // max(1, until - start) + 1
             rows = max(1, min(_MOST_ROWS, _SLICE_BYTES // each))
         return pa.concat_tables(parts)
+
+    def _require_deletions(self, number: int) -> None:
+        """Look at which rows of a fragment are gone, once, before Lance does: damage there may end the process.
+
+        Few rows are a file of Arrow. Many are a bitmap, which Lance alone reads.
+
+        Raises:
+            IntegrityError: They cannot be read, are more or fewer than was written, or lie outside of the fragment.
+        """
+        fragment = self._fragments[number]
+        gone = fragment.deletion_file()
+        if number not in self._looked_at and gone is not None and gone.endswith(".arrow"):
+            path = f"{self.root}/{gone}"
+            try:
+                with pa.OSFile(path, "rb") as file:
+                    rows = pa.ipc.open_file(file).read_all().column(0)
+                rows.validate(full=True)
+                last = pc.max(rows).as_py()
+            except (pa.ArrowException, IndexError) as error:
+                raise IntegrityError(
+                    f"{path}: cannot be decoded: {error}; it is cut short or corrupt, replace it"
+                ) from error
+            if len(rows) != fragment.num_deletions or last >= fragment.physical_rows:
+                raise IntegrityError(
+                    f"{path}: names {len(rows)} rows up to {last} as deleted where {fragment.num_deletions} of "
+                    f"{fragment.physical_rows} are; it is damaged, replace it"
+                )
+        self._looked_at.add(number)
 
     def _file(self, name: str) -> ShardFile:
         if any(part in {"", ".", ".."} for part in name.split("/")) or not name.isprintable():

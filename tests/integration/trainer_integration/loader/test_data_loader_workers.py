@@ -10,7 +10,9 @@ import textwrap
 import threading
 import time
 
+import lance
 import psutil
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -19,6 +21,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import omniload
 from omniload.base.errors import StateError
+from omniload.mix.schema.records import ShuffleConfig
+from omniload.mix.sources import LanceSource
+from omniload.source.source import open_source
 from tests.support.trainer.loaders import (
     Numbers,
     Remembering,
@@ -28,6 +33,8 @@ from tests.support.trainer.loaders import (
     resumed_equals_unbroken,
 )
 from trainer_integration import DataLoader
+
+STORED = ShuffleConfig(method="none")
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -87,11 +94,35 @@ def test_an_iterable_dataset_keeps_its_worker_count():
         DataLoader(StreamWithState(9), num_workers=1).load_state_dict(loader.state_dict())
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_of_another_start_method_carry_their_states(method):
+class LanceRows(StreamWithState):
+    """Token ids of a Lance data set, read in the worker by what its parent opened, or opened there."""
+
+    def __init__(self, folder, count):
+        super().__init__(count)
+        self.folder, self.source = folder, None
+
+    def read(self, row):
+        if self.source is None:
+            config = LanceSource(type="lance", path="own.lance", tokens="ids", shuffle=STORED)
+            self.source = open_source("ids", config, seed=1, tokenizer=None, base_dir=self.folder)
+        return self.source.read(row, row + 1).tokens.values_V.tolist()
+
+    def __iter__(self):
+        return (self.read(int(row)) for row in super().__iter__())
+
+    def __getstate__(self):
+        return self.__dict__ | {"source": None}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_any_start_method_carry_their_states_and_read_lance(method, tmp_path):
+    lance.write_dataset(pa.table({"ids": [[n, 7] for n in range(6)]}), tmp_path / "own.lance")
+    rows = LanceRows(tmp_path, 6)
+    assert rows.read(5) == [5, 7]
+
     def made():
         return DataLoader(
-            StreamWithState(6), num_workers=1, multiprocessing_context=method, timeout=60
+            rows, batch_size=None, num_workers=1, multiprocessing_context=method, timeout=60
         )
 
     loader = made()
@@ -100,7 +131,7 @@ def test_workers_of_another_start_method_carry_their_states(method):
     again = made()
     again.load_state_dict(loader.state_dict())
 
-    assert plain(before) + plain(again) == [[n] for n in range(6)]
+    assert [*before, *again] == [[n, 7] for n in range(6)]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -271,6 +271,30 @@ def test_a_manifest_that_is_damaged_is_named(root):
         read(root.parent)
 
 
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ([3, 4], r"names 2 rows up to 4 as deleted where 1 of 180 are; it is damaged"),
+        ([180], r"names 1 rows up to 180 as deleted"),
+        (None, r"\.arrow: cannot be decoded"),
+    ],
+)
+def test_a_damaged_list_of_deleted_rows_is_named_before_the_library_reads_it(root, gone, said):
+    lance.dataset(root).delete("url = 'https://a/3'")
+    (path,) = (root / "_deletions").glob("*.arrow")
+    content = path.read_bytes()[:-20]
+    if gone is not None:
+        sink = pa.BufferOutputStream()
+        table = pa.table({"row_id": pa.array(gone, pa.uint32())})
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        content = sink.getvalue()
+    path.write_bytes(content)
+
+    with pytest.raises(IntegrityError, match=rf"_deletions/.*{said}"):
+        read(root.parent)
+
+
 def test_rows_that_are_larger_than_they_look_as_stored_are_refused_before_all_are_decoded(
     tmp_path, monkeypatch
 ):
