@@ -200,7 +200,8 @@ READING = """\
 Reading: {mib} MiB of source code (modules and functions, a few kilobytes each) in {shards} shards, zstd, row groups of
 {rows:,} documents, on one core; files are in the page cache. Ours gives documents shuffled within blocks, 1,024 at
 a time, with their keys, and what the tokenizer takes is taken off; pyarrow gives its columns in the order of the file,
-in one row also shuffled within row groups. Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
+in one row also shuffled within row groups, in one its UTF-8 looked at and shuffled over four of them, as ours.
+Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
 tokens; ours gives arrays, the library objects of its own, of which lists are taken. Chat: {chats:,}
 conversations of one to four turns, tokens and the mask of what the assistant says, under a template with generation
 blocks and under one without, for which transformers gives a mask of zeros; each way has two cores, in processes that
