@@ -55,9 +55,10 @@ from omniload.mix.edits.found import taken_up
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.possible import require_samples
 from omniload.mix.state import MixState
-from omniload.plan.membership import Exhausted, Membership, Starved, window_of
+from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import require_strategy
+from omniload.plan.window import window_of
 from omniload.plan.world import World
 
 __all__ = ["Planner"]

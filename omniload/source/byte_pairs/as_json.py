@@ -15,7 +15,7 @@ import tokenizers
 
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.tokenizers import TiktokenTokenizer
-from omniload.source.byte_pairs.encoder import ENCODINGS
+from omniload.source.byte_pairs.encodings import ENCODINGS
 from omniload.source.byte_pairs.files import RANKS, parse_ranks, read_tokenizer
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.state import MixState
-from omniload.plan.membership import Starved, membership_of, window_of
+from omniload.plan.membership import Starved, membership_of
 from omniload.plan.packing import CARRIED, best_fit, fill_in_order
+from omniload.plan.window import window_of
 from tests.support.plane.builders import a_mix, with_overlong
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.resume import assert_resumes_exactly

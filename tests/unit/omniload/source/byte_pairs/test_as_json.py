@@ -9,7 +9,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.schema.tokenizers import TiktokenTokenizer
 from omniload.source.byte_pairs import as_json
 from omniload.source.byte_pairs.as_json import tokenizer_json
-from omniload.source.byte_pairs.encoder import ENCODINGS
+from omniload.source.byte_pairs.encodings import ENCODINGS
 from omniload.source.tokenize import open_tokenizer
 from tests.support.plane.ranks import TEXTS, ranks_of, trained, write_ranks
 

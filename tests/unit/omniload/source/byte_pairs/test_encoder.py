@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiktoken
-import tiktoken_ext.openai_public as theirs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.tokenizers import TiktokenTokenizer
-from omniload.source.byte_pairs.encoder import ENCODINGS
+from omniload.source.byte_pairs.encodings import ENCODINGS
 from omniload.source.tokenize import open_tokenizer
 from tests.support.plane.ranks import CL100K, TEXTS, ranks_of, trained, write_ranks
 
@@ -183,18 +182,3 @@ def test_without_the_library_the_extra_is_named(folder, monkeypatch):
         ConfigError, match=r"needs the package tiktoken.*pip install 'omniload-data\[tiktoken\]'"
     ):
         open_tokenizer(a_config(), folder)
-
-
-@pytest.mark.parametrize("name", sorted(theirs.ENCODING_CONSTRUCTORS))
-def test_an_encoding_is_the_one_that_tiktoken_has(name, monkeypatch):
-    for fetch in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
-        monkeypatch.setattr(theirs, fetch, lambda *args, **kwargs: {})
-
-    made = theirs.ENCODING_CONSTRUCTORS[name]()
-
-    assert ENCODINGS[name].pattern == made["pat_str"]
-    assert ENCODINGS[name].special == made["special_tokens"]
-
-
-def test_there_are_no_other_encodings():
-    assert ENCODINGS.keys() == theirs.ENCODING_CONSTRUCTORS.keys()
