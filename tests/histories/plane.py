@@ -94,14 +94,20 @@ class FaultyPlane(Simulation):
     _asked: set[Way] = field(default_factory=set, init=False)
     """Loaders that have a read under way."""
 
+    def _look_at_buffers(self) -> None:
+        """What loaders hold is no promise of a history."""
+
     def _plan_deed(self, deed: Callable[[], None]) -> None:
         """Have something done at a moment of the whole history, which takes some hundred messages."""
         self._planned.append((self._random.randrange(_SPAN), deed))
         self._planned.sort(key=lambda each: -each[0])
 
-    def _do_what_is_due(self) -> None:
+    def _do_what_is_due(self) -> bool:
+        is_due = False
         while self._planned and self._planned[-1][0] <= self._bag.delivered:
             self._planned.pop()[1]()
+            is_due = True
+        return is_due
 
     def _began(self) -> None:
         self.disk = Disk(self._random)

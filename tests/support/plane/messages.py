@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = ["Message", "MessageBag", "Moment", "Way"]
@@ -35,8 +35,7 @@ class Moment:
     content: tuple[object, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A call that waits to be made."""
 
     receiver: Callable[..., object]
@@ -88,7 +87,7 @@ class MessageBag:
         if self.slow_share and message.to and self.chance.random() < self.slow_share:
             self.fired["slow"] += 1
             longest = self.delivered + self.chance.randint(1, _SLOWEST)
-            message = replace(message, not_before=longest)
+            message = message._replace(not_before=longest)
         self.under_way.append(message)
 
     def cut_off(self, roles: Sequence[str]) -> str | None:

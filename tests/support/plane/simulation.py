@@ -16,10 +16,12 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.batch.digest import batch_digest, combined
 from omniload.batch.microbatch import Batch
+from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import (
     BuildSteps,
     DataConstructor,
     FetchSlices,
+    RowBuilder,
     SlicesFetched,
     SlicesMissing,
 )
@@ -42,6 +44,7 @@ from omniload.machine.messages import (
     ResizeAsked,
     SamplesReported,
     ServeWorld,
+    SliceRequest,
     Started,
     StepTaken,
     TakeOver,
@@ -60,7 +63,7 @@ from omniload.machine.roster import (
     StartMember,
 )
 from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
-from omniload.mix.columns import ColumnRanges
+from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import AddSource, Change, Edit
 from omniload.mix.edits.history import History
@@ -130,6 +133,8 @@ class Simulation:
     resizes: Sequence[tuple[int, bool]] = ()
     """Other ranks, one after the other, each at some moment: how many, and whether those of before are stopped
     wherever they are, so that a step which some of them have is taken again; else they come to a step boundary."""
+    rows: RowBuilder = build_rows
+    """What lays out rows."""
     redone: int = field(default=0, init=False)
     """Steps that some rank had and that were taken again."""
     worlds: list[World] = field(default_factory=list, init=False)
@@ -249,6 +254,7 @@ class Simulation:
                 dp_ranks=served.dp_ranks,
                 names=tuple(names.values()),
                 row_length=self.mix.pack.length,
+                rows=self.rows,
             )
             for served in self._served
         ]
@@ -271,8 +277,9 @@ class Simulation:
         """Have something done at some moment."""
         self._bag.add(Message(deed))
 
-    def _do_what_is_due(self) -> None:
-        """Do what was planned for a moment that has come; here all that is planned is a message."""
+    def _do_what_is_due(self) -> bool:
+        """Do what was planned for a moment that has come, and tell whether there was any; here each is a message."""
+        return False
 
     def _began(self) -> None:
         """Have the planner begin."""
@@ -282,21 +289,24 @@ class Simulation:
         """Deliver messages until all ranks have every step; return the digest of each step."""
         first = self.planner.state.step
         self._began()
-        while (ready := self._ready()) or self._bag:
-            delivered = self._bag.delivered
+        ready = self._ready()
+        while ready or self._bag:
+            delivered, has_changed = self._bag.delivered, True
             assert delivered < _MOST_MESSAGES, f"no end: {len(self._bag)} messages are under way"
             at = self._random.randrange(len(self._bag) + len(ready))
             if at < len(self._bag):
-                self._deliver(at)
+                has_changed = self._deliver(at)
             elif self._bag.is_cut_off(f"rank {(rank := ready[at - len(self._bag)])}"):
                 self._bag.delivered += 1
+                has_changed = False
             else:
                 self.longest_wait = max(self.longest_wait, delivered - self._took_at)
                 self._took_at = delivered
                 self._take(rank)
             if delivered % _LOOKS_EVERY == 0:
                 self._look_at_buffers()
-            self._do_what_is_due()
+            if self._do_what_is_due() or has_changed:
+                ready = self._ready()
         assert self._end is not None, "nothing is under way and the data has not ended: a deadlock"
         assert set(self._next.values()) == {self._end}, f"ranks stand at {self._next}"
         return [
@@ -336,11 +346,14 @@ class Simulation:
         if self.changes:
             self._bag.add(Message(self._change))
 
-    def _deliver(self, at: int) -> None:
-        if (message := self._bag.take(at)) is not None:
-            if self.trace is not None and message.to:
-                self._note(message.to, message.name, message.content)
-            message()
+    def _deliver(self, at: int) -> bool:
+        """Deliver a message, unless it is held up or lost; tell whether it was."""
+        if (message := self._bag.take(at)) is None:
+            return False
+        if self.trace is not None and message.to:
+            self._note(message.to, message.name, message.content)
+        message()
+        return True
 
     def served_and_kept(self) -> list[int]:
         """Return the steps that a constructor holds although it was told that every rank has them."""
@@ -731,17 +744,28 @@ class Simulation:
             self._put_off(self._fetch, number, constructor, fetch)
             return
         try:
-            found = []
-            for loader, request in zip(loaders, fetch.requests, strict=True):
-                for read in loader.unread([request]):
-                    self._read_now(loader, read)
-                found.append(loader.slices(request))
-            slices = ColumnRanges.of(found)
+            slices = ColumnRanges.of(self._slices(loaders, fetch.requests))
         except StateError:
             self._miss(number, constructor, fetch, ways)
             return
         fetched = SlicesFetched(steps=fetch.steps, slices=slices, generation=fetch.generation)
         self._send(constructor.handle, fetched, to=f"constructor-{number}")
+
+    def _slices(
+        self, loaders: Sequence[SourceLoader | None], requests: Sequence[SliceRequest]
+    ) -> list[SampleColumns]:
+        """Ask each loader once, as a constructor does; return the answers request by request."""
+        places_of: dict[int, list[int]] = {}
+        for place, loader in enumerate(loaders):
+            places_of.setdefault(id(loader), []).append(place)
+        found: dict[int, SampleColumns] = {}
+        for places in places_of.values():
+            loader, asked = loaders[places[0]], [requests[place] for place in places]
+            assert loader is not None
+            for read in loader.unread(asked):
+                self._read_now(loader, read)
+            found |= zip(places, loader.slices_of(asked), strict=True)
+        return [found[place] for place in range(len(requests))]
 
     def _miss(
         self, number: int, constructor: DataConstructor, fetch: FetchSlices, ways: Sequence[Way]
@@ -762,15 +786,16 @@ class Simulation:
 
     def _ready(self) -> list[int]:
         """Return the ranks whose next step is built."""
-        first = min(self._next.values())
+        wanted, halt = self._next, self._halt
+        first = min(wanted.values()) if self._in_step else None
         return [
             rank
             for constructor in self._constructors
             if constructor.generation == self._generation
             for rank in constructor.dp_ranks
-            if constructor.has(self._next[rank])
-            and (not self._in_step or self._next[rank] == first)
-            and self._next[rank] != self._halt
+            if (step := wanted[rank]) != halt
+            and (first is None or step == first)
+            and constructor.has(step)
         ]
 
     def _take(self, rank: int) -> None:

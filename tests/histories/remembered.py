@@ -1,0 +1,169 @@
+"""What arithmetic gave for the same values before: histories share their mixes and data, so much of it comes again.
+
+Machines run as they are. Only what they work out by functions without state is looked up, by all that goes
+into it, and reads of sources are parts of a source that was made once. A history is the same with and without.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ranges
+from omniload.batch import digest as digest_module
+from omniload.batch.microbatch import Microbatch
+from omniload.batch.rows import build_rows
+from omniload.machine import data_constructor as constructor_module
+from omniload.machine import planner as planner_module
+from omniload.machine import steps as steps_module
+from omniload.mix.columns import SampleColumns
+from omniload.mix.config import MixConfig
+from omniload.mix.edits import history as history_module
+from omniload.mix.edits.edit import Edit
+from omniload.mix.pieces import PIECE_COLUMNS, PieceTable
+from omniload.mix.samples import SampleTable
+from omniload.mix.state import MixState
+from omniload.plan.membership import Membership
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.plan.records import StepPlan
+from tests.support.plane import reference, simulation
+
+__all__ = ["ROWS", "Remembered", "remembering"]
+
+_MOST = 1 << 14
+"""Answers of one function that are kept; then it begins anew."""
+_MADE = 64
+"""Records of a source that are made at once, at least."""
+
+Key = tuple[Hashable, ...]
+
+
+class Remembered:
+    """A function whose answers are kept, by all that its arguments hold."""
+
+    def __init__(self, function: Callable[..., Any], key_of: Callable[..., Key]) -> None:
+        self._function, self._key_of = function, key_of
+        self._answers: dict[Key, tuple[Any, tuple[Any, ...]]] = {}
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Return what the function gives for these arguments."""
+        key = self._key_of(*arguments, **named)
+        if (found := self._answers.get(key)) is None:
+            if len(self._answers) >= _MOST:
+                self._answers.clear()
+            # What a key names by its identity lives as long as the answer.
+            found = self._answers[key] = self._function(*arguments, **named), arguments
+        return found[0]
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Have machines, and the reference, look up what was worked out before."""
+    kept = [(module, name, getattr(module, name)) for module, name, _ in _ANSWERED]
+    try:
+        for module, name, answered in _ANSWERED:
+            setattr(module, name, answered)
+        yield
+    finally:
+        for module, name, plain in kept:
+            setattr(module, name, plain)
+
+
+def _of_pieces(pieces: PieceTable) -> Key:
+    return tuple(getattr(pieces, name).tobytes() for name in PIECE_COLUMNS)
+
+
+def _of_ranges(ranges: Ranges) -> Key:
+    packed = ranges.packed()
+    return packed.values_V.tobytes(), packed.offsets.tobytes()
+
+
+def _of_placed(
+    mix: MixConfig,
+    tree: ClientPlaceTree,
+    state: MixState,
+    membership: Membership,
+    *,
+    labels_left_out: int,
+    images: None,
+) -> Key:
+    drawn = _of_pieces(membership.pieces), membership.row_offsets.tobytes()
+    return id(mix), tree, state.step, state.mix_revision, drawn, labels_left_out
+
+
+def _of_placed_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> Key:
+    return id(mix), tree, id(plan)
+
+
+def _of_edited(mix: MixConfig, edit: Edit) -> Key:
+    return id(mix), edit.model_dump_json()
+
+
+def _of_rows(
+    pieces: PieceTable,
+    row_offsets: NDArray[np.int64],
+    fetched_K: Ranges,
+    *,
+    length: int,
+    others_K: Mapping[str, Ranges],
+) -> Key:
+    others = tuple((name, _of_ranges(ranges)) for name, ranges in others_K.items())
+    return _of_pieces(pieces), row_offsets.tobytes(), _of_ranges(fetched_K), length, others
+
+
+def _of_split(rows: Microbatch, counts_M: Sequence[int], row_offsets: NDArray[np.int64]) -> Key:
+    return id(rows), tuple(counts_M), row_offsets.tobytes()
+
+
+def _of_digest(microbatch: Microbatch) -> Key:
+    return (id(microbatch),)
+
+
+def _of_made(source: int, epoch: Sequence[Sequence[int]], start: int, stop: int) -> Key:
+    return source, id(epoch), start, stop
+
+
+_made = Remembered(reference.read_range, _of_made)
+
+
+def _read_range(
+    source: int,
+    epoch: Sequence[Sequence[int]],
+    start: int,
+    stop: int,
+    without: Sequence[int] = (),
+) -> tuple[SampleTable, SampleColumns]:
+    """Read as ``reference.read_range`` does: a part of the source, which is made once."""
+    if without:
+        return reference.read_range(source, epoch, start, stop, without)
+    whole, columns = _made(source, epoch, 0, 1 << (max(stop, _MADE) - 1).bit_length())
+    table = whole.within(start, stop)
+    if not len(table):
+        nothing = SampleColumns(tokens=columns.tokens.between(0, 0))
+        return replace(table, metadata={}), nothing
+    first = int(np.searchsorted(whole.positions_N, start))
+    last = first + len(table)
+    others = {name: each.between(first, last) for name, each in columns.others.items()}
+    return table, SampleColumns(tokens=columns.tokens.between(first, last), others=others)
+
+
+ROWS = Remembered(build_rows, _of_rows)
+"""Lays out rows."""
+
+_ANSWERED: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
+    (planner_module, "place", Remembered(planner_module.place, _of_placed)),
+    (steps_module, "place_again", Remembered(steps_module.place_again, _of_placed_again)),
+    (history_module, "edited_mix", Remembered(history_module.edited_mix, _of_edited)),
+    (constructor_module, "split_rows", Remembered(constructor_module.split_rows, _of_split)),
+    (
+        digest_module,
+        "microbatch_digest",
+        Remembered(digest_module.microbatch_digest, _of_digest),
+    ),
+    (simulation, "read_range", _read_range),
+)
+"""Functions without state, and what answers in their place."""
