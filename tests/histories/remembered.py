@@ -6,7 +6,7 @@ into it, and reads of sources are parts of a source that was made once. A histor
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -55,9 +55,24 @@ class Remembered:
         if (found := self._answers.get(key)) is None:
             if len(self._answers) >= _MOST:
                 self._answers.clear()
+            answer = self._function(*arguments, **named)
+            _seal(answer)
             # What a key names by its identity lives as long as the answer.
-            found = self._answers[key] = self._function(*arguments, **named), arguments
+            found = self._answers[key] = answer, arguments
         return found[0]
+
+
+def _seal(answer: object) -> None:
+    """Refuse writes into arrays of an answer: one history would change what another one is told."""
+    if isinstance(answer, np.ndarray):
+        answer.flags.writeable = False
+    elif isinstance(answer, tuple | list):
+        for each in answer:
+            _seal(each)
+    elif isinstance(answer, Mapping):
+        _seal(list(answer.values()))
+    elif is_dataclass(answer):
+        _seal([getattr(answer, field.name) for field in fields(answer)])
 
 
 @contextmanager

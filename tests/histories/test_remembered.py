@@ -64,6 +64,15 @@ def test_an_answer_is_worked_out_once_while_it_is_kept(monkeypatch):
     assert asked == [1, 2, 3, 1]
 
 
+def test_no_history_changes_what_another_one_is_told():
+    with remembering():
+        table, columns = simulation.read_range(1, EPOCH, 0, 4)
+
+    for values in (table.lengths_N, columns.tokens.values_V, columns.others[LOSS_MASK].values_V):
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 7
+
+
 def test_functions_are_as_they_were_behind_it():
     before = simulation.read_range
     with remembering():
