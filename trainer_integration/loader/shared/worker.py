@@ -16,7 +16,7 @@ from typing_extensions import override
 from omniload.base.linux.parent_watch import end_with
 from trainer_integration.loader.shared.frames import Frame, Kind, Wire
 from trainer_integration.loader.transport.room import STATES, Room
-from trainer_integration.loader.transport.sending import LayingPickler, Sealed, SealingCollate
+from trainer_integration.loader.transport.sealing import LayingPickler, Sealed, SealingCollate
 
 __all__ = ["EPOCH", "GroupCollate", "Post", "Work", "work"]
 

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils import collate, worker
 
 from trainer_integration.loader.transport.room import Room
-from trainer_integration.loader.transport.sending import SealingCollate
+from trainer_integration.loader.transport.sealing import SealingCollate
 
 
 class Pair(NamedTuple):
@@ -28,7 +28,7 @@ def in_worker(monkeypatch):
         collate, "default_collate_fn_map", table := dict(collate.default_collate_fn_map)
     )
     monkeypatch.setattr(
-        "trainer_integration.loader.transport.sending.default_collate_fn_map", table
+        "trainer_integration.loader.transport.sealing.default_collate_fn_map", table
     )
 
 

@@ -1,0 +1,231 @@
+"""A batch as a worker sends it: a short message, and plain tensors in shared memory.
+
+Whatever is no plain tensor of the processor's memory, or finds no room, goes torch's own way
+beside the others.
+"""
+
+import io
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from typing_extensions import override
+
+from trainer_integration.loader.transport.room import Block, Room, WorkersRoom, block_of
+
+__all__ = ["BatchPickler", "LayingPickler", "Sealed", "SealingCollate"]
+
+_INLINE_BYTES = 2_048
+"""Smaller tensors travel in the message: a block would cost more."""
+_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+
+
+class Sealed:
+    """A batch that is pickled already: the worker may go on while it travels."""
+
+    __slots__ = ("data", "slots")
+
+    def __init__(self, data: bytes, slots: tuple[int, ...]) -> None:
+        self.data, self.slots = data, slots
+
+    @override
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self.data,)
+
+
+class SealingCollate:
+    """A worker's ``collate_fn``: makes the batch, and lays its tensors into the worker's memory."""
+
+    pickler: "type[LayingPickler]"
+
+    def __init__(self, collate: Callable[[Any], Any], room: Room) -> None:
+        """Follow ``collate``, which the user gave or torch chose."""
+        self._collate, self._room = collate, room
+        self._own: WorkersRoom | None = None
+        self._made: dict[int, Block] = {}
+
+    def __call__(self, batch: Any) -> Sealed:
+        """Return the message of the batch."""
+        if self._own is None:
+            self._own = self._begin()
+        self._own.collect()
+        data, sent = io.BytesIO(), list[Block]()
+        try:
+            made = self._collate(batch)
+            self.pickler(data, self._own, self._made, sent).dump(made)
+        except BaseException:
+            self._own.give_back(sent)
+            raise
+        finally:
+            # What was laid out and is in no message.
+            self._own.give_back(self._made.values())
+            self._made.clear()
+        return Sealed(data.getvalue(), tuple(block.slot for block in sent))
+
+    def _begin(self) -> WorkersRoom:
+        """Have torch's collate stack into this worker's memory: the only copy there is.
+
+        Another collate_fn may keep what torch's made for it, so that goes to memory of its own.
+        """
+        if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
+            direct = self._collate is default_collate
+            default_collate_fn_map[torch.Tensor] = self._stack if direct else _stack_apart
+        return WorkersRoom(self._room, self._region())
+
+    def _region(self) -> int:
+        return get_worker_info().id  # type: ignore[union-attr]
+
+    def _stack(self, batch: Any, *, collate_fn_map: Any = None) -> Any:
+        elem = batch[0]
+        if not _is_plain(elem) or elem.requires_grad:
+            return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        size_bytes = len(batch) * elem.numel() * elem.element_size()
+        block = self._own.take(size_bytes) if size_bytes > _INLINE_BYTES and self._own else None
+        if block is None:
+            return torch.stack(batch, 0)
+        out = block.tensor(elem.dtype)
+        self._made[out.data_ptr()] = block
+        return torch.stack(batch, 0, out=out.view(len(batch), *elem.shape))
+
+
+def _stack_apart(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    if not _is_plain(batch[0]):
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    return torch.stack(batch, 0)
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.dtype in _DTYPES
+        and not tensor.is_nested
+    )
+
+
+def _is_values(tensor: torch.Tensor) -> bool:
+    """Whether its storage says all of it."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return not lazy and not tensor.requires_grad and tensor.numel() > 0
+
+
+class LayingPickler(pickle.Pickler):
+    """A pickler that lays plain tensors into a worker's memory; the others go whole, in the message."""
+
+    def __init__(
+        self, data: io.BytesIO, room: WorkersRoom, made: dict[int, Block], sent: list[Block]
+    ) -> None:
+        """Write to ``data``; blocks go from ``made``, by their address, to ``sent``."""
+        super().__init__(data, pickle.HIGHEST_PROTOCOL)
+        self._room, self._made, self._blocks = room, made, sent
+        self._first: dict[int, torch.Tensor] = {}
+
+    @override
+    def reducer_override(self, thing: Any) -> Any:
+        """Return how to pickle a tensor, or that it goes as it would without us."""
+        if type(thing) is torch.Tensor and _is_plain(thing) and _is_values(thing):
+            return self._tensor(thing)
+        return NotImplemented
+
+    def _tensor(self, thing: torch.Tensor) -> Any:
+        storage = thing.untyped_storage()
+        size_bytes, own_bytes = storage.nbytes(), thing.numel() * thing.element_size()
+        whole = size_bytes == own_bytes and thing.is_contiguous()
+        at = storage.data_ptr()
+        if at in self._first:
+            return _as_view, (self._first[at], *_form(thing))
+        if size_bytes > 2 * own_bytes or size_bytes % thing.element_size():
+            return self._part(thing)
+        sent = self._sent(thing if whole else _flat(thing), at)
+        if sent is NotImplemented:
+            return NotImplemented
+        self._first[at] = thing
+        make, arguments = sent
+        if whole:
+            return _shaped, (make, arguments, tuple(thing.shape))
+        return _strided, (make, arguments, *_form(thing)[1:])
+
+    def _part(self, thing: torch.Tensor) -> Any:
+        """Send a small part of a large storage alone, where its layout can be kept."""
+        if not thing.is_contiguous():
+            return NotImplemented
+        sent = self._sent(thing, None)
+        if sent is NotImplemented:
+            return NotImplemented
+        return _shaped, (*sent, tuple(thing.shape))
+
+    def _sent(self, thing: torch.Tensor, at: int | None) -> Any:
+        block = None if at is None else self._made.pop(at, None)
+        if block is not None:
+            return self._in(block, thing.dtype)
+        size_bytes = thing.numel() * thing.element_size()
+        if size_bytes <= _INLINE_BYTES:
+            raw = thing.reshape(-1).view(torch.uint8)
+            return _inline, (raw.numpy().tobytes(), thing.dtype)
+        block = self._room.take(size_bytes)
+        if block is None:
+            return NotImplemented
+        block.tensor(thing.dtype).copy_(thing.reshape(-1))
+        return self._in(block, thing.dtype)
+
+    def _in(self, block: Block, dtype: torch.dtype) -> Any:
+        self._blocks.append(block)
+        return block_of, self._room.message(block, dtype)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole storage of a tensor, in its dtype."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((count,), (1,), 0)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _inline(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype)
+
+
+def _shaped(make: Callable[..., torch.Tensor], arguments: Any, shape: Any) -> torch.Tensor:
+    return make(*arguments).view(shape)
+
+
+def _strided(
+    make: Callable[..., torch.Tensor], arguments: Any, shape: Any, stride: Any, offset: int
+) -> torch.Tensor:
+    return make(*arguments).as_strided(shape, stride, offset)
+
+
+def _as_view(
+    first: torch.Tensor, dtype: torch.dtype, shape: Any, stride: Any, offset: int
+) -> torch.Tensor:
+    """Return another view of a storage that came already."""
+    return torch.empty(0, dtype=dtype).set_(first.untyped_storage(), offset, shape, stride)
+
+
+class BatchPickler(LayingPickler, ForkingPickler):
+    """The same with torch's way for the others: memory of their own, by descriptors."""
+
+
+SealingCollate.pickler = BatchPickler
