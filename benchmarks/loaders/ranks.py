@@ -5,9 +5,10 @@ python -m benchmarks.loaders.ranks --help
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 
@@ -17,6 +18,7 @@ from benchmarks.loaders.ranks_jobs import (
     OURS,
     Job,
     Pss,
+    RunningJob,
     build_corpus,
     running,
 )
@@ -31,6 +33,12 @@ _SPEEDS = ((16, 2), (16, 16), (128, 2))
 _SPEED_GROUP, _MEMORY_GROUP = 4 * _MIB // 3, 8 * _MIB
 """Bytes of token ids in a row group: as many documents as a reader takes at a time, and large ones."""
 _SOURCES = (8, 128)
+_FLAT_RANKS, _LOOKS = (4, 16, 32), 12
+_KINDS = {
+    "ray::LoaderActor": "loaders",
+    "ray::ConstructorActor": "constructors",
+    "ray::PlannerActor": "planner",
+}
 _MANY_SOURCES, _MANY_RANKS = 306, 8
 """The paper's sources; memory of the others is extrapolated to them, since no machine here would hold it."""
 
@@ -109,11 +117,32 @@ def memory_table(ours: dict[tuple[int, int], Pss], others: dict[int, Pss]) -> Ta
     )
 
 
+def flat_table(found: Mapping[int, Pss]) -> Table:
+    """Return what all processes but the ranks' own take, by what they are."""
+    rows = []
+    kinds = [*_KINDS.values(), "Ray and the opener"]
+    for ranks, of in sorted(found.items()):
+        by_kind = dict.fromkeys(kinds, 0)
+        for name, size in of.by_name.items():
+            if not name.startswith("bench-rank"):
+                by_kind[_KINDS.get(name.partition(".")[0], kinds[-1])] += size
+        rows.append(
+            (ranks, f"{of.others / _MIB:,.0f}", *(f"{by_kind[kind] / _MIB:,.0f}" for kind in kinds))
+        )
+    return Table(
+        columns=("ranks", "all but the ranks' own, MiB", *kinds),
+        rows=tuple(rows),
+        caption=f"{_SOURCES[0]} sources, ranks without torch: what ranks more take beside their own processes",
+    )
+
+
 READING = """\
 Log-normal documents of 400 tokens in the median, cut at 4,096, in parquet; each rank gets rows of 4,096 tokens. Every
 rank of torch's loaders reads every source in each of two workers, as people do; ranks of ours are processes on one
 data plane of Ray on the same machine, and read tokens, labels and positions. Every process counts, what several share
-once. The work is not the same, to our disadvantage, as in the report of `benchmarks.loaders.throughput`."""
+once. The work is not the same, to our disadvantage, as in the report of `benchmarks.loaders.throughput`. By ranks,
+without torch in them, it is the most of {looks} looks a second apart: source loaders fill their memory with decoded
+blocks first."""
 
 
 def _measured_rates(folder: Path, repeats: int, seconds: float) -> Table:
@@ -155,11 +184,41 @@ def _measured_memory(folder: Path) -> Table:
     return memory_table(ours, others)
 
 
+def _most(job: RunningJob) -> Pss:
+    """Return the most that a job takes in a while: source loaders fill their memory with decoded blocks first."""
+    found = []
+    for _ in range(_LOOKS):
+        found.append(job.pss())
+        time.sleep(1.0)
+    return max(found, key=lambda pss: pss.others)
+
+
+def _measured_flat(folder: Path, ranks: Sequence[int]) -> Table:
+    corpus = folder / f"memory-{_SOURCES[0]}"
+    if not corpus.exists():
+        corpus.mkdir()
+        build_corpus(corpus, sources=_SOURCES[0], group_bytes=_MEMORY_GROUP)
+    found = {}
+    for count in ranks:
+        job = Job(folder=corpus, sources=_SOURCES[0], ranks=count, has_torch=False)
+        with running(OURS, job) as its:
+            found[count] = _most(its)
+        click.echo(f"{count} ranks without torch: {found[count]}")
+    return flat_table(found)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--rates/--no-rates", default=True, show_default=True, help="Measure tokens a second."
 )
 @click.option("--memory/--no-memory", default=True, show_default=True, help="Measure memory.")
+@click.option(
+    "--flat/--no-flat",
+    default=True,
+    show_default=True,
+    help="Measure memory by ranks, without torch.",
+)
+@click.option("--flat-ranks", type=int, multiple=True, default=_FLAT_RANKS, show_default=True)
 @click.option(
     "--repeats",
     default=3,
@@ -169,7 +228,15 @@ def _measured_memory(folder: Path) -> Table:
 )
 @click.option("--seconds", default=5.0, show_default=True, help="Measured time of a run.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
-def main(rates: bool, memory: bool, repeats: int, seconds: float, report: bool) -> None:
+def main(
+    *,
+    rates: bool,
+    memory: bool,
+    flat: bool,
+    repeats: int,
+    seconds: float,
+    **how: Any,  # noqa: ANN401 -- what is left of the options
+) -> None:
     """Compare what four ranks and more get and take, on the data plane and with loaders of their own.
 
     \b
@@ -179,16 +246,18 @@ def main(rates: bool, memory: bool, repeats: int, seconds: float, report: bool) 
     with tempfile.TemporaryDirectory() as made:
         tables = [_measured_rates(Path(made), repeats, seconds)] if rates else []
         tables += [_measured_memory(Path(made))] if memory else []
+        tables += [_measured_flat(Path(made), how["flat_ranks"])] if flat else []
     for table in tables:
         print_table(table)
-    if report:
-        parts = "".join(f" --no-{p}" for p, on in (("rates", rates), ("memory", memory)) if not on)
+    if how["report"]:
+        measured = (("rates", rates), ("memory", memory), ("flat", flat))
+        parts = "".join(f" --no-{part}" for part, on in measured if not on)
         path = write_report(
             "ranks",
             "Several ranks: tokens a second, and memory of all processes",
             f"python -m benchmarks.loaders.ranks --repeats {repeats} --seconds {seconds:g}{parts}",
             tables,
-            READING.replace("\n", " "),
+            READING.format(looks=_LOOKS).replace("\n", " "),
         )
         click.echo(f"wrote {path.name}")
 

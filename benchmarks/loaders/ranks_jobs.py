@@ -56,6 +56,8 @@ class Job:
     """Of each rank, where it has a ``DataLoader`` of its own."""
     rows: int = 2
     """Rows of 4,096 tokens of a rank and step."""
+    has_torch: bool = True
+    """Whether ranks of ours load torch, as a trainer does: without it many fit a small machine."""
 
     @property
     def corpus(self) -> MixedSources:
@@ -77,7 +79,7 @@ class Pss:
     others: int
     """Of all others: Ray's, and the roles of the data plane."""
     by_name: Mapping[str, int]
-    """By the name of the process."""
+    """By the title of the process: of an actor, its class."""
 
     @property
     def total(self) -> int:
@@ -143,16 +145,12 @@ def _plane(job: Job, told: _Told) -> None:
     steps = -(-job.documents * 400 // (job.rows * _ROW_TOKENS * job.ranks)) + 2 * mix.steps_ahead
     with RayPlane(spec) as plane:
         address = plane.address.model_dump_json()
-        _run(
-            [
-                partial(_plane_rank, address, rank, job.ranks, steps, told)
-                for rank in range(job.ranks)
-            ]
-        )
+        _run([partial(_plane_rank, address, rank, job, steps, told) for rank in range(job.ranks)])
 
 
-def _plane_rank(address: str, rank: int, ranks: int, steps: int, told: _Told) -> None:
-    import torch  # noqa: F401, PLC0415 -- a trainer has it
+def _plane_rank(address: str, rank: int, job: Job, steps: int, told: _Told) -> None:
+    if job.has_torch:
+        import torch  # noqa: F401, PLC0415 -- a trainer has it
 
     from omniload.actors.address import PlaneAddress  # noqa: PLC0415
     from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
@@ -165,7 +163,8 @@ def _plane_rank(address: str, rank: int, ranks: int, steps: int, told: _Told) ->
             for rows in batch.microbatches:
                 assert isinstance(rows, Microbatch), "no cp peers share them"
                 _ = rows.labels_RT, rows.positions_RT  # made when they are read, as a trainer does
-            told.tokens[rank] += sum(batch.tokens_by_source.values()) // ranks  # without padding
+            its = sum(batch.tokens_by_source.values()) // job.ranks  # without padding
+            told.tokens[rank] += its
             if number == steps:
                 told.warm.send(rank)
 
@@ -246,7 +245,7 @@ class RunningJob:
         by_name: Counter[str] = Counter()
         for process in self.processes():
             try:
-                by_name[process.name()] += process.memory_full_info().pss
+                by_name[_title_of(process)] += process.memory_full_info().pss
             except psutil.Error:
                 continue
         ranks = sum(size for name, size in by_name.items() if name.startswith(_RANKS))
@@ -304,6 +303,12 @@ def _name_of(process: psutil.Process) -> str:
         return process.name()
     except psutil.Error:
         return ""
+
+
+def _title_of(process: psutil.Process) -> str:
+    """Return the name of a process; of an actor of Ray its class, which is longer than names are."""
+    name = process.name()
+    return (process.cmdline() or [name])[0].split()[0] if name.startswith("ray::") else name
 
 
 def _kill(process: psutil.Process) -> None:
