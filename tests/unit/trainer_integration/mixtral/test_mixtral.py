@@ -1,4 +1,6 @@
 import json
+import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -22,6 +24,15 @@ def test_weights_come_back_as_they_went(tied):
 
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(back[name], held) for name, held in model.state_dict().items())
+
+
+def test_models_are_read_and_written_without_tiktoken(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    for name in ("omniload.source.byte_pairs.encoder", "omniload.source.byte_pairs.as_json"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "trainer_integration.mixtral.folder")
+
+    assert import_module("trainer_integration.mixtral.folder").read_mixtral is not read_mixtral
 
 
 def test_a_configuration_comes_back_as_it_went():
