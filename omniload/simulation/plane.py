@@ -295,6 +295,11 @@ class _Run:
         job, steps = self.job, self.job.steps
         waits_s = trainer.waits_s[self.warm_up :]
         seconds = trainer.begins_s[-1] - trainer.begins_s[self.warm_up - 1]
+        if not seconds:
+            raise ConfigError(
+                f"all {steps} steps were there at once, of one window of {job.spec.mix.steps_at_once}: "
+                "simulate more, by --steps"
+            )
         tokens = sum(self.planner.tokens[k] for k in range(self.warm_up, self.num_steps)) / steps
         planned = max(1, self.planner.steps - self._planned_before)
         spent_s = self.planner.spent_s - self._spent_before

@@ -66,10 +66,12 @@ class SmallPlane:
         step_s = self.simulated.seconds / self.simulated.steps
         found = next(figures for figures in self.simulated.roles if figures.role == role)
         beyond_s = max(0.0, self.spent_s[role] - found.cores * step_s)
+        # A role that had none in all these steps took what it took for one at most.
+        messages_step = found.messages_step or 1 / self.simulated.steps
         return _Message(
-            seconds=beyond_s / found.messages_step,
-            size_bytes=found.message_bytes_step / found.messages_step,
-            batches=found.batches_step / found.messages_step,
+            seconds=beyond_s / messages_step,
+            size_bytes=found.message_bytes_step / messages_step,
+            batches=found.batches_step / messages_step,
         )
 
 

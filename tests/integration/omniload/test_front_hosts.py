@@ -17,7 +17,7 @@ import yaml
 from omniload.actors.reaper_process import MARKS
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
-from tests.support.plane.two_hosts import ADDRESSES, on, two_hosts
+from tests.support.plane.two_hosts import ADDRESSES, NO_TOKEN, on, two_hosts
 
 pytestmark = [
     pytest.mark.ray,
@@ -187,7 +187,7 @@ def a_ray_of_others(hosts, scratch):
                 *(ray, "start", "--block", f"--node-ip-address={address}", *place),
                 *("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats"),
                 f"--temp-dir={scratch}/{host[-1]}",
-                env=environment(PYTHONUNBUFFERED="1", **{MARKS: str(scratch)}),
+                env=environment(PYTHONUNBUFFERED="1", **{MARKS: str(scratch)}, **NO_TOKEN),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )

@@ -23,7 +23,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.shadow_rank import ANSWER
-from tests.support.plane.two_hosts import ADDRESSES, on, two_hosts
+from tests.support.plane.two_hosts import ADDRESSES, NO_TOKEN, on, two_hosts
 from tests.support.trainer.run_lines import write_mix
 
 pytest.importorskip("ray")
@@ -136,7 +136,7 @@ class TwoNodes:
             *(ray, "start", "--block", f"--node-ip-address={ADDRESSES[number]}", *place),
             *("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats"),
             f"--temp-dir={self.scratch}/{number}",
-            env=environment(self.scratch) | {"PYTHONUNBUFFERED": "1"},
+            env=environment(self.scratch) | {"PYTHONUNBUFFERED": "1"} | NO_TOKEN,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from tests.support.namespaces import inside
 
-__all__ = ["ADDRESSES", "on", "two_hosts"]
+__all__ = ["ADDRESSES", "NO_TOKEN", "on", "two_hosts"]
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+"""For ``ray start``, which asks for the token of a user whose home has one, as any ``ray.init()`` leaves it there."""
 _ETC = Path("/etc/netns")
 
 

@@ -21,6 +21,8 @@ __all__ = ["PlaneSpent", "Probed", "probe"]
 
 _RUN_S, _REST_S = 1.5, 1.0
 """How long a plane is measured at full speed and at rest, in which every heartbeat comes once."""
+_LEAST_WINDOWS = 4
+"""In fewer a loader may have nothing to do, and nothing would be known of its messages: on a machine that is busy."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
 
@@ -80,7 +82,7 @@ def _spent_of(plane: RayPlane, spec: PlaneSpec) -> PlaneSpent:
 
         take(2 * (ahead + window))
         before, began_s, steps = _spent_by_role(roles), time.perf_counter(), 0
-        while time.perf_counter() - began_s < _RUN_S:
+        while time.perf_counter() - began_s < _RUN_S or steps < _LEAST_WINDOWS * window:
             take(window)
             steps += window
         after, run_s = _spent_by_role(roles), time.perf_counter() - began_s

@@ -1,5 +1,6 @@
 """What messages take at each role: what small planes took beyond what was known of them."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -90,6 +91,19 @@ def test_a_plane_of_many_tokens_that_took_less_than_that_of_few_makes_no_byte_co
 
     assert all(costs.byte_s == 0 for costs in found.values())
     assert found["loader"].end_s == pytest.approx(1e-3, rel=0.25)
+
+
+def test_a_role_that_had_no_message_took_what_it_took_for_one_at_most():
+    few, short, many = planes_of(even_roles(1e-3))
+    idle = [
+        replace(role, messages_step=0.0, message_bytes_step=0.0, batches_step=0.0)
+        for role in few.simulated.roles
+    ]
+    busy = replace(few, simulated=replace(few.simulated, roles=tuple(idle)))
+
+    found = costs_by_role(busy, short, many, 1e-4)
+
+    assert all(0 <= costs.end_s < 1 for costs in found.values())
 
 
 def test_what_the_plane_of_the_rank_does_by_the_clock_is_of_the_node_and_a_rank_does_the_least():
