@@ -29,7 +29,7 @@ settings.register_profile(
     "same",
     deadline=None,  # the machine is shared: time says nothing about the code
     derandomize=True,
-    max_examples=25,
+    max_examples=16,
     suppress_health_check=[HealthCheck.too_slow],
 )
 # Other examples in every run, and many: `make soak`, or `pytest --hypothesis-profile=thorough`.

@@ -81,7 +81,13 @@ class Lane:
         if name in COMPUTING and (nice := shutil.which("nice")):
             command = [nice, "-n", str(BEHIND), *command]
         process = subprocess.Popen(
-            command, cwd=TESTS.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=TESTS.parent,
+            env={"OMP_NUM_THREADS": "1"}
+            | os.environ,  # lanes fill the cores; more threads would spin
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         return cls(name, report, process, time.monotonic())
 
