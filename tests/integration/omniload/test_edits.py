@@ -242,6 +242,8 @@ def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):
         assert not (run_dir / REQUEST_NAME).exists()
 
 
+# `make test` has edits of a job on Ray whose rank is killed, and of planes whose loaders are in histories.
+@pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("leaves_nothing_behind")

@@ -142,7 +142,9 @@ def in_namespace_of(host, processes):
     return found
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.soak), 1])
+# `make test` has ranks and openers that are killed on one host, and hosts that are.
+@pytest.mark.soak
+@pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_is_killed_leaves_nothing_on_its_host_and_the_other_is_told(
     hosts, mix, killed, scratch
 ):

@@ -101,6 +101,8 @@ def two(port, **more):
     return [place | {"RANK": str(rank)} | more for rank in range(2)]
 
 
+# `make test` has it over two hosts, and as a script of a page.
+@pytest.mark.soak
 def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
     """With Ray and the process group there before omniload is imported."""
     found = torchrun(mix, steps=4, plan="ray first, group first")
@@ -131,6 +133,8 @@ def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_firs
     assert [result["ray"] for result in found] == [False, False]
 
 
+# `make test` has ranks without an agent (below), and states that are loaded in mid-run by one process.
+@pytest.mark.soak
 def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in_mid_run(
     mix, alone
 ):
@@ -145,6 +149,8 @@ def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in
     assert [len(twice[step]) // len(alone[step]) for step in range(4)] == [1, 1, 2, 2]
 
 
+# `make test` has meetings in folders by threads of one process (tests/contract).
+@pytest.mark.soak
 def test_scripts_that_meet_in_a_folder_and_are_asked_to_end_answer_themselves(mix, alone, tmp_path):
     """Ray would abort the process; scripts save a checkpoint when they are preempted."""
     variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]

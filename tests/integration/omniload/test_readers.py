@@ -48,7 +48,7 @@ def local_run(spec, count=STEPS):
         return steps_of(client, count), json.loads(json.dumps(client.state_dict()))
 
 
-@pytest.mark.parametrize("readers", [2, 3])
+@pytest.mark.parametrize("readers", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_threads_that_read_parts_of_a_source_change_no_step_and_resume_in_the_midst(
     tmp_path, readers, monkeypatch
 ):
@@ -79,6 +79,8 @@ def test_readers_fill_a_token_cache_and_take_their_units_from_it_without_changin
     assert any(path.is_file() for path in (tmp_path / "kept").rglob("*"))
 
 
+# `make test` has loaders that are killed and stopped, and readers as threads.
+@pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)

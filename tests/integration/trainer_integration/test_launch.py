@@ -190,6 +190,8 @@ def test_a_launcher_that_is_told_to_end_saves_the_last_step_ends_every_process_a
     assert steps_in(run / "checkpoints") == (last_of_each_step(read_log(run))[-1].step + 1,)
 
 
+# `make test` has the same of whoever opens a plane, whose reaper it is.
+@pytest.mark.soak
 @pytest.mark.ray
 def test_a_launcher_that_is_killed_leaves_no_process(tmp_path):
     config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)

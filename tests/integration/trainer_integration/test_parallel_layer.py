@@ -165,7 +165,12 @@ def test_no_document_depends_on_another(ranks, dp, sp, number):
 
 @pytest.mark.parametrize("kind", ["folder", "striped", "beside training"])
 @pytest.mark.parametrize(
-    ("saved", "loaded"), [((2, 2), (1, 4)), ((1, 4), (1, 1)), ((1, 1), (2, 2))]
+    ("saved", "loaded"),
+    [
+        ((2, 2), (1, 4)),
+        pytest.param((1, 4), (1, 1), marks=pytest.mark.soak),
+        ((1, 1), (2, 2)),
+    ],
 )
 def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
     ranks, tmp_path, kind, saved, loaded

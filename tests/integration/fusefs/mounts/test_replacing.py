@@ -70,7 +70,8 @@ def rewrite(path, number):
 
 
 @pytest.mark.parametrize(
-    ("writes", "change"), [("here", replace), ("there", replace), ("there", rewrite)]
+    ("writes", "change"),
+    [("here", replace), ("there", replace), pytest.param("there", rewrite, marks=pytest.mark.soak)],
 )
 def test_a_read_is_one_version_whole_and_the_name_is_never_missing(mounted, other, writes, change):
     name = f"{mounted.name}-{writes}-{change.__name__}"

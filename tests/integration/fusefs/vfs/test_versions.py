@@ -16,23 +16,32 @@ STRIPED = {"striping": {"unit": "8KiB", "count": 2}, "plain_limit": "4KiB"}
 READS = 600
 
 
-@pytest.fixture(scope="module", params=["device", "pyfuse3"])
-def bridge(request):
-    return request.param
+LEFT_TO_SOAKS = {("pyfuse3", "striped"), ("pyfuse3", "copied")}
 
 
-@pytest.fixture(scope="module", params=["plain", "striped", "copied"])
-def mounts(request, bridge):
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            (bridge, kind), marks=[pytest.mark.soak] if (bridge, kind) in LEFT_TO_SOAKS else []
+        )
+        for bridge in ("device", "pyfuse3")
+        for kind in ("plain", "striped", "copied")
+    ],
+    ids="-".join,
+)
+def mounts(request):
     """Three mounts of one store; ``copied``: they keep copies on the disk, and pass them through where they can."""
     base = fast_directory("fusefs-versions-")
-    files = {} if request.param == "plain" else dict(STRIPED)
+    bridge, kind = request.param
+    files = {} if kind == "plain" else dict(STRIPED)
     (base / "store").mkdir()
     shown = []
     try:
         for name in ("first", "second", "third"):
             (base / name).mkdir()
             settings = {"bridge": bridge, "files": files}
-            if request.param == "copied":
+            if kind == "copied":
                 disk = {"directory": str(base / f"{name}.disk"), "capacity": "64MiB"}
                 settings |= {"files": {**files, "disk_cache": disk}, "passthrough": True}
             shown.append(mount(str(base / "store"), base / name, settings))

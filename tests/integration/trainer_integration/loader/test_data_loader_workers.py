@@ -40,7 +40,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.mark.parametrize(
-    ("saved", "resumed", "batch_size"), [(2, 0, 3), (0, 2, None), (1, 3, None), (3, 1, 3)]
+    ("saved", "resumed", "batch_size"),
+    [
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in ((2, 0, 3), (0, 2, None))),
+        (1, 3, None),
+        (3, 1, 3),
+    ],
 )
 def test_a_map_dataset_resumes_at_another_worker_count(saved, resumed, batch_size):
     keywords = {"batch_size": batch_size}
@@ -70,7 +75,9 @@ def test_kept_workers_resume(position):
 
 @pytest.mark.parametrize("kind", [Stream, StreamWithState])
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("position", [0, 1, 3, 5])
+@pytest.mark.parametrize(
+    "position", [*(pytest.param(k, marks=pytest.mark.soak) for k in (0, 3)), 1, 5]
+)
 def test_an_iterable_dataset_resumes_each_worker_in_turn(kind, kept, position):
     def made(loader):
         return loader(kind(11), 2, num_workers=3, persistent_workers=kept)
