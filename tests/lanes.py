@@ -24,6 +24,8 @@ from xml.etree import ElementTree
 import pytest
 
 TESTS = Path(__file__).parent
+LATE_S = 10.0
+"""For what a lane said last: a process that a test left behind may hold its output open for ever."""
 BEHIND = 5
 """Niceness of what only computes."""
 COMPUTING = {
@@ -83,8 +85,8 @@ class Lane:
         process = subprocess.Popen(
             command,
             cwd=TESTS.parent,
-            env={"OMP_NUM_THREADS": "1"}
-            | os.environ,  # lanes fill the cores; more threads would spin
+            # Lanes fill the cores; more threads would spin.
+            env={"OMP_NUM_THREADS": "1"} | os.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,14 +127,17 @@ def run(options: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="omniload-lanes-") as folder:
         lanes = [Lane.start(name, Path(folder), options) for name in LANES]
         said = threading.Lock()
-        threads = [threading.Thread(target=lane.follow, args=(said,)) for lane in lanes]
+        threads = [
+            threading.Thread(target=lane.follow, args=(said,), daemon=True) for lane in lanes
+        ]
         for thread in threads:
             thread.start()
         # A terminal interrupts the lanes too; they end what they started and say what failed.
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: [lane.interrupt() for lane in lanes])
-        for thread in threads:
-            thread.join()
+        for lane, thread in zip(lanes, threads, strict=True):
+            lane.process.wait()  # a test ends by its own limit
+            thread.join(LATE_S)
         counts = {lane.name: lane.counts() for lane in lanes}
     for lane in lanes:
         of_lane = ", ".join(f"{count} {what}" for what, count in counts[lane.name].items() if count)

@@ -297,8 +297,8 @@ class _Run:
         seconds = trainer.begins_s[-1] - trainer.begins_s[self.warm_up - 1]
         if not seconds:
             raise ConfigError(
-                f"all {steps} steps were there at once, of one window of {job.spec.mix.steps_at_once}: "
-                "simulate more, by --steps"
+                f"--steps is {steps}, and no time passes in so few, as {job.spec.mix.steps_at_once} come at once: "
+                "simulate more of them"
             )
         tokens = sum(self.planner.tokens[k] for k in range(self.warm_up, self.num_steps)) / steps
         planned = max(1, self.planner.steps - self._planned_before)

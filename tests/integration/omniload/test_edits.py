@@ -242,7 +242,7 @@ def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):
         assert not (run_dir / REQUEST_NAME).exists()
 
 
-# `make test` has edits of a job on Ray whose rank is killed, and of planes whose loaders are in histories.
+# `make test` has edits of a job on Ray whose rank is killed, and histories of edits whose loaders are.
 @pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow

@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    # Three planes at full speed; `make test` has what is made of their figures, and a probe's parts.
+    # Three planes at full speed; `make test` has what is made of their figures.
     pytest.mark.soak,
     pytest.mark.usefixtures("leaves_nothing_behind"),
 ]

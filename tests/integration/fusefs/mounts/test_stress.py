@@ -87,8 +87,8 @@ STRESSORS = {
     "locks": "flock locka lockf lockofd fcntl dup open lease",
     "watches": "chdir dnotify inotify file-ioctl fiemap verity",
 }
-RARELY_BROKEN = ("attributes", "locks", "watches")
-"""Groups that soaks have: the kernel answers most of what they ask."""
+LEFT_TO_SOAKS = ("attributes", "locks", "watches")
+"""Groups of ``make soak`` alone, for their time."""
 SIZES = ["--hdd-bytes", "1m", "--iomix-bytes", "1m", "--seek-size", "1m", "--revio-bytes", "1m"]
 SIZES += ["--sync-file-bytes", "1m", "--fallocate-bytes", "1m", "--readahead-bytes", "1m"]
 SIZES += ["--sendfile-size", "1m", "--dentries", "100", "--dirdeep-inodes", "300", "--mmap-file"]
@@ -98,7 +98,7 @@ SIZES += ["--mmap-bytes", "1m", "--rename-ops", "3000"]
 @pytest.mark.parametrize(
     "group",
     [
-        pytest.param(name, marks=[pytest.mark.soak] if name in RARELY_BROKEN else [])
+        pytest.param(name, marks=[pytest.mark.soak] if name in LEFT_TO_SOAKS else [])
         for name in STRESSORS
     ],
 )

@@ -8,6 +8,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.schedule import weights_at
 from omniload.simulation.figures import Waits, knee_of, limit_of
 from omniload.simulation.plane import simulate
+from omniload.simulation.probing.messages import even_roles
 from omniload.simulation.profile import RoleCosts
 from omniload.simulation.scale import original_of, with_sources, with_tokens
 from tests.support.plane.builders import a_mix
@@ -98,6 +99,15 @@ def test_what_the_profile_lacks_is_named():
         simulate(job, a_profile(("web",)))
     with pytest.raises(ConfigError, match=r"--hosts is 3, more than --ranks 2"):
         simulate(a_job(ranks=2, hosts=3), a_profile())
+
+
+def test_so_few_steps_that_no_time_passes_are_refused():
+    profile = a_profile()
+    free = profile.messages["ray"].model_copy(update={"roles": even_roles(0.0)})
+    profile = profile.model_copy(update={"messages": {"ray": free}})
+
+    with pytest.raises(ConfigError, match=r"--steps is 1, .* as 2 come at once: simulate more"):
+        simulated(a_job(steps=1), profile)
 
 
 def test_copies_of_sources_share_the_weight_of_the_first():
