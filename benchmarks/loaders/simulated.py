@@ -179,6 +179,8 @@ def waits_table(pairs: Pairs, turns: int) -> Table:
                 real = median(getattr(each.waits, figure) for _, each, _ in turns_of)
                 simulated = median(getattr(each.waits, figure) for _, _, each in turns_of)
                 cells += [f"{real * 1e3:.2f}", f"{simulated * 1e3:.2f}"]
+            # Whole steps: what a job pays for its waits, of which each has its longest by chance.
+            steps = [real.tokens_per_s / simulated.tokens_per_s for _, real, simulated in turns_of]
             cpu = [simulated.cpu_step_s / real.cpu_step_s for _, real, simulated in turns_of]
             rows.append(
                 (
@@ -186,6 +188,7 @@ def waits_table(pairs: Pairs, turns: int) -> Table:
                     f"{cell.rank_tokens:,}",
                     f"{pace.step_s * 1e3:.0f}",
                     *cells,
+                    _spread(steps),
                     _spread(cpu),
                 )
             )
@@ -193,7 +196,7 @@ def waits_table(pairs: Pairs, turns: int) -> Table:
         caption=f"Waits of a step in ms where training takes a while, medians of {turns} turns; p99 is the longest",
         columns=(
             "ranks", "tokens a rank and step", "training, ms", "p50, run", "p50, simulated", "p99, run",
-            "p99, simulated", "CPU of a step, simulated over run",
+            "p99, simulated", "step with its wait, simulated over run", "CPU of a step, the same",
         ),
         rows=tuple(rows),
     )  # fmt: skip
