@@ -12,7 +12,7 @@ from typing_extensions import TypeVar, override
 
 from omniload.base.errors import StateError
 from trainer_integration.loader.balancing import cost_batches
-from trainer_integration.loader.iterators import ManyProcesses, Noting, OneProcess
+from trainer_integration.loader.iterators import Noting, OneProcess
 from trainer_integration.loader.mix_client import (
     Mix,
     MixBatches,
@@ -217,8 +217,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._share.close()
 
     def _end_kept_workers(self) -> None:
-        if isinstance(self._iterator, ManyProcesses):
-            self._iterator._shutdown_workers()
+        kept: Any = self._iterator
+        if isinstance(kept, Noting):
+            kept._let_go()
         self._iterator = None
 
     def _begin(self) -> Progress:

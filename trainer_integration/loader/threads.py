@@ -133,6 +133,15 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         self._given = 0
         self._ask()
 
+    @override
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._progress.next_epoch()
+        loader._progress = self._progress
+        super()._reset(loader, first_iter)
+        self._asked.clear()
+        self._given = 0
+        self._ask()
+
     def _ask(self) -> None:
         while len(self._asked) < self._ahead:
             try:
@@ -144,7 +153,8 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
     @override
     def _next_data(self) -> Any:
         if not self._asked:
-            self._end()
+            if not self._persistent_workers:
+                self._end()
             raise StopIteration
         first = self._asked[0]
         try:

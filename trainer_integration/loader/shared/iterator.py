@@ -307,14 +307,26 @@ class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
         super().__init__(Settings(loader, self._replaced(loader)))  # type: ignore[arg-type]
         self._num_yielded = self._progress.batches_before
+        self._ahead = loader.prefetch_factor * loader.num_workers
+        self._begin(loader)
+
+    def _begin(self, loader: Any) -> None:
+        """Ask for the first batches of an epoch."""
         self._epoch = EPOCH.pack(next(loader._share.epochs))
         self._client = loader._share.joined(loader, self._base_seed)
-        self._ahead = loader.prefetch_factor * loader.num_workers
         self._asked: deque[int] = deque()
         self._given = 0
         self._end = weakref.finalize(self, _drop, self._client, self._asked)
         self._end.atexit = False
         self._ask()
+
+    @override
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._progress.next_epoch()
+        loader._progress = self._progress
+        super()._reset(loader, first_iter)
+        self._end()
+        self._begin(loader)
 
     def _ask(self) -> None:
         while len(self._asked) < self._ahead:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler
 
 from omniload.base.errors import ConfigError, StateError
@@ -115,6 +116,17 @@ def test_a_place_saved_with_sharing_is_one_without(tmp_path, launch):
     with loader(num_workers=2, share="again") as again:
         again.load_state_dict(state)
         assert plain(again) == expected[3:]
+
+
+def test_kept_workers_that_are_shared_make_every_epoch(launch):
+    torch.manual_seed(1)
+    theirs = TorchLoader(Numbers(12), 4, shuffle=True, num_workers=1, persistent_workers=True)
+    expected = [plain(theirs), plain(theirs)]
+    torch.manual_seed(1)
+    with DataLoader(
+        Numbers(12), 4, shuffle=True, num_workers=1, share="kept", persistent_workers=True
+    ) as sharing:
+        assert [plain(sharing), plain(sharing)] == expected
 
 
 class Failing(Numbers):

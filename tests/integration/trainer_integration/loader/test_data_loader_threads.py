@@ -51,6 +51,35 @@ def test_the_place_is_of_the_batches_handed_out(position):
     )
 
 
+def epochs_of(loader):
+    """Return two epochs, and what follows one that is left after its first batch."""
+    whole = [plain(loader), plain(loader)]
+    left = plain([next(iter(loader))])
+    return [*whole, left, plain(loader)]
+
+
+def test_kept_threads_make_every_epoch_as_torchs_workers_do():
+    torch.manual_seed(1)
+    expected = epochs_of(
+        TorchLoader(Numbers(13), 3, shuffle=True, num_workers=2, persistent_workers=True)
+    )
+    torch.manual_seed(1)
+
+    with threaded(shuffle=True, persistent_workers=True) as ours:
+        assert epochs_of(ours) == expected
+
+
+@pytest.mark.parametrize("position", [1, 5])
+def test_kept_threads_resume(position):
+    resumed_equals_unbroken(
+        lambda: TorchLoader(Numbers(13), 3, shuffle=True, num_workers=2, persistent_workers=True),
+        lambda: threaded(shuffle=True, persistent_workers=True),
+        lambda: threaded(shuffle=True, persistent_workers=True),
+        epoch=1,
+        position=position,
+    )
+
+
 class Together(Numbers):
     """No sample comes before another one is asked for."""
 
