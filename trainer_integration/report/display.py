@@ -355,7 +355,7 @@ def run_now(folder: Path) -> RunNow:
     except FileNotFoundError:
         raise StateError(f"{path}: no such log; give the folder of a run") from None
     # The first line may be cut off by the window, the last by a kill.
-    lines = [line for part in text.splitlines() if (line := _parsed(part)) is not None]
+    lines = [line for part in text.split("\n") if (line := _parsed(part)) is not None]
     steps = [line for line in lines if isinstance(line, StepLine)]
     events = [line for line in lines if isinstance(line, EventLine)]
     saved = [event.step for event in events if event.what == "checkpoint"]

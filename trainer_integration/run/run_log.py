@@ -295,7 +295,8 @@ def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
         ) from error
     except IntegrityError as error:
         raise StateError(str(error)) from error
-    lines, texts = [], held.decode(errors="replace").splitlines()
+    # By line feeds alone: a detail may hold what else ``splitlines`` takes for the end of a line.
+    lines, texts = [], held.decode(errors="replace").removesuffix("\n").split("\n")
     for number, text in enumerate(texts, start=1):
         try:
             lines.append(_LINES.validate_json(text))

@@ -30,6 +30,13 @@ def test_a_log_is_read_as_it_was_written(tmp_path):
     assert read_log(tmp_path) == a_killed_run()
 
 
+def test_what_ends_a_line_for_others_ends_none_here(tmp_path):
+    said = an_event("exit", "rank 0: a key of a record is 'a\u2028b\x85c\x1cd'")
+    write(tmp_path, [said, a_step(0)])
+
+    assert read_log(tmp_path) == [said, a_step(0)]
+
+
 def test_a_second_launch_appends(tmp_path):
     write(tmp_path, [a_step(0)])
     write(tmp_path, [a_step(1)])
