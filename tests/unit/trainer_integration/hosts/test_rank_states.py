@@ -61,8 +61,11 @@ class Harmful:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no torch file", pickle.dumps(Harmful(), protocol=2)],
-    ids=["empty", "text", "code"],
+    [
+        *(b"", b"no torch file", pickle.dumps(Harmful(), protocol=2)),
+        *(b"\x80\x02e.", b"\x80\x02h\x05."),
+    ],
+    ids=["empty", "text", "code", "no-list", "no-memo"],
 )
 def test_a_damaged_file_is_refused_and_nothing_in_it_is_run(content, tmp_path):
     saved(tmp_path)
