@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import orjson
 from pydantic import Field, ValidationError
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.reading import read_kept_file
 
 __all__ = ["Crossover", "Measured", "TransportName", "last_below", "read_crossover"]
@@ -22,9 +22,11 @@ class Measured(StrictModel):
     """Both transports at one number of experts a token; a layer forward and backward, the slowest rank's."""
 
     top_k: int = Field(ge=1, le=4096)
-    seconds: dict[TransportName, float]
+    seconds: dict[TransportName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        min_length=2
+    )
     """Median over repetitions."""
-    sent_bytes: dict[TransportName, int]
+    sent_bytes: dict[TransportName, Annotated[int, Field(ge=0)]] = Field(min_length=2)
     """From one rank to others, mean over ranks."""
 
 
@@ -76,6 +78,8 @@ def read_crossover(path: Path, *, sp: int) -> Crossover:
         raise ConfigError(
             f"parallel.crossover names {path}: {error.strerror}; write it with omniload train crossover"
         ) from error
+    except IntegrityError as error:
+        raise ConfigError(f"parallel.crossover names {error}") from error
     except (orjson.JSONDecodeError, ValidationError) as error:
         raise ConfigError(
             f"parallel.crossover names {path}, which is no measured crossover of this release; write it again with "

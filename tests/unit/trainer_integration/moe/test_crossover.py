@@ -52,6 +52,10 @@ def test_a_file_is_read_back_for_as_many_ranks_and_refused_for_others(tmp_path):
         (None, "No such file"),
         ("{", "is no measured crossover of this release"),
         ('{"version": 2}', "is no measured crossover of this release"),
+        (
+            a_table().model_dump_json().replace('"a2a":1.0,', ""),
+            "is no measured crossover of this release",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_refused_with_what_writes_one(tmp_path, text, said):
