@@ -216,7 +216,7 @@ def _json_of(path: Path) -> JsonObject:
         )
     except FileNotFoundError:
         raise StateError(f"{path.parent} has no {path.name}; give the folder of a model") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # lists within lists by the thousand
         raise IntegrityError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise IntegrityError(f"{path} holds no object; give the folder of a model")

@@ -140,6 +140,13 @@ def test_a_number_that_is_none_is_told_with_its_file(changes):
         model_config(mixtral_config(a_config(), longest=32) | changes)
 
 
+def test_a_description_that_is_nested_without_end_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 200_000)
+
+    with pytest.raises(IntegrityError, match=r"config\.json is no JSON"):
+        read_mixtral(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["../secret.safetensors", "..", "", "model.bin", 3])
 def test_an_index_may_not_name_files_elsewhere(tmp_path, name):
     write_mixtral(a_model(), tmp_path / "out", longest=32)
