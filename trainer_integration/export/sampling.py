@@ -21,6 +21,9 @@ from trainer_integration.moe.model import MoETransformer
 
 __all__ = ["continued", "continued_text"]
 
+_LEAST = 1e-30
+"""Of a temperature above 0, as float32 knows it: what is drawn at less is the same."""
+
 
 def continued_text(
     trained: TrainedModel, prompt: str, num_tokens: int, *, temperature: float = 1.0, seed: int = 0
@@ -57,8 +60,11 @@ def continued(
         seed: Decides what is drawn.
 
     Raises:
-        ConfigError: The prompt has no token, or one that the model does not know.
+        ConfigError: The prompt has no token, or one that the model does not know; or the temperature is no number from
+            0 on.
     """
+    if not temperature >= 0:
+        raise ConfigError(f"temperature is {temperature}; give a number from 0 on")
     tokens = [int(token) for token in prompt_T]
     if not tokens or not all(0 <= token < model.config.vocab_size for token in tokens):
         raise ConfigError(
@@ -71,7 +77,8 @@ def continued(
         if temperature == 0:
             tokens.append(int(logits_V.argmax()))
         else:
-            chances_V = (logits_V / temperature).softmax(-1)
+            # From the greatest down: by a tiny temperature, logits as they are become infinite, and chances no numbers.
+            chances_V = ((logits_V - logits_V.max()) / max(temperature, _LEAST)).softmax(-1)
             tokens.append(int(torch.multinomial(chances_V, 1, generator=generator)))
     return tokens[len(prompt_T) :]
 

@@ -18,3 +18,13 @@ def test_the_likeliest_tokens_are_those_of_the_logits_and_a_seed_decides_the_oth
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(ConfigError, match="give at least one token"):
         continued(model, [], 3)
+
+
+def test_the_smallest_temperature_takes_the_likeliest_and_one_that_is_no_number_is_refused():
+    model = a_model()
+
+    assert continued(model, [3, 1], 3, temperature=5e-324) == continued(
+        model, [3, 1], 3, temperature=0
+    )
+    with pytest.raises(ConfigError, match="temperature is nan; give a number from 0 on"):
+        continued(model, [3, 1], 3, temperature=float("nan"))
