@@ -216,8 +216,11 @@ class Client:
             if isinstance(came, Frame) and came.kind is Kind.BATCH:
                 self._came[task] = _Ready(pickle.loads(came.body))  # noqa: S301 -- as in ``_opened``
         self._join()
-        for task, key in list(self._wanted.items()):
-            self._wire.send(Frame(Kind.ASK, task, key))
+        try:
+            for task, key in list(self._wanted.items()):
+                self._wire.send(Frame(Kind.ASK, task, key))
+        except OSError as again:
+            self._take_over(again)  # it has ended as well: ``_TIMES`` bounds how often
 
     def close(self) -> None:
         """Leave the group. Batches that the trainer holds stay as they are."""

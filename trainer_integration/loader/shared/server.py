@@ -225,10 +225,11 @@ class _Server:
                 _log.error("more than %d ranks ask for the shared workers of this machine", ROWS)
                 return
             self._taken.add(row)
-            socket.send_fds(peer, [b"\0"], [self._room.handle, self._holds.handle])
-            reader, writer = await asyncio.open_connection(sock=peer)
-            self._ranks[row] = writer
+            # A rank may be killed as soon as it has connected: that is nobody's mistake, and ends nothing here.
             with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+                socket.send_fds(peer, [b"\0"], [self._room.handle, self._holds.handle])
+                reader, writer = await asyncio.open_connection(sock=peer)
+                self._ranks[row] = writer
                 await self._welcome(row, reader, writer)
         finally:
             line = self._ranks.pop(row, None)

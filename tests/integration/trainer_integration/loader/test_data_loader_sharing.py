@@ -1,10 +1,14 @@
 """share=True: ranks of one machine over one group of workers, with real processes and real kills."""
 
+import json
 import os
+import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +21,11 @@ from torch.utils.data import DistributedSampler
 from omniload.base.errors import ConfigError, StateError
 from tests.support.trainer.loaders import Numbers, plain
 from trainer_integration import DataLoader, SharedDataset
+from trainer_integration.loader.shared.frames import Frame, Kind, packed
+from trainer_integration.loader.shared.group import address_of
+from trainer_integration.loader.shared.iterator import Client
+from trainer_integration.loader.shared.room import Holds, group_room
+from trainer_integration.loader.shared.server import VERSION
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -116,6 +125,52 @@ def test_a_place_saved_with_sharing_is_one_without(tmp_path, launch):
     with loader(num_workers=2, share="again") as again:
         again.load_state_dict(state)
         assert plain(again) == expected[3:]
+
+
+def test_ranks_that_are_killed_as_they_come_end_no_group(launch):
+    with DataLoader(Numbers(40), 4, num_workers=1, share="gone") as sharing:
+        batches = iter(sharing)
+        first, server = plain([next(batches)]), sharing.server_pid
+        os.kill(server, signal.SIGSTOP)
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as rank:
+                rank.connect(address_of("gone"))
+        os.kill(server, signal.SIGCONT)
+
+        assert first + plain(batches) == plain(DataLoader(Numbers(40), 4))
+        assert sharing.server_pid == server
+
+
+def served(room, holds, then):
+    """Return a connection to a server that lets a rank in, and what of its life is left: ``then`` of its line."""
+    ours, theirs = socket.socketpair()
+
+    def serve():
+        with theirs:
+            theirs.recv(1 << 16)
+            if then is None:
+                theirs.shutdown(
+                    socket.SHUT_RD
+                )  # as of a process that has gone: the next word to it fails
+            socket.send_fds(theirs, [b"\0"], [room.handle, holds.handle])
+            told = {"version": VERSION, "key": room.key, "regions": 1, "pid": 0}
+            theirs.sendall(packed(Frame(Kind.WELCOME, 0, json.dumps(told).encode())))
+            if then is not None:
+                theirs.recv(1 << 16)
+                theirs.sendall(then)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return ours
+
+
+def test_a_server_that_ends_while_a_rank_asks_it_again_is_followed_by_another():
+    room, holds = group_room(1), Holds(1)
+    made = packed(Frame(Kind.BATCH, 0, pickle.dumps("made")))
+    lives = iter([b"", None, made])
+    client = Client(lambda: served(room, holds, next(lives)), {})
+
+    assert client.wait(client.ask(b"key"), 30, lambda: "a batch") == "made"
+    client.close()
 
 
 def test_kept_workers_that_are_shared_make_every_epoch(launch):
