@@ -89,7 +89,7 @@ def unsealed(value: Mapping[str, Json], *, of: str) -> JsonObject:
         raise StateError(f"{of} is damaged ({error}); resume from an earlier checkpoint") from error
     if value.get(SEAL) != expected:
         raise StateError(
-            f"{of} is damaged: it carries digest {value.get(SEAL)!r}, its content has {expected!r}; "
+            f"{of} is damaged: it carries digest {shown(value.get(SEAL))}, its content has {expected!r}; "
             "resume from an earlier checkpoint"
         )
     return content

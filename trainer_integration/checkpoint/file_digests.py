@@ -11,7 +11,7 @@ import xxhash
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import open_file, read_kept_file
-from omniload.base.state import Json, JsonObject, json_digest
+from omniload.base.state import Json, JsonObject, json_digest, shown
 
 __all__ = [
     "FileDigest",
@@ -129,7 +129,7 @@ def unsealed_json(data: bytes, *, name: str) -> JsonObject:
     found = value.pop("blake2b", None)
     if found != (expected := json_digest(value)):
         raise IntegrityError(
-            f"{name} carries digest {found!r}, its content has {expected!r}; restore the file or "
+            f"{name} carries digest {shown(found)}, its content has {expected!r}; restore the file or "
             "resume from an earlier checkpoint"
         )
     return value

@@ -60,6 +60,11 @@ def test_sealed_json_comes_back_as_it_went(tmp_path):
         (b"{", "cannot be read as JSON"),
         (b"[1]", "holds a list"),
         (b'{"a": 1}', "carries digest None"),
+        pytest.param(
+            b'{"blake2b": ' + 1022 * b"[" + 1022 * b"]" + b"}",
+            "carries digest a list of 1",
+            id="nested",
+        ),
     ],
 )
 def test_json_without_a_fitting_seal_is_refused(tmp_path, text, reason):
