@@ -210,7 +210,7 @@ class Meeting:
         """Post the error in place of whatever notes this rank still owes."""
         rank, text = self.launch.rank, Failure.of(error).model_dump_json()
         owed = ("hosts", "plane") if rank == 0 else ("here", "node", "joined")
-        with suppress(UnavailableError):  # nobody is there to read it
+        with suppress(OmniloadError):  # nobody is there to read it, or nothing can be written
             for key in owed:
                 self.post(key if rank == 0 else f"{key}/{rank}", text)
 

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from omniload.base.errors import (
-    ConfigError,
-)
+from omniload.base.errors import ConfigError, system_refusals
+from omniload.base.reading import read_small_file
 
 __all__ = ["FolderRendezvous", "Rendezvous"]
 
@@ -56,12 +55,15 @@ class FolderRendezvous(Rendezvous):
 
     @override
     def post(self, key: str, text: str) -> bool:
-        place = self._place(key)
+        with system_refusals(f"address {str(self._folder)!r}"):
+            return self._posted(self._place(key), text)
+
+    def _posted(self, place: Path, text: str) -> bool:
         draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.draft")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 -- made with its mode
-            file.write(text)
         try:
+            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 -- made with its mode
+                file.write(text)
             # A link fails where the note is there already; a rename would replace it.
             os.link(draft, place)
         except FileExistsError:
@@ -77,12 +79,10 @@ class FolderRendezvous(Rendezvous):
             if time.monotonic() >= until_s:
                 return None
             time.sleep(min(_POLL_S, timeout_s))
-        if place.stat().st_size > _LARGEST_NOTE_BYTES:
-            raise ConfigError(
-                f"{place} holds {place.stat().st_size} bytes, more than the {_LARGEST_NOTE_BYTES} of a note; "
-                "name a folder of this job alone"
-            )
-        return place.read_text(encoding="utf-8")
+        with system_refusals(f"address {str(self._folder)!r}"):
+            note = read_small_file(place, most_bytes=_LARGEST_NOTE_BYTES, what="a note of this job")
+        # Bytes that are no text make it none of ours, which its reader says with the rank that wrote it.
+        return note.decode(errors="replace")
 
     def _place(self, key: str) -> Path:
         return self._folder / key.replace("/", ".")

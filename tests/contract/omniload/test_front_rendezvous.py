@@ -1,5 +1,6 @@
 """What every rendezvous promises: a note is written once, read whole, and waited for no longer than told."""
 
+import os
 import socket
 import threading
 
@@ -101,6 +102,26 @@ def test_a_folder_of_notes_is_its_owners_alone(tmp_path):
     assert modes == {"notes": 0o700, "plane": 0o600}
 
 
+def test_a_folder_that_goes_away_is_told_by_its_name(tmp_path):
+    rendezvous = FolderRendezvous(tmp_path / "notes")
+    (tmp_path / "notes").rmdir()
+
+    with pytest.raises(ConfigError, match=r"address '.*notes': .*; correct the path"):
+        rendezvous.post("plane", "note")
+
+
+def test_what_is_no_note_is_refused_and_never_waited_for(tmp_path):
+    rendezvous = FolderRendezvous(tmp_path / "notes")
+    os.mkfifo(tmp_path / "notes" / "pipe")
+    rendezvous.post("bytes", "")
+    (tmp_path / "notes" / "bytes").write_bytes(b"\xff")
+
+    with pytest.raises(ConfigError, match="pipe: is a pipe; give the path of a note of this job"):
+        rendezvous.read("pipe", LONG_S)
+    with pytest.raises(ConfigError, match="install one release"):
+        read_as(rendezvous, "bytes", Joined, of_rank=1, timeout_s=LONG_S)
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
 
@@ -113,7 +134,7 @@ def test_a_file_far_too_large_for_a_note_is_not_read(tmp_path):
     with (tmp_path / "plane").open("wb") as file:
         file.truncate(1 << 40)
 
-    with pytest.raises(ConfigError, match="more than the 1048576 of a note"):
+    with pytest.raises(ConfigError, match=r"plane: holds 1 TiB, more than 1 MiB; is it a note"):
         rendezvous.read("plane", LONG_S)
 
 
