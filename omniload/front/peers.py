@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.actors.plane import RankHandle
-from omniload.base.errors import ConfigError, OmniloadError, StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.batch.wire import from_bytes, to_bytes
@@ -77,15 +77,13 @@ class FetchingHandle(RankHandle):
         try:
             batch = self._handle.take(step, timeout_s)
             state = self._state_before(step if batch is None else step + 1)
-        except OmniloadError as error:
+            data = _NOTHING if batch is None else to_bytes(batch)
+        except Exception as error:  # whatever it is, peers would wait for what does not come
             self._peers.give(
                 "failure", step, Failure.of(error).model_dump_json().encode(), _NOTHING
             )
             raise
-        if batch is None:
-            self._peers.give("end", step, state, _NOTHING)
-        else:
-            self._peers.give("batch", step, state, to_bytes(batch))
+        self._peers.give("end" if batch is None else "batch", step, state, data)
         return batch
 
     @override

@@ -107,6 +107,16 @@ def test_a_failure_of_the_plane_is_raised_by_every_peer_with_the_rank_it_came_by
     assert fetching.next_batch().step == following.next_batch().step == 3
 
 
+def test_what_nobody_foresaw_is_told_to_every_peer_too(pair):
+    fetching, following, plane, _ = pair
+    plane.failure = MemoryError("no room for a batch")
+
+    with pytest.raises(MemoryError):
+        fetching.next_batch()
+    with pytest.raises(UnavailableError, match="rank 4: no room for a batch"):
+        following.next_batch()
+
+
 def test_a_wait_that_was_given_up_may_be_taken_up_again(pair):
     fetching, following, _, _ = pair
     with pytest.raises(UnavailableError, match=r"0\.5 s"):
