@@ -48,6 +48,7 @@ def groups_for_saving(groups: ProcessGroups) -> ProcessGroups:
     """
     if groups.world is None:
         return groups
+    # Gloo pairs messages by their order within a group: those of a save would meet those of a step.
     world = dist.new_group(backend="gloo", timeout=timedelta(seconds=_LONGEST_S))
     return replace(groups, world=world)
 
@@ -106,6 +107,7 @@ class BackgroundSaver:
             self._copy[name] = buffer
         for gone in self._copy.keys() - tensors.keys():
             del self._copy[gone]
+        # Copies from a GPU have only begun above, and the next step writes over what they read.
         if any(tensor.device.type == "cuda" for tensor in tensors.values()):
             torch.cuda.synchronize()
 

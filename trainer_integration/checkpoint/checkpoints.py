@@ -96,6 +96,7 @@ class Checkpoints(Saving[Path]):
             raise StateError(f"{final} exists already; resume from it, or move it away")
         need = sum(tensor.nbytes for tensor in tensors.values())
         if self._rank == 0:
+            # Before room is measured: what a crash has left takes some of it.
             self._sweep()
         require_room(str(final), need, self._room, self._group)
         if self._rank == 0:
@@ -166,6 +167,7 @@ class Checkpoints(Saving[Path]):
         set_optimizer(model, optimizer, tensors)
         progress = meta.get("progress", {})
         assert isinstance(progress, dict), "the digest of meta.json fits, so its form does"
+        # Bytes that were compared with the digest in meta.json above.
         loader_state = orjson.loads((path / LOADER).read_bytes())
         return Restored(step=step, loader_state=loader_state, progress=progress)
 
@@ -209,6 +211,7 @@ class Checkpoints(Saving[Path]):
     def _gathered_seals(self, partial: Path) -> dict[str, FileDigest]:
         """Have every rank read its own file back, and return the seals of all."""
         own = sorted(partial.glob(f"shard-{self._rank + 1:05d}-*.safetensors"))
+        # A rank that was dealt no tensor has written no file.
         seal = FileDigest.of(own[0]) if own else FileDigest(size_bytes=-1, xxh3=0)
         # Two signed halves: a checksum does not fit a signed 64-bit element.
         row = torch.tensor([seal.size_bytes, seal.xxh3 >> 32, seal.xxh3 & 0xFFFFFFFF])
@@ -240,6 +243,7 @@ class Checkpoints(Saving[Path]):
             "files": {name: seal.to_json() for name, seal in seals.items()},
         }
         write_sealed_json(partial / META, meta)
+        # DCP has synced the shards, and the two files were written synced; their names are not on storage yet.
         sync_folder(partial)
         partial.rename(final)
         sync_folder(self.folder)
@@ -253,6 +257,7 @@ class Checkpoints(Saving[Path]):
         listed = meta.get("files")
         assert isinstance(listed, dict), "the digest of meta.json fits, so its form does"
         names = sorted(listed)
+        # DCP reads every shard in the folder, whether it was saved with the others or not.
         present = {file.name for file in path.glob("*.safetensors")}
         if strangers := sorted(present - listed.keys()):
             raise IntegrityError(
@@ -264,6 +269,7 @@ class Checkpoints(Saving[Path]):
             if i % self._world_size == self._rank
             and (fault := FileDigest.from_json(listed[name]).fault_in(path / name)) is not None
         ]
+        # Told to all: one that finds nothing would wait for the others in the load's first collective.
         worst = torch.tensor(faults[0][0] if faults else -1)
         if self._group is not None:
             dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._group)

@@ -27,6 +27,7 @@ META = "meta.json"
 LOADER = "loader.json"
 """File of the data plane's state in a checkpoint."""
 
+# The whole name: one that ends in ``.partial`` or ``.aside-1`` is no checkpoint.
 _COMMITTED = re.compile(r"step-(\d{8,})")
 
 
@@ -69,6 +70,7 @@ def loader_state_of(path: Path) -> JsonObject:
     assert isinstance(files, dict), "the digest of meta.json fits, so its form does"
     seals = {name: FileDigest.from_json(seal) for name, seal in files.items()}
     sizes = (seal.size_fault_in(path / name) for name, seal in sorted(seals.items()))
+    # The state is read whole, as the data plane opens with it; ranks compare every byte of the tensors as they load.
     fault = seals[LOADER].fault_in(path / LOADER) or next(filter(None, sizes), None)
     if fault is not None:
         raise IntegrityError(f"{fault}; resume from an earlier checkpoint")

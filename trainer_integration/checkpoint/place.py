@@ -77,6 +77,7 @@ class FolderPlace(CheckpointPlace):
         path = checkpoint_folder.path_of(self.folder, step)
         aside = _free_name(path.name, {entry.name for entry in self.folder.iterdir()})
         path.rename(self.folder / aside)
+        # Or a power cut would bring the old name back, to be resumed from again.
         sync_folder(self.folder)
         return aside
 

@@ -42,6 +42,7 @@ def require_room(
         NoRoomError: Naming what is needed and what is free.
     """
     need = tensor_bytes + _MARGIN_BYTES
+    # No tensor holds None, and ranks that know different sizes would decide differently.
     free = -1
     if group is None or dist.get_rank(group) == 0:
         found = room()
@@ -87,6 +88,7 @@ def own_errors(
     """
     try:
         with warnings.catch_warnings():
+            # DCP warns of a rank alone, which asked for that by ``no_dist``.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except CheckpointException as failure:
@@ -98,6 +100,7 @@ def own_errors(
         if room is not None and is_full(error):
             free: int | None = None
             with suppress(OSError, OmniloadError):
+                # For the message alone: that it fails too must not hide why the save did.
                 free = room()
             raise no_room(where, need, free, said) from failure
         if isinstance(error, OSError):

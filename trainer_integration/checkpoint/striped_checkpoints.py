@@ -62,6 +62,7 @@ class StripedCheckpoints(Saving[str]):
     ) -> str:
         """Save and commit tensors; see ``save``."""
         if self._rank == 0:
+            # Nobody writes meanwhile: ``save_striped`` begins with a word of rank 0 for which the others wait.
             self._sweep()
         about: JsonObject = {
             "step": step,

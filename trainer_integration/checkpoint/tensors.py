@@ -79,6 +79,7 @@ def set_optimizer(
     """Give the optimiser the state that was loaded into ``tensors``."""
     _, state = _flat_states(model, optimizer)
     loaded = {
+        # What is no tensor, such as betas, was not saved, and stays as the configuration of this run has it.
         name: _as_held(tensors.get(f"optimizer.{name}", value), value)
         for name, value in state.items()
     }

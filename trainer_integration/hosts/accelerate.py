@@ -171,6 +171,7 @@ def keep_place(prepared: Any) -> None:
     prepared.use_stateful_dataloader = False
     if isinstance(prepared, DataLoaderDispatcher):
         prepared.adjust_state_dict_for_prefetch = _AsOfGroup(prepared)
+    # What accelerate answers with before the first batch; from then on it asks for the state itself.
     prepared.dl_state_dict = hosted.state_dict()
 
 

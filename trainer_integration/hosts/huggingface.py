@@ -80,6 +80,7 @@ class ExactResume(_Base):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **keywords: Any) -> Any:
         """Take the batches of an optimiser's step; after a resume from our place, not from a loader that skips."""
+        # The Trainer makes one iterator an epoch, and hands it over with every step of that.
         if epoch_iterator is not self._given:
             self._given, self._taken = epoch_iterator, epoch_iterator
             if self._resuming:
@@ -88,6 +89,7 @@ class ExactResume(_Base):
         return super().get_batch_samples(self._taken, *args, **keywords)
 
     def _save_rng_state(self, output_dir: str) -> None:
+        # The one step of a checkpoint that every rank goes through, with its folder.
         super()._save_rng_state(output_dir)
         if self._kept is not None and hasattr(self._kept.base_dataloader, "state_dict"):
             save_states(output_dir, [self._kept.state_dict()], **self._rank())

@@ -39,6 +39,7 @@ class DataLoader(data_loader.DataLoader):
         if not self.is_mix and self.generator is None:
             self.generator = torch.Generator().manual_seed(torch.initial_seed())
             sampler: Any = self.sampler
+            # ``self`` stands for a sampler without such an attribute, which is left as it is.
             if getattr(sampler, "generator", self) is None:
                 sampler.generator = self.generator
 

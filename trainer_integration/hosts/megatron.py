@@ -74,6 +74,7 @@ class MegatronIterator(Iterator[Any]):
         # Made with the first batch: a wrapper that calls iter() early freezes no place.
         if self._batches is None:
             self._batches = iter(self._loader)
+        # ``self`` stands for the end, as no batch is it: a mix may hand out anything through ``collate_fn``.
         batch = next(self._batches, self)
         if batch is self and not self._loader.is_mix:
             self._batches = iter(self._loader)

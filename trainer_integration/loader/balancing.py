@@ -60,6 +60,7 @@ class CostBatches:
         costs_N = np.asarray([self._cost(index) for index in members])
         each = len(members) // ranks
         least, most = (each, each) if self._counts == "equal" else (1, None)
+        # The same on every rank without a message: the same costs in the same order.
         dealt = balance(costs_N, ranks, max_count=most, min_count=least)
         return [members[at] for at in np.flatnonzero(dealt.bins_N == rank).tolist()]
 
@@ -127,6 +128,7 @@ def token_mean(
     Raises:
         ValueError: No rank has a token.
     """
+    # Exact up to 2**53, where float32 would round from 2**24 on.
     total = torch.as_tensor(tokens, dtype=torch.float64, device=loss_sum.device).clone()
     ranks = 1
     if dist.is_available() and dist.is_initialized():

@@ -166,6 +166,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if is_of_torchdata(state_dict):
             iterable = self._dataset_kind == _DatasetKind.Iterable
             state_dict = from_torchdata(state_dict, anatomy, shape, iterable=iterable)
+        # Before anything is taken over: a state that is refused leaves the loader where it stands.
         check(self, LoaderState.of(state_dict), shape)
         self._pending = dict(state_dict)
         live = None if self._live is None else self._live()
@@ -245,6 +246,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         else:
             self.check_worker_number_rationality()
             made = self._ways.kind(self)
+        # Weak: an iterator that the trainer drops ends its workers as it is collected.
         self._live = weakref.ref(made)
         return made
 

@@ -40,6 +40,7 @@ class StackPipes:
     def stack_of(self, worker: int, pid: int) -> str:
         """Return the stacks of a worker, or why there are none."""
         reader = self._readers[worker]
+        # By default the signal ends a process: it is sent only once the handler is known to be there.
         if worker not in self._ready and _read(reader, len(_READY), 0) != _READY:
             return "it has not come to its first batch: it is still starting"
         self._ready.add(worker)

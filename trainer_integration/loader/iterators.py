@@ -191,6 +191,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         super().__init__(Settings(loader, replaced))
         self._pipes_of = [pipes] * loader.num_workers
         if pipes is not None:
+            # From here on a pipe ends with its worker: nobody else can write into it.
             pipes.close_writers()
 
     def _carrying(self, collate: Any) -> Any:

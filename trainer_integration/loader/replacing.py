@@ -51,9 +51,11 @@ class Replacing(ManyProcesses):
         while True:
             left_s = until_s - time.monotonic()
             try:
+                # Woken each second, so that a dead worker is seen long before ``timeout=`` is over.
                 data = self._data_queue.get(timeout=min(_LOOK_S, max(left_s, 0.001)))
             except queue.Empty:
                 if self._replaced_any(late=left_s <= 0):
+                    # The new worker has all of the limit for the batch.
                     until_s = time.monotonic() + self._timeout
                 continue
             if self._is_owed(data[0]):
@@ -98,6 +100,7 @@ class Replacing(ManyProcesses):
         old.kill()
         old.join(_END_S)
         self._refuse_half_a_message(worker)
+        # What the old worker has not read stays in its pipe; this process must not wait for that at its end.
         self._index_queues[worker].cancel_join_thread()
         self._index_queues[worker].close()
         self._start(worker)
@@ -106,6 +109,7 @@ class Replacing(ManyProcesses):
             self._index_queues[worker].put((task, index))
 
     def _refuse_half_a_message(self, worker: int) -> None:
+        # A worker that is killed while it writes leaves this lock taken, and half a message before the next one's.
         lock: Any = self._worker_result_queue._wlock  # type: ignore[attr-defined]
         if not lock.acquire(timeout=_END_S):
             raise WorkerTimeoutError(
@@ -127,6 +131,7 @@ class Replacing(ManyProcesses):
     def _start(self, worker: int) -> None:
         """Start a worker as torch has started the first one, with memory of its own."""
         context, pipes = self._context, StackPipes(self._context, self._num_workers)
+        # Batches that came of the old worker lie in the memory that this holds.
         self._earlier.append(self._collate_fn)
         collate = self._carrying(sealing(self._dataset, self._user_collate, self._num_workers))
         self._progress.replaces(worker, self._state_ahead(worker))

@@ -23,6 +23,7 @@ from trainer_integration.loader.resuming.random_state import Ambient
 __all__ = ["Anatomy", "is_stateful", "shape_of"]
 
 _DRAWS = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
+# Compared by exact type: a subclass may order in any other way.
 _KNOWN = {
     BatchSampler,
     CostBatches,

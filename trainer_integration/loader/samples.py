@@ -62,6 +62,7 @@ class Samples(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         place = 0 if worker is None else worker.id
+        # Once: a worker that is kept iterates again, from the beginning, for every further epoch.
         start, self._starts = self._starts[place], [Start()] * len(self._starts)
         if worker is None and start.drawn is not None and start.state is None:
             self.begun, self.drawn = start.begun, start.drawn

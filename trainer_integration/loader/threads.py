@@ -62,6 +62,7 @@ class Lanes:
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
+            # A finalizer runs in whichever thread drops the last reference, which may be one of these.
             if thread is not threading.current_thread():
                 thread.join(_PATIENCE_S)
 
@@ -127,6 +128,7 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
             loader.num_workers,
             loader.worker_init_fn,
         )
+        # The threads know nothing of the iterator: dropped in mid-epoch it is collected, and they end.
         self._end = weakref.finalize(self, self._lanes.close)
         self._ahead = loader.prefetch_factor * loader.num_workers
         self._asked: deque[Future[Any]] = deque()

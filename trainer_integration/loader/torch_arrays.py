@@ -119,6 +119,7 @@ class StoreRendezvous(Rendezvous):
     @override
     def post(self, key: str, text: str) -> bool:
         try:
+            # The one call of the store that two ranks cannot both be first in; ``set`` would let the last one win.
             if self._store.add(f"{key}#", 1) > 1:
                 return False
             self._store.set(key, text)
@@ -194,6 +195,7 @@ def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:
             is_master=launch.rank == 0 and not hosted,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
+            # Another store of this process may be at the port: that of a process group initialised before or after.
             multi_tenant=True,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:

@@ -110,6 +110,7 @@ def within_capacity(
     groups_NK = routing.experts_NK // (num_experts // num_groups)
     cells_NK = inputs.rows_N.unsqueeze(1) * num_groups + groups_NK
     cells, affinities = (inputs.of_all_peers(x, peers) for x in (cells_NK, affinity_NK))
+    # Two stable sorts: by cell, within a cell by affinity, and of equal ones the earlier token first.
     order = torch.argsort(affinities.reshape(-1), descending=True, stable=True)
     order = order[torch.argsort(cells.reshape(-1)[order], stable=True)]
     sorted_cells = cells.reshape(-1)[order]

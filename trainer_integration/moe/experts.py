@@ -97,5 +97,6 @@ class _ByExpert(torch.autograd.Function):
         grad_x_SI, grad_weight_EOI = torch.empty_like(x_SI), torch.empty_like(weight_EOI)
         for expert, rows in _ranges(ends_E):
             torch.mm(grad_SO[rows], weight_EOI[expert], out=grad_x_SI[rows])
+            # Of an expert without rows this is a product over nothing: zeros, where ``empty_like`` left anything.
             torch.mm(grad_SO[rows].t(), x_SI[rows], out=grad_weight_EOI[expert])
         return grad_x_SI, grad_weight_EOI, None

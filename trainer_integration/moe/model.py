@@ -164,8 +164,10 @@ class MoETransformer(nn.Module):
         number, so that the stream's size does not grow with depth. A rank that holds a part of
         a matrix draws all of it, one matrix at a time, and keeps its own.
         """
+        # On the host, wherever the model is: a GPU's generator draws other numbers from the same seed.
         generator = torch.Generator().manual_seed(seed)
         into_stream = self.config.init_std / math.sqrt(2 * self.config.num_layers)
+        # A model that was made on ``meta`` has whatever its memory held before.
         for buffer in self.buffers():
             buffer.zero_()
         for name, parameter in self.named_parameters():

@@ -81,6 +81,7 @@ class ReportProcess:
         if process is None:
             return
         assert process.stdin is not None
+        # The sign to end; a rank that is killed gives it just as well.
         process.stdin.close()
         try:
             process.wait(_END_S)

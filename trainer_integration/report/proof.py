@@ -145,6 +145,7 @@ def prove(
         logged[from_step] = []  # a step that the log should have
     last = max(logged)
     spec = PlaneSpec(
+        # Samples do not depend on the runtime, and threads of this process need no Ray.
         mix=mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": "local"})}),
         base_dir=life.base_dir,
         tree=ClientPlaceTree.of(dp=1),

@@ -120,6 +120,7 @@ class FlatAdamW:
         squares = torch.stack([_square(self._common), _square(self._of_experts)])
         if self._sharded_over is not None:
             dist.all_reduce(squares, group=self._sharded_over)
+        # Peers hold different experts; of everything else each has the same sum already.
         squares[1:] = self._peers.summed(squares[1:])
         return math.sqrt(float(squares.sum()))
 

@@ -115,6 +115,7 @@ class Box:
         """
         if not self.num_elements:
             return
+        # Cut along one of a single element, every slab would enclose the whole box.
         dimension = next((d for d, n in enumerate(self.lengths_D) if n > 1), 0)
         rows = self.lengths_D[dimension] if self.lengths_D else 1
         stride = self.strides_D[dimension] if self.strides_D else 1
@@ -124,6 +125,7 @@ class Box:
             for d, (length, step) in enumerate(zip(self.lengths_D, self.strides_D, strict=True))
             if d != dimension
         )
+        # The first row counts whole, every further one as the stride to it.
         per_slab = 1 + max(0, (most_bytes // element_bytes - row) // stride)
         for begin in range(0, rows, per_slab):
             num_rows = min(per_slab, rows - begin)

@@ -203,6 +203,7 @@ def lay_out(chunks: Sequence[ChunkToSave]) -> tuple[bytes, tuple[int, ...]]:
         "DCP_SHARDING_INFO": orjson.dumps(offsets).decode(),
     }
     text = orjson.dumps({"__metadata__": custom, **entries})
+    # The format lets a header end in spaces; its length, eight bytes, stands before it.
     text = text.ljust(-(-(8 + len(text)) // _PAGE_BYTES) * _PAGE_BYTES - 8)
     head = len(text).to_bytes(8, "little") + text
     return head, tuple(len(head) + start for start in starts)

@@ -48,6 +48,7 @@ def read_index(files: StripedFiles, folder: str) -> Index:
     try:
         with files.open(within(folder, INDEX)) as file:
             size_bytes = file.reader.size_bytes
+            # Told from the manifest, before a byte of it is held.
             is_index = size_bytes <= MAX_INDEX_BYTES
             data = bytes(file.reader.read(0, size_bytes)) if is_index else b""
     except FileNotFoundError as error:

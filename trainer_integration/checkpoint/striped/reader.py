@@ -204,6 +204,7 @@ class StripedReader(StorageReader):
             rest = [future for of_file in fills.values() for future in of_file]
             for future in rest:
                 future.cancel()
+            # Ranges that are under way still write into tensors which the caller may let go of after an error.
             with suppress(OSError, OmniloadError):
                 wait_all(rest)
 
@@ -212,6 +213,7 @@ class StripedReader(StorageReader):
         waiting: list[tuple[_Read, Slab, Tensor]] = []
         staged_bytes = 0
         for read in reads:
+            # Quarters, so that some slabs are read side by side within the staging memory.
             for slab in read.box.slabs(read.dtype.itemsize, most_bytes=_STAGING_BYTES // 4):
                 elements = slab.size_bytes // read.dtype.itemsize
                 waiting.append((read, slab, torch.empty(elements, dtype=read.dtype)))

@@ -171,6 +171,7 @@ class StripedWriter(StorageWriter):
                 f"{location_of(self._files, self._folder)} holds a checkpoint; load it, or save into another folder"
             )
         for name in names:
+            # The folder may hold files of others: it may be the root of the namespace.
             if name.startswith("shard-"):
                 self._files.names.remove(within(self._folder, name))
 

@@ -26,11 +26,13 @@ _VERSION = 2
 _UNSEALED_VERSION = 1
 """Had a digest of the order alone."""
 _SEAL = "blake2b"
+# What frameworks add to a state, such as a count of epochs, is theirs, and under no digest.
 _OURS = (
     *("version", "kind", "stage", "seed", "shape", "generators", "batches", "late", "digest"),
     *("workers", "next_worker", "given"),
 )
 _AS_JSON = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+# What JSON would bring back as another type has no digest: it is compared by nobody, and kept as it is.
 _AS_GIVEN = (
     orjson.OPT_SORT_KEYS
     | orjson.OPT_NON_STR_KEYS

@@ -84,6 +84,7 @@ class Epoch:
         if self.tasks >= len(self.start.late) and not self._anatomy.known:
             self._digest = zlib.crc32(repr(index).encode(), self._digest)
         keeper = self._anatomy.keeper
+        # Now: by the time that this batch is handed out, the sampler has been drawn from for those behind it.
         kept = None if keeper is None else deepcopy(keeper.state_dict())
         self._held[self.tasks] = Drawn(index, self._digest, kept)
         self.tasks += 1
@@ -204,10 +205,12 @@ class _Resumed(_Indices):
     @override
     def _begin(self) -> Iterator[Any]:
         place, anatomy = self._epoch.start, self._order.anatomy
+        # The place is of this epoch alone.
         self._order.resume = None
         anatomy.set_epochs(place.epochs)
         if anatomy.keeper is not None and place.kept is not None:
             restore(cast("JsonObject", place.now), anatomy.generators)
+            # A copy: a sampler may go on in what it is given, and the state may be loaded once more.
             anatomy.keeper.load_state_dict(deepcopy(place.kept))
             return iter(anatomy.sampler)
         # What is drawn on the way was drawn once already: the global generators stay untouched.
@@ -224,6 +227,7 @@ class _Resumed(_Indices):
 
     def _seek(self, source: Iterator[Any], place: Place) -> Iterator[Any]:
         anatomy = self._order.anatomy
+        # Late batches lie before the place: their indices must be drawn once more.
         if not place.late and (rest := anatomy.after(place.batches)) is not None:
             return rest
         late, digest = [], 0

@@ -72,6 +72,7 @@ class Progress:
             self._anatomy, state.place if running and state and not self._iterable else None
         )
         self._first_worker = 0
+        # Among another number of workers the turn means nothing, and a map dataset needs none.
         if running and state and state.workers == self._workers:
             self._first_worker = state.next_worker
         self._next_worker = self._first_worker

@@ -131,6 +131,7 @@ def _written(handle: int, items: Sequence[Any]) -> Any:
     """Write pickled items behind room for their ends, in pieces; return the ends, ``[N + 1]``."""
     ends_N = np.empty(len(items) + 1, np.int64)
     at = ends_N[0] = ends_N.nbytes
+    # A duplicate: the file closes what it was given, and the memory is mapped from the handle later.
     with os.fdopen(os.dup(handle), "wb", _PIECE_BYTES) as file:
         file.seek(int(at))
         for number, item in enumerate(items, 1):
@@ -155,6 +156,7 @@ def pack_lists(dataset: Any, depth: int = _DEPTH) -> int:
             count += _pack(dataset, name, value)
         elif isinstance(value, list | tuple):
             count += sum(pack_lists(each, depth - 1) for each in value[:_LONG])
+        # Datasets within this one, as a ``Subset`` has them.
         elif hasattr(type(value), "__getitem__") and not isinstance(value, dict | str | bytes):
             count += pack_lists(value, depth - 1)
     return count

@@ -268,6 +268,7 @@ class Desk:
         """Tell those that wait for the batch that the worker was at; have the next one made by another."""
         orders, self._orders[worker] = self._orders[worker], []
         commands: list[Command] = []
+        # A worker makes its orders in turn: the first is the one that it ended at.
         for number in orders[:1]:
             lost = Frame(Kind.LOST, number, why.encode())
             commands += [_given(rank, task, lost) for rank, task in self._jobs[number].waiting]

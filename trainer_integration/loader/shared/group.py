@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 def address_of(name: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the address of a group of this launch; outside of a launch one that nobody else has."""
     launch = launch_of(environment) or secrets.token_hex(16)
+    # Ranks that an agent starts again must not meet workers of the start before, which are on their way out.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "")
     identity = f"{os.getuid()}\n{launch}\n{attempt}\n{name}"
     digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
@@ -54,6 +55,7 @@ def connected(address: str, setup: Setup, context: Any) -> socket.socket:
             connection.connect(address)
         except OSError as error:
             connection.close()
+            # Nobody listens yet, or more ranks knock at once than the listener queues.
             if error.errno not in {errno.ECONNREFUSED, errno.EAGAIN}:
                 raise
             if not _started(address, setup, context):
@@ -81,6 +83,7 @@ def _started(address: str, setup: Setup, context: Any) -> bool:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise
+        # Before there is a server: ranks that come while it starts wait here, and start no other.
         listener.listen(128)
         start = context.Process(
             target=_detached, args=(setup, listener, context.get_start_method())

@@ -186,6 +186,7 @@ class Client:
             return
         if frame is None:
             return
+        # By a message of a worker's, not by a welcome: servers that let ranks in and end would be followed for ever.
         self._lost = 0
         if self._wanted.pop(frame.number, None) is None:
             self._let_go(frame)

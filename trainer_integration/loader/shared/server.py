@@ -86,6 +86,7 @@ def serve(setup: Setup, listener: socket.socket, context: Any) -> None:
         traceback.print_exc()
         raise
     finally:
+        # Not by ``sys.exit``: what the rank has registered for its own end came along with the fork.
         os._exit(code)
 
 

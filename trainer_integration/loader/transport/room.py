@@ -142,6 +142,7 @@ class Room:
     def tensor(self, state: int, start: int, size_bytes: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a block as a flat tensor; the block is free again when its last view is gone."""
         view = self.memory[start : start + size_bytes]
+        # Of the view, which torch holds as long as any tensor over the block: the first may go before its own views.
         self._held[state] = weakref.ref(view, _Release(self, state))
         return torch.frombuffer(view, dtype=dtype)
 

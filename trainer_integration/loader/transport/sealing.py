@@ -86,6 +86,7 @@ class SealingCollate:
 
         Another collate_fn may keep what torch's made for it, so that goes to memory of its own.
         """
+        # Where the user has put one of his own there, that one decides.
         if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
             direct = self._collate is default_collate
             default_collate_fn_map[torch.Tensor] = self._stack if direct else _stack_apart
@@ -154,6 +155,7 @@ class LayingPickler(pickle.Pickler):
         at = storage.data_ptr()
         if at in self._first:
             return _as_view, (self._first[at], *_form(thing))
+        # Up to twice its own bytes a storage goes whole, and views share it there as here; beyond it costs too much.
         if size_bytes > 2 * own_bytes or size_bytes % thing.element_size():
             return self._part(thing)
         sent = self._sent(thing if whole else _flat(thing), at)
