@@ -26,7 +26,7 @@ from omniload.base.errors import OmniloadError
 from omniload.base.reading import read_small_file
 from omniload.base.state import Json, JsonObject
 from omniload.importing.documents import parsed
-from omniload.importing.fields import Fields
+from omniload.importing.fields import Fields, is_count
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
 from omniload.source.braces import expanded
@@ -146,9 +146,7 @@ class _Reader:
             except ValueError as error:
                 entry.refuse("path", f"{folder}/.nv-meta/split.yaml: {error}")
                 return 1.0
-            return float(
-                sum(n for name, n in counts.items() if name in named and isinstance(n, int))
-            )
+            return sum(float(n) for name, n in counts.items() if name in named and is_count(n))
         entry.refuse(
             "repetitions",
             f"count samples, and {folder}/.nv-meta/.info.json says none; run beside the data",
@@ -231,7 +229,7 @@ def _json(file: Path) -> dict[str, object]:
         content = json.loads(
             read_small_file(file, most_bytes=_MOST_INFO_BYTES, what="counts of shards")
         )
-    except (OmniloadError, ValueError):
+    except (OmniloadError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

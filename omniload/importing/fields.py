@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from typing_extensions import TypeIs
+
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import without_secrets
 from omniload.importing.documents import Lined, Place
 
-__all__ = ["Fields", "Report"]
+__all__ = ["Fields", "Report", "is_count"]
 
 Value = TypeVar("Value")
 _SHOWN = 60
@@ -198,6 +200,11 @@ class Fields:
         """Refuse the keys that nothing was done with: what they mean is not known here."""
         for key in self._content:  # its value is not shown: it may be a secret
             self.refuse(key, f"this key is not known; --leave-out {key} goes on without it")
+
+
+def is_count(value: object) -> TypeIs[int]:
+    """Tell whether a value is a whole number from 0 to what stands for a number with a fraction."""
+    return type(value) is int and 0 <= value <= _LARGEST
 
 
 _KINDS: dict[type, str] = {

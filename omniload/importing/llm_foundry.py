@@ -23,7 +23,7 @@ from pathlib import Path
 from omniload.base.errors import OmniloadError
 from omniload.base.reading import read_small_file
 from omniload.base.state import JsonObject
-from omniload.importing.fields import Fields
+from omniload.importing.fields import Fields, is_count
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.mosaic_states import Stream, drawn_of, read_mosaic_state
 from omniload.importing.tools import Tool, has_key
@@ -181,7 +181,7 @@ def _index(folder: str) -> dict[str, object] | None:
             Path(folder) / "index.json", most_bytes=_MOST_INDEX_BYTES, what="an index of MDS"
         )
         index = json.loads(content)
-    except (OmniloadError, ValueError):
+    except (OmniloadError, ValueError, RecursionError):
         return None
     return index if isinstance(index, dict) and isinstance(index.get("shards"), list) else None
 
@@ -190,7 +190,7 @@ def _samples(index: dict[str, object]) -> float:
     shards = index["shards"]
     assert isinstance(shards, list)
     counts = [shard.get("samples") for shard in shards if isinstance(shard, dict)]
-    return float(sum(count for count in counts if isinstance(count, int) and count > 0))
+    return sum(float(count) for count in counts if is_count(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -579,6 +579,35 @@ def test_an_index_of_something_else_is_no_index(folder):
     assert mix.sources["x"].text == "text"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 200_000, '{"shards": [{"samples": 1' + "0" * 400 + "}]}"],
+    ids=["nested", "huge"],
+)
+def test_an_index_that_no_index_can_be_counts_for_nothing(folder, text):
+    (folder / "x").mkdir()
+    (folder / "x" / "index.json").write_text(text)
+
+    mix, _ = imported(folder, "llm-foundry", foundry({"x": {"local": "x", "proportion": 1}}))
+
+    assert mix.sources["x"].text == "text"
+    with pytest.raises(ConfigError, match=r"weights|is its share"):
+        imported(folder, "llm-foundry", foundry({"x": {"local": "x"}}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 200_000, '{"shard_counts": {"s-0.tar": 1' + "0" * 400 + "}}"],
+    ids=["nested", "huge"],
+)
+def test_counts_of_shards_that_none_can_have_refuse_the_file(folder, text):
+    an_energon(folder / "a", field_map={"text": "txt"}, shards=["s-0.tar"], counts={"s-0.tar": 1})
+    (folder / "a" / ".nv-meta" / ".info.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"weights|count samples"):
+        imported(folder, "energon", metadataset({"blend_epochized": [{"path": "a"}]}))
+
+
 def faults(folder, tool, content, **asked):
     with pytest.raises(ConfigError) as raised:
         imported(folder, tool, content, **asked)
