@@ -56,10 +56,10 @@ class _Resume(click.ParamType[Resume]):
     ) -> Resume:
         if isinstance(value, int) or value in ("never", "latest"):
             return cast("Resume", value)
-        if str(value).isdecimal() and str(value).isascii():
-            return int(value)
+        if (step := decimal_of(str(value))) is not None:
+            return step
         raise click.BadParameter(
-            f"{value!r} is neither never nor latest nor the step of a checkpoint", ctx, param
+            f"{value!r:.60} is neither never nor latest nor the step of a checkpoint", ctx, param
         )
 
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
+from omniload.base.units import decimal_of
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.edits.arguments import amount_of, placed, what_is_set
 from omniload.commands.edits.asking import change_mix
@@ -260,12 +261,13 @@ def _skip_shard(
 
 
 def _range(steps: str) -> dict[str, object]:
-    first, colon, stop = steps.partition(":")
-    if not (colon and first.isdecimal() and stop.isdecimal()):
+    from_text, colon, to_text = steps.partition(":")
+    first, stop = decimal_of(from_text), decimal_of(to_text)
+    if not colon or first is None or stop is None:
         raise ConfigError(
             f"--steps {steps!r:.40} is no range of steps; say A:B, as 1200:1210 for ten of them"
         )
-    if int(stop) <= int(first):
+    if stop <= first:
         raise ConfigError(
             f"--steps {steps} are none: the second number is the first step that is not skipped; say {first}:B with a "
             f"B above {first}"

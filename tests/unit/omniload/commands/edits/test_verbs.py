@@ -1,0 +1,25 @@
+"""What the verbs that change a mix understand of their options."""
+
+import pytest
+from click.testing import CliRunner
+
+from omniload.base.errors import ConfigError
+from omniload.commands.edits.verbs import skip
+
+
+@pytest.mark.parametrize(
+    "steps",
+    ["12", ":", "a:b", "-1:2", "\u0661:\u0662", pytest.param(f"0:{'9' * 5000}", id="long")],
+)
+def test_what_is_no_range_of_steps_is_refused(steps, tmp_path):
+    with pytest.raises(ConfigError, match="is no range of steps; say A:B"):
+        CliRunner().invoke(
+            skip, [str(tmp_path), "--steps", steps], standalone_mode=False, catch_exceptions=False
+        )
+
+
+def test_a_range_of_no_step_is_refused_with_what_its_ends_mean(tmp_path):
+    with pytest.raises(ConfigError, match="the second number is the first step that is not"):
+        CliRunner().invoke(
+            skip, [str(tmp_path), "--steps", "10:9"], standalone_mode=False, catch_exceptions=False
+        )
