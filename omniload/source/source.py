@@ -380,10 +380,18 @@ def _digests_of(opened: OpenFormat) -> ShardDigests:
     units = opened.format.units()
     contents_F = units.contents_F
     used = [i for i, content in enumerate(contents_F) if content]
+    filled = np.flatnonzero(units.rows_U)
+    first_units = filled[np.unique(units.shards_U[filled], return_index=True)[1]]
     return ShardDigests(
         names=digest_of([opened.files[i] for i in used]),
         contents=digest_of_texts(contents_F[i] for i in used),
-        paths=tuple(
-            opened.files[i].path for i in np.unique(units.shards_U[units.rows_U > 0]).tolist()
-        ),
+        paths=tuple(_path_of(opened, unit) for unit in first_units.tolist()),
     )
+
+
+def _path_of(opened: OpenFormat, unit: int) -> str:
+    """Return the path of the shard of a unit; of one of several files as none of them is called."""
+    numbers = opened.format.units().files_of(unit)
+    # Whoever names one of the files does not mean the others: a name of a group is no path.
+    others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+    return opened.files[numbers[0]].path + others

@@ -276,6 +276,8 @@ def _shard_in(change: SkipShard, mix: MixConfig, base_dir: Path, cache_dir: Path
             for name in names
         }
     having = [name for name in names if shards_like(change, {name: listed[name]}).matches]
+    if change.source is not None:
+        having = names  # its shards may be groups of files, which no listing names
     if not having:
         return shard_meant(change, mix.names, [shards_like(change, listed)])
     shell = LoaderShell(

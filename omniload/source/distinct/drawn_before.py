@@ -104,8 +104,7 @@ def drawn_before(
         return None
     path = base_dir / config.drawn_before
     where = f"sources.{name}.drawn_before: {path}"
-    rows_F = np.bincount(units.shards_U, weights=units.rows_U, minlength=len(files))
-    shards = _Shards([file.path for file in files], rows_F.astype(np.int64), where)
+    shards = _Shards([file.path for file in files], units.records_F(len(files)), where)
     total = int(units.rows_U.sum())
     bits = _bits_in(path, where, shards, total)
     found = DrawnBefore(bits, units.rows_U)

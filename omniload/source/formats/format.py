@@ -40,9 +40,25 @@ class UnitTable:
     """Where it stops."""
     contents_F: tuple[str, ...] = ()
     """Digest of what each file holds, in the order of the files; empty for one that holds no record."""
+    are_whole_files: bool = False
+    """Whether a unit is a shard of its own and some files, of one record each, whose numbers ``starts_U`` and
+    ``stops_U`` are; else the number of a shard is that of its file."""
 
     def __len__(self) -> int:
         return len(self.rows_U)
+
+    def files_of(self, unit: int) -> range:
+        """Return the numbers of the files that a unit lies in."""
+        if self.are_whole_files:
+            return range(int(self.starts_U[unit]), int(self.stops_U[unit]))
+        shard = int(self.shards_U[unit])
+        return range(shard, shard + 1)
+
+    def records_F(self, files: int) -> NDArray[np.int64]:
+        """Return the records of each of so many files."""
+        if self.are_whole_files:
+            return np.ones(files, np.int64)
+        return np.bincount(self.shards_U, self.rows_U, minlength=files).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

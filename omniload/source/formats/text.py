@@ -61,6 +61,7 @@ class TextFormat(Format):
             starts_U=starts,
             stops_U=stops,
             contents_F=found.contents_F,
+            are_whole_files=True,
         )
         for unit, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             size = sum(file.size_bytes for file in files[start:stop])

@@ -105,11 +105,19 @@ def names_of_units(
         )
         for content, file in zip(units.contents_F, files, strict=True)
     ]
-    columns = (units.shards_U, units.starts_U, units.stops_U, units.rows_U)
+    columns = (units.starts_U, units.stops_U, units.rows_U)
     return tuple(
         hashlib.blake2b(
-            f"{content_F[shard]}\0{start}\0{stop}\0{rows}".encode(errors="surrogateescape"),
+            f"{_content(content_F, units, unit)}\0{start}\0{stop}\0{rows}".encode(
+                errors="surrogateescape"
+            ),
             digest_size=16,
         ).hexdigest()
-        for shard, start, stop, rows in zip(*(c.tolist() for c in columns), strict=True)
+        for unit, (start, stop, rows) in enumerate(zip(*(c.tolist() for c in columns), strict=True))
     )
+
+
+def _content(content_F: Sequence[str], units: UnitTable, unit: int) -> str:
+    held = "\1".join(content_F[number] for number in units.files_of(unit))
+    # Units of whole files had the digest of another file in their name once: their entries are not looked at.
+    return f"\1{held}" if units.are_whole_files else held

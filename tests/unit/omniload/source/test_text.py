@@ -3,10 +3,13 @@
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.schema.tokenizers import ByteTokenizer
+from omniload.mix.sources import TextSource
 from omniload.source.files import ShardFile
 from omniload.source.formats import text
 from omniload.source.formats.text import TextFormat
 from omniload.source.patterns import find_files
+from omniload.source.source import open_source
 
 
 @pytest.fixture
@@ -32,6 +35,24 @@ def test_a_file_is_a_record_and_files_are_read_in_groups(opened):
     assert reader.units().shards_U.tolist() == [0, 1]
     assert texts(reader.read_unit(0)) == ["a", "é\nb"]
     assert texts(reader.read_unit(1)) == ["c"]
+
+
+def test_a_shard_of_several_files_is_called_by_its_own_files_and_as_none_of_them(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text("text")
+    source = open_source(
+        "notes",
+        TextSource(type="text", path="*.txt", files_per_unit=2),
+        seed=0,
+        tokenizer=ByteTokenizer(type="bytes"),
+        base_dir=tmp_path,
+    )
+
+    assert source.shards == (
+        f"{tmp_path}/0.txt and 1 more",
+        f"{tmp_path}/2.txt and 1 more",
+        f"{tmp_path}/4.txt",
+    )
 
 
 def test_line_ends_are_kept_as_they_are(opened):

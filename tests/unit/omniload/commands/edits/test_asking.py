@@ -13,7 +13,7 @@ from omniload.base.errors import ConfigError, UnavailableError
 from omniload.commands.edits import asking
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.edits.answers import REQUEST_NAME
-from omniload.mix.edits.edit import AddSource, SetWeights
+from omniload.mix.edits.edit import AddSource, SetWeights, SkipShard
 from omniload.mix.edits.kept import EDITS_NAME
 from omniload.mix.journal.lines import JournalLine
 from omniload.mix.journal.place import JOURNAL_NAME
@@ -94,3 +94,26 @@ def test_the_question_is_for_the_user_of_the_plane_alone(run, monkeypatch):
             asking._asked(run, CHANGE, None, -1.0, "process 7")
 
     assert modes == [0o600, 0o644]
+
+
+def test_a_group_of_texts_is_left_out_by_the_name_of_the_group_and_of_its_source(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text("text")
+    mix = {
+        **a_mix().model_dump(mode="json"),
+        "sources": {"notes": {"type": "text", "path": "*.txt", "files_per_unit": 2}},
+        "mix": {"stages": [{"weights": {"notes": 1}}]},
+        "tokenizer": {"type": "bytes"},
+    }
+    mix_path, run = tmp_path / "mix.yaml", tmp_path / "run"
+    mix_path.write_text(yaml.safe_dump(mix), encoding="utf-8")
+    write_run_record(run, mix_path, {"dp": 1})
+    (run / LOCK_NAME).touch()
+    a_journal(run / JOURNAL_NAME, states(4))
+    asked = {"source": "notes"}
+
+    with pytest.raises(ConfigError, match=r"most like it: .*and 1 more"):
+        change_mix(run, SkipShard(file="2.txt", **asked), None, 1.0)
+    taken = change_mix(run, SkipShard(file="2.txt and 1 more", **asked), None, 1.0)
+
+    assert taken.edit.change.number == 1

@@ -71,6 +71,18 @@ def test_the_first_epoch_holds_every_other_record_once(kind):
     assert drawn(a_mix(kind)) == LEFT
 
 
+def test_records_of_texts_are_known_by_their_files(folder):
+    for i, text in enumerate(TEXTS):
+        (folder / f"{i:03}.txt").write_text(text)
+    left_out = (1, 7, 70)
+    write_drawn(Path("drawn.arrow"), {f"{i:03}.txt": np.zeros(1, np.int64) for i in left_out})
+    mix = a_mix("text", "*.txt")
+    del mix["sources"]["web"]["text"]
+    mix["sources"]["web"]["files_per_unit"] = 16
+
+    assert drawn(mix) == sorted(set(range(100)) - set(left_out))
+
+
 def test_every_later_epoch_holds_all():
     write()
     mix = a_mix()

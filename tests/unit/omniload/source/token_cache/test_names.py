@@ -1,0 +1,41 @@
+"""What entries of a token cache are called."""
+
+import pytest
+
+from omniload.mix.sources import JsonlSource, TextSource
+from omniload.source.formats.opening import open_format
+from omniload.source.token_cache.names import names_of_units
+
+TEXTS = TextSource(type="text", path="*.txt", files_per_unit=3)
+LINES = JsonlSource(type="jsonl", path="*.jsonl", unit=1)
+
+
+def names_in(folder, config):
+    opened = open_format("notes", config, base_dir=folder)
+    return names_of_units(opened.format.units(), opened.files, digests_all=opened.digests_all)
+
+
+@pytest.mark.parametrize(("number", "changed"), [(0, 0), (2, 0), (3, 1), (4, 1), (6, 2)])
+def test_a_unit_of_texts_has_another_name_once_any_of_its_files_is_another(
+    tmp_path, number, changed
+):
+    for i in range(7):
+        (tmp_path / f"{i}.txt").write_text(f"text {i}")
+    before = names_in(tmp_path, TEXTS)
+
+    (tmp_path / f"{number}.txt").write_text("other")
+
+    differ = [was != now for was, now in zip(before, names_in(tmp_path, TEXTS), strict=True)]
+    assert differ == [unit == changed for unit in range(3)]
+
+
+def test_units_of_one_file_have_names_of_their_own_that_the_other_files_do_not_decide(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
+    before = names_in(tmp_path, LINES)
+
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": "z"}\n')
+    after = names_in(tmp_path, LINES)
+
+    assert len({*before, *after}) == 4  # both files were the same, and shared their entries
+    assert before[2:] == after[2:]
