@@ -5,6 +5,7 @@ another user's work; ``LocalPlace`` tells whose it is, and the check of an entry
 """
 
 import os
+import re
 import shutil
 import stat
 import time
@@ -30,6 +31,8 @@ _LARGEST_BYTES = 4 << 30
 _UNUSED_S = 24 * 3600.0
 _LEFTOVER_S = 3600.0
 _CHUNK_BYTES = 64 << 20
+_OURS = re.compile(r"[0-9a-f]{32}\.(?:plain|[0-9a-f]{12})")
+"""What folders of entries are called, as ``names.folder_of_source`` has it: the place may hold other things too."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LOG = get_logger(__name__)
 
@@ -224,8 +227,10 @@ class StorePlace(Place):
 
 
 def _folders(root: Path) -> list[Path]:
+    """Return the folders of entries; whatever else a user keeps there is neither counted nor removed."""
     with suppress(FileNotFoundError):
-        return [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+        named = (path for path in root.iterdir() if _OURS.fullmatch(path.name))
+        return [path for path in named if path.is_dir() and not path.is_symlink()]
     return []
 
 

@@ -12,6 +12,7 @@ from omniload.mix.runtime import TokenCacheConfig
 from omniload.source.token_cache.places import LocalPlace, StorePlace
 
 MIB = 1 << 20
+FOLDER, OLD, NEW = (f"{letter * 32}.plain" for letter in "abc")
 
 
 def mode_of(path):
@@ -81,34 +82,49 @@ def test_a_pipe_in_place_of_an_entry_is_not_waited_for(tmp_path):
 def test_a_full_folder_takes_no_more_and_gives_what_it_has(tmp_path):
     place = LocalPlace(tmp_path, limit_bytes=MIB)
 
-    taken = [place.write(f"folder/{i}", bytes(MIB // 4)) for i in range(8)]
+    taken = [place.write(f"{FOLDER}/{i}", bytes(MIB // 4)) for i in range(8)]
 
     assert taken == [True] * 4 + [False] * 4
-    assert place.read("folder/0") == bytes(MIB // 4)
+    assert place.read(f"{FOLDER}/0") == bytes(MIB // 4)
 
 
 def test_a_folder_that_nobody_used_for_a_day_makes_room(tmp_path):
-    LocalPlace(tmp_path).write("old/unit", bytes(MIB))
-    LocalPlace(tmp_path).write("today/unit", bytes(MIB))
+    LocalPlace(tmp_path).write(f"{OLD}/unit", bytes(MIB))
+    LocalPlace(tmp_path).write(f"{FOLDER}/unit", bytes(MIB))
     days_ago = time.time() - 3 * 86_400
-    os.utime(tmp_path / "old", (days_ago, days_ago))
+    os.utime(tmp_path / OLD, (days_ago, days_ago))
 
-    assert LocalPlace(tmp_path, limit_bytes=2 * MIB).write("new/unit", bytes(MIB))
+    assert LocalPlace(tmp_path, limit_bytes=2 * MIB).write(f"{NEW}/unit", bytes(MIB))
 
-    assert not (tmp_path / "old").exists()
-    assert (tmp_path / "today/unit").exists()
+    assert not (tmp_path / OLD).exists()
+    assert (tmp_path / f"{FOLDER}/unit").exists()
+
+
+def test_what_somebody_else_keeps_there_is_neither_removed_nor_counted(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat.png").write_bytes(bytes(2 * MIB))
+    (tmp_path / "photos/.hidden").touch()
+    (tmp_path / f"{OLD}.bak").mkdir()
+    long_ago = time.time() - 30 * 86_400
+    for path in (*tmp_path.glob("*/.hidden"), *tmp_path.glob("*")):
+        os.utime(path, (long_ago, long_ago))
+
+    assert LocalPlace(tmp_path, limit_bytes=MIB).write(f"{NEW}/unit", bytes(MIB))
+
+    assert sorted(p.name for p in (tmp_path / "photos").iterdir()) == [".hidden", "cat.png"]
+    assert (tmp_path / f"{OLD}.bak").exists()
 
 
 def test_what_a_killed_writer_left_goes_after_an_hour(tmp_path):
-    (tmp_path / "folder").mkdir()
+    (tmp_path / FOLDER).mkdir()
     for name, age_s in ((".unit.old", 7200), (".unit.new", 60)):
-        (tmp_path / "folder" / name).write_bytes(b"half")
-        os.utime(tmp_path / "folder" / name, (time.time() - age_s,) * 2)
+        (tmp_path / FOLDER / name).write_bytes(b"half")
+        os.utime(tmp_path / FOLDER / name, (time.time() - age_s,) * 2)
 
-    LocalPlace(tmp_path, limit_bytes=MIB).write("folder/unit", b"tokens")
+    LocalPlace(tmp_path, limit_bytes=MIB).write(f"{FOLDER}/unit", b"tokens")
 
-    assert sorted(p.name for p in (tmp_path / "folder").iterdir()) == [".unit.new", "unit"]
-    assert LocalPlace(tmp_path).names("folder") == {"unit"}
+    assert sorted(p.name for p in (tmp_path / FOLDER).iterdir()) == [".unit.new", "unit"]
+    assert LocalPlace(tmp_path).names(FOLDER) == {"unit"}
 
 
 def test_a_store_holds_entries_as_a_folder_does(tmp_path):
