@@ -39,6 +39,8 @@ _STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", 
 _LARGEST_JSON = 256 << 20
 """Bytes of a file that lists shards at most: a million of them."""
 _LARGEST_NAME = 1_024
+_READ_BYTES = 1 << 30
+"""Bytes of one call; memory for all of them is taken before it is known how many there are."""
 _HTTP = ("http://", "https://")
 _MUCH_BYTES = 8 << 20
 _SAYS_NO_RANGES = "support range requests"
@@ -101,7 +103,7 @@ class ShardFile:
         """
         if self.remote is None:
             with Path(self.path).open("rb", buffering=0) as file:
-                return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
+                return [_local_range(file.fileno(), start, stop) for start, stop in ranges]
         if self.size_bytes > _MUCH_BYTES and self.path.startswith(_HTTP):
             _require_ranges(self.remote, self.path)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
@@ -162,6 +164,20 @@ class ShardFile:
                 f"{self.path}: changed since the source was opened: {self.size_bytes} bytes written at "
                 f"{self.stamp}, now {now.size_bytes} at {now.stamp}; positions no longer hold, start anew"
             )
+
+
+def _local_range(descriptor: int, start: int, stop: int) -> bytes:
+    """Return the bytes of a local file from ``start`` to ``stop``; fewer where it ends before."""
+    wanted = min(stop - start, _READ_BYTES)
+    data = os.pread(descriptor, wanted, start)
+    if len(data) == stop - start or not data:
+        return data
+    # Less than was asked for is no end yet: Linux gives 2 GiB at once at most, and a network file system less.
+    parts, at = [data], start + len(data)
+    while at < stop and (data := os.pread(descriptor, min(stop - at, _READ_BYTES), at)):
+        parts.append(data)
+        at += len(data)
+    return b"".join(parts)
 
 
 @contextmanager

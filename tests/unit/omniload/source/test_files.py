@@ -369,3 +369,14 @@ def test_what_says_that_it_is_empty_is_not_read(tmp_path, monkeypatch):
 
     with reading(file), file.open() as opened:
         assert opened.read() == b""
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1 << 20])
+def test_a_range_is_read_whole_though_the_system_gives_a_part_at_once(file, monkeypatch, at_once):
+    whole = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: whole(fd, min(size, at_once), at))
+    content = Path(file.path).read_bytes()
+
+    found = file.read_ranges([(0, file.size_bytes), (1, 3), (2, 2), (1, 1 << 40)])
+
+    assert found == [content, content[1:3], b"", content[1:]]
