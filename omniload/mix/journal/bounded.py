@@ -2,12 +2,14 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from omniload.base.log import get_logger
 
-__all__ = ["BoundedLog", "take_from"]
+__all__ = ["BoundedLog", "opened_logs", "take_from"]
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
@@ -55,16 +57,32 @@ def take_from(folder: Path, first: int, take: Callable[[bytes], None]) -> int:
             told, and it is passed over.
     """
     stop = first
-    for path in sorted(folder.glob("rank-*.jsonl*")):
-        with path.open("rb") as file:
-            for line in file:
-                at = _STEP.match(line)
-                if at is None or int(at[1]) < first or not line.endswith(b"\n"):
-                    continue
-                try:
-                    take(line)
-                except (KeyError, TypeError, ValueError, IndexError) as error:
-                    _LOG.warning("%s: a damaged line is passed over: %r", path, error)
-                    continue
-                stop = max(stop, int(at[1]) + 1)
+    for path, file in opened_logs(folder):
+        for line in file:
+            at = _STEP.match(line)
+            if at is None or int(at[1]) < first or not line.endswith(b"\n"):
+                continue
+            try:
+                take(line)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                _LOG.warning("%s: a damaged line is passed over: %r", path, error)
+                continue
+            stop = max(stop, int(at[1]) + 1)
     return stop
+
+
+def opened_logs(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yield the files of all ranks, open to be read, each once; ranks go on writing and moving them meanwhile."""
+    names = {path.name.removesuffix(".1") for path in folder.glob("rank-*.jsonl*")}
+    for path in (folder / name for name in sorted(names)):
+        with ExitStack() as opened:
+            files: list[tuple[Path, BinaryIO]] = []
+            # The newer one first: what is moved in between is found again under the other name, and is no second file.
+            for each in (path, path.with_name(f"{path.name}.1")):
+                try:
+                    file = opened.enter_context(each.open("rb"))
+                except FileNotFoundError:
+                    continue
+                if not any(os.path.sameopenfile(file.fileno(), f.fileno()) for _, f in files):
+                    files.append((each, file))
+            yield from files

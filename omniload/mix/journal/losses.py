@@ -10,7 +10,7 @@ warning. What a kill tore off stays a line of its own.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
-from omniload.mix.journal.bounded import BoundedLog, take_from
+from omniload.mix.journal.bounded import BoundedLog, opened_logs, take_from
 
 __all__ = ["LossLog", "PieceKey", "PieceLoss", "SourceLoss", "losses_by_source", "losses_of_step"]
 
@@ -78,8 +78,11 @@ class LossLog:
 def losses_of_step(run_dir: Path, step: int) -> dict[PieceKey, PieceLoss]:
     """Return what was reported of a step, by piece; of one that was reported twice, the later report."""
     found: dict[PieceKey, tuple[float, PieceLoss]] = {}
-    for path in sorted((run_dir / "losses").glob("rank-*.jsonl*")):
-        for line in _lines_of(path, step):
+    begins = b'{"step":%d,' % step
+    for path, file in opened_logs(run_dir / "losses"):
+        for line in file:
+            if not (line.startswith(begins) and line.endswith(b"\n")):
+                continue
             try:
                 at, pieces = _pieces_in(line)
             except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -117,20 +120,19 @@ def losses_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceLoss], 
 def _add_line(found: dict[str, SourceLoss], line: dict[str, Any]) -> None:
     losses_K, labels_K = (np.asarray(line[name], np.float64) for name in ("loss", "labels"))
     sources_K = np.asarray(line["source"], np.int64)
+    if labels_K.min(initial=0) < 0 or sources_K.min(initial=0) < 0:
+        raise ValueError(f"labels from {labels_K.min()}, sources from {sources_K.min()}")
     sound_K = np.isfinite(losses_K)
+    told: list[tuple[str, float, int]] = []
     for source in np.unique(sources_K).tolist():
         mine_K = (sources_K == source) & sound_K
-        each = found.setdefault(str(line["names"][source]), SourceLoss())
-        each.loss += float(losses_K[mine_K].sum())
-        each.labels += int(labels_K[mine_K].sum())
-
-
-def _lines_of(path: Path, step: int) -> Iterator[bytes]:
-    begins = b'{"step":%d,' % step
-    with path.open("rb") as file:
-        for line in file:
-            if line.startswith(begins) and line.endswith(b"\n"):
-                yield line
+        sums = float(losses_K[mine_K].sum()), int(labels_K[mine_K].sum())
+        told.append((str(line["names"][source]), *sums))
+    # Once all of it is read: a line that is damaged further on must not count in part.
+    for name, loss, labels in told:
+        each = found.setdefault(name, SourceLoss())
+        each.loss += loss
+        each.labels += labels
 
 
 def _pieces_in(written: bytes) -> tuple[float, list[tuple[PieceKey, PieceLoss]]]:

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import orjson
 import pytest
 
 from omniload.mix.journal import bounded
@@ -100,3 +101,41 @@ def test_losses_are_summed_by_source_from_a_step_on(tmp_path, caplog):
     assert "a damaged line is passed over" in caplog.text
     assert losses_by_source(tmp_path, 6) == ({}, 6)
     assert losses_by_source(tmp_path / "none", 0) == ({}, 0)
+
+
+def test_files_that_ranks_move_meanwhile_are_read_once(tmp_path):
+    add(LossLog(tmp_path, 0), 1, [1, 2])
+    add(LossLog(tmp_path, 1), 2, [3, 4])
+    folder, taken = tmp_path / "losses", []
+
+    def take(line):
+        taken.append(orjson.loads(line)["step"])
+        for path in folder.glob("rank-?.jsonl"):  # as a log does that is full
+            path.replace(path.with_name(f"{path.name}.1"))
+
+    assert bounded.take_from(folder, 0, take) == 3
+    assert taken == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"names": ["code"]},
+        {"labels": [4, -8]},
+        {"source": [0, -1]},
+        {"loss": [1.0, 2.0, 3.0]},
+    ],
+)
+def test_a_line_that_is_damaged_counts_in_no_part(tmp_path, damage):
+    add(LossLog(tmp_path, 0), 3, [8, 8])
+    path = tmp_path / "losses" / "rank-0.jsonl"
+    line = orjson.loads(path.read_bytes())
+    path.write_bytes(path.read_bytes() + orjson.dumps(line | damage) + b"\n")
+
+    found, stop = losses_by_source(tmp_path, 0)
+
+    assert {name: (each.loss, each.labels) for name, each in found.items()} == {
+        "code": (8.0, 4),
+        "web": (8.0, 8),
+    }
+    assert stop == 4
