@@ -299,7 +299,8 @@ class BlockMemory:
         with self._changed:
             if self.limit_bytes is None or self._used() <= self.limit_bytes:
                 return None
-            blocks = (ref() for ref in self._held.values())
+            # Of a copy: letting go of the last reference to a block takes it out of here, in this very thread.
+            blocks = (ref() for ref in list(self._held.values()))
             return next((b for b in blocks if b is not None and b.is_in_memory), None)
 
 

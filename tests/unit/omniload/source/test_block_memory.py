@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.source import block_memory
-from omniload.source.block_memory import BlockMemory
+from omniload.source.block_memory import BlockMemory, HeldBlock
 
 KIB = 1024
 
@@ -193,3 +193,25 @@ def test_without_a_limit_arrow_keeps_what_it_has_freed(monkeypatch):
 
 def _refused():
     raise AssertionError("nothing is given back")
+
+
+def test_a_block_may_go_while_room_is_looked_for(tmp_path):
+    memory = BlockMemory(None, tmp_path)
+    others = [a_block(memory, of_kib(1)) for _ in range(2)]
+
+    class Moved(HeldBlock):
+        @property
+        def is_in_memory(self):
+            del others[:1]  # of the first, whoever looks has the last reference now
+            return False
+
+    for other in others:
+        other.__class__ = Moved
+    del other
+    held = a_block(memory, of_kib(4))
+    memory.limit_bytes = 4 * KIB
+
+    memory.set_others(0)
+
+    assert not held.is_in_memory
+    assert rows_of(held, 0)[0][:2] == [0, 1]
