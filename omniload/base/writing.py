@@ -10,7 +10,7 @@ from pathlib import Path
 from omniload.base.errors import ConfigError
 from omniload.base.reading import kind_of
 
-__all__ = ["open_log", "require_replaceable", "write_whole"]
+__all__ = ["open_log", "require_replaceable", "sync_folder", "write_whole"]
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:
@@ -39,6 +39,21 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a renaming or a new name in a folder durable: without it a power cut may bring back what was there.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def require_replaceable(path: Path) -> None:

@@ -25,6 +25,7 @@ from omniload.base.config import parse_yaml
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.reading import read_kept_file
 from omniload.base.state import require_version, shown, whole_number
+from omniload.base.writing import write_whole
 from omniload.mix.config import BalanceConfig, MixConfig, mix_text
 
 __all__ = [
@@ -154,12 +155,8 @@ def write_run_record(
         "version": RUN_RECORD_VERSION,
         "lives": [_to_json(each, run_dir) for each in (*kept, life)],
     }
-    partial = run_dir / (RUN_RECORD_NAME + ".partial")
-    with partial.open("wb") as file:
-        file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(run_dir / RUN_RECORD_NAME)
+    data = orjson.dumps(content, option=orjson.OPT_INDENT_2)
+    write_whole(run_dir / RUN_RECORD_NAME, data, durable=True)
 
 
 def read_run_record(run_dir: Path) -> RunRecord:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.reading import open_file
 from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
+from omniload.base.writing import sync_folder
 
 __all__ = [
     "GROUPS_NAME",
@@ -215,6 +216,7 @@ class GroupJournal:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._next != decision.batch:
             self._cut_before(decision.batch)
+        is_new = not self._path.exists()
         with self._path.open("ab") as file:
             try:
                 file.write(line)
@@ -223,6 +225,8 @@ class GroupJournal:
             except OSError:
                 self._next = None  # half of a line may be there
                 raise
+        if is_new:
+            sync_folder(self._path.parent)
         self._next = decision.batch + 1
 
     def every(self) -> Iterator[BatchDecision]:

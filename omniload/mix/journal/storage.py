@@ -14,6 +14,7 @@ from typing_extensions import override
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.reading import open_file
 from omniload.base.units import format_bytes
+from omniload.base.writing import sync_folder
 
 __all__ = ["FileStorage", "JournalStorage"]
 
@@ -120,7 +121,7 @@ class FileStorage(JournalStorage):
                 _write_whole(file, content, 0)
                 os.fsync(file.fileno())
             partial.replace(self._path)
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         self.go_on(len(content))
 
     @override
@@ -171,15 +172,6 @@ class FileStorage(JournalStorage):
             self._file.close()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming durable: without it a power cut may bring the old file back, records appended or not."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write_whole(file: BinaryIO, content: bytes, offset: int) -> None:
     """Write all of ``content`` at ``offset``: a single write may take a part, as a disk fills up.
 
@@ -205,12 +197,20 @@ def _writing(path: Path, need: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        free = shutil.disk_usage(path.parent).free
+        free = _free_in(path.parent)
         if error.errno in _FULL:
             raise StateError(
-                f"{path}: needs {need} bytes, {free} bytes ({format_bytes(free)}) are free there: "
-                f"{error.strerror}; make room, or raise the quota or the limit of file sizes, and resume"
+                f"{path}: needs {need} bytes, {free}: {error.strerror}; make room, or raise the quota or the limit of "
+                "file sizes, and resume"
             ) from error
         raise UnavailableError(
-            f"{path}: cannot be written: {error}; {free} bytes are free there; resume once it can be"
+            f"{path}: cannot be written: {error}; {free}; resume once it can be"
         ) from error
+
+
+def _free_in(folder: Path) -> str:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # it is gone, or the disk is: what was refused says more than this
+        return "and its folder cannot be looked at"
+    return f"{free} bytes ({format_bytes(free)}) are free there"

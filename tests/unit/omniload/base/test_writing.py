@@ -1,6 +1,7 @@
 """A file is there whole or as it was, and nothing is left beside it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,17 @@ def test_a_log_goes_to_a_file_or_to_a_pipe_that_is_read(tmp_path):
     assert os.read(reader, 10) == b"y"
     os.close(log)
     os.close(reader)
+
+
+def test_a_durable_file_has_its_name_synced_behind_its_bytes(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def noted(descriptor):
+        synced.append((Path(f"/proc/self/fd/{descriptor}").resolve(), (tmp_path / "file").exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(writing.os, "fsync", noted)
+    write_whole(tmp_path / "file", b"one", durable=True)
+
+    assert len(synced) == 2
+    assert synced[-1] == (tmp_path, True)
