@@ -158,6 +158,12 @@ class Journal:
         self._together = True
         try:
             yield
+        except BaseException:
+            # Else the next record would bring along the beginning of a window that nobody was told of.
+            if self._staged:
+                self._staged.clear()
+                self._end, self._last = self._sure
+            raise
         finally:
             self._together = False
         self._write()

@@ -10,11 +10,12 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.mix.journal.file import Journal
 from omniload.mix.journal.lines import JOURNAL_VERSION, chained, line_of
 from omniload.mix.journal.reading import read_journal, read_tail, state_before
 from omniload.mix.journal.records import StepRecord
+from omniload.mix.journal.storage import FileStorage
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
 from tests.support.plane.journals import (
@@ -605,3 +606,31 @@ def test_a_line_longer_than_any_that_is_read_is_not_written(monkeypatch):
 
     with pytest.raises(StateError, match="would hold 100 B, more than the 64 B of any"):
         chained(b" " * 100, b"")
+
+
+def _append_and_fail(journal, record):
+    journal.append(record)
+    raise KeyError("a command that nobody knows")
+
+
+def test_a_window_that_is_broken_off_leaves_nothing_for_the_next_record_to_bring_along(tmp_path):
+    found = states(4)
+    first, second, third = (record.to_json(NAMES) for record in records_between(found))
+    path = tmp_path / "j"
+    with opened(path, found[0]) as journal:
+        journal.append(first)
+        with pytest.raises(KeyError), journal.together():
+            _append_and_fail(journal, second)
+        journal.append(second)
+        journal.append(third)
+
+    assert steps_in(path) == (0, [0, 1, 2])
+
+
+def test_a_folder_that_is_gone_is_told_as_what_could_not_be_written(tmp_path):
+    (tmp_path / "run").mkdir()
+    storage = FileStorage(tmp_path / "run" / "j")
+    (tmp_path / "run").rmdir()
+
+    with pytest.raises(UnavailableError, match=r"j: cannot be written: .*No such file"):
+        storage.begin(b"{}\n")
