@@ -26,6 +26,8 @@ _BEGIN, _END = "\ufdd0", "\ufdd1"
 """Mark a generation block while a template runs: noncharacters, which no text may hold."""
 _ASSISTANT = "assistant"
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
+_FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template comes to that does with a conversation what cannot be done, or that calls itself without an end."""
 _SHOWN = 160
 
 
@@ -145,7 +147,7 @@ class ChatTemplate:
         context = {**self._files.tokens, **variables, "messages": messages}
         try:
             return str(self._template.render(context, add_generation_prompt=prompts))
-        except (self._errors, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (*_FAULTS, self._errors) as error:
             raise BadConversationError(
                 f"the template {self._files.path.name} refuses it: {type(error).__name__}: {error!s:.{_SHOWN}}"
             ) from error
@@ -209,13 +211,13 @@ def read_template(template: Path | None, beside: Path) -> TemplateFiles:
         ConfigError: There is none, or a file is damaged.
     """
     config = _settings(beside / "tokenizer_config.json")
-    tokens = {
-        key: value["content"] if isinstance(value, dict) else value
+    said = {
+        key: value.get("content") if isinstance(value, dict) else value
         for found in (_settings(beside / "special_tokens_map.json"), config)
         for key, value in found.items()
         if key.endswith("_token")
-        and isinstance(value["content"] if isinstance(value, dict) else value, str)
     }
+    tokens = {key: token for key, token in said.items() if isinstance(token, str)}
     jinja = beside / "chat_template.jinja"
     path = template or (jinja if jinja.exists() else None)
     if path is not None:
@@ -226,7 +228,8 @@ def read_template(template: Path | None, beside: Path) -> TemplateFiles:
             raise ConfigError(f"{path}: is not UTF-8: {error}") from error
     named = config.get("chat_template")
     if isinstance(named, list):
-        named = next((e.get("template") for e in named if e.get("name") == "default"), None)
+        templates = [each for each in named if isinstance(each, dict)]
+        named = next((e.get("template") for e in templates if e.get("name") == "default"), None)
     if not isinstance(named, str):
         raise ConfigError(
             f"{beside}: has no chat_template.jinja, and no chat_template in tokenizer_config.json; name a file under "

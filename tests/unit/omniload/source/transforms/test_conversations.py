@@ -294,3 +294,34 @@ def test_a_conversation_that_ends_with_an_answer_is_not_rendered_whole_twice(mod
 
     assert [found.text[a:b] for a, b in found.spans] == ["assistant<|im_end|>\n"] * 2
     assert sorted(rendered) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"eos_token": {}, "bos_token": "<s>"}, {"bos_token": "<s>"}),
+        ({"eos_token": {"content": "</s>"}, "pad_token": None}, {"eos_token": "</s>"}),
+    ],
+)
+def test_special_tokens_are_those_that_are_texts(tmp_path, settings, tokens):
+    held = settings | {"chat_template": "{{ messages }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(held))
+
+    assert read_template(None, tmp_path).tokens == tokens
+
+
+@pytest.mark.parametrize("listed", [["text"], [None, 3], [{"name": "tools", "template": "x"}], []])
+def test_a_list_of_templates_without_a_default_is_no_template(tmp_path, listed):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+
+    with pytest.raises(ConfigError, match="no chat_template in tokenizer_config"):
+        read_template(None, tmp_path)
+
+
+def test_a_template_that_calls_itself_without_an_end_is_a_fault_of_it(tmp_path):
+    endless = "{% macro again(m) %}{{ again(m) }}{% endmacro %}{{ again(messages) }}"
+    (tmp_path / "chat_template.jinja").write_text(endless)
+    template = ChatTemplate(read_template(None, tmp_path))
+
+    with pytest.raises(IntegrityError, match="refuses it: RecursionError"):
+        template.render('[{"role": "user", "content": "?"}]', wants_spans=False)
