@@ -174,13 +174,18 @@ def _existing(target: Path, size: int) -> SampleCorpus | None:
         raise ConfigError(
             f"{target} holds a corpus of {found}, not {wanted}; choose another folder"
         )
-    sources = tuple(
-        SampleSource(**(source | {"lengths_log2": tuple(source["lengths_log2"])}))
-        for source in marker["sources"]
-    )
-    return SampleCorpus(
-        folder=target, sources=sources, vocab_size=marker["vocab_size"], built=False
-    )
+    try:
+        sources = tuple(
+            SampleSource(**(source | {"lengths_log2": tuple(source["lengths_log2"])}))
+            for source in marker["sources"]
+        )
+        vocab_size = int(marker["vocab_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{target / _MARKER}: does not say what the corpus holds ({error!r:.80}); remove the folder, or choose "
+            "another"
+        ) from error
+    return SampleCorpus(folder=target, sources=sources, vocab_size=vocab_size, built=False)
 
 
 def _read_marker(path: Path) -> dict[str, Any]:

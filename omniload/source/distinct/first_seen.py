@@ -22,12 +22,14 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BUFFER_RECORDS", "Bits", "FirstSeen"]
+__all__ = ["BUFFER_RECORDS", "KEY_BYTES", "Bits", "FirstSeen"]
 
 BUFFER_RECORDS = 1 << 21
 """Records held in memory: 32 MiB, and four times that while they are sorted. A part has half as many, about."""
 
 _RECORD = np.dtype([("key", "<u8"), ("record", "<i8")])
+KEY_BYTES = _RECORD.itemsize
+"""What a record takes of the disk where there are more than fit into memory."""
 
 
 class Bits:

@@ -15,22 +15,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from omniload.base.errors import StateError
+from omniload.base.errors import StateError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged
 from omniload.base.reading import open_file
+from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
 from omniload.mix.config import OnError
 from omniload.mix.schema.splits import TRAIN, content_keys, in_split
 from omniload.mix.sources import SourceConfig
 from omniload.source.distinct.drawn_before import DrawnBefore
-from omniload.source.distinct.first_seen import Bits, FirstSeen
+from omniload.source.distinct.first_seen import KEY_BYTES, Bits, FirstSeen
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
 from omniload.source.index import IndexCache, key_of_file
@@ -104,7 +106,7 @@ def distinct_records(
 
     Raises:
         IntegrityError: A shard is cut short or corrupt.
-        UnavailableError: A store did not answer.
+        UnavailableError: A store did not answer, or the folder of the index has no room for the keys.
     """
     if config.dedupe is None:
         return None
@@ -127,7 +129,8 @@ def _found(
     if path is not None and path.parent.is_dir():
         folder = path.parent
     total, begin, said_s = int(rows_U.sum()), 0, time.monotonic()
-    with FirstSeen(total, folder=folder) as seen:
+    writing = _writing_keys(name, total, folder)
+    with system_refusals(writing), FirstSeen(total, folder=folder) as seen:
         for unit, rows in enumerate(rows_U.tolist()):
             if not rows:
                 continue
@@ -139,6 +142,11 @@ def _found(
                 said_s = time.monotonic()
                 _log.info("sources.%s: dedupe has read %d of %d records", name, begin, total)
         return seen.finish()
+
+
+def _writing_keys(name: str, records: int, folder: Path | None) -> str:
+    size, where = format_bytes(records * KEY_BYTES), folder or gettempdir()
+    return f"sources.{name}: dedupe writes the keys of {records:,} records, {size}, to {where}"
 
 
 def _digest(config: SourceConfig, files: Sequence[ShardFile]) -> str:

@@ -142,6 +142,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     [
         (json.dumps({"version": 99, "size": SIZE}), "'version': 99.* choose another folder"),
         (json.dumps({"version": 1, "size": 5}), "'size': 5.* choose another folder"),
+        (json.dumps({"version": 1, "size": SIZE}), "does not say what the corpus holds.*'sources'"),
+        (
+            json.dumps({"version": 1, "size": SIZE, "sources": [{"lengths_log2": []}]}),
+            "does not say what the corpus holds.*missing",
+        ),
         ("[]", "None"),
         ("cut sho", "is not JSON.*; choose another folder"),
     ],

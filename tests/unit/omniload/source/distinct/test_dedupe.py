@@ -1,5 +1,6 @@
 """``dedupe``: of equal records the first is drawn, whoever reads, and however often."""
 
+import errno
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import omniload
 from omniload.base.config import checked
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, UnavailableError
 from omniload.mix.config import MixConfig
 from omniload.source.distinct import mask
 from omniload.source.estimate import profile
@@ -131,6 +132,19 @@ def test_a_source_is_read_once_for_it_and_then_never(folder, monkeypatch):
     assert [opened(), opened()] == [24, 12]
     write(folder, "b", [{"text": "d99", "id": 1, "lang": "en"}])
     assert [opened(), opened()] == [7 + 7, 7]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_disk_without_room_for_the_keys_is_told_with_what_they_take(monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mask.FirstSeen, "finish", full)
+
+    with pytest.raises(
+        UnavailableError, match=r"sources\.web: .* 100 records, 1\.56 KiB, to .*free space there"
+    ):
+        drawn(a_mix(dedupe="content"))
 
 
 def test_bits_of_another_version_are_found_anew(folder, monkeypatch):
