@@ -98,8 +98,10 @@ def _other_samples(fault: str) -> StateError:
 
 def _length_of(table: SampleTable, position: int, sub: int) -> int:
     """Return the tokens of a sample; 0 where there is no such sample."""
-    at = np.flatnonzero((table.positions_N == position) & (table.subs_N == sub))
-    return int(table.lengths_N[at[0]]) if len(at) else 0
+    # Found by halves: a state may carry thousands of pieces, and a table hold as many samples.
+    first, last = np.searchsorted(table.positions_N, (position, position + 1))
+    at = int(first + np.searchsorted(table.subs_N[first:last], sub))
+    return int(table.lengths_N[at]) if at < last and table.subs_N[at] == sub else 0
 
 
 def _faults(

@@ -21,6 +21,7 @@ from omniload.base.settings.registry import registered
 from omniload.mix.edits.edit import AddSource
 from omniload.mix.edits.history import History
 from omniload.mix.journal.rewards import SourceRewards
+from omniload.mix.schedule import weights_at
 from omniload.mix.schema.policies import (
     ConstantPolicy,
     LossPolicy,
@@ -68,7 +69,9 @@ def seen_at(
     for edit in history.edits:
         if isinstance(edit.change, AddSource):
             name = edit.change.name
-            given = History(history.base, history.edits[: edit.revision]).shares_at(edit.step)[name]
+            mix = history.of_revision(edit.revision)
+            shares_S = weights_at(mix.mix.stages, mix.names, edit.step)
+            given = shares_S[mix.names.index(name)]
             declared = {other: share * (1 - given) for other, share in declared.items()}
             declared[name] = given
     return Seen(

@@ -33,8 +33,9 @@ def beyond_fractions(
         if source.max_fraction is not None
     }
     for stage in stages if caps else ():
+        total = sum(stage.weights.values())
         for name, cap in caps.items():
-            weight, total = stage.weights.get(name, 0.0), sum(stage.weights.values())
+            weight = stage.weights.get(name, 0.0)
             if weight > (cap + _ROUNDING) * total:
                 least = (
                     "no other source has a weight"

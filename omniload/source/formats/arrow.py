@@ -154,12 +154,11 @@ class ArrowFormat(Format):
         units = self._units
         shard = int(units.shards_U[unit])
         first = int(np.searchsorted(units.shards_U, shard))
-        stops = [0, *units.stops_U[first:unit].tolist()]
-        gaps = [
-            (stop, start)
-            for stop, start in zip(stops, units.starts_U[first : unit + 1].tolist(), strict=True)
-            if stop < start
-        ]
+        # By numpy: this is asked for every batch, and looks at all before it.
+        starts = units.starts_U[first : unit + 1]
+        stops = np.concatenate(([0], units.stops_U[first:unit]))
+        at = np.flatnonzero(stops < starts)
+        gaps = list(zip(stops[at].tolist(), starts[at].tolist(), strict=True))
         if self._before[:2] != (shard, gaps):
             head = b"".join(self._files[shard].read_ranges(gaps))
             head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head

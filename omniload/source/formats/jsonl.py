@@ -91,8 +91,9 @@ class JsonlFormat(Format):
                 f"{file.path}: bytes {start} to {stop} hold {len(ends)} lines, {rows} in the index; "
                 "the file is not the one that was indexed, start anew"
             )
-        before = self._units.rows_U[:unit][self._units.shards_U[:unit] == shard]
-        return _records(data, ends, self._read, file.path, int(before.sum()) + 1)
+        first = int(np.searchsorted(self._units.shards_U, shard))
+        before = int(self._units.rows_U[first:unit].sum())
+        return _records(data, ends, self._read, file.path, before + 1)
 
     @override
     def first_records(self) -> Records:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError
 from omniload.base.settings import registry
+from omniload.mix.edits import history as edits_history
 from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.history import History
 from omniload.mix.journal.rewards import SourceRewards
@@ -179,6 +180,21 @@ def test_no_share_is_above_its_largest_and_the_others_keep_their_proportions(fou
     assert factors == pytest.approx(factors[:1] * len(factors))
     for name in set(NAMES) - set(free):  # held down, not up
         assert not factors or whole[name] <= factors[0] * shares[name] * (1 + 1e-9)
+
+
+def test_a_decision_folds_each_edit_once_however_many_sources_were_added(monkeypatch):
+    history = History(a_mix())
+    for i in range(12):
+        config = ParquetSource(type="parquet", path=f"{i}.parquet", text="text")
+        history = history.edited(AddSource(name=f"s{i}", source=config, weight=0.1), i)
+    folded, one = [], edits_history.edited_mix
+    monkeypatch.setattr(
+        edits_history, "edited_mix", lambda mix, edit: folded.append(edit) or one(mix, edit)
+    )
+
+    seen_at(History(history.base, history.edits), 20, {}, {}, {})
+
+    assert len(folded) == 12
 
 
 def test_an_added_source_is_declared_by_the_edit_that_added_it():

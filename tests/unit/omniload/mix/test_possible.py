@@ -1,0 +1,67 @@
+"""A state is of the samples that were found: what it carries, and where it goes on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omniload.base.errors import StateError
+from omniload.mix.possible import require_samples
+from omniload.mix.samples import SampleTable
+from omniload.mix.state import MixState
+from tests.support.plane.builders import pieces_of
+
+
+class Counted(np.ndarray):
+    """An array that counts the values that are gone through."""
+
+    gone_through = 0
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **words):
+        Counted.gone_through += self.size
+        plain = [x.view(np.ndarray) if isinstance(x, Counted) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **words)
+
+
+def a_table(records, subs=2):
+    positions = np.repeat(np.arange(records), subs)
+    return SampleTable(
+        start=0,
+        stop=records,
+        positions_N=positions.view(Counted),
+        subs_N=np.tile(np.arange(subs, dtype=np.int32), records).view(Counted),
+        lengths_N=(positions % 7 + 2).astype(np.int32),
+    )
+
+
+def a_state(records, cursor=None, pieces=()):
+    carried = pieces_of(*([0, p, 1, 0, p % 7 + 2, p % 7 + 2] for p in range(records)), *pieces)
+    cursor = cursor or (records, 0, 0)
+    return replace(MixState.start(1), cursors_S=(cursor,), drawn_S=(99,), carried=carried)
+
+
+def test_pieces_are_looked_up_however_many_are_carried():
+    Counted.gone_through = 0
+
+    require_samples(a_state(500), 0, "web", a_table(4000))
+
+    assert Counted.gone_through < 40_000  # once or twice, and not for each of them
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (a_state(3, pieces=([0, 1, 2, 0, 2, 2],)), "sample 2 of record 1 .* the sample has 0"),
+        (a_state(3, pieces=([0, 2, 0, 0, 3, 3],)), "sample 0 of record 2 .* the sample has 4"),
+        (a_state(3, (5, 0, 7)), "at token 7 of sample 0 of record 5, which has 7"),
+        (a_state(3, (5, 3, 0)), "at sample 3 of record 5, which has no sample 2"),
+    ],
+)
+def test_samples_that_are_not_there_are_named(state, said):
+    with pytest.raises(StateError, match=said):
+        require_samples(state, 0, "web", a_table(40))
+
+
+@pytest.mark.parametrize("cursor", [(5, 2, 0), (5, 1, 6), (5, 0, 0), (60, 9, 9)])
+def test_a_cursor_within_its_record_or_outside_of_the_table_is_taken(cursor):
+    require_samples(a_state(3, cursor), 0, "web", a_table(40))
