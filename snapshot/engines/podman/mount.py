@@ -338,7 +338,7 @@ def _numbers(layer: Tree, merged: Tree, place: int) -> dict[int, int]:
             if other is None:
                 continue
             node = merged.node(other)
-            if node.kind == "directory":
+            if node.entry.kind == "directory":
                 waiting.append((number, other))
             elif node.layer == place:
                 found[number] = other

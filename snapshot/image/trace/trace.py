@@ -194,7 +194,7 @@ def hot_blocks(
 
 
 def _blocks_of(node: Node, touch: Touch, index: LayerIndex) -> Iterator[int]:
-    for extent in node.extents:
+    for extent in node.entry.extents:
         start = max(touch.offset, extent.file_offset)
         end = min(touch.offset + touch.size_bytes, extent.file_offset + extent.size_bytes)
         if start < end:

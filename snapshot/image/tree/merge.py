@@ -28,7 +28,6 @@ Source:
     ``filesystems/overlayfs``.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -201,21 +200,11 @@ def _node(
     links: Mapping[int, int],
     parents: Mapping[int, int],
 ) -> Node:
-    entry = making.entry
     directories = sum(child.is_directory for child in making.children.values())
     return Node(
         number=numbers[id(making)],
-        kind=entry.kind,
-        mode=entry.mode,
-        uid=entry.uid,
-        gid=entry.gid,
-        mtime_ns=entry.mtime_ns,
-        size_bytes=len(os.fsencode(entry.target)) if entry.kind == "symlink" else entry.size_bytes,
-        target=entry.target,
-        device=entry.device,
-        xattrs=entry.xattrs,
+        entry=making.entry,
         layer=making.layer,
-        extents=entry.extents,
         links=2 + directories if making.is_directory else links[id(making)],
         parent=parents[id(making)],
         children={name: numbers[id(child)] for name, child in making.children.items()},
@@ -262,7 +251,7 @@ def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
     below = merge(layers[:number])
     marks = parts.marks(below)
     known = ((path, _at(below, path)) for path in undescribed if not marks.hides(path))
-    described = [_entry_of(path, node) for path, node in known if node is not None]
+    described = [replace(entry, path=path) for path, entry in known if entry is not None]
     deleted = [Entry(path=path, kind="character", device=(0, 0)) for path in sorted(marks.deleted)]
     # Marks first, so that what the layer adds at a name replaces the mark there.
     return merge([[*deleted, *map(marks.marked, [*marks.bare(), *described, *parts.added])]])
@@ -358,25 +347,10 @@ def _has(tree: Tree, path: str) -> bool:
     return True
 
 
-def _at(tree: Tree, path: str) -> Node | None:
+def _at(tree: Tree, path: str) -> Entry | None:
     """Return the directory at a path; None where there is none."""
-    try:
-        node = tree.lookup(path)
-    except FileNotFoundError:
-        return None
-    return node if node.kind == "directory" else None
-
-
-def _entry_of(path: str, node: Node) -> Entry:
-    return Entry(
-        path=path,
-        kind="directory",
-        mode=node.mode,
-        uid=node.uid,
-        gid=node.gid,
-        mtime_ns=node.mtime_ns,
-        xattrs=node.xattrs,
-    )
+    entry = tree.lookup(path).entry if _has(tree, path) else None
+    return entry if entry is not None and entry.kind == "directory" else None
 
 
 def _without_marks(entry: Entry) -> Entry:

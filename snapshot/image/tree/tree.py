@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from snapshot.image.layer.entries import Extent, Kind
+from snapshot.image.layer.entries import Entry
 
 __all__ = ["ROOT", "Node", "Tree"]
 
@@ -18,18 +18,10 @@ class Node:
     """A file, directory or other object of the merged tree, under all its names."""
 
     number: int
-    kind: Kind
-    mode: int
-    uid: int
-    gid: int
-    mtime_ns: int
-    size_bytes: int
-    target: str
-    device: tuple[int, int]
-    xattrs: tuple[tuple[str, bytes], ...]
+    entry: Entry
+    """What the uppermost layer says of it; its path is one of the names."""
     layer: int
     """Number of the layer its data lies in, from 0 at the bottom."""
-    extents: tuple[Extent, ...]
     links: int
     """Names; of a directory two and one for each directory in it."""
     parent: int

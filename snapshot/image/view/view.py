@@ -116,7 +116,7 @@ class ImageView(BlockingFileSystem):
 
     @override
     def readlink(self, inode: int) -> bytes:
-        return os.fsencode(self._tree.node(inode).target)
+        return os.fsencode(self._tree.node(inode).entry.target)
 
     @override
     def open(self, inode: int, flags: int) -> Opened:
@@ -140,7 +140,8 @@ class ImageView(BlockingFileSystem):
 
     @override
     def xattrs(self, inode: int) -> Mapping[bytes, bytes]:
-        return {os.fsencode(name): value for name, value in self._tree.node(inode).xattrs}
+        entry = self._tree.node(inode).entry
+        return {os.fsencode(name): value for name, value in entry.xattrs}
 
     @override
     def statfs(self) -> Space:
@@ -156,13 +157,13 @@ class ImageView(BlockingFileSystem):
         block: Callable[[LayerIndex, int], bytes | None],
     ) -> Data | None:
         node = self._tree.node(number)
-        end = min(offset + size_bytes, node.size_bytes)
+        end = min(offset + size_bytes, node.entry.size_bytes)
         if offset >= end:
             return b""
         parts: list[Data] = []
         at = offset
         index = self._indexes[node.layer]
-        for extent in node.extents:
+        for extent in node.entry.extents:
             start = max(at, extent.file_offset)
             stop = min(end, extent.file_offset + extent.size_bytes)
             if start >= stop:
@@ -205,19 +206,20 @@ class ImageFileSystem(Threaded):
 
 def _has_xattrs(tree: Tree) -> bool:
     """Return whether anything in an image has an extended attribute."""
-    return any(node.xattrs for node in tree.nodes)
+    return any(node.entry.xattrs for node in tree.nodes)
 
 
 def _entry(node: Node) -> Entry:
+    said = node.entry
     return Entry(
         inode=node.number,
-        mode=_TYPE_OF[node.kind] | node.mode,
-        size_bytes=node.size_bytes,
+        mode=_TYPE_OF[said.kind] | said.mode,
+        size_bytes=len(os.fsencode(said.target)) if said.kind == "symlink" else said.size_bytes,
         nlink=node.links,
-        uid=node.uid,
-        gid=node.gid,
-        rdev=os.makedev(*node.device),
-        mtime_ns=node.mtime_ns,
+        uid=said.uid,
+        gid=said.gid,
+        rdev=os.makedev(*said.device),
+        mtime_ns=said.mtime_ns,
         entry_timeout_s=FOREVER_S,
         attr_timeout_s=FOREVER_S,
     )

@@ -18,8 +18,8 @@ def overlaid(trees):
             shown = visible(stack, name)
             if shown:
                 below = f"{path}/{name}" if path else name
-                found[below] = (shown[0][1].kind, shown[0][1].uid)
-                if shown[0][1].kind == "directory":
+                found[below] = (shown[0][1].entry.kind, shown[0][1].entry.uid)
+                if shown[0][1].entry.kind == "directory":
                     waiting.append((below, shown))
     return found
 
@@ -31,11 +31,11 @@ def visible(stack, name):
         child = tree.child(node.number, name)
         if child is None:
             continue
-        if child.kind != "directory":
-            is_mark = child.kind == "character" and child.device == (0, 0)
+        if child.entry.kind != "directory":
+            is_mark = child.entry.kind == "character" and child.entry.device == (0, 0)
             return shown if shown or is_mark else [(tree, child)]
         shown.append((tree, child))
-        if dict(child.xattrs).get(OPAQUE_ATTRIBUTE) == b"y":
+        if dict(child.entry.xattrs).get(OPAQUE_ATTRIBUTE) == b"y":
             break
     return shown
 
@@ -43,7 +43,7 @@ def visible(stack, name):
 @given(LAYERS)
 def test_trees_of_layers_laid_over_each_other_are_the_merged_tree(layers):
     assume(laid(layers) is not None)
-    merged = {path: (n.kind, n.uid) for path, n in merge(layers).walk() if path}
+    merged = {path: (n.entry.kind, n.entry.uid) for path, n in merge(layers).walk() if path}
 
     trees = [layer_tree(layers, number) for number in range(len(layers))]
 
@@ -58,7 +58,7 @@ def test_a_mark_stands_only_where_something_is_hidden(layers):
         below = merge(layers[:number])
         known = {path for path, _ in below.walk()}
         for path, node in layer_tree(layers, number).walk():
-            if node.kind == "character" or OPAQUE_ATTRIBUTE in dict(node.xattrs):
+            if node.entry.kind == "character" or OPAQUE_ATTRIBUTE in dict(node.entry.xattrs):
                 assert path in known
 
 

@@ -72,7 +72,7 @@ def test_merging_agrees_with_the_plain_model(layers):
 
     tree = merge(layers)
 
-    assert {path: (n.kind, n.uid) for path, n in tree.walk() if path} == model
+    assert {path: (n.entry.kind, n.entry.uid) for path, n in tree.walk() if path} == model
     assert all(tree.lookup(path).number == node.number for path, node in tree.walk())
 
 
@@ -85,8 +85,8 @@ def test_a_tree_counts_its_links_and_knows_its_parents(layers):
     seen = [node.number for _, node in tree.walk()]
     assert sorted(set(seen)) == list(range(1, len(tree.nodes) + 1))
     for node in tree.nodes:
-        if node.kind == "directory":
-            below = sum(tree.node(n).kind == "directory" for n in node.children.values())
+        if node.entry.kind == "directory":
+            below = sum(tree.node(n).entry.kind == "directory" for n in node.children.values())
             assert node.links == 2 + below
         else:
             assert node.links == seen.count(node.number)

@@ -61,12 +61,19 @@ def tree_of(store, image, folder):
     tree, source = merge([index.entries for index in indexes]), BlobSource(store)
     found = {}
     for path, node in tree.walk():
-        data = bytearray(node.size_bytes if node.kind == "file" else 0)
-        for extent in node.extents:
+        data = bytearray(node.entry.size_bytes if node.entry.kind == "file" else 0)
+        for extent in node.entry.extents:
             part = read_stream(indexes[node.layer], source, extent.stream_offset, extent.size_bytes)
             data[extent.file_offset : extent.file_offset + len(part)] = part
-        named = (node.number, node.kind, node.mode, node.uid, node.gid, node.mtime_ns)
-        found[path] = (*named, node.device, node.target, node.xattrs, bytes(data))
+        named = (
+            node.number,
+            node.entry.kind,
+            node.entry.mode,
+            node.entry.uid,
+            node.entry.gid,
+            node.entry.mtime_ns,
+        )
+        found[path] = (*named, node.entry.device, node.entry.target, node.entry.xattrs, bytes(data))
     return found
 
 

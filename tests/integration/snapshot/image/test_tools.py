@@ -36,8 +36,8 @@ def run(*command):
 
 
 def content(node, index, source):
-    data = bytearray(node.size_bytes)
-    for extent in node.extents:
+    data = bytearray(node.entry.size_bytes)
+    for extent in node.entry.extents:
         part = read_stream(index, source, extent.stream_offset, extent.size_bytes)
         data[extent.file_offset : extent.file_offset + extent.size_bytes] = part
     return bytes(data)
@@ -48,19 +48,19 @@ def as_read(store, image, cache):
     indexes = index_image(store, image, cache)
     tree, source, found, first = merge([i.entries for i in indexes]), BlobSource(store), {}, {}
     for path, node in tree.walk():
-        data = content(node, indexes[node.layer], source) if node.kind == "file" else b""
+        data = content(node, indexes[node.layer], source) if node.entry.kind == "file" else b""
         same_as = first.setdefault(node.number, path)
         found[path] = (
-            node.kind,
-            node.mode if node.kind != "symlink" else 0,
-            node.uid,
-            node.gid,
-            node.mtime_ns // 10**9 if node.kind == "file" else 0,
-            node.device,
-            node.target if node.kind == "symlink" else "",
-            node.xattrs,
+            node.entry.kind,
+            node.entry.mode if node.entry.kind != "symlink" else 0,
+            node.entry.uid,
+            node.entry.gid,
+            node.entry.mtime_ns // 10**9 if node.entry.kind == "file" else 0,
+            node.entry.device,
+            node.entry.target if node.entry.kind == "symlink" else "",
+            node.entry.xattrs,
             hashlib.sha256(data).hexdigest(),
-            node.links if node.kind != "directory" else 0,
+            node.links if node.entry.kind != "directory" else 0,
             same_as,
         )
     return found

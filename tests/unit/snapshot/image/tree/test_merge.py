@@ -32,14 +32,19 @@ def names(*layers):
 def test_no_layers_make_an_empty_root():
     root = merge([]).node(ROOT)
 
-    assert (root.kind, root.mode, root.links, root.parent) == ("directory", 0o755, 2, ROOT)
+    assert (root.entry.kind, root.entry.mode, root.links, root.parent) == (
+        "directory",
+        0o755,
+        2,
+        ROOT,
+    )
 
 
 def test_a_later_layer_replaces_a_file_and_keeps_its_neighbours():
     tree = merge([[d("a"), f("a/x", 1), f("a/y", 2)], [f("a/x", 9, mode=0o600)]])
 
-    assert (tree.lookup("a/x").size_bytes, tree.lookup("a/x").layer) == (9, 1)
-    assert (tree.lookup("a/y").size_bytes, tree.lookup("a/y").layer) == (2, 0)
+    assert (tree.lookup("a/x").entry.size_bytes, tree.lookup("a/x").layer) == (9, 1)
+    assert (tree.lookup("a/y").entry.size_bytes, tree.lookup("a/y").layer) == (2, 0)
 
 
 def test_a_whiteout_hides_what_is_below_and_leaves_no_trace_of_itself():
@@ -50,7 +55,7 @@ def test_a_whiteout_hides_what_is_below_and_leaves_no_trace_of_itself():
 
 def test_a_whiteout_does_not_touch_its_own_layer_in_whatever_order():
     for upper in ([f(".wh.x"), f("x", 5)], [f("x", 5), f(".wh.x")]):
-        assert merge([[f("x", 1)], upper]).lookup("x").size_bytes == 5
+        assert merge([[f("x", 1)], upper]).lookup("x").entry.size_bytes == 5
 
 
 def test_an_opaque_directory_hides_what_lower_layers_have_in_it():
@@ -66,8 +71,8 @@ def test_other_marks_of_old_file_systems_mean_nothing():
 def test_a_directory_over_a_directory_takes_attributes_and_keeps_children():
     tree = merge([[d("a", mode=0o700), f("a/x")], [d("a", mode=0o711, uid=5)]])
 
-    assert (tree.lookup("a").mode, tree.lookup("a").uid) == (0o711, 5)
-    assert tree.lookup("a/x").kind == "file"
+    assert (tree.lookup("a").entry.mode, tree.lookup("a").entry.uid) == (0o711, 5)
+    assert tree.lookup("a/x").entry.kind == "file"
 
 
 def test_a_file_over_a_directory_takes_all_below_away_and_back():
@@ -85,14 +90,14 @@ def test_hard_links_are_one_node_with_two_names():
 def test_a_hard_link_may_name_a_file_of_a_lower_layer_and_outlives_it():
     tree = merge([[f("x", 3)], [hard("y", "x")], [f(".wh.x")]])
 
-    assert tree.lookup("y").size_bytes == 3
+    assert tree.lookup("y").entry.size_bytes == 3
     assert tree.lookup("y").links == 1
 
 
 def test_a_hard_link_keeps_what_its_target_was_when_that_is_replaced():
     tree = merge([[f("x", 3), hard("y", "x")], [f("x", 4)]])
 
-    assert (tree.lookup("x").size_bytes, tree.lookup("y").size_bytes) == (4, 3)
+    assert (tree.lookup("x").entry.size_bytes, tree.lookup("y").entry.size_bytes) == (4, 3)
 
 
 @pytest.mark.parametrize("target", ["nothing", "a"])
@@ -104,7 +109,7 @@ def test_a_hard_link_to_nothing_or_a_directory_is_refused(target):
 def test_missing_parents_belong_to_root_and_are_open_to_read():
     node = merge([[f("a/b/c")]]).lookup("a/b")
 
-    assert (node.kind, node.mode, node.uid) == ("directory", 0o755, 0)
+    assert (node.entry.kind, node.entry.mode, node.entry.uid) == ("directory", 0o755, 0)
 
 
 def test_an_entry_below_a_symbolic_link_lands_where_the_link_leads():
@@ -152,4 +157,4 @@ def test_numbers_count_from_the_root_in_the_order_of_a_walk():
 
 
 def test_the_root_takes_the_attributes_a_layer_gives_it():
-    assert merge([[d("", mode=0o700, uid=3)]]).node(ROOT).mode == 0o700
+    assert merge([[d("", mode=0o700, uid=3)]]).node(ROOT).entry.mode == 0o700

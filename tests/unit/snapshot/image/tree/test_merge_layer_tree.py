@@ -35,7 +35,7 @@ def test_a_deleted_name_is_a_character_device_without_numbers():
 
     mark = tree.lookup("etc/old")
     assert names(tree) == ["etc", "etc/old"]
-    assert (mark.kind, mark.device) == ("character", (0, 0))
+    assert (mark.entry.kind, mark.entry.device) == ("character", (0, 0))
 
 
 def test_an_opaque_directory_has_the_attribute_and_no_marks():
@@ -44,27 +44,27 @@ def test_an_opaque_directory_has_the_attribute_and_no_marks():
     tree = layer_tree([LOWER, layer], 1)
 
     assert names(tree) == ["etc"]
-    assert tree.lookup("etc").xattrs == OPAQUE
+    assert tree.lookup("etc").entry.xattrs == OPAQUE
 
 
 def test_a_directory_in_place_of_a_deleted_one_hides_what_was_in_it():
     tree = layer_tree([LOWER, [a_file(".wh.etc"), a_file("etc/new")]], 1)
 
     assert names(tree) == ["etc", "etc/new"]
-    assert tree.lookup("etc").xattrs == OPAQUE
+    assert tree.lookup("etc").entry.xattrs == OPAQUE
 
 
 def test_a_file_in_place_of_a_deleted_one_needs_no_mark():
     tree = layer_tree([LOWER, [a_file(".wh.bin"), a_file("bin", uid=9)]], 1)
 
-    assert tree.lookup("bin").uid == 9
+    assert tree.lookup("bin").entry.uid == 9
 
 
 def test_a_directory_that_the_layer_does_not_describe_is_as_lower_layers_have_it():
     tree = layer_tree([LOWER, [a_file("tmp/new"), a_file("var/log/new")]], 1)
 
-    assert (tree.lookup("tmp").mode, tree.lookup("tmp").uid) == (0o1777, 3)
-    assert tree.lookup("var").mode == 0o755
+    assert (tree.lookup("tmp").entry.mode, tree.lookup("tmp").entry.uid) == (0o1777, 3)
+    assert tree.lookup("var").entry.mode == 0o755
 
 
 def test_the_lowest_layer_has_nothing_to_hide():
@@ -87,7 +87,7 @@ def test_attributes_of_overlayfs_in_a_layer_are_left_out():
 
     tree = layer_tree([layer], 0)
 
-    assert tree.lookup("d").xattrs == (("user.mine", b"1"),)
+    assert tree.lookup("d").entry.xattrs == (("user.mine", b"1"),)
 
 
 def test_a_hard_link_inside_the_layer_is_one_file():
