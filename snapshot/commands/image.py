@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -32,8 +33,9 @@ from snapshot.engines.podman.mount import mount as mount_layer_store
 from snapshot.image.layer.convert import convert_image
 from snapshot.image.layer.toc import format_of
 from snapshot.image.mount.daemon import AUTO, ImageMount, mount
-from snapshot.image.mount.options import mount_settings, platform_of
-from snapshot.oci.image import Image, open_store, resolve
+from snapshot.image.mount.options import mount_settings, options_in, platform_of
+from snapshot.oci.image import Image, open_store, opened_image
+from snapshot.oci.manifest import Platform
 from snapshot.oci.store import ImageStore
 from snapshot.private_folder import private_folder
 
@@ -72,12 +74,8 @@ def show(image: str, platform: str | None, mirrors: tuple[str, ...], as_json: bo
       omniload image show registry.example:5000/team/torch:2.13
       omniload image show oci:folder:tag --json
     """  # noqa: D301 -- click's own marker
-    store, name = open_store(image, mirrors=mirrors)
-    try:
-        found = resolve(store, name, platform_of(platform))
-    finally:
-        store.close()
-    described = _described(found)
+    with opened_image(image, mirrors=mirrors, platform=_named(platform)) as (_, found):
+        described = _described(found)
     if as_json:
         click.echo(json.dumps(described, indent=2))
         return
@@ -174,12 +172,8 @@ def convert(image: str, target: str, level: int, platform: str | None, as_json: 
       omniload image convert registry.example:5000/torch:2.13 registry.example:5000/torch:2.13-lazy
       omniload image convert oci:folder:tag oci:folder:tag-lazy
     """  # noqa: D301 -- click's own marker
-    source, name = open_store(image)
-    try:
-        found = resolve(source, name, platform_of(platform))
+    with opened_image(image, platform=_named(platform)) as (source, found):
         numbers, said = _converted(source, found, target, level)
-    finally:
-        source.close()
     click.echo(json.dumps(numbers, indent=2) if as_json else said)
 
 
@@ -187,12 +181,10 @@ def _converted(
     source: ImageStore, image: Image, target: str, level: int
 ) -> tuple[dict[str, Any], str]:
     goal, tag = open_store(target, create=True)
-    try:
+    with closing(goal):
         if tag.startswith("sha256:"):
             raise ConfigError(f"{target!r} names a digest; name the new image by a tag")
         made = convert_image(source, image, goal, tag, level=level)
-    finally:
-        goal.close()
     before = sum(layer.size for layer in image.layers)
     after = sum(layer.size for layer in made.layers)
     numbers = {"digest": made.digest, "bytes_before": before, "bytes_after": after}
@@ -308,16 +300,15 @@ def export_command(
     require_text(image, containerd, namespace, snapshotter)
     connect = _part("client").Containerd
     store, label = open_store(image, mirrors=mirrors)
-    try:
-        kept = keep_image(store, image, label, platform_of(platform))
-    finally:
-        store.close()
-    connection = connect(Path(containerd).absolute(), namespace)
-    try:
+    with closing(store):
+        kept = keep_image(store, image, label, _named(platform))
+    with closing(connect(Path(containerd).absolute(), namespace)) as connection:
         layers = connection.register(kept, image.removeprefix("http://"), snapshotter)
-    finally:
-        connection.close()
     click.echo(f"{kept.digest}  {layers} layers, read as they are needed")
+
+
+def _named(platform: str | None) -> Platform | None:
+    return None if platform is None else platform_of(platform)
 
 
 def _part(name: str) -> ModuleType:
@@ -338,8 +329,7 @@ def mount_template(options: tuple[str, ...]) -> ImageMount:
     Raises:
         ConfigError: An option is none, or belongs to one mount.
     """
-    for option in filter(None, ",".join(options).split(",")):
-        key = option.strip().partition("=")[0]
+    for key, _ in options_in(options):
         if key in _REFUSED:
             raise ConfigError(f"option {key!r} belongs to one mount, and there will be several")
     return mount_settings("", "", (f"trace={AUTO}", f"record={AUTO}", *options))

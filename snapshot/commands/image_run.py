@@ -5,8 +5,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from snapshot.image.start.run import check_machine, run_in, start_of
 from snapshot.image.trace.sharing import push_trace
 from snapshot.image.trace.trace import hot_blocks
 from snapshot.image.tree.merge import merge
-from snapshot.oci.image import Image, open_store, resolve
+from snapshot.oci.image import Image, opened_image
 from snapshot.oci.store import ImageStore
 from snapshot.startup.attempts import Attempt, attempts_of
 from snapshot.startup.difference import difference_of
@@ -76,17 +76,9 @@ def _start_options(function: _Command) -> _Command:
     )
     @click.option("--log", type=click.Path(dir_okay=False), help="Where the mount logs.")
     @functools.wraps(function)
-    def command_of(  # noqa: PLR0913, PLR0917 -- one for each option
-        image: str,
-        words: tuple[str, ...],
-        options: tuple[str, ...],
-        variables: tuple[str, ...],
-        binds: tuple[str, ...],
-        scratch: str | None,
-        log: str | None,
-        **rest: Any,  # noqa: ANN401
-    ) -> None:
-        function(_Given(image, words, options, variables, binds, scratch, log), **rest)
+    def command_of(**given: Any) -> None:  # noqa: ANN401
+        shared = {each.name: given.pop(each.name) for each in fields(_Given)}
+        function(_Given(**shared), **given)
 
     return command_of
 
@@ -116,7 +108,7 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
     changed = {"record": where, "trace": None}
     settings, code = _started(given, window or _UNTIL_THE_END, changed)
     if push:
-        with _resolved(settings) as (store, image):
+        with _opened(settings) as (store, image):
             push_trace(store, trace_at(str(_recorded(settings, image)), image.digest))
     sys.exit(code)
 
@@ -167,7 +159,7 @@ def prefetch_command(
     }
     options = (*options, f"bandwidth={bandwidth}")
     settings = mount_settings(image, "", options).model_copy(update=changed)
-    with _resolved(settings) as (store, resolved), _bar() as report:
+    with _opened(settings) as (store, resolved), _bar() as report:
         done = _prefetched(settings, store, resolved, report)
     if as_json:
         click.echo(json.dumps(asdict(done), indent=2))
@@ -197,7 +189,7 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
         logged, known = log_of()
         binds = (*logged, *map(bind_of, given.binds))
         spawned = [f"{name}={value}" for name, value in spawning().items()]
-        with _resolved(settings) as (_, image):
+        with _opened(settings) as (_, image):
             start = start_of(image.config.config, given.words, (*known, *spawned, *given.variables))
         settings = settings.model_copy(update={**changed, "command": start.words})
         start = replace(start, binds=binds)
@@ -212,13 +204,8 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
     return settings, code
 
 
-@contextmanager
-def _resolved(settings: ImageMount) -> Iterator[tuple[ImageStore, Image]]:
-    store, name = open_store(settings.image, mirrors=settings.mirrors)
-    try:
-        yield store, resolve(store, name, settings.platform)
-    finally:
-        store.close()
+def _opened(settings: ImageMount) -> AbstractContextManager[tuple[ImageStore, Image]]:
+    return opened_image(settings.image, mirrors=settings.mirrors, platform=settings.platform)
 
 
 def _recorded(settings: ImageMount, image: Image) -> Path:

@@ -1,6 +1,8 @@
 """From what a user writes to the store that holds it, and to the image itself."""
 
 import platform as machine
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from snapshot.oci.registry import Registry
 from snapshot.oci.store import ImageStore, MirroredStore, small_blob
 from snapshot.oci.transport import RegistrySettings, Transport
 
-__all__ = ["Image", "image_of", "open_store", "platform_here", "resolve"]
+__all__ = ["Image", "image_of", "open_store", "opened_image", "platform_here", "resolve"]
 
 _MAX_INDEX_DEPTH = 4
 _PLAIN = "http://"
@@ -79,6 +81,16 @@ def open_store(
         return origin, reference.name
     others = [_registry(mirror, reference.repository) for mirror in mirrors]
     return MirroredStore(origin, others), reference.name
+
+
+@contextmanager
+def opened_image(
+    text: str, *, mirrors: tuple[str, ...] = (), platform: Platform | None = None
+) -> Iterator[tuple[ImageStore, Image]]:
+    """Open what holds an image for the time of a ``with``, and resolve the image; errors as of both."""
+    store, name = open_store(text, mirrors=mirrors)
+    with closing(store):
+        yield store, resolve(store, name, platform)
 
 
 def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> Image:

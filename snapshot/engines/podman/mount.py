@@ -6,26 +6,23 @@ command. The first read opens the window; what the kernel keeps of the files is 
 that later starts in its life would show nothing.
 """
 
-import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
 from fusefs.bridge import server
 from fusefs.bridge.api.options import BridgeOptions, require_text
 from fusefs.bridge.process.launch import run_daemon, start_daemon
 from omniload.base.clock import SystemClock
-from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
-from omniload.base.units import Bytes, Seconds
 from snapshot.engines.podman.images import (
     ImageOpener,
     RoutedTier,
@@ -39,16 +36,14 @@ from snapshot.image.block.loader import BlockLoader
 from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
-from snapshot.image.mount.daemon import READ_AHEAD_BYTES
-from snapshot.image.mount.options import cache_at, option_value, options_in, platform_of
+from snapshot.image.mount.daemon import READ_AHEAD_BYTES, NodeMount
+from snapshot.image.mount.options import note_option, options_in, settings_of
 from snapshot.image.trace.store import TraceStore, find_any_trace
 from snapshot.image.trace.trace import Trace, hot_blocks
 from snapshot.image.tree.merge import layer_tree, merge
 from snapshot.image.tree.tree import ROOT, Tree
 from snapshot.image.view.recording import Recording
 from snapshot.image.view.view import ImageView, Recorder
-from snapshot.oci.image import platform_here
-from snapshot.oci.manifest import Platform
 from snapshot.oci.reference import Reference
 
 __all__ = [
@@ -61,33 +56,23 @@ __all__ = [
     "trace_for",
 ]
 
-_REPEATED = {"mirror": "mirrors", "registry": "registries", "plain": "plain"}
-_NO_OPTIONS = frozenset({"mountpoint", "mirrors", "registries", "bridge"})
-"""Fields that are set in another way."""
 
+class LayerStoreMount(NodeMount):
+    """What a layer store needs to know; a ``window`` of 0 records nothing."""
 
-class LayerStoreMount(StrictModel):
-    """What a layer store needs to know."""
+    repeated: ClassVar[Mapping[str, str]] = {
+        "mirror": "mirrors",
+        "registry": "registries",
+        "plain": "plain",
+    }
+    closed: ClassVar[frozenset[str]] = frozenset({"mountpoint", "bridge"})
 
-    mountpoint: str
-    cache: str
-    """Folder of indexes, blocks and traces, shared by all mounts of a node."""
     registries: tuple[str, ...] = ()
     """Whose images are shown; those of all where none is given."""
     plain: tuple[str, ...] = ()
     """Registries that are spoken to without TLS, besides those of this machine."""
-    mirrors: tuple[str, ...] = ()
-    platform: Platform | None = None
     index: bool = False
     """Show layers without a table of contents, too; each is read whole, once, to index it."""
-    memory: Bytes = 256 << 20
-    """Blocks kept in memory."""
-    disk: Bytes = 20 << 30
-    """Blocks kept on disk."""
-    window: Seconds = 120.0
-    """How long after its first read a start is recorded; 0 records nothing."""
-    slots: int = Field(default=16, ge=2, le=256)
-    """Requests on their way."""
     bridge: BridgeOptions = BridgeOptions(
         allow_other=True, trusted=True, kernel_read_ahead=READ_AHEAD_BYTES
     )
@@ -111,16 +96,8 @@ def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStor
     require_text(mountpoint, *options)
     fields: dict[str, Any] = {"mountpoint": mountpoint}
     for key, value in options_in(options):
-        if key in _REPEATED:
-            fields.setdefault(_REPEATED[key], []).append(option_value(key, value))
-        elif key == "platform":
-            fields[key] = json.loads(
-                (platform_of(value or "") or platform_here()).model_dump_json()
-            )
-        else:
-            fields[key] = option_value(key, value, LayerStoreMount, _NO_OPTIONS)
-    fields["cache"] = cache_at(fields.get("cache"))
-    return parse_yaml(json.dumps(fields), LayerStoreMount, name="-o")
+        note_option(LayerStoreMount, fields, key, value)
+    return settings_of(LayerStoreMount, fields)
 
 
 def mount(settings: LayerStoreMount, *, log_path: str | None = None) -> "subprocess.Popen[bytes]":
@@ -163,7 +140,7 @@ class _Parts:
             FetchSettings(
                 tiers=("registry",),
                 slots=settings.slots,
-                reserved_slots=max(settings.slots // 4, 1),
+                reserved_slots=settings.reserved_slots,
             ),
             memory_bytes=settings.memory,
             clock=self._clock,

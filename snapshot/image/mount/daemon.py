@@ -3,9 +3,10 @@
 import gc
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -47,6 +48,7 @@ __all__ = [
     "AUTO",
     "READ_AHEAD_BYTES",
     "ImageMount",
+    "NodeMount",
     "chosen_trace",
     "main",
     "mount",
@@ -66,34 +68,51 @@ READ_AHEAD_BYTES = 512 << 10
 """Of the kernel, by default: of a library mapped and used here and there, more is mostly for nothing."""
 
 
-class ImageMount(StrictModel):
-    """What a mount of an image needs to know."""
+class NodeMount(StrictModel):
+    """What a mount of layers needs to know, of one image or of many."""
 
-    image: str
-    """Reference or layout."""
+    repeated: ClassVar[Mapping[str, str]] = {"mirror": "mirrors"}
+    """Options that may be given several times, and the fields that hold all of their values."""
+    closed: ClassVar[frozenset[str]] = frozenset({"mountpoint"})
+    """Fields that no option sets."""
+
     mountpoint: str
     cache: str
-    """Folder of indexes and blocks, shared by all mounts of a node."""
+    """Folder of indexes, blocks and traces, shared by all mounts of a node."""
     mirrors: tuple[str, ...] = ()
     platform: Platform | None = None
     memory: Bytes = 256 << 20
     """Blocks kept in memory."""
     disk: Bytes = 20 << 30
     """Blocks kept on disk."""
+    window: Seconds = 120.0
+    """How long touches of a start are recorded."""
+    slots: int = Field(default=16, ge=2, le=256)
+    """Requests on their way."""
+
+    @property
+    def reserved_slots(self) -> int:
+        """Slots that prefetch leaves free."""
+        return max(self.slots // 4, 1)
+
+
+class ImageMount(NodeMount):
+    """What a mount of an image needs to know."""
+
+    closed: ClassVar[frozenset[str]] = frozenset({"image", "mountpoint", "command", "sharing"})
+
+    image: str
+    """Reference or layout."""
     trace: str | None = None
     """Hot blocks: fetched first, in this order. A file, or ``auto``."""
     record: str | None = None
     """Where the touches of this start go, merged with those of earlier ones. A file, or ``auto``."""
     command: tuple[str, ...] | None = None
     """What is started from it, by which traces are found; any of its starts if not given."""
-    window: Seconds = 120.0
-    """How long touches are recorded."""
     stream: bool = False
     """Fetch all that is left, too, behind everything else."""
     bandwidth: Bytes = 32_000_000
     """Cap of those cold blocks, in bytes per second; 0 for none."""
-    slots: int = Field(default=16, ge=2, le=256)
-    """Requests on their way."""
     sharing: PeerSettings = PeerSettings()
     """Nodes that blocks are shared with."""
     bridge: BridgeOptions = BridgeOptions(read_only=True, kernel_read_ahead=READ_AHEAD_BYTES)
@@ -164,7 +183,7 @@ class _Serving:
             FetchSettings(
                 tiers=tuple(self._peers.tiers),
                 slots=settings.slots,
-                reserved_slots=max(settings.slots // 4, 1),
+                reserved_slots=settings.reserved_slots,
                 cold_bytes_per_s=float(settings.bandwidth) or None,
             ),
             memory_bytes=settings.memory,
