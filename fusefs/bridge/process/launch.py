@@ -34,8 +34,8 @@ __all__ = [
     "clear_dead_mount",
     "failure_of",
     "followed",
-    "report_failure",
     "run_daemon",
+    "serve_reporting",
     "start_daemon",
     "umount",
     "unmount_command",
@@ -138,7 +138,7 @@ def failure_of(answer: bytes, code: int, log_path: str | None) -> OmniloadError:
     return StateError(f"the daemon {how} before its mount was usable{where}")
 
 
-def report_failure(error: Exception, role: str, report_fd: int | None) -> int:
+def _report_failure(error: Exception, role: str, report_fd: int | None) -> int:
     """Log why a daemon ends and report it to its parent, in one line; return its exit code.
 
     Args:
@@ -179,7 +179,22 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
     report_fd = int(sys.argv[1])
     os.set_inheritable(report_fd, False)
     set_up_logging("INFO", role=role)
+    if code := serve_reporting(
+        lambda ready: serve(sys.stdin.buffer.read(), ready), report_fd, role=role
+    ):
+        sys.exit(code)
 
+
+def serve_reporting(
+    serve: Callable[[Callable[[], None]], None], report_fd: int, *, role: str
+) -> int:
+    """Serve a mount until it ends; tell the parent when it is usable, or why it never was; return the exit code.
+
+    Args:
+        serve: Called with what to call once the mount is usable.
+        report_fd: Where the parent reads; closed once it has been told that the mount is usable.
+        role: Name of the process in its log.
+    """
     is_ready = False
 
     def ready() -> None:
@@ -198,10 +213,11 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
             os.close(report_fd)
 
     try:
-        serve(sys.stdin.buffer.read(), ready)
+        serve(ready)
     except Exception as error:  # noqa: BLE001 -- reported to the parent, whatever it is
         # Once it was ready the number may be another file's.
-        sys.exit(report_failure(error, role, None if is_ready else report_fd))
+        return _report_failure(error, role, None if is_ready else report_fd)
+    return 0
 
 
 def umount(mountpoint: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from fusefs.bridge.process.launch import clear_dead_mount, failure_of, report_failure
+from fusefs.bridge.process.launch import clear_dead_mount, failure_of, serve_reporting
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger, set_up_logging
 from omniload.base.writing import open_log
@@ -127,17 +127,4 @@ def _be_daemon(
     # Whoever forked may have put something of its own in their place.
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     set_up_logging("INFO", role=role)
-
-    is_ready = False
-
-    def ready() -> None:
-        nonlocal is_ready
-        is_ready = True
-        os.write(status, _READY)
-        os.close(status)
-
-    try:
-        serve(ready)
-    except Exception as error:  # noqa: BLE001 -- reported to the parent, whatever it is
-        return report_failure(error, role, None if is_ready else status)
-    return 0
+    return serve_reporting(serve, status, role=role)
