@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from fusefs.bridge.process.launch import clear_dead_mount, failure_of, serve_reporting
 from omniload.base.errors import StateError
@@ -111,7 +112,8 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
         _log.exception("defect in a forked process")
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(OSError, ValueError):  # a full disk, a pipe that nobody reads any more
+                stream.flush()
         os._exit(code)
 
 

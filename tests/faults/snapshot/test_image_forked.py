@@ -47,6 +47,24 @@ def test_a_child_that_raises_ends_and_does_not_go_on_as_its_parent(tmp_path):
     assert witness.read_text() == f"{os.getpid()}\n"
 
 
+def test_a_child_whose_last_words_cannot_be_written_does_not_go_on_as_its_parent(tmp_path):
+    witness = tmp_path / "went-on"
+
+    def child():
+        sys.stdout = Path("/dev/full").open("w")  # noqa: SIM115 -- it ends with the process
+        sys.stdout.write("lost")
+        return 3
+
+    try:
+        process = fork(child)
+        assert process.wait() == 3
+    finally:
+        with witness.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    assert witness.read_text() == f"{os.getpid()}\n"
+
+
 def test_a_child_that_was_killed_is_told_by_its_signal():
     process = fork(lambda: signal.pause() or 0)
 
