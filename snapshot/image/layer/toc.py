@@ -182,15 +182,6 @@ class _Unreadable(Exception):
     """The table is right, and says something that this reader does not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    file_offset: int
-    size: int
-    blob_offset: int
-    blob_end: int
-    digest: str
-
-
 class _Reader:
     """Collects chunks into a stream, and entries that point into it."""
 
@@ -267,40 +258,27 @@ class _Reader:
                 raise ValueError(f"chunk at {part.get('chunkOffset')} of {length} bytes, not {at}")
             if part.get("chunkType", "") != "zeros":
                 extents.append(Extent(at, self._stream_at, length))
-                self._block(self._chunk(part, at, length, ends, alone=len(parts) == 1))
+                self._add_block(part, length, ends, alone=len(parts) == 1)
             at += length
         if at != size:
             raise ValueError(f"chunks of {at} bytes for a file of {size}")
         return extents
 
-    def _chunk(
-        self,
-        part: Mapping[str, Any],
-        at: int,
-        length: int,
-        ends: Mapping[int, int],
-        *,
-        alone: bool,
-    ) -> _Chunk:
+    def _add_block(
+        self, part: Mapping[str, Any], size: int, ends: Mapping[int, int], *, alone: bool
+    ) -> None:
+        """Put a chunk of ``size`` bytes at the end of the stream."""
         digest = part.get("chunkDigest") or (part.get("digest") if alone else None)
-        if not digest or part.get("innerOffset") or length > MAX_BLOCK_BYTES:
+        if not digest or part.get("innerOffset") or hasher_of(str(digest)).name != "sha256":
             raise _Unreadable
-        offset = int(part["offset"])
-        return _Chunk(at, length, offset, ends[offset], str(digest))
-
-    def _block(self, chunk: _Chunk) -> None:
-        if hasher_of(chunk.digest).name != "sha256":
+        begin, end = int(part["offset"]), ends[int(part["offset"])]
+        if not 0 <= begin < end <= self._toc_offset:
+            raise ValueError(f"chunk at {begin} to {end}, outside the blob")
+        if size > MAX_BLOCK_BYTES or end - begin > 2 * MAX_BLOCK_BYTES:
             raise _Unreadable
-        if not 0 <= chunk.blob_offset < chunk.blob_end <= self._toc_offset:
-            raise ValueError(f"chunk at {chunk.blob_offset} to {chunk.blob_end}, outside the blob")
-        if chunk.blob_end - chunk.blob_offset > 2 * MAX_BLOCK_BYTES:
-            raise _Unreadable
-        sha256 = bytes.fromhex(chunk.digest.partition(":")[2])
-        length = chunk.blob_end - chunk.blob_offset
-        self._blocks.append(
-            (self._stream_at, chunk.size, length, chunk.blob_offset, -1, 0, b"", sha256)
-        )
-        self._stream_at += chunk.size
+        sha256 = bytes.fromhex(str(digest).partition(":")[2])
+        self._blocks.append((self._stream_at, size, end - begin, begin, -1, 0, b"", sha256))
+        self._stream_at += size
 
 
 def _check_place(layer: Descriptor, offset: int, size: int, toc_bytes: int) -> None:
