@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ValidationInfo, field_validator
-from typing_extensions import override
 
 from fusefs.bridge import server
 from fusefs.bridge.api.options import BridgeOptions, require_text
@@ -189,8 +188,8 @@ class _Parts:
         assert index is not None, "only layers that can be read in parts are shown"
         layers = [known.entries if known else () for known in served.indexes]
         tree = layer_tree(layers, place)
-        recorder = self._starts[id(served)].recorder_of(place, tree)
-        return ImageView(tree, [index], self._loader, recorder)
+        note = self._starts[id(served)].noting(place, tree)
+        return ImageView(tree, [index], self._loader, note)
 
 
 def main() -> None:
@@ -247,16 +246,20 @@ class ImageStarts:
         )
         return len(absent)
 
-    def recorder_of(self, place: int, tree: Tree) -> Recorder | None:
-        """Return the recorder of reads of a layer; None where nothing is recorded.
+    def noting(self, place: int, tree: Tree) -> Callable[[int, int, int], None]:
+        """Return what notes reads of a layer under the numbers of the merged image.
 
         Args:
             place: Of the layer, from 0 at the bottom.
             tree: Of the layer, whose numbers the reads name.
         """
-        if not self._window_s:
-            return None
-        return _LayerRecorder(self, _numbers(tree, self._tree, place))
+        merged = _numbers(tree, self._tree, place) if self._window_s else {}
+
+        def note(number: int, offset: int, size_bytes: int) -> None:
+            if number in merged:
+                self.note(merged[number], offset, size_bytes)
+
+        return note
 
     def note(self, number: int, offset: int, size_bytes: int) -> None:
         """Remember a read of a file of the merged image."""
@@ -282,20 +285,6 @@ class ImageStarts:
         recording = Recording(recorder, self._tree, image.digest, command, keep)
         recording.start(self._window_s)
         return recording
-
-
-class _LayerRecorder(Recorder):
-    """Passes reads of a layer on under the numbers of the merged image."""
-
-    def __init__(self, starts: ImageStarts, numbers: dict[int, int]) -> None:
-        super().__init__(lambda: 0.0, 0.0)
-        self._starts, self._numbers = starts, numbers
-
-    @override
-    def note(self, number: int, offset: int, size_bytes: int) -> None:
-        merged = self._numbers.get(number)
-        if merged is not None:
-            self._starts.note(merged, offset, size_bytes)
 
 
 def trace_for(traces: TraceStore, served: ServedImage) -> Trace | None:

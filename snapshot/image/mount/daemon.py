@@ -192,7 +192,8 @@ class _Serving:
         )
         recorder = Recorder(clock.now_s, settings.window) if settings.record else None
         self._recording = None if recorder is None else self._recorded(recorder, self._tree)
-        self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, recorder))
+        note = None if recorder is None else recorder.note
+        self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, note))
 
     def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
         """Prefetch, mount, answer until unmounted, and tidy up."""

@@ -65,7 +65,7 @@ class ImageView(BlockingFileSystem):
         tree: The merged image.
         indexes: Of its layers, lowest first.
         loader: Where blocks come from.
-        recorder: Notes every read, if given.
+        note: Called with every read: number of the file, offset and bytes.
     """
 
     inline: ClassVar[frozenset[str]] = frozenset(
@@ -87,12 +87,12 @@ class ImageView(BlockingFileSystem):
         tree: Tree,
         indexes: Sequence[LayerIndex],
         loader: BlockLoader,
-        recorder: Recorder | None = None,
+        note: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self._tree = tree
         self._indexes = indexes
         self._loader = loader
-        self._recorder = recorder
+        self._note = note
         # Half of what an overlay asks of an image: it looks for its own attributes at every file.
         self.unasked = frozenset(["open"] if _has_xattrs(tree) else ["open", "getxattr"])
 
@@ -179,8 +179,8 @@ class ImageView(BlockingFileSystem):
             at = stop
         if at < end:
             parts.append(bytes(end - at))
-        if self._recorder is not None:
-            self._recorder.note(number, offset, end - offset)
+        if self._note is not None:
+            self._note(number, offset, end - offset)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -168,8 +168,8 @@ class Place:
     def view(self, number):
         indexes = self.served.indexes
         tree = layer_tree([index.entries if index else () for index in indexes], number)
-        recorder = self.starts.recorder_of(number, tree)
-        return ImageView(tree, [indexes[number]], self.loader, recorder), tree
+        note = self.starts.noting(number, tree)
+        return ImageView(tree, [indexes[number]], self.loader, note), tree
 
     def read(self, number, path, offset=0, size_bytes=10):
         view, tree = self.view(number)
@@ -234,7 +234,6 @@ def test_nothing_is_kept_where_nothing_was_read_or_nothing_is_to_be_recorded(pla
     silent.read(0, "bin")
     silent.starts.finish()
 
-    assert silent.starts.recorder_of(0, layer_tree([()], 0)) is None
     assert silent.kept() is None
 
 

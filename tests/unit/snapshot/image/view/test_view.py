@@ -38,7 +38,7 @@ def made(tmp_path):
     loader = BlockLoader({"registry": RegistryTier(store)})
     now = [0.0]
     recorder = Recorder(lambda: now[0], window_s=10.0)
-    yield ImageView(tree, [index], loader, recorder), tree, recorder, now
+    yield ImageView(tree, [index], loader, recorder.note), tree, recorder, now
     loader.close()
 
 
