@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,19 +107,10 @@ def _asked(python: str) -> dict[str, str]:
     return described
 
 
-def environment_of(
-    interpreter: Interpreter, environment: Mapping[str, str], paths: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the variables under which a command of this environment runs: its bin first.
-
-    Args:
-        interpreter: Of the environment.
-        environment: Variables now.
-        paths: More directories to put before ``PATH``.
-    """
+def environment_of(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables under which a command of this environment runs, from those of now: its bin first."""
     given = dict(environment)
-    found = [*paths, interpreter.scripts, given.get("PATH", os.defpath)]
-    given["PATH"] = os.pathsep.join(found)
+    given["PATH"] = os.pathsep.join([interpreter.scripts, given.get("PATH", os.defpath)])
     given.pop("PYTHONHOME", None)
     given.pop("VIRTUAL_ENV", None)  # of another one: uv would install there
     if (Path(interpreter.prefix) / "pyvenv.cfg").is_file():

@@ -98,7 +98,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
             )
         tree = cache.partial(key)
         try:
-            extract(repository, manifest, tree, progress=progress)
+            extract(repository, manifest, tree, progress)
             return cache.complete(key, tree, manifest, data)
         except BaseException as error:
             discard(tree.folder)  # a full disk would stay full
@@ -108,12 +108,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
 
 
 def extract(
-    repository: Repository,
-    manifest: Manifest,
-    tree: Tree,
-    *,
-    threads: int = 0,
-    progress: Progress = lambda *_: None,
+    repository: Repository, manifest: Manifest, tree: Tree, progress: Progress = lambda *_: None
 ) -> None:
     """Write the files of a snapshot whose entries have been checked into an empty tree.
 
@@ -123,7 +118,7 @@ def extract(
     _make_folders(manifest, tree)
     extraction = _Extraction(repository, manifest, tree)
     total, done = manifest.raw_bytes, 0
-    workers = threads or min(16, 2 + (os.cpu_count() or 1))
+    workers = min(16, 2 + (os.cpu_count() or 1))
     with ThreadPoolExecutor(workers, thread_name_prefix="omniload-env") as pool:
         reads = [pool.submit(extraction.carry_out, read) for read in extraction.reads()]
         try:

@@ -50,6 +50,8 @@ ROOT = "omniload-env/1"
 MANIFESTS, PACKS, CONDEMNED = f"{ROOT}/manifests", f"{ROOT}/packs", f"{ROOT}/condemned"
 _BEGIN_BYTES = 4 << 20
 """Of a manifest, read before its size is relied on; most are shorter."""
+_THREADS = 8
+"""That read manifests."""
 _NEWEST = 16
 """Snapshots that are looked into for contents that are there already."""
 
@@ -153,12 +155,12 @@ class Repository:
         self.store.publish(path, encode_manifest(manifest))
         return True
 
-    def known_contents(self, wanted: Iterable[bytes], threads: int = 8) -> dict[bytes, Found]:
+    def known_contents(self, wanted: Iterable[bytes]) -> dict[bytes, Found]:
         """Return which of the ``wanted`` digests lie in packs of the newest snapshots, and where."""
         keys = self.all_keys()[:_NEWEST]
         needed, found = set(wanted), dict[bytes, Found]()
         condemned = self.condemned()
-        with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="omniload-env") as pool:
             for manifest in filter(None, pool.map(self._readable, keys)):
                 packs = list(zip(manifest.head.packs, manifest.frames, strict=True))
                 relied = [p not in condemned and self._is_whole(p, frames) for p, frames in packs]
@@ -359,7 +361,7 @@ def _listed(repository: Repository, folder: str) -> dict[str, Entry]:
     return {entry.name: entry for entry in entries if not entry.is_directory}
 
 
-def _named_by(repository: Repository, keys: Iterable[str], threads: int = 8) -> set[str]:
+def _named_by(repository: Repository, keys: Iterable[str]) -> set[str]:
     def packs_of(key: str) -> tuple[str, ...]:
         try:
             manifest = repository.manifest(key)
@@ -370,7 +372,7 @@ def _named_by(repository: Repository, keys: Iterable[str], threads: int = 8) -> 
             ) from error
         return manifest.head.packs if manifest else ()  # gone since it was listed
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="omniload-env") as pool:
         return {pack for packs in pool.map(packs_of, keys) for pack in packs}
 
 

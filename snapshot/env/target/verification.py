@@ -23,9 +23,7 @@ class Fault(NamedTuple):
     detail: str
 
 
-def faults_of(
-    manifest: Manifest, targets: Sequence[Target], *, digests: bool, threads: int = 0
-) -> list[Fault]:
+def faults_of(manifest: Manifest, targets: Sequence[Target], *, digests: bool) -> list[Fault]:
     """Return what differs between an environment and its snapshot, in order of the entries.
 
     Paths that the snapshot does not name are nobody's fault. Times of directories are not
@@ -35,7 +33,6 @@ def faults_of(
         manifest: Of the snapshot.
         targets: Of the environment, in the order of the manifest.
         digests: Read every file; else compare kind, size, mode and time only.
-        threads: Readers; by the number of cores when 0.
     """
 
     def look(entry: Entry) -> Fault | None:
@@ -53,9 +50,8 @@ def faults_of(
 
     if not digests:
         return [fault for fault in map(look, manifest.entries) if fault]
-    with ThreadPoolExecutor(
-        threads or (os.cpu_count() or 1) + 1, thread_name_prefix="omniload-env"
-    ) as pool:
+    threads = (os.cpu_count() or 1) + 1
+    with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
         return [fault for fault in pool.map(look, manifest.entries) if fault]
 
 

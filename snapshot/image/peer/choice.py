@@ -91,16 +91,14 @@ def parent(
     return present[int.from_bytes(_score(me, region)) % (len(present) // 2 + 1) % len(present)]
 
 
-def holders(
-    ranked: Sequence[str], me: str, away: Collection[str], *, count: int = 2
-) -> tuple[str, ...]:
-    """Return nodes that may hold a region that none before ``me`` gave: the first ranked after it.
+def holders(ranked: Sequence[str], me: str, away: Collection[str]) -> tuple[str, ...]:
+    """Return nodes that may hold a region that none before ``me`` gave: the first two ranked after it.
 
     They stood in for ``me`` while it was away. They may be asked for what they hold and never
     for what they would have to fetch, since they would ask ``me``.
     """
     after = ranked[ranked.index(me) + 1 :] if me in ranked else ()
-    return tuple(member for member in after if member not in away)[:count]
+    return tuple(member for member in after if member not in away)[:2]
 
 
 def _score(member: str, region: str) -> bytes:

@@ -69,7 +69,6 @@ class PeerTier(BlockTier):
         me: This node's own name among them, or any other name if it serves nobody.
         token: Shown to every peer; none if empty.
         patience: How long they are waited for.
-        fanout: Children of a node in a region's tree.
         clock: For patience, and for the circuit breaker.
     """
 
@@ -80,10 +79,9 @@ class PeerTier(BlockTier):
         *,
         token: str = "",
         patience: PeerPatience | None = None,
-        fanout: int = 8,
         clock: Clock | None = None,
     ) -> None:
-        self._members, self._me, self._fanout = members, me, fanout
+        self._members, self._me = members, me
         self._patience = patience or PeerPatience()
         self._clock = clock or SystemClock()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -135,7 +133,7 @@ class PeerTier(BlockTier):
         asked: set[str] = set()
         for _ in range(self._patience.tries + self._patience.failures):
             away = self._away()
-            peer = parent(ranked, self._me, region, away | asked, fanout=self._fanout)
+            peer = parent(ranked, self._me, region, away | asked)
             if peer is None or len(asked - away) == self._patience.tries:
                 break
             yield peer, True

@@ -165,20 +165,18 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
         raise IntegrityError(f"trace {name}: breaks its format: {error!r}") from error
 
 
-def hot_blocks(
-    trace: Trace, tree: Tree, indexes: Sequence[LayerIndex], *, least_runs: int | None = None
-) -> tuple[BlockRef, ...]:
+def hot_blocks(trace: Trace, tree: Tree, indexes: Sequence[LayerIndex]) -> tuple[BlockRef, ...]:
     """Return the blocks that hold what a trace touched, each once, in the order of first touch.
+
+    What fewer than a quarter of the starts touched is left out: one of many may have searched through
+    all files, which would be hot for ever.
 
     Args:
         trace: Files it names and the image lacks are passed over: it is a hint.
         tree: The image, merged.
         indexes: Of its layers, lowest first.
-        least_runs: Touches of fewer starts are left out; a quarter of them all if not given, so that
-            what one of many touched, such as somebody's search through all files, is not hot for ever.
     """
-    if least_runs is None:
-        least_runs = -(-trace.runs // 4)
+    least_runs = -(-trace.runs // 4)
     refs: dict[str, BlockRef] = {}
     for touch in trace.touches:
         if touch.runs < least_runs:

@@ -64,9 +64,9 @@ def test_a_description_names_everything_a_wheel_is_chosen_by():
 def test_programs_of_the_environment_come_first(tmp_path):
     interpreter = an_interpreter(tmp_path)
 
-    found = environment_of(interpreter, {"PATH": "/usr/bin", "HOME": "/root"}, ["/first"])
+    found = environment_of(interpreter, {"PATH": "/usr/bin", "HOME": "/root"})
 
-    assert found["PATH"] == f"/first:{interpreter.scripts}:/usr/bin"
+    assert found["PATH"] == f"{interpreter.scripts}:/usr/bin"
     assert found["HOME"] == "/root"
     assert "VIRTUAL_ENV" not in found
 

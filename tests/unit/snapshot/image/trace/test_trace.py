@@ -36,8 +36,8 @@ def a_trace(*touches):
     return trace_of(IMAGE, ("run",), [Touch(*touch) for touch in touches])
 
 
-def numbers(trace, index, **options):
-    return [ref.number for ref in hot_blocks(trace, merge([index.entries]), [index], **options)]
+def numbers(trace, index):
+    return [ref.number for ref in hot_blocks(trace, merge([index.entries]), [index])]
 
 
 FILE = Entry(path="f", kind="file", size_bytes=50, extents=(Extent(0, 5, 20), Extent(30, 35, 20)))
@@ -100,13 +100,6 @@ def test_holes_and_what_the_image_lacks_need_no_block():
     assert numbers(a_trace((0, "f", 20, 10)), index) == []
     assert numbers(a_trace((0, "gone", 0, 10), (0, "d", 0, 10)), index) == []
     assert numbers(a_trace((0, "f", 0, 1000)), index) == [0, 1, 2, 3, 4, 5]
-
-
-def test_what_few_starts_touched_may_be_left_out():
-    index = an_index(FILE)
-
-    assert numbers(a_trace((0, "f", 0, 1)), index, least_runs=2) == []
-    assert numbers(a_trace((0, "f", 0, 1)), index, least_runs=1) == [0]
 
 
 def test_a_reference_says_where_the_blob_holds_a_block():
