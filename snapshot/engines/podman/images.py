@@ -8,6 +8,7 @@ layer that the image known by it has not.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from typing_extensions import override
@@ -133,8 +134,16 @@ class _Known:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     served: ServedImage | None = None
-    looked_s: float | None = None
-    """When its registry was last asked."""
+    """What its tag means."""
+    in_use: dict[str, ServedImage] = field(default_factory=dict)
+    """What its tag meant when layers were used, by digest."""
+    asked_s: dict[str | None, float] = field(default_factory=dict)
+    """When its registry was last asked for an image, by digest; None: for what the tag means."""
+
+    def holding(self, layer: str) -> ServedImage | None:
+        """Return an image with a layer among those that are known."""
+        images = (*filter(None, [self.served]), *self.in_use.values())
+        return next((each for each in images if each.place_of(layer) is not None), None)
 
 
 class ServedImages:
@@ -166,8 +175,7 @@ class ServedImages:
         if known is None:
             return None
         with known.lock:
-            if known.served is None:
-                self._look(known, reference)
+            known.served = known.served or self._ask(known, reference)
             return known.served
 
     def holding(self, reference: Reference, layer: str) -> ServedImage | None:
@@ -176,17 +184,15 @@ class ServedImages:
         if known is None:
             return None
         with known.lock:
-            if known.served is not None and known.served.place_of(layer) is not None:
-                return known.served
+            if (found := known.holding(layer)) is not None:
+                return found
             digest = self._pinned(reference, layer)
-            if digest is not None:
-                found = self._open(reference, digest)
-                if found is not None and found.place_of(layer) is not None:
-                    known.served = known.served or found
-                    return found
-            self._look(known, reference)
-            found = known.served
-            return found if found is not None and found.place_of(layer) is not None else None
+            if digest is not None and (found := self._ask(known, reference, digest)) is not None:
+                known.in_use[digest] = found
+                known.served = known.served or found
+            if known.holding(layer) is None:
+                known.served = self._ask(known, reference) or known.served
+            return known.holding(layer)
 
     def close(self) -> None:
         """Let go of connections."""
@@ -209,22 +215,20 @@ class ServedImages:
         """Drop references that led to nothing; the lock is held."""
         self._known = {name: known for name, known in self._known.items() if known.served}
 
-    def _look(self, known: _Known, reference: Reference) -> None:
-        """Ask the registry, unless it was asked a moment ago; the reference's lock is held."""
-        now_s = self._clock.now_s()
-        if known.looked_s is not None and now_s - known.looked_s < PATIENCE_S:
-            return
-        known.looked_s = now_s
-        found = self._open(reference, None)
-        known.looked_s = self._clock.now_s()  # an outage may have lasted longer than our patience
-        known.served = found or known.served
-
-    def _open(self, reference: Reference, digest: str | None) -> ServedImage | None:
+    def _ask(
+        self, known: _Known, reference: Reference, digest: str | None = None
+    ) -> ServedImage | None:
+        """Find an image in its registry, unless that was asked a moment ago; the reference's lock is held."""
+        if self._clock.now_s() - known.asked_s.get(digest, -inf) < PATIENCE_S:
+            return None
         try:
             found = self._opener(reference, digest)
         except (OmniloadError, OSError) as error:
             _log.warning("%s is left to the engine: %s", reference, error)
             return None
+        finally:
+            # By now: an outage may have lasted longer than our patience.
+            known.asked_s[digest] = self._clock.now_s()
         with self._lock:
             self._all.append(found)
         self._opened(found)

@@ -97,6 +97,28 @@ def test_a_layer_in_use_is_found_by_the_image_it_was_pinned_with(served, moved):
     assert images.of(NAME) is moved
 
 
+def test_a_registry_that_does_not_answer_is_left_alone_for_layers_in_use_too(served):
+    clock = FakeClock()
+    opener = FakeOpener(*[UnavailableError("no")] * 2, served)
+    images = ServedImages(opener, lambda *_: served.image.digest, clock=clock)
+    lower, upper = layers_of(served)
+
+    assert [images.holding(NAME, lower), images.holding(NAME, upper)] == [None, None]
+    assert len(opener.asked) == 2  # for the image in use, and for what the tag means
+    clock.advance(11.0)
+
+    assert images.holding(NAME, lower) is served
+
+
+def test_all_layers_of_an_image_in_use_are_found_by_one_request(served, moved):
+    opener = FakeOpener(moved, served)
+    images = ServedImages(opener, lambda *_: served.image.digest, clock=FakeClock())
+    images.of(NAME)
+
+    assert [images.holding(NAME, digest) for digest in layers_of(served)] == [served, served]
+    assert len(opener.asked) == 2
+
+
 def test_each_image_that_is_found_is_told_of(served):
     told = []
     images = ServedImages(FakeOpener(served), opened=told.append, clock=FakeClock())
