@@ -8,7 +8,8 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
@@ -126,13 +127,11 @@ def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Cred
     return None
 
 
-def _usual_files() -> tuple[Path, ...]:
-    named = os.environ.get("REGISTRY_AUTH_FILE")
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
+def _usual_files() -> Iterator[Path]:
+    if named := os.environ.get("REGISTRY_AUTH_FILE"):
+        yield Path(named)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(runtime) / "containers" / "auth.json"
     docker = os.environ.get("DOCKER_CONFIG")
-    places = (
-        Path(named) if named else None,
-        Path(runtime) / "containers" / "auth.json" if runtime else None,
-        (Path(docker) if docker else Path.home() / ".docker") / "config.json",
-    )
-    return tuple(place for place in places if place is not None)
+    with suppress(RuntimeError):  # a user without a home has logged in nowhere
+        yield (Path(docker) if docker else Path.home() / ".docker") / "config.json"

@@ -337,3 +337,14 @@ def test_a_push_reads_what_it_pushes_only_as_bytes(tmp_path):
     store.push_blob(blob, lambda: io.BytesIO(data))
 
     assert store.blob_range(blob.digest, 0, 10) == data
+
+
+def test_a_user_without_a_home_has_logged_in_nowhere(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "DOCKER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+
+    assert credentials_of("r.example") is None
