@@ -75,12 +75,7 @@ def parse_challenges(header: str) -> tuple[Challenge, ...]:
 
 
 def token_url(parameters: Mapping[str, str], scope: str, *, is_plain: bool) -> str:
-    """Return where a registry's challenge sends for a token.
-
-    Args:
-        parameters: Of the challenge.
-        scope: What the token must allow.
-        is_plain: Whether the registry itself is spoken to without TLS.
+    """Return where a challenge of a registry, which may itself be without TLS, sends for a token for ``scope``.
 
     Raises:
         ConfigError: It is not https, though the registry is: credentials would go in the open.

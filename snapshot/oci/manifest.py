@@ -195,10 +195,7 @@ def compression_of(layer: Descriptor) -> Literal["tar", "gzip", "zstd"]:
 def parse_manifest(data: bytes, media_type: str, *, name: str) -> Manifest | Index:
     """Read a manifest or an index.
 
-    Args:
-        data: Its bytes, already checked against their digest where one is known.
-        media_type: What the store says it is; empty where it does not say.
-        name: Of what, for messages.
+    ``media_type`` is what the store says it is, empty where it does not say.
 
     Raises:
         IntegrityError: It breaks the format, or could be read as either of both.

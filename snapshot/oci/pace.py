@@ -130,13 +130,7 @@ class PacedBody(io.RawIOBase):
 
 
 def paced_pool(pace: Pace, *, connect_s: float, **options: object) -> urllib3.PoolManager:
-    """Return a pool whose connections keep to ``pace``.
-
-    Args:
-        pace: Limits once connected.
-        connect_s: Longest wait for a connection, TLS included, to each address of a name.
-        options: Of ``urllib3.PoolManager``.
-    """
+    """Return a pool whose connections keep to ``pace``; ``connect_s`` is for each address of a name, TLS included."""
 
     class _Response(HTTPResponse):
         def __init__(self, sock: socket.socket, *args: object, **named: object) -> None:

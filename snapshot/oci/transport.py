@@ -95,12 +95,7 @@ class Transport:
     ) -> BaseHTTPResponse:
         """Send a request once and return the answer, its body not yet read; release it when done.
 
-        Args:
-            method: Of HTTP.
-            url: Relative to the registry, or whole.
-            scope: What a token must allow, such as ``repository:team/torch:pull``.
-            headers: Besides ``Authorization``.
-            body: Bytes, or what opens them.
+        ``scope`` is what a token must allow, such as ``repository:team/torch:pull``.
 
         Raises:
             FileNotFoundError: 404.

@@ -106,15 +106,7 @@ class Tally:
 
 @contextmanager
 def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Tally]:
-    """Write a begin event, carry out the body, write an end event; also when the body fails.
-
-    Args:
-        name: The stage.
-        environment: Where the log, the job, the node and the attempt are looked up.
-
-    Yields:
-        Takes the bytes that the stage moves.
-    """
+    """Write a begin event, carry out the body, which may count bytes, and write an end event; also when it fails."""
     tally, path = Tally(), environment.get(LOG_VARIABLE)
     if not path:
         yield tally
@@ -168,12 +160,7 @@ def handed_down(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def restarted(times: int, environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Return the environment of an attempt that the scheduler does not count.
-
-    Args:
-        times: Starts since the scheduler's own, made by a launcher below it.
-        environment: What the scheduler set.
-    """
+    """Return the environment of an attempt that comes ``times`` starts after the one that the scheduler counts."""
     return {**environment, _ATTEMPT[0]: str(_attempt(environment) + times)}
 
 

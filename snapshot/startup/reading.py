@@ -138,10 +138,6 @@ def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
     holds the cut line of a killed writer and what the next writer appended to it; the whole
     one counts.
 
-    Args:
-        data: The file.
-        name: What errors call it.
-
     Returns:
         The events, and how many lines were cut.
 

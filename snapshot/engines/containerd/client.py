@@ -48,24 +48,14 @@ def config_labels(image: Image, snapshotter: str) -> dict[str, str]:
 
 
 class Containerd:
-    """A connection to containerd, in one of its namespaces.
-
-    Args:
-        path: Of its socket.
-        namespace: ``k8s.io`` is that of Kubernetes.
-    """
+    """A connection to containerd, in one of its namespaces; ``k8s.io`` is that of Kubernetes."""
 
     def __init__(self, path: Path, namespace: str = "default") -> None:
         self._path, self._namespace = path, namespace
         self._channel = grpc.insecure_channel(f"unix:{path}")
 
     def register(self, kept: KeptImage, name: str, snapshotter: str) -> int:
-        """Make an image known; return how many of its layers are lazy, which is all of them.
-
-        Args:
-            kept: The image.
-            name: What containerd calls it; over what had that name.
-            snapshotter: Name of ours in containerd's configuration.
+        """Make an image known, over what had its name; return how many of its layers are lazy, which is all of them.
 
         Raises:
             ConfigError: A layer cannot be read lazily, or there is no such snapshotter.

@@ -39,12 +39,9 @@ _INDEXED_AT_ONCE = 4
 class RegistryImages:
     """Images as their registries have them. Safe in threads.
 
-    Args:
-        cache: Folder of indexes.
-        mirrors: Registries that may hold the same repositories.
-        platform: Of images that are made for several; this machine's if not given.
-        lazy_from: Registries, and folders of them, whose images are read lazily; all if empty. A table
-            of contents does not prove the digest of its layer's tar, by which all images share layers.
+    Of several platforms this machine's is meant if none is given. Of ``lazy_from`` alone,
+    registries and folders of them, are images read lazily, of all if it is empty: a table of
+    contents does not prove the digest of its layer's tar, by which all images share layers.
     """
 
     def __init__(
@@ -63,11 +60,7 @@ class RegistryImages:
         self._indexing: SingleFlight[str, LayerIndex] = SingleFlight()
 
     def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
-        """Return the image of a layer, once the layer is ready to be read in parts.
-
-        Args:
-            wanted: The layer.
-            below: Lazy layers it lies on.
+        """Return the image of a layer that lies on ``below`` lazy ones, once the layer is ready to be read in parts.
 
         Raises:
             ConfigError: The image has no such layer there, or its format is not read in parts.

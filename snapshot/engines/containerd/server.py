@@ -111,9 +111,7 @@ class SnapshotsService:
 def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
     """Answer on a unix socket that only its owner may use; return the server, which runs.
 
-    Args:
-        snapshotter: Answers every call.
-        path: Of the socket. One that nobody answers on any more is replaced.
+    A socket that nobody answers on any more is replaced.
 
     Raises:
         ConfigError: Something else is at that path, or it is too long for a socket.

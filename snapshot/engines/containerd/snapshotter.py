@@ -62,11 +62,7 @@ _FORBIDDEN = set(":,\\\n")
 class Snapshotter:
     """Carries containerd's requests to ``Snapshots``, and what follows to disk and mounts. Safe in threads.
 
-    Args:
-        root: Folder of everything; on a disk that may hold the upper folders of an overlay.
-        images: Which layers can be read lazily.
-        views: Where lazy layers are shown.
-        now_ns: The time of day.
+    All lies in ``root``, on a disk that may hold the upper folders of an overlay.
 
     Raises:
         ConfigError: The folder's name cannot be an option of an overlay.

@@ -75,9 +75,7 @@ _log = get_logger(__name__)
 class MountedViews:
     """Shows the lazy layers of a chain, merged: FUSE mounts under a folder, by number. Safe in threads.
 
-    Args:
-        folder: Of the mount points; made where it is not there. All log to a file beside it.
-        template: Settings of every mount; image and mount point are not looked at.
+    All log to a file beside ``folder``; image and mount point of ``template`` are not looked at.
     """
 
     def __init__(self, folder: Path, template: ImageMount) -> None:

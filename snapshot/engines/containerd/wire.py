@@ -116,11 +116,7 @@ class Method:
 
 
 def message(name: str, /, **fields: object) -> WireMessage:
-    """Make a message.
-
-    Args:
-        name: With its package.
-        fields: Its values; a field that is None stays unset.
+    """Make a message by its name with its package; a field that is None stays unset.
 
     Raises:
         KeyError: The table has no such message.

@@ -149,11 +149,8 @@ class _Known:
 class ServedImages:
     """The images of a layer store, by reference. Safe in threads.
 
-    Args:
-        opener: Finds an image.
-        pinned: Returns the image that a layer in use belongs to, by reference and layer: its tag may have moved on.
-        opened: Called with each image that was found.
-        clock: For patience.
+    ``pinned`` returns the image that a layer in use belongs to, by reference and layer: its tag may
+    have moved on. ``opened`` is called with each image that was found.
     """
 
     def __init__(

@@ -76,12 +76,8 @@ class ShownLayer:
 class LayerStore(BlockingFileSystem):
     """Carries requests to images and their layers.
 
-    Args:
-        images: By reference.
-        view_of: Makes the view of a layer, by its number in an image.
-        uses: What the engine uses.
-        registries: That may be asked; all where none is given.
-        scratch: Folder for whole layers that the engine wants; they are removed when closed.
+    Only ``registries`` are asked, all where none is given. Whole layers that the engine wants lie
+    in ``scratch`` until they are closed.
     """
 
     inline: ClassVar[frozenset[str]] = frozenset(["statfs", "release"])

@@ -206,12 +206,7 @@ _log = get_logger(__name__)
 class ImageStarts:
     """What starts of one image read, mapped from its layers to the files of the merged image.
 
-    Args:
-        served: The image.
-        loader: Fetches its blocks.
-        traces: Where traces are found and kept.
-        now_s: The clock.
-        window_s: How long a start is recorded; 0 records nothing.
+    A start is recorded for ``window_s``; 0 records nothing.
     """
 
     def __init__(
@@ -247,12 +242,7 @@ class ImageStarts:
         return len(absent)
 
     def noting(self, place: int, tree: Tree) -> Callable[[int, int, int], None]:
-        """Return what notes reads of a layer under the numbers of the merged image.
-
-        Args:
-            place: Of the layer, from 0 at the bottom.
-            tree: Of the layer, whose numbers the reads name.
-        """
+        """Return what notes reads of a layer's own ``tree`` under the numbers of the merged image."""
         merged = _numbers(tree, self._tree, place) if self._window_s else {}
 
         def note(number: int, offset: int, size_bytes: int) -> None:

@@ -60,22 +60,14 @@ def digest_of_name(name: bytes) -> str | None:
 
 
 def store_address(reference: Reference, plain: Collection[str] = ()) -> str:
-    """Return a reference as ``open_store`` takes it.
-
-    Args:
-        reference: What the engine asks for.
-        plain: Registries that are spoken to without TLS.
-    """
+    """Return a reference as ``open_store`` takes it; registries among ``plain`` are spoken to without TLS."""
     return f"{'http://' if reference.registry in plain else ''}{address_of(str(reference))}"
 
 
 def info_of(layer: Descriptor, diff_id: str, stream_bytes: int) -> bytes:
     """Return what an engine wants to know of a layer.
 
-    Args:
-        layer: As the manifest has it.
-        diff_id: Digest of the uncompressed layer, of the image's configuration.
-        stream_bytes: Uncompressed size; of a layer with a table of contents that of its files.
+    ``stream_bytes`` is its uncompressed size; with a table of contents that of its files.
     """
     return json.dumps(
         {

@@ -34,9 +34,7 @@ _MAX_BYTES = 64 << 10
 class LayerUses:
     """Counts of uses, one file for each layer that is used. Of one process; safe in its threads.
 
-    Args:
-        folder: Where they are.
-        mountpoint: Of the store: another store may have the same folder.
+    Another store, at another mount point, may have the same folder.
     """
 
     def __init__(self, folder: str | Path, mountpoint: str) -> None:

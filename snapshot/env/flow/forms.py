@@ -47,13 +47,7 @@ def mounts_first(requested: RequestedForm, *, is_root: bool) -> bool:
 
 
 def kept_by(record: Record | None, key: str, requested: RequestedForm) -> Keeps:
-    """Return whether an environment keeps what it holds.
-
-    Args:
-        record: What it holds; a mount was found in place when the record was healed.
-        key: Of the snapshot that is wanted.
-        requested: Its form.
-    """
+    """Return whether an environment keeps what it holds; a mount was found in place when its record was healed."""
     if record is None or record.key != key:
         return "no"
     if record.form == "command":  # it cannot be undone, so no other form can take its place

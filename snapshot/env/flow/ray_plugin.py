@@ -112,13 +112,7 @@ class EnvironmentPlugin(RuntimeEnvPlugin):
 def worker_variables(
     environment: Environment, tree: Tree, known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that let a process find what lies in a tree.
-
-    Args:
-        environment: Of the worker; says which target holds modules and which programs.
-        tree: The extracted snapshot.
-        known: Variables so far; what they name comes after.
-    """
+    """Return the variables that let a process find what lies in a tree; what ``known`` names comes after."""
     layers: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": []}
     scripts = os.path.realpath(environment.interpreter.scripts)
     modules = {os.path.realpath(path) for path in environment.interpreter.targets} - {scripts}

@@ -64,13 +64,9 @@ def capture(
 ) -> Captured:
     """Run the command of an installation between two scans of the targets.
 
-    Args:
-        interpreter: Of the environment; the command finds its programs first.
-        targets: What is looked at.
-        installation: The command.
-        byte_code: Compile what the command left uncompiled: a process that imports from
-            sources alone compiles them again, each process of every node. Else leave byte
-            code out: half the files, for environments that are linked or far from the store.
+    With ``byte_code``, what the command left uncompiled is compiled: a process that imports from
+    sources alone compiles them again, each process of every node. Else it is left out: half the
+    files, for environments that are linked or far from the store.
 
     Raises:
         StateError: The command failed.

@@ -84,11 +84,6 @@ def check_entries(
 ) -> None:
     """Check everything a snapshot would put into an environment.
 
-    Args:
-        entries: All entries.
-        targets: Where they would go on this machine.
-        limits: What the snapshot may claim.
-
     Raises:
         IntegrityError: Something must not be written; the message says which and why.
     """

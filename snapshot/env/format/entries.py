@@ -95,10 +95,6 @@ def difference(before: Mapping[Place, Seen], after: Mapping[Place, Seen]) -> Del
     A file counts as changed when anything that ``lstat`` shows has moved, so a file that was
     written again with the same bytes is captured too: byte code refers to its source's time.
 
-    Args:
-        before: What was there, by target and path.
-        after: What is there now.
-
     Returns:
         The delta. Applying it to ``before`` gives ``after`` (but for times of directories
         that hold no change).

@@ -106,14 +106,10 @@ def decode_listing(text: str | bytes) -> Listing:
 
 
 def changed_in(layer: str, folder: Folder) -> list[str]:
-    """Return the paths of a folder whose kind, size, mode or time is not what it was when written.
+    """Return the paths of a folder in a ``layer`` whose kind, size, mode or time is not what it was when written.
 
     The kernel walks to the folder once and is asked for each file by its name alone, a third
     of the cost of asking by whole paths.
-
-    Args:
-        layer: Where the target of the folder lies.
-        folder: What it held.
     """
     above = f"{folder.path}/" if folder.path else ""
     try:

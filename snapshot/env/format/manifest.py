@@ -169,12 +169,7 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
 
 
 def check_header(header: bytes, size_bytes: int, *, name: str) -> None:
-    """Check what a manifest begins with, before the rest of it is held.
-
-    Args:
-        header: Its first bytes.
-        size_bytes: Of all of it.
-        name: For messages.
+    """Check what a manifest of ``size_bytes`` begins with, before the rest of it is held.
 
     Raises:
         IntegrityError: It is none, or of another size than it says, or larger than any.

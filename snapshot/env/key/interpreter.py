@@ -53,11 +53,7 @@ class Interpreter:
 
 
 def find_python(named: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the interpreter of the active environment.
-
-    Args:
-        named: What the user gave: an interpreter, or the root of an environment.
-        environment: Where ``VIRTUAL_ENV`` and ``CONDA_PREFIX`` are looked up.
+    """Return the interpreter, or that of the root of an environment, that is named; else of the active environment.
 
     Raises:
         ConfigError: There is none.
@@ -82,9 +78,6 @@ def probe(python: str) -> Interpreter:
 
     It runs isolated, so that neither the current directory nor ``PYTHONPATH`` answers for
     it. The interpreter that runs this is asked without a process of its own.
-
-    Args:
-        python: The interpreter.
 
     Raises:
         ConfigError: It does not run.

@@ -118,12 +118,7 @@ def without_credentials(text: str) -> str:
 def requests_of(
     command: Sequence[str], folder: str, environment: Mapping[str, str] = os.environ
 ) -> Requests:
-    """Read what a command asks for, beside its own words, which the key holds.
-
-    Args:
-        command: Program and arguments.
-        folder: Where it runs; relative paths start there.
-        environment: Its variables.
+    """Read what a command that runs in ``folder`` asks for, beside its own words, which the key holds.
 
     Raises:
         ConfigError: A file that it names cannot be read.
@@ -314,12 +309,6 @@ def document_of(
     """Return what the key of an installation is made of.
 
     Values of declared variables appear as digests only: a manifest is read by many.
-
-    Args:
-        interpreter: Of the environment.
-        targets: What is captured.
-        base: What is there before the command.
-        installation: The command and its inputs.
 
     Raises:
         ConfigError: No command is given, or an input cannot be read.

@@ -138,14 +138,7 @@ class NodeCache:
         return Tree(folder)
 
     def complete(self, key: str, tree: Tree, manifest: "Manifest", data: bytes) -> Tree:
-        """Let a filled tree appear, in one rename.
-
-        Args:
-            key: Of the snapshot.
-            tree: As ``partial`` gave it.
-            manifest: Of the snapshot.
-            data: The bytes of the manifest on the store.
-        """
+        """Let a tree of ``partial`` that is filled appear, in one rename; ``data`` are the bytes of its manifest."""
         put_file(tree.folder / "manifest", data)
         tree.keep(manifest)
         put_file(tree.folder / "boot", boot_id().encode())
@@ -220,14 +213,7 @@ class Found(NamedTuple):
 def prune_cache(
     cache: NodeCache, *, unused_s: float, now_ns: int, act: bool = True
 ) -> Iterator[Found]:
-    """Go through a node cache and yield each thing in it, with what became of it.
-
-    Args:
-        cache: The node cache.
-        unused_s: How long a tree must not have been used.
-        now_ns: The time.
-        act: Whether anything is removed; else it is only listed.
-    """
+    """Go through a node cache and yield each thing in it, with what became of it; without ``act``, with what would."""
     latest = now_ns - int(unused_s * 1e9)
     for folder in _folders(cache.folder / "partial"):
         key = folder.name.partition(".")[0]

@@ -59,14 +59,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
 
     Processes that ask for the same key at once wait for the one that extracts.
 
-    Args:
-        cache: Where it lies.
-        repository: Read if it does not lie there.
-        key: Of the snapshot.
-        targets: Where it would go on this machine.
-        fits: Raises if the snapshot was made for another environment; asked before the rest.
-        limits: What the snapshot may claim.
-        progress: Called with the bytes done so far.
+    ``fits`` raises if the snapshot was made for another environment, and is asked before the rest.
 
     Returns:
         The tree; ``None`` where the store has no such snapshot.

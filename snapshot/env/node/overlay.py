@@ -101,11 +101,7 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
 
 
 def umount(path: str, *, lazily: bool = False) -> None:
-    """Take the topmost mount off ``path``.
-
-    Args:
-        path: Where it lies.
-        lazily: Take it out of the tree now and let go of it when nobody uses it any more.
+    """Take the topmost mount off ``path``; ``lazily`` it goes when nobody uses it any more.
 
     Raises:
         StateError: It is in use, or cannot be unmounted.

@@ -194,12 +194,7 @@ class Repository:
     def write_pack(
         self, pieces: Iterator[bytes], *, level: int, pool: ThreadPoolExecutor
     ) -> tuple[str, tuple[Frame, ...], int]:
-        """Write one pack; frames are compressed beside each other and written in order.
-
-        Args:
-            pieces: Contents back to back.
-            level: Of zstd.
-            pool: Where frames are compressed.
+        """Write contents back to back as one pack; frames are compressed beside each other and written in order.
 
         Returns:
             Name, frames and stored bytes of the pack.
@@ -313,12 +308,8 @@ def prune_store(
 ) -> Pruned:
     """Remove snapshots, condemn packs that nothing names, remove those condemned a grace ago.
 
-    Args:
-        repository: The snapshots of a store.
-        keys: Snapshots that shall go, whole keys.
-        grace_s: Longer than any save takes to publish, and than clocks differ.
-        now_ns: The time.
-        act: Whether anything is done; else it is only listed.
+    A grace is longer than any save takes to publish, and than clocks differ. Without ``act``, what
+    would be done is only listed.
 
     Raises:
         StateError: A manifest cannot be read: what it names is not known, so no pack goes.

@@ -147,11 +147,9 @@ class Environment:
 
 
 def active_environment(python: str | None = None, more: Sequence[str] = ()) -> Environment:
-    """Return the environment that is active, or that of the interpreter given.
+    """Return the environment that is active, or that of the interpreter or root given.
 
-    Args:
-        python: An interpreter, or the root of an environment.
-        more: Directories to capture beside site-packages and the scripts.
+    Directories of ``more`` are captured beside site-packages and the scripts.
 
     Raises:
         ConfigError: There is no such interpreter.

@@ -30,11 +30,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> tuple[Move, ...]:
-    """Return the renames that turn an environment into the snapshot; none lies below another.
-
-    Args:
-        listing: Of the snapshot.
-        exists: What stands at a place of the environment now.
+    """Return the renames, none below another, that turn an environment, as ``exists`` tells it, into the snapshot.
 
     Returns:
         One move for each path that is new or replaced, whole directories where nothing is
@@ -59,13 +55,9 @@ def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> t
 
 
 def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Record) -> Record:
-    """Stage a tree and carry it out.
+    """Stage a tree and carry it out; the caller holds the environment's lock.
 
-    Args:
-        records: Of the environment, whose lock the caller holds.
-        tree: What to put there.
-        targets: Where.
-        record: All but the moves; its form says whether files are linked or copied.
+    ``record`` is all but the moves; its form says whether files are linked or copied.
 
     Returns:
         The record, as written.

@@ -26,13 +26,9 @@ class Fault(NamedTuple):
 def faults_of(manifest: Manifest, targets: Sequence[Target], *, digests: bool) -> list[Fault]:
     """Return what differs between an environment and its snapshot, in order of the entries.
 
-    Paths that the snapshot does not name are nobody's fault. Times of directories are not
-    compared: they move with every file beside.
-
-    Args:
-        manifest: Of the snapshot.
-        targets: Of the environment, in the order of the manifest.
-        digests: Read every file; else compare kind, size, mode and time only.
+    Paths that the snapshot does not name are nobody's fault. Times of directories are not compared:
+    they move with every file beside. Without ``digests`` no file is read, and times of files are
+    compared.
     """
 
     def look(entry: Entry) -> Fault | None:

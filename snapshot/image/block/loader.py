@@ -76,14 +76,8 @@ class RegistryTier(BlockTier):
 class BlockLoader:
     """Blocks from memory, disk, and tiers; each is fetched once, however many ask.
 
-    Args:
-        tiers: By the names that ``settings`` gives, in its order.
-        disk: Kept blocks of this node, if any are kept.
-        settings: Of the fetcher.
-        memory_bytes: Blocks kept in memory, at most.
-        clock: For the bandwidth cap.
-        on_settled: Called for each wanted block that came, or that no tier has; the lock is held,
-            so it must not call back.
+    ``on_settled`` is called for each wanted block that came, or that no tier has; the lock is held,
+    so it must not call back.
     """
 
     def __init__(

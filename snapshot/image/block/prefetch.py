@@ -55,11 +55,7 @@ class Outstanding:
             self._changed.notify_all()
 
     def wait(self, report: Callable[[int], None] = lambda *_: None) -> bool:
-        """Return when all have settled, or with False when closed before.
-
-        Args:
-            report: Called with the number of those left, each time it is looked at.
-        """
+        """Return when all have settled, or with False when closed before; report how many are left at each look."""
         with self._changed:
             while True:
                 report(len(self._left))
@@ -109,13 +105,7 @@ def prefetch_blocks(
 ) -> Prefetched:
     """Bring blocks to the disk, in their order; return when none is on its way.
 
-    Args:
-        tiers: Asked in this order.
-        disk: Where they are kept.
-        indexes: Of the layers they belong to.
-        refs: The blocks.
-        bytes_per_s: Cap; None for none.
-        report: Called with the blocks that have settled, and how many there are.
+    ``report`` is called with the blocks that have settled, and how many there are.
     """
     outstanding = Outstanding(ref.digest for ref in refs)
     # Nobody reads meanwhile, so under a cap they may go as cold ones: those have it.

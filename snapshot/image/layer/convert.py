@@ -64,14 +64,7 @@ class Converted:
 def convert_image(
     source: ImageStore, image: Image, target: ImageStore, tag: str, *, level: int = 3
 ) -> Converted:
-    """Convert an image of one platform and push it.
-
-    Args:
-        source: Where it is.
-        image: The image.
-        target: Where it goes.
-        tag: Its name there.
-        level: Of zstd.
+    """Convert an image of one platform, and push it to ``target`` under ``tag``.
 
     Raises:
         IntegrityError: A layer is not what manifest or configuration say.
@@ -104,13 +97,7 @@ def convert_image(
 def write_chunked(
     tar: BinaryIO, entries: Iterable[Entry], out: BinaryIO, *, level: int = 3
 ) -> dict[str, str]:
-    """Write a layer as zstd:chunked.
-
-    Args:
-        tar: The uncompressed layer, at its start.
-        entries: As ``read_table`` gives them for it; no sparse files.
-        out: Where the layer goes.
-        level: Of zstd.
+    """Write a layer, whose tar is at its start and holds no sparse files, as zstd:chunked.
 
     Returns:
         The annotations that its descriptor must have.

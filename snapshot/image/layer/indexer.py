@@ -71,11 +71,6 @@ _COPY_BYTES = 1 << 20
 def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[LayerIndex, ...]:
     """Return the indexes of an image's layers, lowest first.
 
-    Args:
-        store: Where the image is.
-        image: The image.
-        cache: Indexes of this node.
-
     Raises:
         IntegrityError: A layer is not what the manifest, or its uncompressed bytes not what
             the configuration says.
@@ -107,11 +102,6 @@ def check_diff_id(index: LayerIndex, diff_id: str) -> None:
 
 def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> LayerIndex:
     """Return the index of a layer: the kept one, its own table, or one built by reading it whole.
-
-    Args:
-        store: Where the layer is.
-        layer: The layer.
-        cache: Indexes of this node.
 
     Raises:
         ConfigError: A zstd layer without a table.
@@ -237,10 +227,6 @@ class _Hashing:
 
 def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
     """Build the index of a gzip layer whose digest was compared already.
-
-    Args:
-        path: The whole blob.
-        blob_digest: Its digest.
 
     Returns:
         The index; every block was decoded the way a lazy read will decode it, and together

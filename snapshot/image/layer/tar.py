@@ -107,11 +107,7 @@ class ForwardStream:
 
 
 def read_table(source: ByteSource, *, layer: str) -> Iterator[Entry]:
-    """Yield the entries of a tar in order; the source is read to its end.
-
-    Args:
-        source: The uncompressed bytes.
-        layer: Digest, for messages.
+    """Yield the entries of an uncompressed tar in order; the source is read to its end.
 
     Yields:
         Entries whose extents lie in the stream, each checked by ``check_entry``.

@@ -155,13 +155,7 @@ def estargz_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[
 def index_of_toc(
     items: Sequence[Mapping[str, Any]], layer: Descriptor, toc_format: Format, toc_offset: int
 ) -> LayerIndex | None:
-    """Turn a table of contents into an index.
-
-    Args:
-        items: Its entries, in order.
-        layer: Whose table it is.
-        toc_format: Either of the two with a table.
-        toc_offset: Where in the blob the table begins, and so the last chunk at most ends.
+    """Turn a table of contents, which begins at ``toc_offset`` of its blob, into an index.
 
     Returns:
         The index, or None where the table uses what is not read here (chunks without a

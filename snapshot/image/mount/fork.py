@@ -64,11 +64,8 @@ def start_forked(
 ) -> ForkedProcess:
     """Fork, let the child serve, and return when its mount is usable.
 
-    Args:
-        serve: What the child does; it calls its argument once the mount is usable.
-        mountpoint: Where it will mount; a dead mount there is taken away first.
-        log_path: Where it logs, and writes what it would have written to a terminal.
-        role: Name of the process in its log.
+    ``serve`` calls its argument once the mount is usable. A dead mount in its place is taken away
+    first. What the child would write to a terminal goes to its log.
 
     Raises:
         ConfigError: The mount point is no directory, the log cannot be written, or what the

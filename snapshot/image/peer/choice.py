@@ -37,12 +37,7 @@ def regions(refs: Sequence[BlockRef]) -> Iterator[tuple[str, list[BlockRef]]]:
 
 
 def runs(refs: Sequence[BlockRef], bridge_bytes: int = 0) -> Iterator[list[BlockRef]]:
-    """Yield blocks that lie side by side together, in order; none is left out.
-
-    Args:
-        refs: The blocks.
-        bridge_bytes: Most bytes of others between two that still count as side by side.
-    """
+    """Yield blocks that lie side by side together, in order, over gaps of ``bridge_bytes``; none is left out."""
     run: list[BlockRef] = []
     for ref in refs:
         if run and not (ref.blob == run[-1].blob and 0 <= ref.offset - run[-1].end <= bridge_bytes):

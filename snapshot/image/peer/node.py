@@ -73,14 +73,7 @@ class PeerSettings(StrictModel):
 
 
 class PeerNode:
-    """Made before the loader, closed after it.
-
-    Args:
-        settings: Which nodes share; none do if they are empty.
-        registry: The tier that has everything.
-        disk: Kept blocks of this node.
-        indexes: Of the image's layers.
-        clock: For the patience with peers.
+    """The parts by which a node shares blocks; made before the loader, closed after it.
 
     Raises:
         ConfigError: The token file cannot be read, or holds no token.

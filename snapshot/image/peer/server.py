@@ -35,12 +35,8 @@ _FULL = b"HTTP/1.1 503 Too many connections\r\nConnection: close\r\nContent-Leng
 class PeerServer:
     """Listens from the moment it is made, in threads of its own.
 
-    Args:
-        share: What it hands out.
-        host: Address to listen at.
-        port: And port; 0 for any that is free.
-        token: What peers must show; nothing if empty.
-        connections: Most at a time; further ones are answered with 503.
+    Port 0 is any that is free. Peers show ``token``, unless it is empty; connections over the most
+    are answered with 503.
 
     Raises:
         StateError: The address cannot be listened at.

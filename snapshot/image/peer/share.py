@@ -25,12 +25,8 @@ class BlockShare:
     A fetch begins at once or not at all: were it queued, nodes that wait for each other's
     threads could wait for ever.
 
-    Args:
-        held: Blocks of this node.
-        tiers: By name, in their order; each a ``SharedTier``, so that what a reader of this node is
-            already waiting for is not asked for again.
-        indexes: Of the layers that this node knows.
-        fetches: Most at a time.
+    Each tier is a ``SharedTier``, so that what a reader of this node is already waiting for is not
+    asked for again.
     """
 
     def __init__(

@@ -19,10 +19,6 @@ class HeldBlocks:
     """Blocks that a node has: the last that came, and those on its disk.
 
     The few in memory bridge the time until a block is on disk, and a disk that is full.
-
-    Args:
-        disk: Kept blocks of this node.
-        recent_bytes: Most bytes kept in memory.
     """
 
     def __init__(self, disk: BlockStore | None, recent_bytes: int = 64 << 20) -> None:

@@ -64,12 +64,8 @@ class _LateError(Exception):
 class PeerTier(BlockTier):
     """The other nodes of a start.
 
-    Args:
-        members: ``HOST:PORT`` of every node that serves, this one too if it does.
-        me: This node's own name among them, or any other name if it serves nobody.
-        token: Shown to every peer; none if empty.
-        patience: How long they are waited for.
-        clock: For patience, and for the circuit breaker.
+    ``members`` are the ``HOST:PORT`` of every node that serves, ``me`` this node's own name among
+    them, or any other name if it serves nobody.
     """
 
     def __init__(

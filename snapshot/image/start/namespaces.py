@@ -143,13 +143,7 @@ def enter(
 
     This process cannot start another one afterwards: its process namespace has ended.
 
-    Args:
-        status: Descriptor that gets the number of the command's process, then ``done``, or what went wrong.
-        folder: Where the command runs.
-        ids: Its user and group.
-        variables: Its environment.
-        binds: What of this machine it sees.
-        words: The command.
+    ``status`` gets the number of the command's process, then ``done``, or what went wrong.
     """
     try:
         calls.unshare(_NEW_MOUNTS | _NEW_PROCESSES)

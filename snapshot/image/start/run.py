@@ -48,10 +48,8 @@ class Start:
 def start_of(process: Process | None, words: Sequence[str], variables: Sequence[str]) -> Start:
     """Return how an image wants to be started: its variables, folder and user.
 
-    Args:
-        process: Of its configuration.
-        words: The command, instead of the image's own where there are any.
-        variables: ``KEY=VALUE`` over those of the image, or ``KEY`` alone to pass one on.
+    ``words`` take the place of the image's own command, ``KEY=VALUE`` that of its variables;
+    ``KEY`` alone passes one on.
 
     Raises:
         ConfigError: There is no command, or a variable is none.
@@ -76,12 +74,7 @@ def start_of(process: Process | None, words: Sequence[str], variables: Sequence[
 
 
 def ids_of(user: str, passwd: str, group: str) -> tuple[int, int]:
-    """Return the numbers of user and group that an image's configuration names.
-
-    Args:
-        user: ``NAME``, ``NUMBER``, or either with ``:GROUP``; empty for root.
-        passwd: Text of the image's ``/etc/passwd``.
-        group: Text of its ``/etc/group``.
+    """Return the numbers of the user and group that an image's configuration names, by its own files of both.
 
     Raises:
         ConfigError: The image knows no such user or group.
@@ -133,13 +126,9 @@ def run_in(
 ) -> int:
     """Mount an image, run a command in it, unmount; return its exit code, 128 + N for signal N.
 
-    Args:
-        settings: Of the mount; ``mountpoint`` is not looked at.
-        start: The command.
-        scratch: Folder for what it writes, removed afterwards; a temporary one if not given.
-        log_path: Where the daemon of the mount logs.
-        image: What ``settings`` names, where it was resolved before.
-        entered: Called when the command is started.
+    What the command writes lies in a folder in ``scratch``, or a temporary one, and is removed.
+    ``image`` is what ``settings`` names, where it was resolved before; ``entered`` is called when
+    the command is started.
 
     Raises:
         ConfigError: The image is not there, or a bind cannot lie where it is to.

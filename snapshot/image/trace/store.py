@@ -136,14 +136,9 @@ def find_any_trace(
 ) -> Trace | None:
     """Return the trace of a start of which nobody says what it runs, as containerd and Podman do not.
 
-    It unites those of the commands that were started most: of this node, else beside the image.
-    What few of all those starts touched is not hot, as in any trace.
-
-    Args:
-        kept: Traces of this node.
-        store: Where the image is.
-        image: Digest of its manifest.
-        own: The image's own command, which the trace is said to be of.
+    It unites those of the commands that were started most, of this node, else beside the image,
+    under the name of the image's ``own``. What few of all those starts touched is not hot, as in
+    any trace.
     """
     known = [trace for trace in kept.all_of(image) if trace.touches]
     if not known:

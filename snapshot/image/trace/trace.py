@@ -168,13 +168,9 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
 def hot_blocks(trace: Trace, tree: Tree, indexes: Sequence[LayerIndex]) -> tuple[BlockRef, ...]:
     """Return the blocks that hold what a trace touched, each once, in the order of first touch.
 
-    What fewer than a quarter of the starts touched is left out: one of many may have searched through
-    all files, which would be hot for ever.
-
-    Args:
-        trace: Files it names and the image lacks are passed over: it is a hint.
-        tree: The image, merged.
-        indexes: Of its layers, lowest first.
+    Files that the trace names and the image lacks are passed over: it is a hint. What fewer than a
+    quarter of the starts touched is left out: one of many may have searched through all files,
+    which would be hot for ever.
     """
     least_runs = -(-trace.runs // 4)
     refs: dict[str, BlockRef] = {}

@@ -18,13 +18,6 @@ class Recording:
     """Keeps what a recorder noted, once: when the window ends, or at the unmount where that is sooner.
 
     A job that runs for days and is then killed has left its trace long before.
-
-    Args:
-        recorder: Notes the reads.
-        tree: Of the image.
-        image: Digest of the image.
-        command: What is started.
-        keep: Called with the trace of this start.
     """
 
     def __init__(

@@ -61,11 +61,7 @@ class Recorder:
 class ImageView(BlockingFileSystem):
     """Carries requests to the tree and to the blocks.
 
-    Args:
-        tree: The merged image.
-        indexes: Of its layers, lowest first.
-        loader: Where blocks come from.
-        note: Called with every read: number of the file, offset and bytes.
+    ``note`` is called with every read: number of the file, offset and bytes.
     """
 
     inline: ClassVar[frozenset[str]] = frozenset(
