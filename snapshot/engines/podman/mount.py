@@ -42,7 +42,7 @@ from snapshot.image.trace.trace import Trace, hot_blocks
 from snapshot.image.tree.merge import layer_tree, merge
 from snapshot.image.tree.tree import ROOT, Tree
 from snapshot.image.view.recording import Recording
-from snapshot.image.view.view import ImageView, Recorder
+from snapshot.image.view.view import ImageView
 from snapshot.oci.reference import Reference
 
 __all__ = [
@@ -257,7 +257,7 @@ class ImageStarts:
         if recording is None:
             with self._lock:
                 recording = self._recording = self._recording or self._begun()
-        recording.recorder.note(number, offset, size_bytes)
+        recording.note(number, offset, size_bytes)
 
     def finish(self) -> None:
         """Keep what was recorded, if that was not done when the window ended."""
@@ -265,15 +265,10 @@ class ImageStarts:
             self._recording.finish()
 
     def _begun(self) -> Recording:
-        recorder = Recorder(self._now_s, self._window_s)
-        image = self._served.image
-        command = image.config.command
-
-        def keep(trace: Trace) -> None:
-            self._traces.add(trace)
-
-        recording = Recording(recorder, self._tree, image.digest, command, keep)
-        recording.start(self._window_s)
+        image, keep = self._served.image, self._traces.add
+        command, window_s = image.config.command, self._window_s
+        recording = Recording(self._tree, image.digest, command, keep, self._now_s, window_s)
+        recording.start()
         return recording
 
 

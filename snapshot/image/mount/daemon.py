@@ -5,6 +5,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from fusefs.bridge import server
 from fusefs.bridge.api.options import BridgeOptions
 from fusefs.bridge.process.launch import run_daemon, start_daemon
-from omniload.base.clock import SystemClock
+from omniload.base.clock import Clock, SystemClock
 from omniload.base.config import StrictModel
 from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
@@ -36,9 +37,8 @@ from snapshot.image.trace.store import (
 )
 from snapshot.image.trace.trace import MAX_TRACE_BYTES, Trace, decode_trace, hot_blocks
 from snapshot.image.tree.merge import merge
-from snapshot.image.tree.tree import Tree
 from snapshot.image.view.recording import Recording
-from snapshot.image.view.view import ImageFileSystem, ImageView, Recorder
+from snapshot.image.view.view import ImageFileSystem, ImageView
 from snapshot.oci.image import Image, open_store, resolve
 from snapshot.oci.manifest import Platform
 from snapshot.oci.store import ImageStore
@@ -190,9 +190,8 @@ class _Serving:
             clock=clock,
             on_settled=self._hot.settled,
         )
-        recorder = Recorder(clock.now_s, settings.window) if settings.record else None
-        self._recording = None if recorder is None else self._recorded(recorder, self._tree)
-        note = None if recorder is None else recorder.note
+        self._recording = self._begun(clock) if settings.record else None
+        note = None if self._recording is None else self._recording.note
         self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, note))
 
     def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
@@ -202,7 +201,7 @@ class _Serving:
         try:
             self._prefetch()
             if self._recording is not None:
-                self._recording.start(settings.window)
+                self._recording.start()
 
             def usable() -> None:
                 ready()
@@ -236,19 +235,15 @@ class _Serving:
         tally.note("needed_bytes", str(sum(needed.values())))
         begun.close()
 
-    def _recorded(self, recorder: Recorder, tree: Tree) -> Recording:
+    def _begun(self, clock: Clock) -> Recording:
         settings = self._settings
         command = settings.command or self._image.config.command
         assert settings.record is not None
         path = Path(settings.record)
 
-        def keep(trace: Trace) -> None:
-            if settings.record == AUTO:
-                traces_of(settings).add(trace)
-            else:
-                merge_into(path, trace)
-
-        return Recording(recorder, tree, self._image.digest, command, keep)
+        keep = traces_of(settings).add if settings.record == AUTO else partial(merge_into, path)
+        digest, window_s = self._image.digest, settings.window
+        return Recording(self._tree, digest, command, keep, clock.now_s, window_s)
 
     def _close(self) -> None:
         self._shown.close()

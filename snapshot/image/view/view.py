@@ -3,7 +3,6 @@
 import errno
 import os
 import stat as stat_bits
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
@@ -13,10 +12,9 @@ from fusefs.bridge.api.blocking import BlockingFileSystem, Threaded
 from fusefs.bridge.api.protocol import Data, Entry, Named, Opened, Space
 from snapshot.image.block.loader import BlockLoader
 from snapshot.image.layer.index import LayerIndex
-from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.tree import Node, Tree
 
-__all__ = ["ImageFileSystem", "ImageView", "Recorder"]
+__all__ = ["ImageFileSystem", "ImageView"]
 
 FOREVER_S = 86400.0
 """How long the kernel may keep what never changes."""
@@ -29,33 +27,6 @@ _TYPE_OF = {
     "block": stat_bits.S_IFBLK,
     "fifo": stat_bits.S_IFIFO,
 }
-
-
-class Recorder:
-    """Remembers what was read, in order, for a while."""
-
-    def __init__(self, now_s: Callable[[], float], window_s: float) -> None:
-        self._now_s = now_s
-        self._began_s = now_s()
-        self._window_s = window_s
-        self._reads: dict[tuple[int, int, int], int] = {}
-        self._lock = threading.Lock()
-
-    def note(self, number: int, offset: int, size_bytes: int) -> None:
-        """Remember a read of a node, if it is a new one and the window is open."""
-        since_s = self._now_s() - self._began_s
-        if since_s <= self._window_s:
-            with self._lock:
-                self._reads.setdefault((number, offset, size_bytes), int(since_s * 1000))
-
-    def touches(self, tree: Tree) -> list[Touch]:
-        """Return the reads under the first name of each file."""
-        names: dict[int, str] = {}
-        for path, node in tree.walk():
-            names.setdefault(node.number, path)
-        with self._lock:
-            reads = list(self._reads.items())
-        return [Touch(at, names[number], offset, size) for (number, offset, size), at in reads]
 
 
 class ImageView(BlockingFileSystem):

@@ -8,16 +8,15 @@ from snapshot.image.layer.entries import Entry
 from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.merge import merge
 from snapshot.image.view.recording import Recording
-from snapshot.image.view.view import Recorder
 
 IMAGE = "sha256:" + "ab" * 32
 
 
-def a_recording(keep, clock=lambda: 0.0):
+def a_recording(keep, window_s=60.0):
     tree = merge([(Entry(path="f", kind="file", size_bytes=10),)])
-    recorder = Recorder(clock, 60.0)
-    recorder.note(tree.lookup("f").number, 0, 10)
-    return Recording(recorder, tree, IMAGE, ["python", "a.py"], keep)
+    recording = Recording(tree, IMAGE, ["python", "a.py"], keep, lambda: 0.0, window_s)
+    recording.note(tree.lookup("f").number, 0, 10)
+    return recording
 
 
 def test_what_was_read_is_kept_with_image_and_command():
@@ -37,8 +36,8 @@ def test_it_is_kept_when_the_window_ends_and_not_again_at_the_unmount():
         kept.append(trace)
         done.set()
 
-    recording = a_recording(keep)
-    recording.start(0.0)
+    recording = a_recording(keep, window_s=0.0)
+    recording.start()
     assert done.wait(20)
     recording.finish()
 
@@ -47,9 +46,9 @@ def test_it_is_kept_when_the_window_ends_and_not_again_at_the_unmount():
 
 def test_an_unmount_before_the_end_of_the_window_keeps_it_once():
     kept = []
-    recording = a_recording(kept.append)
+    recording = a_recording(kept.append, window_s=1e12)  # longer than any timer can wait
 
-    recording.start(1e12)  # longer than any timer can wait
+    recording.start()
     recording.finish()
     recording.finish()
 
@@ -70,6 +69,6 @@ def test_a_mount_from_which_nothing_was_read_is_no_start():
     kept = []
     tree = merge([(Entry(path="f", kind="file", size_bytes=10),)])
 
-    Recording(Recorder(lambda: 0.0, 60.0), tree, IMAGE, ["python"], kept.append).finish()
+    Recording(tree, IMAGE, ["python"], kept.append, lambda: 0.0, 60.0).finish()
 
     assert kept == []

@@ -14,7 +14,8 @@ from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
 from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.merge import merge
-from snapshot.image.view.view import ImageFileSystem, ImageView, Recorder
+from snapshot.image.view.recording import Recording
+from snapshot.image.view.view import ImageFileSystem, ImageView
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
 
@@ -37,8 +38,8 @@ def made(tmp_path):
     tree = merge([index.entries])
     loader = BlockLoader({"registry": RegistryTier(store)})
     now = [0.0]
-    recorder = Recorder(lambda: now[0], window_s=10.0)
-    yield ImageView(tree, [index], loader, recorder.note), tree, recorder, now
+    recording = Recording(tree, "", [], lambda _: None, lambda: now[0], 10.0)
+    yield ImageView(tree, [index], loader, recording.note), tree, recording, now
     loader.close()
 
 
@@ -125,7 +126,7 @@ def test_room_is_what_the_layers_hold(view):
 
 
 def test_reads_are_recorded_once_in_order_while_the_window_is_open(made):
-    view, tree, recorder, now = made
+    view, _, recording, now = made
     big, other = number(view, "d/big"), number(view, "caf\udce9")
     view.try_read(big, 0, 10)  # gives nothing, so nothing was read
     view.read(big, 100, 50)
@@ -135,7 +136,7 @@ def test_reads_are_recorded_once_in_order_while_the_window_is_open(made):
     now[0] = 11.0
     view.read(big, 0, 5)
 
-    assert recorder.touches(tree) == [
+    assert recording.touches() == [
         Touch(0, "d/big", 100, 50),
         Touch(1500, "caf\udce9", 0, 5),
     ]
