@@ -17,7 +17,7 @@ from snapshot.oci.manifest import (
     parse_manifest,
 )
 from snapshot.oci.reference import check_tag
-from snapshot.oci.store import ImageStore, Opened, StoredManifest, checked_chunks
+from snapshot.oci.store import ImageStore, Opened, StoredManifest, after, checked_chunks
 from snapshot.oci.transport import Transport
 
 __all__ = ["Registry"]
@@ -168,17 +168,14 @@ class Registry(ImageStore):
                 headers["Range"] = f"bytes={at}-{blob.size - 1}"
             url = f"{self._root}/blobs/{blob.digest}"
             response = self._opened(url, headers)
-            before, skip = at, at
-            if response.status == 206:
+            before, is_rest = at, response.status == 206
+            if is_rest:
                 _check_range(response, at, blob.size - at, url)
-                skip = 0
+            came = response.stream(_CHUNK_BYTES, decode_content=False)
             try:
-                for chunk in response.stream(_CHUNK_BYTES, decode_content=False):
-                    kept = chunk[skip:]
-                    skip -= len(chunk) - len(kept)
-                    at += len(kept)
-                    if kept:
-                        yield kept
+                for chunk in after(0 if is_rest else at, came):
+                    at += len(chunk)
+                    yield chunk
             except (HTTPError, OSError):
                 pass
             finally:

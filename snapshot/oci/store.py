@@ -8,7 +8,7 @@ Errors are part of the protocol, as they are for the stores of ``fusefs``:
 - ``ConfigError`` where credentials are refused.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TypeVar
@@ -26,6 +26,7 @@ __all__ = [
     "MirroredStore",
     "Opened",
     "StoredManifest",
+    "after",
     "checked_chunks",
     "small_blob",
     "wanted_by_manifest",
@@ -133,6 +134,14 @@ def checked_chunks(blob: Descriptor, chunks: Iterator[bytes], *, name: str) -> I
         )
 
 
+def after(skip_bytes: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Pass on what of chunks comes after so many bytes."""
+    for chunk in chunks:
+        if kept := chunk[skip_bytes:]:
+            yield kept
+        skip_bytes = max(skip_bytes - len(chunk), 0)
+
+
 @contextmanager
 def wanted_by_manifest() -> Iterator[None]:
     """Raise for a blob that is missing what it is where its manifest is known: an image that is not whole.
@@ -210,14 +219,10 @@ class MirroredStore(ImageStore):
     def _chunks(self, blob: Descriptor) -> Iterator[bytes]:
         order, at = self._order(), 0
         for number, store in enumerate(order, 1):
-            skip = at
             try:
-                for chunk in store.blob_chunks(blob):
-                    kept = chunk[skip:]
-                    skip -= len(chunk) - len(kept)
-                    at += len(kept)
-                    if kept:
-                        yield kept
+                for chunk in after(at, store.blob_chunks(blob)):
+                    at += len(chunk)
+                    yield chunk
             except _NEXT as error:
                 # Wrong bytes that were handed on cannot be taken back.
                 wrong = isinstance(error, IntegrityError) and at > 0

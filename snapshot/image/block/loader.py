@@ -171,9 +171,7 @@ class BlockLoader:
         for each in block_refs(index, range(ref.number + 1, end)):
             if not ref.end <= each.offset <= each.end <= most:
                 break
-            if each.digest not in self._memory and not (
-                self._disk is not None and self._disk.has(each.digest)
-            ):
+            if each.digest not in self._memory and not self._is_on_disk(each.digest):
                 found.append(each)
         return tuple(found)
 
@@ -181,13 +179,8 @@ class BlockLoader:
         self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
     ) -> tuple[BlockRef, ...]:
         """Have blocks of a layer fetched; return at once those that are not here."""
-        on_disk = {
-            ref.digest
-            for ref in refs
-            if ref.digest not in self._memory
-            and self._disk is not None
-            and self._disk.has(ref.digest)
-        }
+        digests = (ref.digest for ref in refs if ref.digest not in self._memory)
+        on_disk = set(filter(self._is_on_disk, digests))
         absent: list[BlockRef] = []
         with self._lock:
             for ref in refs:
@@ -203,6 +196,9 @@ class BlockLoader:
                     self._asked.update(ref.digest for ref in absent)
                 self._apply(BlockWanted(tuple(absent), priority))
         return tuple(absent)
+
+    def _is_on_disk(self, digest: str) -> bool:
+        return self._disk is not None and self._disk.has(digest)
 
     def close(self) -> None:
         """End the threads; a read that still waits ends with an error."""

@@ -92,6 +92,5 @@ class BlockShare:
             raise
         finally:
             self._free.release()
-        for digest, data in found.items():
-            self.held.store(digest, data)
+        self.held.store(found)
         return found

@@ -46,10 +46,10 @@ class HeldBlocks:
         """Keep a block in memory for a while; it was compared with its digest."""
         self._recent.put(digest, data, len(data))
 
-    def store(self, digest: str, data: bytes) -> None:
-        """Keep a block on disk; it was compared with its digest."""
+    def store(self, blocks: Mapping[str, bytes]) -> None:
+        """Keep blocks on disk; they were compared with their digests."""
         if self._disk is not None:
-            self._disk.put(digest, data)
+            self._disk.put_all(blocks)
 
 
 class SharedTier(BlockTier):

@@ -69,7 +69,7 @@ def test_a_block_that_came_meanwhile_is_not_asked_for_again(index, tmp_path):
     held = HeldBlocks(disk)
     shared = SharedTier(tier, held)
     shared.fetch(index, peer_refs(index, (0,)))
-    held.store(index.digest(1), BLOCKS[1])
+    held.store({index.digest(1): BLOCKS[1]})
 
     found, moved = shared.fetch(index, peer_refs(index, (0, 1)))
 
@@ -128,7 +128,7 @@ def test_memory_of_what_came_last_has_a_cap(index):
 
 def test_a_share_fetches_for_a_peer_what_it_lacks_and_keeps_it(index, share, tmp_path):
     held = HeldBlocks(BlockStore(tmp_path / "blocks", 64 << 20))
-    held.store(index.digest(1), BLOCKS[1])
+    held.store({index.digest(1): BLOCKS[1]})
     near, far = HandTier(has={0}), HandTier()
     share.indexes = (index,)
     giving = share(held, peer=SharedTier(near, held), registry=SharedTier(far, held))
