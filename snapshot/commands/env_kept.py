@@ -86,7 +86,8 @@ def verify_command(
     if url is None:
         raise ConfigError("no store to compare with; name it with -o, or compare with --node")
     environment = given.environment
-    record = environment.heal_locked()
+    with environment.locked():
+        record = environment.heal()
     if key is None and record is None:
         raise StateError(f"{environment.interpreter.prefix} holds no snapshot; give a KEY")
     with opened(url) as repository:

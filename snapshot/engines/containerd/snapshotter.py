@@ -62,7 +62,8 @@ _FORBIDDEN = set(":,\\\n")
 class Snapshotter:
     """Carries containerd's requests to ``Snapshots``, and what follows to disk and mounts. Safe in threads.
 
-    All lies in ``root``, on a disk that may hold the upper folders of an overlay.
+    All lies in ``root``, on a disk that may hold the upper folders of an overlay. Calls raise what
+    ``Snapshots`` raises, beside what they name themselves.
 
     Raises:
         ConfigError: The folder's name cannot be an option of an overlay.
@@ -116,8 +117,6 @@ class Snapshotter:
 
         Raises:
             SnapshotExistsError: The key is taken; or the labels name a layer that is here now, lazily.
-            SnapshotMissingError: There is no such parent.
-            InvalidSnapshotError: The parent is not committed, or the key empty.
             UnavailableError: The parent's layers cannot be shown.
         """
         wanted = layer_wanted(labels) if kind == "active" else None
@@ -143,7 +142,6 @@ class Snapshotter:
         """Return what to mount for a snapshot that is not committed.
 
         Raises:
-            SnapshotMissingError: It is not here.
             SnapshotInUseError: It is committed.
             UnavailableError: Its layers cannot be shown.
         """
@@ -158,13 +156,7 @@ class Snapshotter:
         return mounts_of(found, chain, self._path, self._views.path)
 
     def commit(self, name: str, key: str, labels: Mapping[str, str]) -> None:
-        """Make a layer of what was written.
-
-        Raises:
-            SnapshotMissingError: There is no such key.
-            SnapshotInUseError: It is not active.
-            SnapshotExistsError: The name is taken.
-        """
+        """Make a layer of what was written."""
         with self._lock:
             number = self._all.get(key).number
         size_bytes, inodes = usage_of(Path(self._path(number)) / "fs")
@@ -180,51 +172,29 @@ class Snapshotter:
         )
 
     def remove(self, key: str) -> None:
-        """Take a snapshot away.
-
-        Raises:
-            SnapshotMissingError: It is not here.
-            SnapshotInUseError: Others lie on it.
-        """
+        """Take a snapshot away."""
         self._clear(self._apply(Remove(key=key)))
 
     def stat(self, key: str) -> Snapshot:
-        """Return a snapshot.
-
-        Raises:
-            SnapshotMissingError: It is not here.
-        """
+        """Return a snapshot."""
         with self._lock:
             return self._all.get(key)
 
     def update(self, key: str, labels: Mapping[str, str], paths: Sequence[str]) -> Snapshot:
-        """Change labels: all of them, or those that ``paths`` names as ``labels.NAME``.
-
-        Raises:
-            SnapshotMissingError: It is not here.
-            InvalidSnapshotError: A path names something else.
-        """
+        """Change labels: all of them, or those that ``paths`` names as ``labels.NAME``."""
         return self._apply(
             Relabel(key=key, labels=labels, paths=tuple(paths), now_ns=self._now_ns())
         )
 
     def listing(self, filters: Sequence[str] = ()) -> tuple[Snapshot, ...]:
-        """Return the snapshots that any of the filters holds for, by number.
-
-        Raises:
-            InvalidSnapshotError: A filter is none.
-        """
+        """Return the snapshots that any of the filters holds for, by number."""
         asked = parse_filters(filters)
         with self._lock:
             found = [snapshot for snapshot in self._all.by_key.values() if asked(snapshot)]
         return tuple(sorted(found, key=lambda snapshot: snapshot.number))
 
     def usage(self, key: str) -> tuple[int, int]:
-        """Return bytes and inodes of what a snapshot itself holds; a lazy layer's lie in the cache of blocks.
-
-        Raises:
-            SnapshotMissingError: It is not here.
-        """
+        """Return bytes and inodes of what a snapshot itself holds; a lazy layer's lie in the cache of blocks."""
         found = self.stat(key)
         if found.kind == "committed":
             return found.size_bytes, found.inodes

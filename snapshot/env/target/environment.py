@@ -61,14 +61,12 @@ class Environment:
             return None
         return record
 
-    def clear(self, record: Record | None, *, lazily: bool = False) -> None:
+    def clear(self, record: Record, *, lazily: bool = False) -> None:
         """Bring back what the environment held before ``record``, under the lock.
 
         Raises:
             StateError: It was installed here, not restored, or a mount is in use.
         """
-        if record is None:
-            return
         if record.form == "command":
             raise StateError(
                 f"{self.interpreter.prefix} got snapshot {record.key[:16]} by installing, which "
@@ -114,11 +112,6 @@ class Environment:
             boot=boot_id(),
         )
         self.records.write("record", record)
-
-    def heal_locked(self) -> Record | None:
-        """Take the lock and heal."""
-        with self.locked():
-            return self.heal()
 
     def check_fits(self, head: TreeHead) -> None:
         """Check that a snapshot was made for an environment like this one.

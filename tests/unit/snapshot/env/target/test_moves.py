@@ -241,11 +241,3 @@ def test_an_environment_reached_through_a_link_is_the_same_environment(tmp_path)
     assert again.targets == environment.targets
     assert contents(environment) == held
     assert environment.records.read("record").key == manifest.head.key
-
-
-def test_an_environment_without_a_record_needs_no_clearing(tmp_path):
-    environment = Environment(None, (Target("t", str(tmp_path)),), Records(str(tmp_path)))
-
-    environment.clear(None)
-
-    assert environment.heal_locked() is None
