@@ -6,7 +6,6 @@ network of the machine.
 """
 
 import os
-import shutil
 import signal
 import stat as stat_bits
 import tempfile
@@ -28,7 +27,6 @@ from snapshot.private_folder import put_file
 __all__ = ["Start", "check_machine", "etc_text", "ids_of", "prepare_upper", "run_in", "start_of"]
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_TOOLS = ("fusermount3",)
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -104,15 +102,12 @@ def check_machine() -> None:
     """Say what keeps this machine from running commands in images.
 
     Raises:
-        ConfigError: Not root, or a tool is missing.
+        ConfigError: Not root.
     """
     if os.geteuid() != 0:
         raise ConfigError(
             f"user {os.geteuid()} cannot mount an overlay and change the root directory; run it as root"
         )
-    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} not found; install fuse3")
 
 
 def run_in(
