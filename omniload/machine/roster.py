@@ -42,6 +42,8 @@ _SETTLES_S = 1.0
 """Whoever takes over has the processors for so long, before another one that is to stand by is started behind it."""
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
+_SAME_CALL_S = 0.5
+"""Less than this may lie between two beginnings of one call: clocks of two hosts are compared again and again."""
 _LOST_IN_A_ROW = 5
 """Members of one role that may be lost while no step is released; the next one would be lost too."""
 
@@ -196,11 +198,19 @@ class _Beat:
             self.stopped_s = None
         else:
             self.stopped_s = 0.0 if self.stopped_s is None else self.stopped_s + passed_s
+        # By looks, not by the age of the heartbeat: a job that is suspended and goes on replaces nobody.
         self.silent_s = self.silent_s + passed_s if self.beat_s == progress.beat_s else 0.0
         self.beat_s = progress.beat_s
         call = progress.calls[0] if progress.calls else None
-        self.call_s = self.call_s + passed_s if call == self.call else 0.0
-        self.call = call
+        if call is not None and self.call is not None and _is_same(self.call, call):
+            self.call_s += passed_s
+        else:
+            self.call, self.call_s = call, 0.0
+
+
+def _is_same(first: Task, now: Task) -> bool:
+    """Tell whether a call is the one that was seen first, also where the clock of its host is known better by now."""
+    return now.doing == first.doing and abs(now.since_s - first.since_s) < _SAME_CALL_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -301,6 +311,7 @@ class Roster:
             return (EndMember(member, why), GiveUp(member.role, reason))
         if member in role.standing_by:
             role.standing_by.remove(member)
+        # First of all: until it is ended, the lost one may speak beside the next.
         commands: list[RosterCommand] = [EndMember(member, why)]
         if member == role.holder:
             role.holder = None
@@ -320,6 +331,7 @@ class Roster:
         """Start as many members as the role lacks; while its holder settles, none."""
         role = self._roles[name]
         commands: list[StartMember] = []
+        # Starting a process takes a core for a second or two, in which the holder has steps to catch up on.
         if role.holder is not None and role.settles_s > 0:
             return ()
         while len(role.members()) < 1 + role.shadows:
@@ -344,6 +356,8 @@ class Roster:
             beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
             if (why := self._why_lost(progress, beat)) is not None:
                 commands += self._lose(member, why)
+            if self._gave_up:
+                break  # whoever is lost beside is not replaced: the plane ends
         return tuple(commands)
 
     def _settle(self, passed_s: float) -> Iterable[RosterCommand]:

@@ -152,6 +152,10 @@ READS = Task(doing="reads /data/0.parquet", since_s=7.0)
         # One call behind the other, each at the same place: it gets on.
         (lambda now_s: replace(READS, since_s=now_s // 30), 600, False),
         (lambda _: None, 600, False),
+        # On another host: the quicker an answer, the better is known when the call began there.
+        (lambda now_s: replace(READS, since_s=7.0 - 0.3 * (now_s > 130)), 61, True),
+        # Many short calls, of which each look finds another that has just begun.
+        (lambda now_s: replace(READS, since_s=now_s), 600, False),
     ],
 )
 def test_a_member_in_one_call_to_its_store_for_too_long_is_replaced(call_at, seconds, is_lost):
@@ -215,6 +219,20 @@ def test_it_gives_up_where_members_are_lost_and_no_step_is_taken():
     assert isinstance(last, GiveUp)
     assert "loader-0 was lost 6 times while no step was taken, the last time: killed" in last.why
     assert roster.handle(MemberReady(SECOND)) == ()
+
+
+def test_who_is_lost_at_the_look_that_ends_the_plane_is_not_replaced():
+    roster = Roster(roles={ROLE: 0, "loader-1": 0})
+    for _ in range(5):
+        lose_holder(roster)
+    held = roster.holder_of(ROLE), roster.holder_of("loader-1")
+    beats = {m.name: Progress(name=m.name, pid=7, beat_s=1.0, tasks=()) for m in held}
+
+    stopped, found = frozenset(m.name for m in held), []
+    for now_s in (1.0, 1.25):
+        found += roster.handle(MembersSeen(now_s=now_s, beats=beats, stopped=stopped))
+
+    assert [type(command) for command in found] == [EndMember, GiveUp]
 
 
 @pytest.mark.parametrize(("steps", "gives_up"), [((1, 2, 3), False), ((1, 1, 1), True)])
