@@ -202,6 +202,9 @@ def test_a_cost_that_nobody_registers_is_refused_before_a_step():
     [
         ({"members_N": np.arange(8)[::-1]}, "its 8 rows are not the 8 of the step"),
         ({"buckets_N": np.zeros(7, np.int32)}, "it gives 7 of 8 rows a bucket"),
+        ({"buckets_N": np.full(8, 0.5)}, "it gives 0 of 8 rows a bucket, by whole numbers"),
+        ({"microbatches_N": [0] * 8}, "it gives 0 of 8 rows a microbatch, by whole numbers"),
+        ({"buckets_N": np.zeros((8, 1), np.int32)}, "it gives 0 of 8 rows a bucket"),
         ({"buckets_N": np.full(8, 2, np.int32)}, "row 0 goes to bucket 2 of 2"),
         ({"microbatches_N": np.full(8, -1, np.int32)}, "row 0 goes to microbatch -1 of 2"),
         ({"microbatches_N": np.zeros(8, np.int32)}, "microbatch 0 of dp rank 0 has 4 rows"),
