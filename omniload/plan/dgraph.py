@@ -348,10 +348,13 @@ class DGraph:
         """Return the calls so far as a graph for Graphviz."""
         lines = ["digraph DGraph {", "  rankdir=LR;", "  node [shape=box];"]
         for i, node in enumerate(self.nodes):
-            label = f"{node.state}\\n{node.detail}".replace('"', "'")
-            lines.append(f'  n{i} [label="{label}"];')
+            # Names of modules are a user's, and may hold what ends a label.
+            detail, call = (
+                text.replace("\\", "/").replace('"', "'") for text in (node.detail, node.call)
+            )
+            lines.append(f'  n{i} [label="{node.state}\\n{detail}"];')
             if i:
-                lines.append(f'  n{i - 1} -> n{i} [label="{node.call}"];')
+                lines.append(f'  n{i - 1} -> n{i} [label="{call}"];')
         return "\n".join([*lines, "}"])
 
     def _require(self, call: str, first: State, last: State) -> None:

@@ -265,6 +265,16 @@ def test_the_graph_can_be_drawn_by_graphviz():
     assert dot.endswith("}")
 
 
+def test_a_name_that_would_end_a_label_is_drawn_by_graphviz():
+    graph = DGraph.of_samples(np.array([4, 2])).distribute("dp")
+
+    dot = graph.cost(QuadraticCost(1, 0), 'that\'s "it"\\').to_dot()
+
+    # Every label is whole: nothing but the quotes around it, and no escape of a quote.
+    assert [line.count('"') for line in dot.splitlines()[3:-1]] == [2] * 5
+    assert '\\"' not in dot
+
+
 def test_the_lineage_of_a_member_tells_its_states():
     graph = a_balanced()
 
