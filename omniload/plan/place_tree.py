@@ -228,6 +228,13 @@ class ClientPlaceTree:
             )
         return dp_rank * num_constructors // dp
 
+    def dp_ranks_of(self, constructor: int, num_constructors: int) -> range:
+        """Return the dp ranks that a data constructor serves, of so many that there are; see ``constructor_of``."""
+        dp = self.size_of("dp")
+        # Worked out, not sought: a thousand constructors that each look at every rank take seconds.
+        first, stop = (-(-at * dp // num_constructors) for at in (constructor, constructor + 1))
+        return range(first, stop)
+
     def render(self, *, broadcast: Sequence[MeshAxis] = ()) -> str:
         """Draw the tree; the innermost level is one line, and long levels are cut.
 

@@ -61,12 +61,13 @@ class World:
         Raises:
             ValueError: There is no such rank.
         """
+        # Constructors stay as ranks come and go: of fewer ranks than those, some serve none.
         return self.tree.constructor_of(dp_rank, min(num_constructors, self.dp))
 
     def served_by(self, constructor: int, num_constructors: int) -> RanksServed:
         """Return the ranks of one data constructor."""
-        ranks = range(self.dp)
-        theirs = (r for r in ranks if self.constructor_of(r, num_constructors) == constructor)
+        serving = min(num_constructors, self.dp)
+        theirs = self.tree.dp_ranks_of(constructor, serving) if constructor < serving else ()
         return RanksServed(dp_ranks=tuple(theirs), generation=self.generation, step=self.step)
 
     def followed_by(self, *, dp: int, step: int, generation: int | None = None) -> "World":
@@ -148,6 +149,7 @@ def require_rows(mix: MixConfig, tree: ClientPlaceTree) -> None:
             f"batch.tokens {mix.batch.tokens} is {mix.rows_per_step} rows of pack.length {mix.pack.length}, fewer than "
             f"the {dp} data-parallel ranks; raise batch.tokens to {dp * mix.pack.length} or more, or use fewer ranks"
         )
+    # Peers along cp take two slices of a row each, an early one and a late one.
     if cp > 1 and mix.pack.length % (2 * cp):
         raise ConfigError(
             f"pack.length {mix.pack.length} is not a multiple of 2 * cp = {2 * cp}; change it"

@@ -34,9 +34,7 @@ def dp_ranks_of_constructors(spec: PlaneSpec, cores: int) -> dict[str, tuple[int
     usual = min(-(-dp // _RANKS_PER_CONSTRUCTOR), max(1, cores // _CORES_PER_CONSTRUCTOR))
     num_constructors = min(dp, spec.mix.runtime.constructors or usual)
     return {
-        f"constructor-{i}": tuple(
-            r for r in range(dp) if spec.tree.constructor_of(r, num_constructors) == i
-        )
+        f"constructor-{i}": tuple(spec.tree.dp_ranks_of(i, num_constructors))
         for i in range(num_constructors)
     }
 

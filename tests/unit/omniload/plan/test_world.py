@@ -56,6 +56,12 @@ def test_every_rank_has_one_constructor_whatever_their_numbers(dp, num_construct
         assert {world.constructor_of(r, num_constructors) for r in each.dp_ranks} <= {number}
 
 
+def test_what_a_constructor_serves_is_found_without_a_look_at_every_rank():
+    many = 1 << 40
+
+    assert a_world(dp=many).served_by(7, many) == RanksServed(dp_ranks=(7,))
+
+
 def test_a_constructor_without_ranks_is_served_none():
     assert a_world(dp=1).served_by(1, 2) == RanksServed(dp_ranks=())
 
