@@ -71,7 +71,7 @@ def balance(
         costs_N: Cost of each item; finite and at least 0.
         num_bins: Bins.
         method: Algorithm. ``greedy_swap`` takes ``O(N log N)`` and a bounded number of
-            exchanges; ``karmarkar_karp`` ``O(N B log B)`` time and ``2 N B`` bytes.
+            exchanges; ``karmarkar_karp`` ``O(N B log B)`` time and some ``9 N B`` bytes.
         max_count: Most items in a bin; any number when not given.
         min_count: Least items in a bin.
 
@@ -174,6 +174,7 @@ def _longest_first(
     costs: NDArray[np.float64], num_bins: int, most: int, least: int
 ) -> NDArray[np.int64]:
     """Deal items from the largest on, each to the lightest bin with room."""
+    # Stable, as all sorts here: ties decide a plan, and a plan is the same on every machine.
     order = np.argsort(-costs, kind="stable")
     bins_N = np.empty(len(costs), np.int64)
     if num_bins < _MANY_BINS:
@@ -197,6 +198,7 @@ def _one_by_one(
     heapq.heapify(lightest)
     dealt: list[int] = []
     for i, cost in enumerate(falling):
+        # What is left is owed to bins that have too few: from here on no other is dealt to.
         if reserved == len(falling) - i and limit != least:
             limit = least
             lightest = [entry for entry in lightest if counts[entry[1]] < least]
@@ -249,6 +251,7 @@ class _Rounds:
         bins = open_B[np.argsort(self._loads_B[open_B], kind="stable")][:left]
         loads, counts = self._loads_B[bins], self._counts_B[bins]
         after = loads + self._falling[self._at : self._at + len(bins)]
+        # A round ends before a bin that is no lighter than one it has dealt to: of the two, that one may be next.
         again = np.where(counts + 1 < self._limit, after, np.inf)
         ahead = np.flatnonzero(np.minimum.accumulate(again)[:-1] <= loads[1:])
         bins = bins[: int(ahead[0]) + 1] if len(ahead) else bins
@@ -277,6 +280,7 @@ def _differenced(costs: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]
     widest = [(-cost if num_bins > 1 else 0.0, i) for i, cost in enumerate(costs.tolist())]
     heapq.heapify(widest)
     joins: list[tuple[int, int, NDArray[np.integer[Any]]]] = []
+    # The order of bins is kept of each join, and these orders are most of the memory.
     small = np.uint16 if num_bins <= 1 << 16 else np.int32
     while len(widest) > 1:
         _, a = heapq.heappop(widest)
@@ -307,6 +311,7 @@ def _repaired(
     while counts_B.max() > most or counts_B.min() < least:
         if counts_B.max() > most:
             giver = int(counts_B.argmax())
+            # Bins that have too few come first: filling others would only put off what these are owed.
             room_B = counts_B < (least if counts_B.min() < least else most)
             taker = int(np.where(room_B, loads_B, np.inf).argmin())
         else:

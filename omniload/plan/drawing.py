@@ -111,6 +111,7 @@ def draw_step(
     ends = [_place_of_last(drawn, s, known_S[s].left) for s in over]
     stop = 1 + (min(ends) if mix.mix.stop == "first_exhausted" else max(ends))
     head = np.bincount(drawn.sources_N[:stop], minlength=len(known_S)).tolist()
+    # Drawn again up to there, not cut: credits follow from where a draw ends.
     return StepDraw(drawn=drawing(_size_of(sizes, head)), is_last=True)
 
 

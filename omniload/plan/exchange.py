@@ -143,6 +143,7 @@ class _ListBins(_Bins):
         least, most = self.counts
         back_L = take_L
         shift = 0
+        # To take nothing back is as good as taking an item of cost 0, where counts allow it.
         if len(take_L) < most and len(give_H) > least:
             back_L, shift = [0.0, *take_L], -1
         elif not take_L:
@@ -168,6 +169,7 @@ class _ListBins(_Bins):
             self._insert(heavy, self.items[light].pop(take), self.costs[light].pop(take))
         self._insert(light, *given)
         for b in (heavy, light):
+            # Summed anew: a sum of gains drifts, and with it what is taken for a gain.
             self.loads_B[b] = sum(self.costs[b])
 
     def _insert(self, b: int, item: int, cost: float) -> None:

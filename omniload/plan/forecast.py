@@ -380,7 +380,7 @@ def _of_each_at_most(
         return np.minimum(at(time), epoch_S)
 
     low, high = 0.0, 1.0
-    while float(held(high).sum()) < total:
+    while float(held(high).sum()) < total:  # each_once: all have weights
         low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -73,6 +73,7 @@ def membership_of(
     """
     weights_S = draw_weights_at(mix, state, epochs_S)
     ends_S = _ends(mix, epochs_S)
+    # Loaders may have read past the end; with `all_exhausted` that is drawn, as sources repeat until the last ends.
     if mix.mix.stop in ("first_exhausted", *GOES_ON):
         ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
     units = units_of_sources(mix, state, ahead)
@@ -92,6 +93,7 @@ def membership_of(
     ]
     finished = [u.finished_by(n) for u, n in zip(units, counts, strict=True)]
     for s in _ended(mix, known_S, counts):
+        # That it has ended is told by its cursor, and behind its last sample may be records that gave none.
         if ends_S[s] != _NO_END:
             cursors[s], finished[s] = (ends_S[s], 0, 0), len(ahead[s])
     dropped_S, lost_S = losses(mix, units, [(s, 0, stop) for s, stop in enumerate(finished)])

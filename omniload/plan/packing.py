@@ -50,13 +50,13 @@ def best_fit(
     lengths = np.asarray(lengths_P, np.int64)
     order = _order_of(lengths, num_first)
     sizes = lengths[order].tolist()
-    ends = [*sizes[: num_first + 1], *sizes[-1:]]
+    ends = [*sizes[: num_first + 1], *sizes[-1:]]  # behind the carried ones sizes fall
     if ends and not 1 <= min(ends) <= max(ends) <= capacity:
         raise ValueError(
             f"pieces have {min(ends)} to {max(ends)} tokens, a row holds 1 to {capacity}; "
             "cut or drop longer documents before packing"
         )
-    sizes += [0] * _ALIKE
+    sizes += [0] * _ALIKE  # ends the loop, which looks ahead
     # Rows by the room they have left: far fewer rooms than rows where a step has many.
     rooms = [capacity] if num_rows else []
     rows_of = {capacity: list(range(1 - num_rows, 1))}  # as -row and rising: the first is the last
@@ -189,9 +189,8 @@ def packed(
         )
         rows_P = rows.astype(np.int32)
     if is_last:
-        num_rows = (
-            int(rows_P.max()) + 1
-        )  # every method begins a row only when those before it are full
+        # Every method begins a row only once those before it are begun: none of these is empty.
+        num_rows = int(rows_P.max()) + 1
     order = np.argsort(rows_P, kind="stable")
     num_carried = int((rows_P == CARRIED).sum())
     row_offsets = np.searchsorted(rows_P[order[num_carried:]], np.arange(num_rows + 1)).astype(

@@ -62,6 +62,7 @@ class StepPlan:
         """Return a digest of what is trained on: equal whatever the ranks, loaders or timing."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(np.int64(self.step).tobytes())
+        # Of one width and byte order: journals are compared on other machines.
         digest.update(self.row_offsets.astype("<i8").tobytes())
         digest.update(self.pieces.to_bytes())
         return digest.hexdigest()

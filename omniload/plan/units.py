@@ -94,6 +94,7 @@ class Units:
         """Return how many records each unit goes forward: those without a sample count with the next one."""
         positions_U = self.table.positions_N[self.samples_U]
         position, sub, token = cursor
+        # A record that is begun was counted with the unit that began it.
         before = position - 1 + (sub > 0 or token > 0)
         return np.diff(positions_U, prepend=np.int64(before))
 

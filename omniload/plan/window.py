@@ -139,6 +139,7 @@ class _Pass:
 
     def end_of_step(self, begin: int, budget: int) -> int | None:
         """Return the piece that a step from ``begin`` on ends before; ``None`` where too little is known."""
+        # What is carried fills the step by itself.
         if budget <= 0:
             return begin
         target = budget + (int(self.ends_P[begin - 1]) if begin else 0)

@@ -35,6 +35,7 @@ def in_order(keys_N3: NDArray[np.int64]) -> NDArray[np.int64]:
         mixed_N = (mixed_N ^ (mixed_N >> np.uint64(30))) * _FIRST
         mixed_N = (mixed_N ^ (mixed_N >> np.uint64(27))) * _SECOND
         mixed_N ^= mixed_N >> np.uint64(31)
+    # Of equal hashes by key: the order in which ranks reported must not show.
     return np.lexsort((*keys_N3.T, mixed_N))
 
 

@@ -59,6 +59,7 @@ class ImagePlan:
         begins_P = np.cumsum(pieces.lengths_P, dtype=np.int64) - pieces.lengths_P
         columns_I = begins_P[images.pieces_I] - begins_P[row_offsets[rows_I]] + images.firsts_I
         dp_ranks_R, microbatches_R = placement.buckets_N, placement.microbatches_N
+        # As constructors lay rows out: those of a microbatch in the order of the step.
         order_R = np.lexsort((microbatches_R, dp_ranks_R))
         cells_R = (dp_ranks_R.astype(np.int64) * placement.num_microbatches + microbatches_R)[
             order_R
