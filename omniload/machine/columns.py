@@ -209,6 +209,7 @@ class ImageRequests:
     def of(cls, plan: ImagePlan, dp_ranks: Sequence[int]) -> "ImageRequests":
         """Return what is asked for so that ``dp_ranks`` can encode their part."""
         theirs = np.flatnonzero(np.isin(plan.encoders_I, dp_ranks))
+        # Some releases of NumPy give the inverse of rows in two dimensions, hence `reshape`.
         samples_U3, owner = np.unique(plan.keys_I4[theirs, :3], axis=0, return_inverse=True)
         sample_I = np.full(len(plan), -1, np.int64)
         sample_I[theirs] = owner.reshape(-1)
@@ -278,6 +279,7 @@ class ImageRequests:
         before = np.concatenate(([0], np.cumsum(patches)))
         first = packed.offsets[:-1] // 2
         own = first + numbers
+        # Nothing says what a patch takes: it is what the sample's values come to over all of its patches.
         depth = values.lengths_N // np.maximum(1, before[packed.offsets[1:] // 2] - before[first])
         starts = values.starts_N + (before[own] - before[first]) * depth
         ranges = Ranges(

@@ -163,6 +163,7 @@ class DataConstructor:
             case BuildSteps(plans=plans, served=served):
                 return (self._begin(plans, served),)
             case SlicesFetched(steps=steps, slices=slices, generation=generation):
+                # Asked for by ranks of before, or a second time: another answer was built from already.
                 if generation != self.generation or steps not in self._pending:
                     return ()
                 fetched = self._pending.pop(steps)
@@ -183,6 +184,7 @@ class DataConstructor:
 
     def has(self, step: int) -> bool:
         """Tell whether ``step`` is built."""
+        # Of more constructors than ranks, some have none.
         return bool(self.dp_ranks) and (step, self.dp_ranks[0]) in self._built
 
     def is_released(self, step: int) -> bool:
@@ -213,6 +215,7 @@ class DataConstructor:
 
     def _serves(self, served: RanksServed) -> bool:
         """Serve other ranks from now on, where they are later ones; return whether it serves these."""
+        # Never back: word of an earlier world may come late.
         if served.generation > self.generation:
             self.generation, self.dp_ranks = served.generation, served.dp_ranks
             self._pending.clear()
@@ -258,6 +261,7 @@ class DataConstructor:
                 tags = {name: held for name, held in tags.items() if name in by_name}
             for dp_rank in self.dp_ranks:
                 microbatches = tuple(islice(built, plan.num_microbatches))
+                # Only here, once its rows are taken from `built`: those of the next rank follow there.
                 if self.is_released(plan.step):
                     continue
                 if images is not None:

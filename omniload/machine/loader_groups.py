@@ -109,6 +109,7 @@ def partition(
     """
     if not costs:
         raise ValueError("there are 0 sources to deal; declare at least one")
+    # Never 0: such sources would all be dealt to one bin, and other loaders have none.
     work = np.asarray([max(cost.of_loader, 1e-9) for cost in costs])
     needed = max(math.ceil(work.sum() / _BUSY_SHARE), 1)
     count = min(num_loaders or min(needed, max_loaders), len(costs))
@@ -167,6 +168,7 @@ def costs_of(
     """
     most = min(len(os.sched_getaffinity(0)) if cores is None else cores, _MOST_OF_ONE)
     stages = mix.mix.stages
+    # Shares move from one end of a ramp to the other, so the greatest is at one of them.
     ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
     costs = []
     per_token_S = _seconds_per_token(mix, profiles)

@@ -298,6 +298,7 @@ class Planner:
     def _demanded(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""
         step = self.state.step
+        # A rank waits: what one step needs is enough to go on.
         steps = 1 if step == self._ranks.slowest else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             mix, state = self.history.entered(self.state)

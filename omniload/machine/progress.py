@@ -131,6 +131,7 @@ def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:
     while name not in passed:
         passed[name] = None
         role = roles.get(name)
+        # While a call to a store is under way, all that the role does waits for that.
         if role is None or is_silent(role, now_s) or not role.tasks or role.calls:
             break
         ahead = [task for task in role.tasks if task.waits_for] or list(role.tasks)

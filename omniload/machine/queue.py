@@ -62,7 +62,9 @@ def needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
     """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
     weights = weights_at(mix.mix.stages, mix.names, state.step)
     if mix.mix.level == "sample" or mix.pack.method == "none":
-        return [1 if weight > 0 else 0 for weight in weights]
+        return [
+            1 if weight > 0 else 0 for weight in weights
+        ]  # drawn by number: no tokens to foresee
     budget = (mix.rows_per_step * steps + mix.pack.rows_ahead) * mix.pack.length
     return [
         max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
@@ -247,7 +249,9 @@ class SampleQueue:
         start = self.table.stop
         if self._seen_positions == 0:
             return start, start + _FIRST_READ
-        per_position = max(self._seen_tokens / self._seen_positions, 1 / 16)
+        per_position = max(
+            self._seen_tokens / self._seen_positions, 1 / 16
+        )  # there may have been none
         return start, start + int(np.clip(np.ceil(tokens / per_position), 1, _LARGEST_READ))
 
     @property

@@ -168,6 +168,7 @@ class Scaler:
             return ()
         self._allowance -= 1
         self._changed_s = seen.now_s
+        # What was measured so far is of loaders that there were before the change.
         self._over_since_s.clear()
         self._under_since_s = None
         return (command,)
@@ -176,6 +177,7 @@ class Scaler:
         passed_s = 0.0 if self._seen_s is None else max(0.0, seen.now_s - self._seen_s)
         self._seen_s = seen.now_s
         self._allowance = min(float(self.most), self._allowance + passed_s / _REGAIN_S)
+        # An average over time, not over looks, which come unevenly.
         part = 1 - math.exp(-passed_s / _AVERAGE_S)
         for averages, found in ((self._busy_S, seen.busy_S), (self._tokens_S, seen.tokens_S)):
             for s in averages.keys() | found.keys():

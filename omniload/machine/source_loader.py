@@ -96,6 +96,7 @@ class SourceLoader:
                 return ()
             case TakeOver(ranges=ranges):
                 for source, (floor, _) in ranges.items():
+                    # Told again, at another move or loss: constructors may still ask from the earlier floor.
                     self._taken_over[source] = min(floor, self._taken_over.get(source, floor))
                 return tuple(
                     read
@@ -185,6 +186,7 @@ class SourceLoader:
     ) -> tuple[Ranges, dict[str, dict[int, Ranges]]]:
         """Return where the tokens lie, and of each further column the ranges of the requests that have it."""
         nothing = np.empty(0, np.int64)
+        # An empty column first: without any request the result has its type from it.
         columns: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
         which, starts, stops = [nothing], [nothing], [nothing]
         others: dict[str, dict[int, Ranges]] = {}

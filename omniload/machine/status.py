@@ -94,6 +94,7 @@ def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus
 
 
 def _rates(role: Progress, before: Progress | None) -> dict[str, float]:
+    # Another process counts from nothing.
     if before is None or before.pid != role.pid or role.beat_s <= before.beat_s:
         return {}
     seconds = role.beat_s - before.beat_s

@@ -99,6 +99,7 @@ class RankSteps:
     def take(self, rank: Rank, step: int) -> bool:
         """Note that a rank has a step; return whether the slowest rank has come further."""
         before, slowest = self._wanted[rank], self.slowest
+        # Ranks tell a planner that takes over again what they took.
         if step < before:
             return False
         self._wanted[rank] = step + 1

@@ -58,6 +58,7 @@ def place(
             .astype(np.int64)
             .tolist()
         ),
+        # A label is the token behind: all of a piece and the one behind its cut, less its first.
         loss_tokens=int((stops_with_next(pieces) - pieces.starts_P).sum())
         - len(pieces)
         - labels_left_out,

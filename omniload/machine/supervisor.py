@@ -170,6 +170,7 @@ class Supervisor:
                 return ()
             return (_INTERRUPTED,) if self._interrupted else (Succeed(),)
         gravity = _gravity(exited.code)
+        # Ranks that are being ended fail of each other: only a graver exit says something new.
         if self._stopping and gravity <= self._gravity:
             return ()
         commands = () if self._stopping else (StopRanks(),)
@@ -188,6 +189,7 @@ class Supervisor:
             )
         if self.restarts >= self.max_restarts:
             reason = f"rank {rank} ended with {cause} after {self.restarts} restarts (max_restarts {self.max_restarts})"
+            # A signal has no exit code: that of what is worth another try is told.
             return GiveUp(reason=reason, exit_code=code if code > 0 else 3)
         return None
 

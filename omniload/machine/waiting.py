@@ -77,6 +77,7 @@ class Wait:
             )
         if waited_s < self._next_say_s:
             return ()
+        # More than once where the shell looked late: what was missed is not said after.
         while self._next_say_s <= waited_s:
             self._next_say_s += min(self._next_say_s, _LONGEST_SAY_S)
         return (Say(f"{self.who} has waited {waited_s:.0f} s for {self.what}: {reason}"),)
@@ -106,6 +107,7 @@ class SlowCalls:
             if role.beat_s - call.since_s >= _limit_s(role)
         }
         new = sorted(slow.keys() - self._said)
+        # Calls that ended are forgotten: a run makes no end of them.
         self._said = set(slow)
         return tuple(_said_of(slow[call], *call) for call in new)
 

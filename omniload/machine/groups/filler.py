@@ -199,6 +199,7 @@ class Filler:
                 self._tried = 0
                 return self._next()
             case RoundReported():
+                # What can be refused is, before anything is counted: the call is made again with these prompts.
                 order = self._order_of(event)
                 verdicts_N = verdicts_of(
                     event.rewards_NG,
@@ -263,6 +264,7 @@ class Filler:
             return self._handed_out()
         if self._tried < self.filling.max_rounds:
             return DrawPrompts()
+        # The groups and rounds stay: whoever asks for the batch again goes on with them.
         tried, self._tried = self._tried, 0
         drawn = sum(len(each.verdicts_N) for each in self.rounds[len(self.rounds) - tried :])
         return GiveUp(rounds=tried, drawn=drawn, kept=len(self.waiting), counts=self.counts)

@@ -93,6 +93,7 @@ class HeldSamples:
         """Return the metadata of a range, of which every position is held without those shards and no others."""
         parts, reached = [], start
         for block in self.blocks:
+            # With exactly these shards left out: the planner heeds no report of others.
             if block.table.start <= reached < block.table.stop and block.without == without:
                 parts.append(block.within(reached, min(stop, block.table.stop)).table)
                 reached = parts[-1].stop
