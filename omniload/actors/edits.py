@@ -46,14 +46,21 @@ def taken_within(
     """Wait for a planner to take a change up; one that it has not begun with by then is withdrawn.
 
     Raises:
-        UnavailableError: It is withdrawn, and nothing has changed.
+        UnavailableError: It is withdrawn, and nothing has changed; or the planner has begun with it and not ended.
         OmniloadError: It is refused.
     """
     if not wait([answer], limit_s).done and answer.cancel():
         raise UnavailableError(
             f"the planner did not come to {what} within {limit_s:.0f} s, and it is withdrawn: ask again"
         )
-    return answer.result(limit_s)
+    try:
+        return answer.result(limit_s)
+    except TimeoutError as error:
+        # A journal on a store that does not answer holds it up. No fault of ours, and not withdrawn either.
+        raise UnavailableError(
+            f"the planner has begun with {what} and not ended within {limit_s:.0f} s more, and may take it up yet: see "
+            "what it waits for (omniload mix top) and what holds (omniload mix show) before you ask again"
+        ) from error
 
 
 def answer_edits(

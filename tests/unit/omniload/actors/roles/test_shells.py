@@ -363,6 +363,14 @@ def test_a_change_that_a_planner_did_not_come_to_in_time_is_withdrawn(tmp_path):
     assert taken.edit.change.weights == {"web": 3.0}
 
 
+def test_a_change_that_a_planner_has_begun_with_and_not_ended_is_no_fault_of_ours():
+    begun = Future()
+    begun.set_running_or_notify_cancel()
+
+    with pytest.raises(UnavailableError, match=r"has begun .* may take it up yet: see what it"):
+        taken_within(begun, 0.0)
+
+
 def test_other_ranks_that_a_planner_did_not_come_to_in_time_are_withdrawn(tmp_path):
     shell = a_planner_shell(tmp_path)
     late = shell.resize(ResizeAsked(dp=2, step=0))
