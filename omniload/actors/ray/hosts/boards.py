@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeats import Board, FolderBoard
+from omniload.actors.ray.answers import actor_named, newest_of
 from omniload.actors.ray.environment import RayError, ray
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock
@@ -38,6 +40,8 @@ class HostsBoard(Board):
         """
         self._here, self._roles_away = here, roles_away
         self._told: dict[str, Progress] = {}
+        self._late: dict[str, Any] = {}
+        """Answers that have not come yet, by role: who is stopped is not asked over and over."""
 
     @override
     def read(self) -> dict[str, Progress]:
@@ -49,16 +53,17 @@ class HostsBoard(Board):
         return self._told | self._here.read()
 
     def _answers(self) -> list[tuple[float, list[dict[str, Any]]]]:
-        asked: list[Any] = []
-        for names in self._roles_away.values():
-            for name in names:
+        # What came since the last read tells the clock of then, so it is not heard, and asked for anew.
+        come = _come(list(self._late.values()), timeout_s=0.0)
+        self._late = {role: answer for role, answer in self._late.items() if answer not in come}
+        for role in chain(*self._roles_away.values()):
+            if role not in self._late:
                 try:
-                    asked.append(ray.get_actor(name).heartbeats.remote())
-                except (ValueError, RayError) as error:
-                    _LOG.debug("%s cannot be asked for heartbeats: %s", name, error)
-        if not asked:
-            return []
-        there, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+                    self._late[role] = _newest(role).heartbeats.remote()
+                except (ValueError, UnavailableError, RayError) as error:
+                    _LOG.debug("%s cannot be asked for heartbeats: %s", role, error)
+        there = _come(list(self._late.values()), timeout_s=_ANSWER_S)
+        self._late = {role: answer for role, answer in self._late.items() if answer not in there}
         answers = []
         for answer in there:
             try:
@@ -66,6 +71,19 @@ class HostsBoard(Board):
             except RayError as error:
                 _LOG.debug("a host did not tell its heartbeats: %s", error)
         return answers
+
+
+def _come(asked: list[Any], *, timeout_s: float) -> list[Any]:
+    """Return the answers that have come by then."""
+    return ray.wait(asked, num_returns=len(asked), timeout=timeout_s)[0] if asked else []
+
+
+def _newest(role: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
+    """Return the actor that a role began with, or the one that took its place."""
+    try:
+        return ray.get_actor(role)
+    except ValueError:  # of all named actors, only now: most roles are never replaced
+        return actor_named(newest_of(role) or role)
 
 
 def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:

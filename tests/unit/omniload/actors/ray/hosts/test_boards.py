@@ -12,14 +12,18 @@ class FakeRay:
     """Roles that answer, until their host falls silent."""
 
     def __init__(self, answers):
-        self.answers = answers
+        self.answers, self.asked = answers, []
 
     def get_actor(self, name):
         if name not in self.answers:
             raise ValueError(name)
         role = type("Role", (), {})()
-        role.heartbeats = type("Method", (), {"remote": lambda _: self.answers[name]})()
+        role.heartbeats = type("Method", (), {"remote": lambda _: self.ask(name)})()
         return role
+
+    def ask(self, name):
+        self.asked.append(name)
+        return self.answers[name]
 
     def wait(self, asked, *, num_returns, timeout):
         assert num_returns == len(asked)
@@ -46,6 +50,8 @@ def away(monkeypatch):
     """Another host, whose clock is 1000 seconds behind ours, which shows 50."""
     fake = FakeRay({"loader-0": (-950.0, [a_role("planner", -951.0).to_json()])})
     monkeypatch.setattr(boards, "ray", fake)
+    monkeypatch.setattr(boards, "newest_of", lambda _: None)
+    monkeypatch.setattr(boards, "actor_named", fake.get_actor)
     monkeypatch.setattr(boards.time, "monotonic", lambda: 50.0)
     return fake
 
@@ -66,3 +72,20 @@ def test_a_host_that_falls_silent_keeps_its_last_heartbeats_which_grow_old(away)
     away.answers["loader-0"] = None
 
     assert board.read()["planner"] == before
+
+
+def test_a_role_that_does_not_answer_is_asked_once(away):
+    board = HostsBoard(Here(), {"A": ("loader-0",)})
+    away.answers["loader-0"] = None
+
+    for _ in range(10):
+        board.read()
+
+    assert away.asked == ["loader-0"]
+
+
+def test_who_took_the_place_of_a_role_tells_the_heartbeats_of_its_host(away, monkeypatch):
+    away.answers["constructor-1+2"] = (-950.0, [a_role("constructor-1+2", -951.0).to_json()])
+    monkeypatch.setattr(boards, "newest_of", lambda role: f"{role}+2")
+
+    assert "constructor-1+2" in HostsBoard(Here(), {"A": ("constructor-1",)}).read()
