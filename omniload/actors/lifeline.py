@@ -15,7 +15,10 @@ from omniload.base.errors import UnavailableError
 __all__ = ["Lifeline", "LifelineEnd"]
 
 _CONNECT_S = 10.0
-_MOST_HELD = 4096
+_MOST_HELD = 1 << 16
+"""Connections at once: whatever connects is held, and a process has only so many descriptors."""
+_AGAIN_S = 0.1
+"""A connection that could not be taken, for want of a descriptor, waits so long in the kernel's queue."""
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 10, 5, 3
 
 
@@ -30,29 +33,48 @@ class Lifeline:
         """
         self._listener = socket.create_server((address, port))
         self.address = f"{address}:{self._listener.getsockname()[1]}"
-        self._held: list[socket.socket] = []
+        self._listener.setblocking(False)  # what was to be taken may be gone by then
+        self._held: dict[int, socket.socket] = {}
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._hold, name="omniload-lifeline", daemon=True)
         self._thread.start()
 
     def _hold(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if len(self._held) < _MOST_HELD:
-                self._held.append(connection)
-            else:
-                connection.close()
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        while not self._closed.is_set():
+            ready = [number for number, _ in poll.poll()]
+            # Nothing is ever sent, so these have ended: ranks come and go, and none is refused for those before it.
+            for number in self._held.keys() & set(ready):
+                poll.unregister(number)
+                self._held.pop(number).close()
+            if self._listener.fileno() in ready and (connection := self._taken()) is not None:
+                poll.register(connection, select.POLLIN)
+                self._held[connection.fileno()] = connection
+
+    def _taken(self) -> socket.socket | None:
+        """Return a connection that wants to be held; nothing where it is gone, or cannot be."""
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return None
+        except OSError:  # of one connection: the others stay, and more may come
+            self._closed.wait(_AGAIN_S)
+            return None
+        if len(self._held) < _MOST_HELD:
+            return connection
+        connection.close()
+        return None
 
     def close(self) -> None:
         """Let go of all."""
-        # A listener that is only closed leaves its thread in accept.
+        self._closed.set()
+        # A listener that is only closed leaves its thread in the poll.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
-        for connection in self._held:
+        for connection in self._held.values():
             connection.close()
 
 

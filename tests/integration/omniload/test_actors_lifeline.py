@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from omniload.actors import lifeline
 from omniload.actors.lifeline import Lifeline, LifelineEnd
 from omniload.base.errors import UnavailableError
 
@@ -52,6 +54,45 @@ def test_an_opener_that_closes_lets_go_of_all_and_answers_nobody():
     with pytest.raises(UnavailableError, match=r"does not answer at 127\.0\.0\.1"):
         LifelineEnd(line.address)
     for end in ends:
+        end.close()
+
+
+def test_ends_that_have_gone_leave_room_for_others(monkeypatch):
+    monkeypatch.setattr(lifeline, "_MOST_HELD", 2)
+    line = Lifeline("127.0.0.1", 0)
+    for _ in range(5):
+        LifelineEnd(line.address).close()
+
+    end = LifelineEnd(line.address)
+
+    assert ended(end) == "lives"
+    end.close()
+    line.close()
+
+
+class Aborting(socket.socket):
+    """A listener to which the kernel tells once that a connection is gone before it was taken."""
+
+    aborts = 1
+
+    def accept(self):
+        if self.aborts:
+            self.aborts -= 1
+            raise ConnectionAbortedError
+        return super().accept()
+
+
+def test_a_connection_that_cannot_be_taken_ends_no_other(monkeypatch):
+    made = socket.create_server
+    monkeypatch.setattr(  # the kernel itself holds two, until they are taken
+        lifeline.socket, "create_server", lambda at: Aborting(fileno=made(at, backlog=1).detach())
+    )
+    line = Lifeline("127.0.0.1", 0)
+
+    ends = [LifelineEnd(line.address) for _ in range(5)]
+
+    assert {ended(end) for end in ends} == {"lives"}
+    for end in (*ends, line):
         end.close()
 
 
