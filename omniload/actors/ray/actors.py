@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,7 @@ from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.file import Journal
 from omniload.plan.world import World
 
-__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening"]
-
+__all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening", "heard_within"]
 
 _TAKE_OVER_S = 60.0
 """Longest wait for a loader to note what it takes over; it reads that afterwards."""
@@ -247,7 +247,7 @@ class PlannerActor(PresentActor):
         taken_over = self._shell.replace_loader(
             serving.sources, lambda: self._links.follow(serving)
         )
-        taken_over.result(_TAKE_OVER_S)
+        heard_within(_TAKE_OVER_S, taken_over, serving.name)
 
     def replace_constructor(self, number: int, actor: Any, life: int) -> None:  # noqa: ANN401 -- Ray's handle has no static type
         """Have another life of a constructor build what is under way."""
@@ -271,3 +271,18 @@ class PlannerActor(PresentActor):
         """Stop planning and close the journal."""
         self._shell.close()
         self._end_metrics()
+
+
+def heard_within(limit_s: float, taken_over: "Future[None]", name: str) -> None:
+    """Wait until a loader knows what it takes over.
+
+    Raises:
+        UnavailableError: The planner, or the loader, was late; whoever tells them may tell them again.
+    """
+    try:
+        taken_over.result(limit_s)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"within {limit_s:.0f} s the planner has not come to the take-over by {name}, or {name} does not answer; "
+            "see what they wait for: omniload mix top"
+        ) from error

@@ -5,9 +5,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from omniload.actors.ray.answers import future_of, log_failure
+from omniload.actors.ray.answers import is_lost, log_failure, plain_error
 from omniload.actors.ray.crew import PLANNER, Crew
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.roster import Member
 
@@ -76,17 +76,33 @@ class HandingOver:
             return
         serving = self._crew.as_serving(member, sources)
         _LOG.warning("%s serves %d sources from now on", member.name, len(serving.sources))
-        planner = self._crew.holding(PLANNER)
-        taken_over = future_of(planner.replace_loader.remote(serving), PLANNER)
+        planner = self._crew.holders[PLANNER]
 
         def tell(done: "Future[Any]") -> None:
-            if done.exception() is None:
+            if (error := done.exception()) is None:
                 self._later(partial(self._tell_constructors, member, serving.sources))
+            elif not is_lost(error):  # else the next planner is told as it begins
+                late = plain_error(error, PLANNER)
+                self._later(partial(self._tell_again, planner, member, serving.sources, late))
 
-        taken_over.add_done_callback(tell)
+        told = self._crew.actors[planner].replace_loader.remote(serving)
+        told.future().add_done_callback(tell)
+
+    def _tell_again(
+        self, planner: Member, member: Member, sources: Sequence[int], error: OmniloadError
+    ) -> None:
+        """Tell a planner that was late once more: as long as it has not, constructors ask the lost loader in vain."""
+        _LOG.warning("%s is not served by %s yet: %s", sources, member.name, error)
+        # Any other error would come at once, and again; one that is late comes after a minute.
+        is_late = isinstance(error, UnavailableError)
+        if is_late and planner == self._crew.holders[PLANNER] and self._holds(member):
+            self.sources(member, [s for s in sources if s in self._crew.sources_of[member.role]])
+
+    def _holds(self, member: Member) -> bool:
+        return self._crew.holders.get(member.role) == member
 
     def _tell_constructors(self, member: Member, sources: Sequence[int]) -> None:
-        if self._crew.holders.get(member.role) != member:
+        if not self._holds(member):
             return  # it was replaced meanwhile
         # Of a source that was moved on meanwhile, the next hand-over tells.
         sources = [s for s in sources if s in self._crew.sources_of[member.role]]

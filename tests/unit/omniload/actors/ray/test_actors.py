@@ -1,16 +1,17 @@
 """What the classes of Ray's actors add to the shells: where they carry calls out."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("ray")
 
 from omniload.actors.heartbeats import FolderBoard
-from omniload.actors.ray.actors import ConstructorActor
+from omniload.actors.ray.actors import ConstructorActor, heard_within
 from omniload.actors.ray.holders import LoaderHolders, Loaders
 from omniload.actors.ray.hosts import presence
+from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import DataConstructor
@@ -47,3 +48,8 @@ def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, 
     assert all(actor.has(step) for step in (3, 4, 5))
     assert len(called_in) == 3
     assert len(built_in) == 1
+
+
+def test_a_planner_that_is_late_to_hear_of_a_loader_is_told_as_late():
+    with pytest.raises(UnavailableError, match=r"come to the take-over by loader-0\+1"):
+        heard_within(0.0, Future(), "loader-0+1")
