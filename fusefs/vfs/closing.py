@@ -42,7 +42,7 @@ class Closing:
                 self._session.file_changed(handle.node, body.pending.path)
 
     async def release(self, number: int) -> None:
-        """Drop a handle; the last one of a file publishes what no flush has.
+        """Drop a handle; the last one that writes a file, and the last one of all, publish what no flush has.
 
         Raises:
             OSError: As ``flush``; the handle is gone all the same.
@@ -52,7 +52,9 @@ class Closing:
         if (version := handle.body.content.bytes.version) is not None:
             version.reader.ahead.closed(number)
         try:
-            if handle.node.opens == 1:
+            # A mapping that was written behind the last close comes with the release of its handle. What fails
+            # here nobody hears of, so the last one of all tries once more.
+            if handle.node.opens == 1 or (handle.writes and handle.node.writers == 1):
                 await self.flush(handle, last=True)
         except GeneratorExit:
             handles[number] = handle  # the mount ends: what is left open is published then
@@ -83,7 +85,7 @@ class Closing:
         return False
 
     async def _closed(self, handle: Handle) -> None:
-        self._session.inodes.closed(handle.node, reads=handle.reads)
+        self._session.inodes.closed(handle.node, reads=handle.reads, writes=handle.writes)
         if handle.node.body is not handle.body and not _closed_now(handle.body):
             await self._session.wait(handle.body.close)
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from fusefs.bridge.api.protocol import Entry, Opened
+from fusefs.bridge.api.protocol import Entry, Opened, only_reads
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.inode_table import Node
 
@@ -21,6 +21,8 @@ class Handle:
     body: OpenFile
     appends: bool
     reads: bool
+    writes: bool
+    """Whether its close publishes: it may write, or its open made the file or cut it."""
     kept: bool
     """Whether what is read through it stays in the kernel's page cache."""
 
@@ -49,16 +51,25 @@ class HandleTable:
         self.newest += 1
         return self.newest
 
-    def open(self, node: Node, flags: int) -> Opened:
-        """Give a handle on a node that has a body; ``InodeTable.closed`` takes it back."""
+    def open(self, node: Node, flags: int, *, is_new: bool = False) -> Opened:
+        """Give a handle on a node that has a body; ``InodeTable.closed`` takes it back.
+
+        Args:
+            node: What is opened.
+            flags: As of ``open``.
+            is_new: Whether this open made the file, which shows nothing of it before a close.
+        """
         assert node.body is not None
         number = self.new_number()
-        reads = flags & os.O_ACCMODE != os.O_WRONLY
-        node.opens += 1
-        node.readers += reads
         self.files[number] = Handle(
-            node, node.body, bool(flags & os.O_APPEND), reads, not flags & os.O_DIRECT
+            node,
+            node.body,
+            appends=bool(flags & os.O_APPEND),
+            reads=flags & os.O_ACCMODE != os.O_WRONLY,
+            writes=is_new or not only_reads(flags),
+            kept=not flags & os.O_DIRECT,
         )
+        node.opened(reads=self.files[number].reads, writes=self.files[number].writes)
         return Opened(number)
 
     def list(self, listing: Listing) -> Opened:

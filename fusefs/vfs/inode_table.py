@@ -56,6 +56,8 @@ class Node:
     opens: int = 0
     readers: int = 0
     """Of the opens, those that may read."""
+    writers: int = 0
+    """Of the opens, those whose close publishes."""
     kind: str | None = None
     """File, directory or link, as far as it is known: an inode is never of two kinds."""
     num_moves: int = 0
@@ -70,6 +72,12 @@ class Node:
     """When an answer, not a write of the kernel's, last gave the inode another size."""
     changed_at: int = 0
     """How many changes the mount had seen when this file was published last, or given attributes."""
+
+    def opened(self, *, reads: bool, writes: bool) -> None:
+        """Count a handle."""
+        self.opens += 1
+        self.readers += reads
+        self.writers += writes
 
     def advertise(self, size_bytes: int) -> None:
         """Note a size that goes to the kernel.
@@ -191,10 +199,11 @@ class InodeTable:
             node.lookups -= lookups
             self._drop_if_unused(node)
 
-    def closed(self, node: Node, *, reads: bool) -> None:
+    def closed(self, node: Node, *, reads: bool, writes: bool) -> None:
         """Note that a handle was closed."""
         node.opens -= 1
         node.readers -= reads
+        node.writers -= writes
         if node.opens == 0:
             node.body = None
             self._drop_if_unused(node)

@@ -22,7 +22,7 @@ from collections.abc import Hashable
 from functools import partial
 from typing import NoReturn
 
-from fusefs.bridge.api.protocol import Opened
+from fusefs.bridge.api.protocol import Opened, only_reads
 from fusefs.tree.manifests import is_settled
 from fusefs.tree.namespace import OpenVersion
 from fusefs.tree.version_identity import content_name
@@ -96,7 +96,7 @@ class Opening:
             raise stale() from error
 
     async def _opened(self, node: Node, flags: int, *, looks: bool) -> Opened:
-        reads_only = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
+        reads_only = only_reads(flags)
         answer = self._session.handles.open(node, flags)  # it keeps the body while this one asks
         body = self._session.handles.files[answer.handle].body
         try:

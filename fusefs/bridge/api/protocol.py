@@ -19,6 +19,7 @@ becomes ``EIO``. None ends the mount.
 
 # ruff: noqa: ARG002 -- the signatures are the point
 import errno
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -34,6 +35,7 @@ __all__ = [
     "Named",
     "Opened",
     "Space",
+    "only_reads",
 ]
 
 ROOT_INODE = 1
@@ -260,7 +262,10 @@ class FileSystem(Protocol):
         raise _read_only()
 
     async def flush(self, handle: int) -> None:
-        """A descriptor of the handle is closed; an error is that of ``close``."""
+        """A descriptor of the handle is closed; an error is that of ``close``.
+
+        Not asked, where the kernel can leave it out, of a handle whose open ``only_reads`` and made nothing.
+        """
 
     async def fsync(self, handle: int) -> None:
         """Make durable what is written."""
@@ -289,6 +294,12 @@ class FileSystem(Protocol):
             StateError: The state is of another version or does not fit.
         """
         raise StateError(f"{type(self).__name__} cannot be taken over; unmount and mount it anew")
+
+
+def only_reads(flags: int) -> bool:
+    """Return whether an open changes nothing of a file that is there, by its ``flags`` as of ``open``."""
+    # O_RDONLY with O_TRUNC cuts the file, though its descriptor may not write.
+    return flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
 
 
 def _read_only() -> OSError:

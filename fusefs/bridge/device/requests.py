@@ -6,14 +6,13 @@ next request overwrites.
 """
 
 import errno
-import os
 import stat as stat_bits
 import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
-from fusefs.bridge.api.protocol import Change, Data, FileSystem, Opened
+from fusefs.bridge.api.protocol import Change, Data, FileSystem, Opened, only_reads
 from fusefs.bridge.api.waiting import Handling
 from fusefs.bridge.device.passthrough import Passthrough
 from fusefs.bridge.device.wire import (
@@ -80,13 +79,15 @@ class _Content:
         flags, more = struct.unpack_from("<2I", body)
         if more & _OPEN_KILL_SUIDGID:
             await _drop_privileges(self._filesystem, inode, None)
-        return _opened(self._passthrough, inode, flags, await self._filesystem.open(inode, flags))
+        opened = await self._filesystem.open(inode, flags)
+        return _opened(self._passthrough, inode, opened, flushes=not only_reads(flags))
 
     async def _create(self, inode: int, body: memoryview) -> Data:
         flags, mode = struct.unpack_from("<2I", body)
         name = names_of(body, 16, 1)[0]
         opened, entry = await self._filesystem.create(inode, name, mode, flags)
-        return entry_reply(entry) + _opened(self._passthrough, entry.inode, flags, opened)
+        # Whatever it may do with the descriptor: its close is what shows the file that it made.
+        return entry_reply(entry) + _opened(self._passthrough, entry.inode, opened, flushes=True)
 
     async def _read(self, _: int, body: memoryview) -> Data:
         handle, offset, size_bytes = _HANDLE_RANGE.unpack_from(body)
@@ -270,11 +271,10 @@ class _Attributes:
         return space_reply(await self._filesystem.statfs())
 
 
-def _opened(passthrough: Passthrough, inode: int, flags: int, opened: Opened) -> bytes:
+def _opened(passthrough: Passthrough, inode: int, opened: Opened, *, flushes: bool) -> bytes:
     backing = passthrough.opened(inode, opened.handle, opened.local_fd)
-    reply = 0
-    if flags & os.O_ACCMODE == os.O_RDONLY:
-        reply |= OpenReply.NOFLUSH  # a close that wrote nothing has nothing to say
+    # A close that changed nothing has nothing to say.
+    reply = 0 if flushes else OpenReply.NOFLUSH
     if backing is not None:
         return open_reply(opened.handle, reply | OpenReply.PASSTHROUGH, backing)
     reply |= OpenReply.DIRECT_IO if opened.direct_io else 0

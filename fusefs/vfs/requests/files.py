@@ -6,7 +6,7 @@ import stat as stat_bits
 from contextlib import suppress
 from functools import partial
 
-from fusefs.bridge.api.protocol import Change, Data, Entry, Opened, Space
+from fusefs.bridge.api.protocol import Change, Data, Entry, Opened, Space, only_reads
 from fusefs.bridge.api.waiting import all_done
 from fusefs.format.attributes import Attributes
 from fusefs.tools.statistics import drop_json, layout_json
@@ -207,7 +207,7 @@ class ContentRequests:
     async def open(self, inode: int, flags: int) -> Opened:
         """Open a file as it is now in the store, or as it is being written here."""
         if inode == STATS_INODE:
-            if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
+            if not only_reads(flags):
                 raise PermissionError(errno.EPERM, "statistics are only read")
             return Opened(self._open_statistics(), direct_io=True)
         return await self._opening.open(self._session.inodes.node(inode), flags)
@@ -258,8 +258,10 @@ class ContentRequests:
         return len(data)
 
     async def flush(self, handle: int) -> None:
-        """Publish at close, so that the next open of the file sees all of it."""
-        if (opened := self._session.handles.files.get(handle)) is not None:
+        """Publish at the close of a handle that writes, so that the next open of the file sees all of it."""
+        opened = self._session.handles.files.get(handle)
+        # FLUSH bears no mode. What another handle wrote is not a reader's to show, nor its error one to hear.
+        if opened is not None and opened.writes:
             await self._closing.flush(opened, last=True)
 
     async def fsync(self, handle: int) -> None:

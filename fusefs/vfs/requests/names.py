@@ -297,7 +297,7 @@ class CreationRequests:
         node.advertise(entry.size_bytes)
         if node.resizes:
             entry = entry._replace(attr_timeout_s=0)
-        opened = self._session.handles.open(node, flags)
+        opened = self._session.handles.open(node, flags, is_new=True)
         await self._name_made_here(parent_of(path))
         return opened, entry
 

@@ -43,6 +43,7 @@ class StateTransfer:
             "next_handle": session.handles.newest,
             "handles": [[n, h.node.number, h.appends] for n, h in handles.items()],
             "write_only": [n for n, h in handles.items() if not h.reads],
+            "read_only": [n for n, h in handles.items() if not h.writes],
             "versions": [
                 [node.number, _identity(node.body.version)]
                 for node in {h.node.number: h.node for h in handles.values()}.values()
@@ -76,8 +77,10 @@ class StateTransfer:
         session.owner = (state["owner"][0], state["owner"][1])
         session.inodes = InodeTable.resumed(state["nodes"])
         session.handles.newest = state["next_handle"]
-        # Older releases sent neither; they showed all opens of a path one version.
-        write_only, versions = set(state.get("write_only", ())), dict(state.get("versions", ()))
+        # Older releases sent none of these; they showed all opens of a path one version, and published at
+        # every close.
+        write_only, read_only = (set(state.get(n, ())) for n in ("write_only", "read_only"))
+        versions = dict(state.get("versions", ()))
         for number, inode, appends in state["handles"]:
             node = session.inodes.node(inode)
             if node.body is None:
@@ -95,11 +98,12 @@ class StateTransfer:
                         f"{path!r} is open and was replaced meanwhile; have it closed, then take over"
                     )
                 node.body = OpenFile(session.files, session.place, path, opened)
-            reads = number not in write_only
-            node.opens += 1
-            node.readers += reads
-            # How it was opened is not sent: what is read through it stays in memory as well.
-            session.handles.files[number] = Handle(node, node.body, appends, reads, kept=False)
+            reads, writes = number not in write_only, number not in read_only
+            node.opened(reads=reads, writes=writes)
+            # Whether past the page cache is not sent: what is read through it stays in memory as well.
+            session.handles.files[number] = Handle(
+                node, node.body, appends, reads=reads, writes=writes, kept=False
+            )
         for number, lines in state["listings"]:
             session.handles.listings[number] = Listing(
                 [

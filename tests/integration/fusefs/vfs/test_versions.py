@@ -1,6 +1,7 @@
 """Files that another mount replaces while they are read: an open shows one version whole, or ESTALE."""
 
 import errno
+import json
 import os
 import shutil
 
@@ -72,6 +73,27 @@ def test_the_rest_of_an_open_file_is_of_the_version_it_began_with(mounts):
         else:
             assert found == b"a" * 30_000
         assert os.fstat(old.fileno()).st_size == 30_000
+
+
+def test_the_close_of_a_reader_bears_no_error_of_a_writer(mounts):
+    here, there, _ = mounts
+    (there / "g").write_bytes(b"a" * 30_000)
+    writer = os.open(here / "g", os.O_RDWR)
+    try:
+        with (here / "g").open("rb", buffering=0):
+            builds_on_it = json.loads(os.getxattr(here / "g", "user.omnifs.layout"))["stored"]
+            os.pwrite(writer, b"b", 10_000)
+            (there / "newer").write_bytes(b"c" * 20_000)
+            (there / "newer").rename(there / "g")
+    finally:
+        answers = []
+        for close in (lambda: os.close(os.dup(writer)), lambda: os.close(writer)):
+            try:
+                close()
+            except OSError as error:
+                answers.append(error.errno)
+
+    assert answers == ([errno.ESTALE] * 2 if builds_on_it == "manifest" else [])
 
 
 def test_no_read_of_many_is_of_two_versions(mounts):

@@ -162,7 +162,7 @@ def test_an_unlinked_node_lives_while_it_is_open():
     tree.detach(d, "f")
     tree.forget(f.number, 1)
     assert tree.node(f.number) is f
-    tree.closed(f, reads=True)
+    tree.closed(f, reads=True, writes=False)
 
     with pytest.raises(OSError, match="not known"):
         tree.node(f.number)
