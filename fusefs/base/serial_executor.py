@@ -22,12 +22,17 @@ class SerialExecutor:
         self._running = False
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Queue ``task``; it must not raise."""
+        """Queue ``task``; it must not raise.
+
+        Raises:
+            StateError, RuntimeError: The pool takes no more; the task is not queued.
+        """
         with self._changed:
-            self._waiting.append(task)
             if not self._running:
-                self._running = True
+                # First, for it may refuse: what is queued then would never run, and a join wait for ever.
                 self._pool.submit(self._run)
+                self._running = True
+            self._waiting.append(task)
 
     def join(self) -> None:
         """Return when everything queued before has run."""
@@ -35,18 +40,28 @@ class SerialExecutor:
             self._changed.wait_for(lambda: not self._running)
 
     def _run(self) -> None:
-        with self._changed:
-            task = self._waiting.popleft()
-        try:
-            task()
-        finally:
+        is_last = False
+        while not is_last:
             with self._changed:
-                # Back to the end of the pool's queue, so that no executor starves another.
-                if self._waiting:
-                    self._pool.submit(self._run)
-                else:
-                    self._running = False
-                    self._changed.notify_all()
+                task = self._waiting.popleft()
+            try:
+                task()
+            finally:
+                is_last = self._goes_on_elsewhere()
+
+    def _goes_on_elsewhere(self) -> bool:
+        """Return whether this thread is done: nothing is left, or another turn of the pool takes it."""
+        with self._changed:
+            if not self._waiting:
+                self._running = False
+                self._changed.notify_all()
+                return True
+            # Back to the end of the pool's queue, so that no executor starves another.
+            try:
+                self._pool.submit(self._run)
+            except RuntimeError:
+                return False  # the pool is being shut down: what was queued before is run here
+            return True
 
 
 class ByteBudget:

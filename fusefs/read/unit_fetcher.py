@@ -1,7 +1,8 @@
 """Bringing units into memory: from a local copy where it has them, else from the store, verified."""
 
-from collections.abc import Hashable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from fusefs.cache.block_cache import Block, Data
 from fusefs.cache.local_copy import runs_of
@@ -80,16 +81,33 @@ class Fetcher:
     def _send(self, piece: FileSegment, blocks: dict[int, Block | None]) -> None:
         local, remote = self._source.parted(piece, sorted(blocks))
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
-            self._source.hold()
-            self._engine.local_pool.submit(self._from_copy, piece, units, blocks)
+            call = partial(self._from_copy, piece, units, blocks)
+            self._submit(self._engine.local_pool, call, piece, units, blocks)
         self._send_to_store(piece, remote, blocks)
 
     def _send_to_store(
         self, piece: FileSegment, units: list[int], blocks: Mapping[int, Block | None]
     ) -> None:
         for run in self._source.runs(piece, units):
-            self._source.hold()
-            self._engine.pool.submit(self._from_store, piece, run, blocks)
+            call = partial(self._from_store, piece, run, blocks)
+            self._submit(self._engine.pool, call, piece, run.units, blocks)
+
+    def _submit(
+        self,
+        pool: ThreadPoolExecutor,
+        call: Callable[[], None],
+        piece: FileSegment,
+        units: Iterable[int],
+        blocks: Mapping[int, Block | None],
+    ) -> None:
+        """Have a thread bring units; where the pool refuses, whoever waits for them hears why."""
+        self._source.hold()
+        try:
+            pool.submit(call)
+        # They are claimed: a reader that came later would wait for a thread that never comes.
+        except Exception as error:  # noqa: BLE001
+            self._source.let_go()
+            self._deliver(piece, {}, dict.fromkeys(units, error), blocks)
 
     def _from_copy(
         self, piece: FileSegment, units: list[int], blocks: Mapping[int, Block | None]
@@ -123,8 +141,10 @@ class Fetcher:
         except BaseException as error:  # noqa: BLE001 -- as above
             good, failed = {}, dict.fromkeys(run.units, error)
         self._deliver(piece, good, failed, blocks)
-        self._source.keep(piece, good)
-        self._source.let_go()
+        try:
+            self._source.keep(piece, good)
+        finally:
+            self._source.let_go()
 
     def _deliver(
         self,

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -216,7 +217,9 @@ class _ObjectStream:
             elif self._writer is not None:
                 self._writer.abort()
 
-        self._strand.submit(abandon)
+        # Where no thread is left, in a process that was forked off or is ending, it is an orphan.
+        with suppress(OmniloadError, RuntimeError):
+            self._strand.submit(abandon)
 
     def join(self) -> None:
         self._strand.join()
