@@ -357,7 +357,11 @@ def disk_cache_of(config: FilesConfig, traffic: Traffic) -> DiskCache | None:
 
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            # No read may fail for the cache's sake; the next start empties the folder that it lies in.
+            _LOG.info("disk cache: %s stays until the next start: %s", path, error)
 
 
 def _refused(table: _CopyTable, error: OSError) -> None:

@@ -234,10 +234,14 @@ class DiskDirectory:
                 except OSError:
                     return None
                 opened.callback(os.close, descriptors[-1])
-            if os.fstat(descriptors[0]).st_size != version.size_bytes:
-                return None
-            found = os.pread(descriptors[1], map_bytes(version.num_units) + 1, 0)
-            os.utime(descriptors[1])  # when it was last used, for the next process
+            try:
+                if os.fstat(descriptors[0]).st_size != version.size_bytes:
+                    return None
+                # A byte more, so that a map that is too long is seen to be.
+                found = os.pread(descriptors[1], map_bytes(version.num_units) + 1, 0)
+                os.utime(descriptors[1])  # when it was last used, for the next process
+            except OSError:
+                return None  # a disk that fails costs the copy, not the open of the file
             opened.pop_all()
         return CopyFiles(descriptors[0], descriptors[1]), found
 

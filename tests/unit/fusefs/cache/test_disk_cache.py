@@ -1,6 +1,7 @@
 """The disk cache: what is kept, what is handed out, what goes first, and its account."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -410,3 +411,36 @@ def test_one_copy_is_compared_at_a_time(directory):
         assert not two.comparing.acquire(blocking=False)
         one.comparing.release()
         assert two.comparing.acquire(blocking=False)
+
+
+def test_a_copy_that_cannot_be_removed_fails_no_read(directory, monkeypatch, caplog):
+    unlink = Path.unlink
+
+    def fails(path, **named):
+        if path.parent.name == "leaving":
+            raise PermissionError(1, "no")
+        unlink(path, **named)
+
+    caplog.set_level("INFO")
+    with a_cache(directory, capacity=ROOM_FOR_ONE) as cache:
+        fill(cache.open(ONE), ONE)
+        monkeypatch.setattr(Path, "unlink", fails)
+
+        assert fill(cache.open(TWO), TWO) == [0, 1, 2, 3]
+
+    assert "stays until the next start" in caplog.text
+
+
+def test_a_map_that_the_disk_does_not_give_costs_the_copy_and_not_the_open(directory, monkeypatch):
+    with a_cache(directory) as cache:
+        copy = cache.open(ONE)
+        fill(copy, ONE)
+        copy.close()
+
+        def fails(*_):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "pread", fails)
+        copy = cache.open(ONE)
+
+        assert not any(copy.has(unit) for unit in range(4))
