@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,9 @@ def encoded(manifest: Manifest, path: str) -> bytes:
     """Return the bytes of a manifest.
 
     Raises:
-        OSError: ``ENOSPC`` where the attributes do not fit its header.
+        OSError: ``ENOSPC`` where the attributes do not fit its header; ``EINVAL`` where it has no text for them.
     """
+    _check_text((manifest.target or "", *manifest.xattrs), path)
     try:
         return encode_manifest(manifest)
     except ValueError as error:
@@ -75,10 +76,23 @@ def checked_xattrs(xattrs: Mapping[str, bytes], path: str | None) -> Mapping[str
     """Return extended attributes that will fit whenever the file is published.
 
     Raises:
-        OSError: ``ENOSPC`` where they do not: now, and not at a close that would lose the content.
+        OSError: ``ENOSPC`` where they do not, ``EINVAL`` where a name is no UTF-8: now, and not at a close
+            that would lose the content.
     """
+    _check_text(xattrs, path)
     try:
         check_xattrs_fit(xattrs)
     except ValueError as error:
         raise OSError(errno.ENOSPC, str(error), path) from error
     return xattrs
+
+
+def _check_text(given: Iterable[str], path: str | None) -> None:
+    """Refuse what JSON has no text for; else it would be called too long, or a defect."""
+    for text in given:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise OSError(
+                errno.EINVAL, f"{text!r} is no UTF-8, which a manifest holds", path
+            ) from error

@@ -1,5 +1,6 @@
 """What a mount shows about itself: ``/.omnifs/stats.json`` and the layout of a file."""
 
+import os
 import time
 from typing import Any
 
@@ -102,6 +103,8 @@ def layout_of(files: StripedFiles, path: str) -> dict[str, Any]:
 def layout_json(files: StripedFiles, path: str) -> bytes:
     """Return ``layout_of``, and what is cached of the file, as JSON."""
     found = layout_of(files, path)
+    # JSON has no text for a name of other bytes; what is shown is for people.
+    found["path"] = os.fsencode(path).decode(errors="backslashreplace")
     if found["kind"] == "file":
         with files.open(path, brings=False) as file:
             memory, disk = file.reader.cached.held_bytes()
