@@ -305,10 +305,11 @@ class CreationRequests:
         """Let the time of a directory move, though the store does not show the new name yet."""
         try:
             above = await self._session.info(path)
+            if above.mtime_ns != above.entry.mtime_ns:  # it is one that was set
+                await self._session.wait(self._session.files.directories.names_changed, path)
         except (OSError, OmniloadError):
-            return  # the file is made: its close says what is wrong with the store
-        if above.mtime_ns != above.entry.mtime_ns:  # it is one that was set
-            await self._session.wait(self._session.files.directories.names_changed, path)
+            # The file is made, and its handle is the kernel's by the answer alone: its close says what is wrong.
+            return
         self._session.attributes.names_changed(path)
 
     async def mknod(self, parent: int, name: bytes, mode: int) -> Entry:

@@ -7,9 +7,11 @@ import pytest
 
 from fusefs.bridge.api.protocol import ROOT_INODE, Change
 from fusefs.bridge.api.waiting import run_blocking
+from fusefs.format.attributes import Attributes
 from fusefs.read.readahead import Closed, ReadAhead
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
+from fusefs.tree.file_attributes import set_attributes
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.requests import files
 from omniload.base.errors import UnavailableError
@@ -530,3 +532,19 @@ def test_a_small_file_is_made_by_one_look_and_one_publication():
     asked = {name: after[name] - before.get(name, 0) for name in after}
     assert {name: count for name, count in asked.items() if count} == {"stat": 1, "publish": 1}
     mount.close()
+
+
+def test_a_file_made_while_the_time_of_its_directory_cannot_be_moved_is_made(mount, monkeypatch):
+    """Else its handle would be known to nobody, and an empty file appear as the mount ends."""
+
+    def fails(_):
+        raise UnavailableError("no store")
+
+    set_attributes(mount.files, "", Attributes(mtime_ns=10**18))
+    mount.shown.session.attributes.forget_all()
+    monkeypatch.setattr(mount.files.directories, "names_changed", fails)
+
+    opened, entry = run_blocking(mount.shown.create(ROOT_INODE, b"made", 0o644, os.O_WRONLY))
+
+    assert mount.shown.session.inodes.node(entry.inode).opens == 1
+    mount.release(opened)
