@@ -7,7 +7,7 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.stores.protocol import RenameBegunError
 from fusefs.stores.remote.arrow import ArrowBackend, store_on
 from fusefs.stores.remote.object_store import ObjectStore
-from fusefs.stores.remote.rename_intents import INTENTS
+from fusefs.stores.remote.rename_intents import INTENTS, Intent, encode_intent, intent_path
 from fusefs.stores.remote.rename_store import RenamingStore
 from fusefs.stores.retry import RetryingStore
 from omniload.base.errors import IntegrityError, UnavailableError
@@ -319,3 +319,12 @@ def test_looking_for_what_is_not_there_opens_nothing(tmp_path, monkeypatch):
         store.stat("missing")
 
     assert opened == []  # libhdfs logs a page for each file that it cannot open
+
+
+@pytest.mark.parametrize("name", ["f", ".omnifs-notes"])
+def test_a_reader_ends_a_replacement_whatever_letters_its_name_begins_with(tmp_path, name):
+    store = RenamingStore(ArrowBackend(pafs.LocalFileSystem(), str(tmp_path), "test:"))
+    store.publish(".omnifs/new/content", b"newer")
+    store.publish(intent_path(name), encode_intent(Intent(".omnifs/new/content", name)))
+
+    assert store.read(name, 0, 5) == b"newer"

@@ -10,6 +10,7 @@ from fusefs.stores.protocol import (
     TEMPORARY,
     Before,
     Entry,
+    is_at_or_below,
     parent_of,
 )
 from fusefs.stores.remote.backend import BackendStore
@@ -46,7 +47,8 @@ class RenamingStore(BackendStore):
 
     @override
     def _find(self, path: str) -> Entry | None:
-        if not path or path.startswith(RESERVED):
+        # Not by the first letters: ".omnifs-notes" is a user's file, and replaced as any other.
+        if not path or is_at_or_below(path, RESERVED):
             return self._files.find(path)
         # A glimpse is enough ahead of the intent, after which the store is asked for sure.
         if (seen := self._files.glimpse(path)) is not None:
