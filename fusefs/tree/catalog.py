@@ -115,6 +115,10 @@ class Catalog:
             # One broken manifest must not hide its neighbours; opening it says what is wrong.
             _LOG.warning("%s", error)
             return _plain_info(entry)
+        except PermissionError as error:
+            # Nor must one that another user of a local store keeps to themselves.
+            _LOG.debug("%s", error)
+            return _plain_info(entry)
 
     def _described(self, path: str, entry: Entry, *, short_bytes: int = 0) -> FileInfo:
         if entry.is_directory:

@@ -285,3 +285,22 @@ def test_a_segment_written_from_views_is_published_as_a_file(files):
 
     assert contents(files, "f") == BIG
     assert files.manifest("f").segments[0].layout.stripe_count == 3
+
+
+class Private(MemoryStore):
+    """Keeps one file from this process, as a local store keeps another user's."""
+
+    def read(self, path, offset, size_bytes):
+        if path == "d/theirs":
+            raise PermissionError(13, "Permission denied", path)
+        return super().read(path, offset, size_bytes)
+
+
+def test_a_manifest_that_another_user_keeps_private_hides_no_neighbour():
+    with some_files(Private()) as files:
+        files.write_file("d/ours", bytes(20_000))
+        files.write_file("d/theirs", bytes(20_000))
+
+        assert [info.name for info in files.listing("d")] == ["ours", "theirs"]
+        with pytest.raises(PermissionError):
+            files.stat("d/theirs")
