@@ -278,8 +278,8 @@ def _objects(store: Store) -> Iterator[tuple[str, Entry]]:
 def _found(store: Store, path: str) -> Entry | None:
     try:
         return store.stat(path)
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # a folder of the path may be a file by now
 
 
 def _intents(store: Store, before_ns: int) -> tuple[list[Intent], dict[str, str]]:

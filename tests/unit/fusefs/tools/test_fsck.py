@@ -5,6 +5,7 @@ from pyarrow import fs as pafs
 
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.remote.arrow import store_on
+from fusefs.stores.remote.rename_intents import Intent, encode_intent, intent_path
 from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.faults.test_fusefs_store_faults import Crash, CrashingBackend, RenamingStore
@@ -255,3 +256,16 @@ def test_an_interrupted_replacement_is_ended_and_forgotten(tmp_path, crash_at, c
 
         assert verify(files, grace_s=0).faults == []
         assert contents(files, "f") == content
+
+
+def test_an_intent_whose_folder_is_a_file_by_now_does_not_stop_the_check(tmp_path):
+    store = store_on(pafs.LocalFileSystem(), str(tmp_path), "test:")
+    store.publish("d", b"a file")
+    store.publish(".omnifs/new/content", b"1")
+    intent = Intent(".omnifs/new/content", "d/f")
+    store.publish(intent_path("d/f"), encode_intent(intent))
+    with tiny_files(store) as files:
+        report = verify(files, repair=True, grace_s=0)
+
+    assert [(f.kind, f.path) for f in report.harmful] == [("missing", "d/f")]
+    assert store.read(".omnifs/new/content", 0, 1) == b"1"
