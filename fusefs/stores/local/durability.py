@@ -110,6 +110,8 @@ class Settling:
             is_due = self._waiting is not None
         if is_due:
             self._settle_in_time()
+        with self._syncing:
+            pass  # the timer may be at it: its thread would end with the process, and what it finds be heard by none
 
     def _settle_in_time(self) -> None:
         try:

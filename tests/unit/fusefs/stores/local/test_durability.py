@@ -199,3 +199,19 @@ def test_what_could_not_be_written_fails_every_fsync_from_then_on(store, done, m
         store.sync("f")
     with pytest.raises(IntegrityError, match="mount anew"):
         store.sync()
+
+
+def test_a_store_that_closes_waits_for_the_sync_that_its_timer_began():
+    ended, closing = [], []
+
+    def sync():
+        closing.append(threading.Thread(target=lambda: (settling.close(), ended.append("close"))))
+        closing[0].start()
+        closing[0].join(0.1)
+        ended.append("sync")
+
+    settling = Settling(sync, within_s=3600.0)
+    settling.settle()
+    closing[0].join(5)
+
+    assert ended == ["sync", "close"]
