@@ -141,6 +141,7 @@ def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:
         )
         if done.returncode:
             raise StateError(f"{target!r} cannot be mounted: {done.stderr.strip()}")
+        theirs.close()  # else one that sent nothing would be waited for without end
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
         raise StateError(f"{target!r}: fusermount3 handed over no descriptor; is it version 3?")
