@@ -168,12 +168,8 @@ class ShardFile:
 
 def _local_range(descriptor: int, start: int, stop: int) -> bytes:
     """Return the bytes of a local file from ``start`` to ``stop``; fewer where it ends before."""
-    wanted = min(stop - start, _READ_BYTES)
-    data = os.pread(descriptor, wanted, start)
-    if len(data) == stop - start or not data:
-        return data
+    parts, at = [], start
     # Less than was asked for is no end yet: Linux gives 2 GiB at once at most, and a network file system less.
-    parts, at = [data], start + len(data)
     while at < stop and (data := os.pread(descriptor, min(stop - at, _READ_BYTES), at)):
         parts.append(data)
         at += len(data)
