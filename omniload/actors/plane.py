@@ -10,9 +10,9 @@ from omniload.batch.microbatch import Batch
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
+from omniload.mix.edits.edits_file import edits_in, read_history, write_history
 from omniload.mix.edits.found import merged
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import edits_in, read_history, write_history
 from omniload.mix.run_record import MixText, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import require_rows as plan_requires

@@ -10,8 +10,8 @@ from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.base.errors import StateError
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.edits.found import require_found, require_reached
-from omniload.mix.edits.kept import edits_in
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.journal.file import Journal
 from omniload.mix.journal.reading import read_tail

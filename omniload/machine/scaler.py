@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from omniload.plan.balance import balance
+from omniload.plan.bins import balance
 
 __all__ = [
     "LoadersSeen",

@@ -12,8 +12,8 @@ from omniload.base.state import Json, JsonObject, shown
 from omniload.base.units import decimal_of
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE, integer_weights
+from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import edits_in
 from omniload.mix.journal.reading import Tail, state_before, states_in
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at, weights_at

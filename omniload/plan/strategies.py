@@ -30,7 +30,7 @@ import numpy as np
 from omniload.base.errors import ConfigError
 from omniload.base.settings.registry import registered
 from omniload.mix.config import BalanceConfig
-from omniload.plan.balance import BalanceMethod
+from omniload.plan.bins import BalanceMethod
 from omniload.plan.cost import CostFunction, QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable

@@ -23,7 +23,7 @@ from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from omniload.base.secrets import note_secret
 from snapshot.oci.auth import Challenge, Credentials, parse_challenges, token_url
-from snapshot.oci.pace import Pace, PacedBody, paced_pool
+from snapshot.oci.slow_servers import Pace, PacedBody, paced_pool
 from snapshot.oci.store import Opened
 
 __all__ = ["RegistrySettings", "Transport", "is_loopback"]

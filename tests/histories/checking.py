@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from omniload.machine import planner as planner_module
 from omniload.machine import queue as queue_module
-from omniload.mix.edits.kept import edits_in
+from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.state import MixState
 from tests.histories.plane import FaultyPlane
 from tests.histories.remembered import ROWS, remembering

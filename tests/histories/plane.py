@@ -11,6 +11,7 @@ from itertools import groupby
 from omniload.actors.journal import Kept, keep
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
+from omniload.machine.lost_roles import HandOver, MemberEnded
 from omniload.machine.messages import (
     PlannerCommand,
     PlannerEvent,
@@ -19,7 +20,6 @@ from omniload.machine.messages import (
     ResizeAsked,
 )
 from omniload.machine.planner import Planner
-from omniload.machine.roster import HandOver, MemberEnded
 from omniload.mix.journal.file import Journal
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import states_of

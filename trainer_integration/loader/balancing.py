@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from omniload.base.errors import ConfigError
-from omniload.plan.balance import balance
+from omniload.plan.bins import balance
 
 __all__ = ["COUNTS", "CostBatches", "cost_batches", "token_mean"]
 

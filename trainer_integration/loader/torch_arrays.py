@@ -19,7 +19,7 @@ from omniload.front.peers import Kind, Peers
 from omniload.front.rendezvous import Rendezvous
 from omniload.front.rows import Arrays, SideStream
 from omniload.front.sampling.exchange import Exchange
-from trainer_integration.loader.starts import agreed_start, has_agents_store
+from trainer_integration.loader.start_number import agreed_start, has_agents_store
 
 __all__ = [
     "StoreRendezvous",

@@ -33,7 +33,7 @@ from omniload.base.reading import open_file
 from omniload.base.state import JsonObject
 from omniload.base.units import format_bytes, format_count
 from omniload.mix.config import MixConfig
-from omniload.mix.edits.kept import read_history
+from omniload.mix.edits.edits_file import read_history
 from trainer_integration.report.proof import Proof
 from trainer_integration.report.run_summary import (
     Evaluated,

@@ -21,8 +21,8 @@ from omniload.base.state import JsonObject
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import state_json_at

@@ -12,8 +12,8 @@ from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_count
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import read_history
 from omniload.mix.run_record import read_run_record
 from trainer_integration.report.charts import Chart, charts_of, over_text
 from trainer_integration.report.figures import edit_places, run_figures

@@ -31,7 +31,7 @@ from omniload.front.launch import Launch
 from omniload.front.meeting import Failure, read_as
 from omniload.front.rendezvous import Rendezvous
 from omniload.mix.config import MixConfig
-from trainer_integration.loader.starts import has_agents_store
+from trainer_integration.loader.start_number import has_agents_store
 from trainer_integration.loader.torch_arrays import rendezvous_of
 from trainer_integration.run.joining import joined, peer_loss
 from trainer_integration.run.launch_plan import AttemptStart, LaunchPlan, read_plan

@@ -1,6 +1,6 @@
 """The launcher: starts the data plane and the ranks, restarts them from the last checkpoint, ends them all.
 
-A thin shell of ``omniload.machine.supervisor``. It never imports torch, so it is up at once.
+A thin shell of ``omniload.machine.job_restarts``. It never imports torch, so it is up at once.
 """
 
 import queue
@@ -22,7 +22,7 @@ from omniload.actors.opening import open_ray_plane, runtime_of
 from omniload.actors.reaper import Reaper, marked
 from omniload.base.errors import INTERRUPTED_EXIT, OmniloadError
 from omniload.base.log import get_logger
-from omniload.machine.supervisor import (
+from omniload.machine.job_restarts import (
     AskRanks,
     CheckpointCommitted,
     CheckpointDamaged,

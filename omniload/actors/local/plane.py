@@ -9,8 +9,8 @@ from typing import TypeVar
 from typing_extensions import override
 
 from omniload.actors.address import check_rank
+from omniload.actors.answering_edits import answer_edits, taken_within
 from omniload.actors.claim import claim
-from omniload.actors.edits import answer_edits, taken_within
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity, MemoryBoard
 from omniload.actors.journal import open_journal

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from omniload.actors.edits import taken_within
+from omniload.actors.answering_edits import taken_within
 from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.journal import open_journal
 from omniload.actors.plane import PlaneSpec, first_step_of

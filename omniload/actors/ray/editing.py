@@ -13,8 +13,8 @@ from omniload.machine.messages import ChangeAsked
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SkipShard
+from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import read_history
 from omniload.mix.edits.shards import shard_meant
 from omniload.mix.fingerprint import SourceFacts
 

@@ -9,7 +9,7 @@ from omniload.actors.ray.answers import is_lost, log_failure, plain_error
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.machine.roster import Member
+from omniload.machine.lost_roles import Member
 
 __all__ = ["HandingOver"]
 

@@ -17,7 +17,7 @@ from omniload.actors.ray.hosts.relay import Relay
 from omniload.actors.ray.processes import Process
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
-from omniload.machine.roster import (
+from omniload.machine.lost_roles import (
     Abandoned,
     EndMember,
     GiveUp,

@@ -10,8 +10,8 @@ from typing import Any
 from typing_extensions import override
 
 from omniload.actors.address import Gather
+from omniload.actors.answering_edits import answer_edits
 from omniload.actors.claim import claim
-from omniload.actors.edits import answer_edits
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.patience import wait_for_opening
@@ -45,8 +45,8 @@ from omniload.machine.loader_groups import (
     partition,
     seconds_in_loaders,
 )
+from omniload.machine.lost_roles import Member
 from omniload.machine.messages import ResizeAsked
-from omniload.machine.roster import Member
 from omniload.source.kept_profile import kept
 
 __all__ = ["RayPlane"]

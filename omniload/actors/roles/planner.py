@@ -45,8 +45,8 @@ from omniload.machine.messages import (
 from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
 from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import write_history
 from omniload.mix.journal.file import Journal
 from omniload.plan.world import World
 

@@ -41,9 +41,9 @@ from omniload.mix.edits.edit import (
     SkipSteps,
     require_no_secrets,
 )
+from omniload.mix.edits.edits_file import EDITS_NAME, read_history, write_history
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History, require_open
-from omniload.mix.edits.kept import EDITS_NAME, read_history, write_history
 from omniload.mix.edits.shards import ShardsFound, shard_meant, shards_like
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.place import journal_of

@@ -15,8 +15,8 @@ from omniload.commands.edits.asking import change_mix, planned_to
 from omniload.commands.edits.pulse import Pulse
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights
+from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.losses import SourceLoss, losses_by_source
 from omniload.mix.journal.rewards import rewards_by_source
 from omniload.mix.policy.rules import GROUP, decide, seen_at

@@ -20,7 +20,7 @@ from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.rehearsal import Rehearsal
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
-from omniload.mix.edits.kept import read_history
+from omniload.mix.edits.edits_file import read_history
 from omniload.mix.journal.losses import PieceKey, PieceLoss, losses_of_step
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal, read_worlds

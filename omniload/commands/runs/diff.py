@@ -15,8 +15,8 @@ from omniload.mix.edits.comparison import (
     differences_of,
     first_other,
 )
+from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import read_history
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import fingerprint_in

@@ -11,7 +11,7 @@ from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import said_of
-from omniload.mix.edits.kept import read_history
+from omniload.mix.edits.edits_file import read_history
 from omniload.mix.journal.groups import GroupProgress, group_progress
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal

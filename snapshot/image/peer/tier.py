@@ -27,7 +27,7 @@ from snapshot.image.peer.circuit_breaker import (
 )
 from snapshot.image.peer.wire import FRAME_BYTES, MAX_BLOCKS, PATH, frame_size, request_body
 from snapshot.oci.digest import verified
-from snapshot.oci.pace import Pace, paced_pool
+from snapshot.oci.slow_servers import Pace, paced_pool
 
 __all__ = ["PeerPatience", "PeerTier"]
 

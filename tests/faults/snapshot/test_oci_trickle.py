@@ -16,8 +16,8 @@ from snapshot.image.layer.index import BlockRef
 from snapshot.image.peer.tier import PeerPatience, PeerTier
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import Descriptor
-from snapshot.oci.pace import Pace, paced_pool
 from snapshot.oci.registry import Registry
+from snapshot.oci.slow_servers import Pace, paced_pool
 from snapshot.oci.store import AWAY_S, MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
 from tests.support.snapshot.registry_contract import push

@@ -21,7 +21,7 @@ from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
 from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditRequest
 from omniload.mix.edits.edit import Undo
-from omniload.mix.edits.kept import EDITS_NAME, read_history
+from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edited_runs import AHEAD, a_spec, replayed, taken_by
@@ -214,8 +214,8 @@ def test_files_of_others_beside_a_run_change_nothing(mix_path, run_dir, monkeypa
         (run_dir / REQUEST_NAME).write_text('{"version": 1, "id": "no"}')
         wait_for(lambda: "is ignored" in caplog.text)
         caplog.clear()
-        monkeypatch.setattr("omniload.actors.edits.os.geteuid", lambda: os.getuid() + 7)
-        monkeypatch.setattr("omniload.actors.edits._ROOT", -1)
+        monkeypatch.setattr("omniload.actors.answering_edits.os.geteuid", lambda: os.getuid() + 7)
+        monkeypatch.setattr("omniload.actors.answering_edits._ROOT", -1)
         request = EditRequest(id="0" * 32, change=Undo()).model_dump_json()
         write_whole(run_dir / REQUEST_NAME, request.encode())
         wait_for(lambda: "is of user" in caplog.text)

@@ -12,7 +12,7 @@ from omniload.actors.opening import open_plane
 from omniload.base.errors import ConfigError, StateError
 from omniload.client import Client
 from omniload.mix.config import load_mix
-from omniload.mix.edits.kept import EDITS_NAME, read_history
+from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.edited_runs import AHEAD, a_spec, replayed, taken_by

@@ -14,7 +14,7 @@ from omniload.base.config import checked
 from omniload.base.errors import StateError
 from omniload.commands.edits import pulse, steer
 from omniload.commands.edits.steer import Steering
-from omniload.mix.edits.kept import EDITS_NAME
+from omniload.mix.edits.edits_file import EDITS_NAME
 from omniload.mix.schema.policies import SteeringConfig
 from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
 

@@ -10,7 +10,7 @@ import omniload
 from omniload.base.errors import ConfigError
 from omniload.commands.edits import pulse, watch
 from omniload.mix.config import load_mix
-from omniload.mix.edits.kept import EDITS_NAME, read_history
+from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
 

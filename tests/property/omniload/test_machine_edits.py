@@ -16,9 +16,9 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.machine import queue as queue_module
 from omniload.machine.queue import SampleQueue
 from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipSteps, Undo
+from omniload.mix.edits.edits_file import edits_in, read_history, write_history
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import edits_in, read_history, write_history
 from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.possible import require_possible

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.plan import balance as balance_module
-from omniload.plan.balance import BalanceMethod, balance, reachable_bound
+from omniload.plan import bins as balance_module
+from omniload.plan.bins import BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import row_costs
 
 methods = st.sampled_from(get_args(BalanceMethod))

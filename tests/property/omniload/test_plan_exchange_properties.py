@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.plan import exchange
-from omniload.plan.balance import balance
+from omniload.plan.bins import balance
 from omniload.plan.exchange import exchanged
 from omniload.plan.placement import Distribution, place
 

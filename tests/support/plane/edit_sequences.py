@@ -28,9 +28,9 @@ from omniload.mix.edits.edit import (
     SkipSteps,
     Undo,
 )
+from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import edits_in
 from omniload.mix.possible import require_possible
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.sources import ParquetSource

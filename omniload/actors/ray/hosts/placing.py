@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from omniload.base.log import get_logger
-from omniload.machine.roster import Member
+from omniload.machine.lost_roles import Member
 
 __all__ = ["Placing"]
 

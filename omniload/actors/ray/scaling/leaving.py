@@ -9,7 +9,7 @@ from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import PLANNER, Crew
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
-from omniload.machine.roster import Member
+from omniload.machine.lost_roles import Member
 
 __all__ = ["Leaving"]
 

@@ -23,9 +23,9 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.mix.edits.edit import AddSource
+from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.found import found_in
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import write_history
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.sources import ParquetSource

@@ -17,8 +17,8 @@ from rich.console import Console
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import DISTRIBUTION
 from omniload.mix.edits.edit import SetWeights
+from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import write_history
 from tests.house.modules import ROOT
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_killed_run, a_run_folder, a_step, an_event

@@ -15,11 +15,11 @@ from omniload.actors.ray.editing import changed_by
 from omniload.actors.ray.keeper import opened
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
-from omniload.machine.roster import Member, MemberEnded, MemberReady
+from omniload.machine.lost_roles import Member, MemberEnded, MemberReady
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SetWeights
+from omniload.mix.edits.edits_file import read_history, write_history
 from omniload.mix.edits.found import found_in
-from omniload.mix.edits.kept import read_history, write_history
 from omniload.mix.sources import ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.builders import a_mix, some_facts

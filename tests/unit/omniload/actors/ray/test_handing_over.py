@@ -10,7 +10,7 @@ pytest.importorskip("ray")
 
 from omniload.actors.ray.handing_over import HandingOver
 from omniload.base.errors import DefectError, UnavailableError
-from omniload.machine.roster import Member
+from omniload.machine.lost_roles import Member
 
 LOADER, NEXT = Member("loader-0", 1), Member("loader-0", 2)
 PLANNER, CONSTRUCTOR = Member("planner"), Member("constructor-0")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from omniload.actors.edits import taken_within
+from omniload.actors.answering_edits import taken_within
 from omniload.actors.heartbeats import Activity
 from omniload.actors.roles import missing as missing_module
 from omniload.actors.roles.constructor import ConstructorShell

@@ -14,7 +14,7 @@ from omniload.commands.edits import asking
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.edits.answers import REQUEST_NAME
 from omniload.mix.edits.edit import AddSource, SetWeights, SkipShard
-from omniload.mix.edits.kept import EDITS_NAME
+from omniload.mix.edits.edits_file import EDITS_NAME
 from omniload.mix.journal.lines import JournalLine
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.run_record import write_run_record

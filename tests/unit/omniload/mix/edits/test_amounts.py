@@ -20,8 +20,8 @@ from omniload.mix.edits.edit import (
     Undo,
     said_of,
 )
+from omniload.mix.edits.edits_file import read_history, write_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.kept import read_history, write_history
 from omniload.mix.schedule import draw_weights_at
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.sources import ParquetSource

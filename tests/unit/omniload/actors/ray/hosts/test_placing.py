@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.ray.hosts.placing import Placing
-from omniload.machine.roster import Member
+from omniload.machine.lost_roles import Member
 
 
 def a_placing(*others):

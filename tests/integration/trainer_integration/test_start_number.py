@@ -9,7 +9,7 @@ import torch.distributed as dist
 from omniload.base.errors import UnavailableError
 from omniload.front.launch import Launch
 from trainer_integration.loader import torch_arrays
-from trainer_integration.loader.starts import agreed_start
+from trainer_integration.loader.start_number import agreed_start
 from trainer_integration.loader.torch_arrays import rendezvous_of
 
 LIMIT_S = 20.0

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from omniload.machine.progress import Progress, Task
-from omniload.machine.roster import (
+from omniload.machine.lost_roles import (
     Abandoned,
     EndMember,
     GiveUp,
@@ -20,6 +19,7 @@ from omniload.machine.roster import (
     StartMember,
     StepsReleased,
 )
+from omniload.machine.progress import Progress, Task
 
 ROLE = "loader-0"
 FIRST, SECOND, THIRD = (Member(ROLE, number) for number in range(3))

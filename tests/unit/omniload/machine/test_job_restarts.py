@@ -2,7 +2,7 @@
 
 import pytest
 
-from omniload.machine.supervisor import (
+from omniload.machine.job_restarts import (
     AskRanks,
     CheckpointCommitted,
     CheckpointDamaged,
