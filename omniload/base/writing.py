@@ -27,7 +27,9 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
         OSError: It cannot be written; nothing of it is left.
     """
     require_replaceable(path)
-    partial = path.with_name(f".{path.name[:200]}.{uuid.uuid4().hex[:12]}")
+    # A name has 255 bytes at most, however few characters they are.
+    name = os.fsdecode(os.fsencode(path.name)[:200])
+    partial = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
@@ -86,5 +88,6 @@ def open_log(path: str) -> int:
         raise ConfigError(
             f"log {path!r} {said or f'cannot be written: {error.strerror}'}; name a file"
         ) from error
+    # Opened without waiting, and written to as any other file.
     os.set_blocking(log, True)
     return log
