@@ -140,6 +140,7 @@ def _id_of(manager: Quorum) -> Callable[[], int]:
     """Return what reads the number of a manager's quorum: no public name of torchft 0.2 does."""
     name = "_quorum_id"
     with suppress(AttributeError):
+        # Asked now: a manager without it is told as the loader is made, not in the first step.
         getattr(manager, name)
         return lambda: int(getattr(manager, name))
     raise ConfigError(

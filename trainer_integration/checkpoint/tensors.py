@@ -62,6 +62,7 @@ def tensors_of(
     if mesh is None or groups.sp.size == 1:
         return tensors
     return {
+        # A scalar, such as the optimiser's count of steps, is no expert's part.
         name: _of_all_experts(value, mesh) if is_of_experts(name) and value.ndim else value
         for name, value in tensors.items()
     }

@@ -183,6 +183,7 @@ def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
     prepared = DataLoaderShard(
         loader.dataset, device=device, batch_size=None, collate_fn=loader.collate_fn
     )
+    # In place of the one that accelerate's constructor has made, which nobody iterates.
     prepared.base_dataloader = loader
     prepared.dl_state_dict = loader.state_dict()
     return prepared
@@ -205,6 +206,7 @@ def _arguments_of(base: Any) -> dict[str, Any]:
             "persistent_workers",
         )
     }
+    # Missing in releases of torch before 2.6.
     keywords["in_order"] = getattr(base, "in_order", True)
     if base.batch_size is None and base.batch_sampler is not None:
         return keywords | {"batch_sampler": base.batch_sampler}

@@ -54,6 +54,7 @@ class Lanes:
     def stack_of(self, future: Future[Any]) -> str:
         """Return where the thread stands that makes ``future``."""
         frame = sys._current_frames().get(self._at.get(id(future), 0))
+        # Without the frames of threading's own start.
         return "".join(traceback.format_stack(frame)[2:]) if frame else "no thread has begun it"
 
     def close(self) -> None:
@@ -81,6 +82,7 @@ def _serve(
         at[id(future)] = threading.get_ident()
         _answer(future, make, argument, why)
         at.pop(id(future), None)
+        # A thread that waits for its next task must not hold the last batch.
         del task, future, argument
 
 

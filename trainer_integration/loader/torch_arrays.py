@@ -223,8 +223,10 @@ class TorchPeers(Peers):
     def give(self, kind: Kind, step: int, state: bytes, batch: NDArray[np.uint8]) -> None:
         head = torch.tensor([_KINDS.index(kind), step, len(state), len(batch)], dtype=torch.int64)
         tensors = [head]
+        # A copy, for torch warns of memory that it could not write to.
         tensors += [torch.frombuffer(bytearray(state), dtype=torch.uint8)] if state else []
         tensors += [torch.from_numpy(batch)] if len(batch) else []
+        # Held until they are taken: gloo reads from their memory.
         self._sent.append(([self._broadcast(tensor) for tensor in tensors], tensors))
         while self._sent and (len(self._sent) > _MOST_UNDER_WAY or self._is_taken()):
             works, _ = self._sent[0]
@@ -291,6 +293,7 @@ def peers_of(ranks: Sequence[int], rank: int, name: str, timeout_s: float) -> To
             list(ranks),
             backend="gloo",
             timeout=timedelta(seconds=timeout_s),
+            # By default every rank of the job would have to make this group, also those outside of it.
             use_local_synchronization=True,
             group_desc=name,
         )

@@ -100,6 +100,7 @@ def model_config(content: Mapping[str, Json]) -> MoEConfig:
             f"head_dim is {content['head_dim']!r}; here it is hidden_size / heads, {dim // heads}"
         )
     rope = content.get("rope_parameters")
+    # What transformers takes for a Mixtral that does not say: 1e6.
     theta = rope.get("rope_theta") if isinstance(rope, dict) else content.get("rope_theta", 1e6)
     if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
         raise ConfigError(

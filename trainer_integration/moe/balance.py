@@ -75,9 +75,11 @@ def balance_losses(
         (inputs.rows_N.unsqueeze(1) * num_experts + r.experts_NK).reshape(-1) for r in routings
     ]
     labels_R = inputs.labels_in_rows_R()
+    # One message for the counts of all layers and the labels.
     counted = peers.summed(torch.cat([*(_counts(c, size) for c in cells), labels_R]))
     counts_LRE, labels_R = torch.split(counted, [len(routings) * size, inputs.num_rows])
     counts_LRE = counts_LRE.view(len(routings), inputs.num_rows, num_experts)
+    # A row of padding alone has no token, and no label that its loss would count for.
     tokens_R = inputs.tokens_in_rows_R.clamp(min=1)
     dtype = routings[0].probabilities_NE.dtype
     weights_N = (labels_R / tokens_R).to(dtype).index_select(0, inputs.rows_N)
@@ -128,6 +130,7 @@ def figures_of(routings: Sequence[Routing]) -> RouterFigures:
     slots, dropped, entropies = [], [], []
     for routing in routings:
         counts = _counts(routing.served_NK().reshape(-1), num_experts + 1).long()
+        # The last cell is of choices that no expert serves.
         slots.append(counts[:-1])
         dropped.append(counts[-1])
         probabilities_NE = routing.probabilities_NE.detach()

@@ -59,6 +59,7 @@ def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor
         )
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     if not outputs:
+        # No token, and still a part of the graph: ranks of a sharded model make every backward pass together.
         return qkv_NXC[:, :num_heads]
     return documents.unpad(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
 

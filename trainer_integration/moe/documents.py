@@ -90,6 +90,7 @@ class DocumentGroups:
         lengths = np.diff(cu_seqlens).astype(np.int64)
         # Stable: equal lengths keep their order, so the layout is the same in every run.
         order = np.argsort(-lengths, kind="stable")
+        # Padding, which is left out, leaves documents without a token behind.
         order = order[lengths[order] > 0]
         sorted_lengths, starts = lengths[order], cu_seqlens[order].astype(np.int64)
         groups = tuple(group_lengths(sorted_lengths.tolist()))

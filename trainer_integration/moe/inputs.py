@@ -79,6 +79,7 @@ class ModelInputs:
         num_rows, row_length = microbatch.tokens_RT.shape
         real = microbatch.source_ids_RT.reshape(-1) >= 0
         kept = np.flatnonzero(real)
+        # Tokens ahead of each place: it turns bounds of the padded rows into bounds without padding.
         before = np.concatenate(([0], np.cumsum(real)))
         labels = microbatch.labels_RT.reshape(-1)[kept]
         return cls(
@@ -151,6 +152,7 @@ class ModelInputs:
             return values_N
         sizes = [len(values_N)] * peers.size
         with torch.no_grad():
+            # An exchange, as an all-gather wants as many of every peer.
             copies = values_N.expand(peers.size, *values_N.shape).flatten(0, 1)
             arrived_M = peers.exchange(copies, sizes, self.tokens_of_peers, "capacity")
         return torch.empty_like(arrived_M).index_copy_(0, self.places_M, arrived_M)

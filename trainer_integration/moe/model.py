@@ -153,6 +153,7 @@ class MoETransformer(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_epsilon)
         if not config.tied_embeddings:
             self.output_VD = nn.Parameter(torch.empty(config.vocab_size, config.dim))
+        # There is nothing to set yet on ``meta``: who makes it real draws the weights.
         if self.embedding_VD.device.type != "meta":
             self.draw_weights(seed)
 

@@ -65,6 +65,7 @@ class RowMap:
             return self
         return replace(
             self,
+            # Dropped choices point beyond the end: any row does for them, as ``kept_NK`` leaves it out.
             slots_of_tokens_NK=self.slots_of_tokens_NK.clamp(max=max(0, num_slots - 1)),
             tokens_of_slots_S=self.tokens_of_slots_S[:num_slots],
             choices_of_slots_S=self.choices_of_slots_S[:num_slots],

@@ -82,6 +82,7 @@ class JobConsole(Console):
     def on_broken_pipe(self) -> None:
         """Say nothing more; rich's own ends the process, or the thread that listens to a rank."""
         self.quiet = True
+        # Python flushes its own buffer at the end, and would meet the closed pipe once more.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

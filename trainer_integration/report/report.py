@@ -114,6 +114,7 @@ def write_report(
     other = None if beside is None else read_finished(beside)
     page = page_of(read_finished(run_dir), beside=other, reload_s=reload_s)
     path = run_dir / REPORT_NAME
+    # At once: a browser reads the page while it is written again.
     write_whole(path, page.encode())
     return path
 

@@ -153,6 +153,7 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
             plan = read_plan(asked.config, asked.profile)
             plan.require_ranks(asked.launch)
             stack.enter_context(RunLock(plan.run_dir))
+            # Behind the lock: whoever had the folder until now may have saved.
             plan.first_step(asked.resume)
             start = plan.start_of(asked.launch.restarts, asked.resume)
             done = plan.is_finished(start.step)

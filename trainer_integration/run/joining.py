@@ -152,6 +152,7 @@ def built_model(
     if mesh is None:
         model = model.to(train.device)
     else:
+        # Cut while it is on ``meta``: what is allocated after is this rank's part alone.
         shard_over(model, mesh["dp"])
         model.to_empty(device=train.device)
         model.draw_weights(train.seed)

@@ -187,6 +187,7 @@ class LaunchPlan:
             for line in read_log(self.run_dir)
             if isinstance(line, EventLine) and line.what == "data_end"
         ]
+        # Another text of the mix may go on where the data of the old one ended.
         return ends[-1:] == [step] and read_run_record(self.run_dir).last.text == self.mix_text
 
     def plane_spec(self, state: JsonObject | None) -> PlaneSpec:

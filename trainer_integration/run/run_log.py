@@ -199,6 +199,7 @@ class RunLog:
             with open_file(path) as kept:  # nothing but a file: a pipe would be waited for
                 whole_bytes = 0 if fresh else _whole_bytes(kept)
             os.truncate(path, whole_bytes)
+        # By lines, so that a kill tears the last one at most.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()
         self._told = False

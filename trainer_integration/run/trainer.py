@@ -59,6 +59,7 @@ class Trainer:
         self._all_saved = False
         self._startup = restarted(spec.attempt)
         with stage("model_build", self._startup):
+            # A checkpoint holds all weights, those to begin with included.
             weights = train.weights_folder(spec.folder) if spec.resume_step is None else None
             self._model = built_model(train, spec.model, groups, spec.vision, weights)
             self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)

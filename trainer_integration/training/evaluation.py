@@ -57,6 +57,7 @@ def evaluate(model: MoETransformer, spec: PlaneSpec, groups: ProcessGroups) -> E
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         for rows, counts in _dealt(_microbatches(client), dp_rank, dp_size):
             found_SF = summed_losses(model, rows, len(names)).cpu()
+            # The pass that does not count was made for ranks of a sharded model: its rows are another rank's.
             if counts:
                 sums_SF += found_SF
     if isinstance(model, FSDPModule):

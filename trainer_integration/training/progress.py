@@ -19,6 +19,7 @@ class _Kept(StrictModel):
 
     version: int = Field(default=1, ge=1, le=1)
     tokens: int = Field(default=0, ge=0)
+    # As many as the widest window has.
     norms: tuple[float, ...] = Field(default=(), max_length=10_000)
     spikes_in_a_row: int = Field(default=0, ge=0)
 

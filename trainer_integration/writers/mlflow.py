@@ -40,6 +40,7 @@ class MlflowWriter(MetricWriter):
             record.write(folder)
         assert record.mlflow is not None
         self._run_id = record.mlflow
+        # The launch before may have ended it.
         self._client.update_run(self._run_id, status="RUNNING", name=config.name)
         for name, value in config.tags.items():
             self._client.set_tag(self._run_id, name, value)

@@ -32,6 +32,7 @@ class WandbWriter(MetricWriter):
             name=config.name or os.environ.get("WANDB_NAME", folder.resolve().name),
             dir=str(folder),
             mode=config.mode or os.environ.get("WANDB_MODE", "offline"),
+            # Later launches go on under the same number.
             resume="allow",
             settings=wandb.Settings(
                 **server,

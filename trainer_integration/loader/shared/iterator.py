@@ -88,6 +88,7 @@ class Client:
         wire = Wire(connection)
         wire.send(Frame(Kind.HELLO, body=json.dumps(self._fingerprint).encode()))
         try:
+            # A byte, as descriptors travel beside some.
             mark, handles, _, _ = socket.recv_fds(connection, 1, 2)
         except TimeoutError:
             raise UnavailableError(
@@ -111,6 +112,7 @@ class Client:
             told = json.loads(welcome.body)
             self._holds = Holds(told["regions"], holds)
             self._row = welcome.number
+            # A duplicate: a room closes the descriptor that it takes over.
             self._room = RanksRoom(os.dup(room), self._holds, welcome.number, told["key"])
         finally:
             os.close(room)

@@ -290,6 +290,7 @@ class _Server:
                 case Give(rank, frame):
                     if rank in self._ranks:
                         self._holds.hold(rank, frame.slots)
+                        # Never waited for: what a rank has not read yet is no more than it asks for ahead.
                         self._ranks[rank].write(packed(frame))
                 case Release(slots):
                     self._retired.append(slots)

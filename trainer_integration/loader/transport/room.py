@@ -128,6 +128,7 @@ class Room:
         try:
             self._map(handle)
         finally:
+            # The mapping keeps the memory.
             os.close(handle)
         self.limit_bytes, self.key, self._owner = state["limit_bytes"], state["key"], 0
 

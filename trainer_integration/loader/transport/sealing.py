@@ -161,6 +161,7 @@ class LayingPickler(pickle.Pickler):
         sent = self._sent(thing if whole else _flat(thing), at)
         if sent is NotImplemented:
             return NotImplemented
+        # Held until the batch is pickled, so that no later storage gets the same address.
         self._first[at] = thing
         make, arguments = sent
         if whole:
