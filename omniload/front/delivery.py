@@ -56,11 +56,13 @@ class CopyAhead:
     def hand_over(self, batch: Batch) -> TrainingBatch:
         """Return a batch that the trainer may use now, from the copies under way where they are of it."""
         ahead, self._ahead = self._ahead, None
+        # By identity: behind a load or a resize another batch may have the same step.
         if ahead is not None and ahead.of is batch:
             self._stream.arrive(ahead.copies, ahead.mark)
             handed = ahead.rows
         else:
             handed = self._form.of(batch)
+        # By now the loop has asked the last batch for whatever it uses: its step is over.
         self._fields = Fields() if self._last is None else self._last.fields_asked()
         self._last = handed
         return handed

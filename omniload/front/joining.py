@@ -87,6 +87,7 @@ class Together(OpenClient):
         # Said at the very end: nodes on other hosts live until then.
         stack.callback(meeting.end)
         if spec.tree.world_size == 1 and spec.mix.runtime.kind != "ray":
+            # Peers wait for the note that this posts, though none of them asks the plane.
             meeting.gather(None)
             plane: DataPlane = stack.enter_context(LocalPlane(spec))
             address = None
@@ -115,6 +116,7 @@ class Together(OpenClient):
 
         listening = listening_of(spec.mix.runtime, os.environ.get("MASTER_ADDR"))
         muster = meeting.arrive()
+        # Rank 0 asks the plane alone, by its own count, and this rank is about to ask it too.
         if muster.head is None:
             raise self._disagreement(meeting.invitation())
         starts_node = muster.first_of.get(host_id()) == self.launch.rank
@@ -134,6 +136,7 @@ class Together(OpenClient):
         handle = handle_in(
             invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
         )
+        # Run behind the next one: a rank has left when its handle has said its last.
         stack.callback(meeting.leave)
         stack.callback(handle.close)
         meeting.join()

@@ -138,6 +138,7 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
             place[kind] = (before * size + here, extent * size)
         elif kind in _SAME_DATA:
             same *= size
+        # An axis of a single rank may be called anything: nothing is dealt along it.
         elif size > 1:
             known = sorted(_DP_NAMES | _SAME_DATA | {"cp"})
             raise ConfigError(

@@ -219,6 +219,7 @@ class Loader:
         Raises:
             StateError: It is no state. Whether it fits the mix and the data is said with the next batch.
         """
+        # Checked while the plane is up: what is no state must not end it.
         wanted = _as_state(state)
         if self._closed:
             raise StateError("the loader is closed; load the state into one that is open")
@@ -254,8 +255,10 @@ class Loader:
         if generation is not None:
             require_whole("generation", generation, least=1)
         self._opened().resize(rank, world_size, step=step, generation=generation)
+        # Only now: where the plane refuses, this rank is what it was.
         self.num_ranks = world_size
         if self._ahead is not None:
+            # What was copied ahead is the part of a rank of the world before.
             self._ahead.drop()
 
     def close(self) -> None:
@@ -269,6 +272,7 @@ class Loader:
         if self._closed:
             raise StateError("the loader is closed; open the mix again")
         if self._client is None:
+            # What is open when something fails is closed here; where all succeeds, the loader closes it later.
             with ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()
@@ -277,6 +281,7 @@ class Loader:
     def _end_plane(self) -> None:
         if self._ahead is not None:
             self._ahead.drop()
+        # Let go of first: whatever closing raises, the next batch opens a plane anew.
         stack, self._stack, self._client = self._stack, ExitStack(), None
         stack.close()
 

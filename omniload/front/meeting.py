@@ -172,6 +172,7 @@ def wait_for_ranks(
         UnavailableError: Some have not, in the time; their numbers.
         OmniloadError: What one of them failed with.
     """
+    # One limit for all: they come side by side, and are read one after the other.
     until_s = time.monotonic() + timeout_s
     found: dict[int, Note] = {}
     absent = []

@@ -83,7 +83,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     notes = _notes_in(spec.run_dir, launch, place)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state, notes)
-        loader.start()
+        loader.start()  # what is wrong is told here, where nobody is waited for
         return loader
     meet = None if address is None else Path(address)
     return _loader_of(Together(spec, place, launch, meet, timeout), form, spec, state, notes)
@@ -98,6 +98,7 @@ def _notes_in(run_dir: Path | None, launch: Launch, place: Place) -> RunNotes | 
 def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
     """Refuse another distribution's omniload, a worker of torch's DataLoader, and the run of a split."""
     refuse_namesake()
+    # Looked up, not imported: a worker of torch's has it, and a loop without torch needs none.
     torch_data = sys.modules.get("torch.utils.data")
     worker = None if torch_data is None else torch_data.get_worker_info()
     if worker is not None:
@@ -184,6 +185,7 @@ def check_timeout(timeout: object) -> None:
     Raises:
         ConfigError: As for ``open_mix``.
     """
+    # The locks of Python refuse a longer wait than that with an ``OverflowError``.
     if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
         raise ConfigError(
             f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0"

@@ -70,6 +70,7 @@ class FetchingHandle(RankHandle):
     def __init__(self, handle: RankHandle, peers: Peers) -> None:
         self._handle, self._peers = handle, peers
         self.first_step = handle.first_step
+        # A peer asks nobody: the state before its first step must be with it too.
         peers.give("hello", self.first_step, self._state_before(self.first_step), _NOTHING)
 
     @override

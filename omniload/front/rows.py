@@ -191,6 +191,7 @@ class PackedRows:
                 "rows shared among cp peers have no attention_mask of their own; use cu_seqlens"
             )
         num_rows, length = self._part.tokens_RT.shape
+        # The first document has number 0, so its start is not counted, and the last bound begins none.
         starts = self._documents.cu_seqlens[1:-1]
         document_RT = (
             np.bincount(starts, minlength=num_rows * length).cumsum().reshape(num_rows, length)

@@ -77,6 +77,7 @@ class ServedPlane:
         self._ended = threading.Event()
         self._opened = ExitStack()
         try:
+            # First in, last out: the folder is let go of when nothing of the plane is left.
             self._opened.callback(_claimed(folder).close)
             self._plane = self._opened.enter_context(open_ray_plane(spec))
             # Ray is there, and with it the secret that this process has made up.
@@ -92,6 +93,7 @@ class ServedPlane:
             )
             place = folder / _NOTE_NAME
             write_whole(place, note.model_dump_json().encode(), mode=0o600)
+            # Run before the plane ends: nobody is to join one that is on its way out.
             self._opened.callback(place.unlink, missing_ok=True)
         except BaseException:
             self._opened.close()
@@ -264,6 +266,7 @@ def _read(folder: Path, timeout_s: float) -> _Note:
                 f"no plane is served at {folder} within {timeout_s:g} s; start the process that calls omniload.serve"
             )
         time.sleep(_LOOK_S)
+    # Whoever writes the note decides which Ray this process connects to, and so what runs in it.
     if (owner := place.stat().st_uid) not in (os.geteuid(), _ROOT):
         raise ConfigError(
             f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"

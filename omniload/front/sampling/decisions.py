@@ -84,6 +84,7 @@ class Decisions:
                     f"{then.digest} after {len(then.rounds)}; the data has changed, or the state is of another run"
                 )
         elif self._journal is not None and self._writes:
+            # The journal is longer by this line: what is being read of it ends before.
             self._kept = None
             self._journal.append(decision)
 

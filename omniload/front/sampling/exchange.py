@@ -205,5 +205,6 @@ def _joined(reports: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
             f"rollouts gave other numbers of answers of a prompt, by rank {answers!r:.120}; give as many on all ranks"
         )
     rewards = [rewards_G for report in reports for rewards_G in report["rewards"]]
+    # Where no rank has a prompt the array still wants a width.
     most = max(answers.values(), default=_FEWEST_ANSWERS)
     return np.array(rewards, np.float64).reshape(-1, most)

@@ -211,11 +211,13 @@ class DynamicSampler:
             match self._due:
                 case DrawPrompts():
                     self._due = self._filler.handle(self._rolled_out(rollout))
+                    # Not before: as long as one rank may have failed, the same prompts are rolled out again.
                     self._drawn = None
                     self._let_go()
                 case HandOut():
                     return self._hand_out(self._due)
                 case GiveUp():
+                    # The same call, made again, draws on from here.
                     given_up, self._due = self._due, DrawPrompts()
                     raise self._too_many(given_up)
                 case NoMore():
@@ -281,6 +283,7 @@ class DynamicSampler:
             )
 
         def report() -> Mapping[str, Any]:
+            # Drawn once: a call that is repeated, as its rollout failed, goes on with these prompts.
             drawn = self._drawn = self._drawn or self._draw()
             if drawn.prompts is None:
                 return END
@@ -326,6 +329,7 @@ class DynamicSampler:
         going = [
             group for group, rank in zip(due.groups, due.ranks, strict=True) if group.owner != rank
         ]
+        # One exchange for both: behind it the decision is durable on every rank, so no group is trained on before.
         self._pass_on((*going, *due.carried), lambda: self._decisions.settle(decision))
         if self._decisions.replayed is None and self._writes:
             self._note(decision)
