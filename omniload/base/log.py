@@ -115,6 +115,7 @@ class RoleLog(RotatingFileHandler):
     def _open(self) -> TextIOWrapper:
         # Without O_NONBLOCK a pipe that lies there would be waited for.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        # A link in the run's folder would have another file of this user's written to.
         descriptor = os.open(self.baseFilename, flags | os.O_CLOEXEC, 0o600)
         seen = os.fstat(descriptor)
         if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
@@ -255,6 +256,7 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
             )
         )
     logger = logging.getLogger(_ROOT)
+    # What hands lines to roles stays: roles may begin before logging is set up.
     logger.handlers[:] = [handler, *(h for h in logger.handlers if h is _TO_ROLES)]
     logger.setLevel(level)
     logger.propagate = False

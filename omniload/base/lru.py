@@ -92,6 +92,7 @@ class Lru(Generic[Key, Value]):
         with self._lock:
             before = self._lines.pop(key, None)
             self._used -= before.size if before is not None else 0
+            # What has no size needs no room, also where pinned values exceed the capacity.
             gone = self._make_room(size) if size else []
             if gone is None:
                 return [(key, value)]

@@ -92,6 +92,7 @@ class Ranges:
         """Show the sequences of several columns as one, in order."""
         nothing = np.empty(0, np.int64)
         return cls(
+            # One column more: of no column at all, the type would be unknown.
             columns=[np.empty(0, dtype), *(column.values_V for column in columns)],
             which_N=np.repeat(np.arange(1, len(columns) + 1), [len(column) for column in columns]),
             starts_N=np.concatenate([nothing, *(column.offsets[:-1] for column in columns)]),
@@ -169,6 +170,7 @@ def gather_across(
     binary = pa.Array.from_buffers(
         pa.binary_view(), len(lengths_N), _views(columns, which_N, starts_N, lengths_N)
     ).cast(pa.large_binary())
+    # Behind validity and offsets, the third buffer is the values end to end.
     return np.frombuffer(binary.buffers()[2], dtype, int(offsets[-1])), offsets
 
 
@@ -179,6 +181,7 @@ def _gather_few(
     stops_N: NDArray[np.int64],
 ) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
     """Copy a few ranges, slice by slice; ``None`` where one is not within its column."""
+    # An empty part has the type where there are no ranges, and ``concatenate`` takes no empty list.
     parts, bounds = [columns[0][:0]], [0]
     if not len(which_N) == len(starts_N) == len(stops_N):
         return None

@@ -44,6 +44,7 @@ def with_retries(
         UnavailableError: The last attempt's, noting how many there were.
     """
     waited_s = 0.0
+    # No wait follows the last attempt: it is longer than whatever is left.
     for attempts, wait_s in enumerate((*waits_s, inf), 1):
         try:
             return attempt()

@@ -68,6 +68,7 @@ def names_secret(variable: str) -> bool:
 
 def note_secret(secret: str) -> None:
     """Have ``secret`` taken out of whatever is shown, wherever it stands."""
+    # Libraries quote a secret as they were given it, or as it travelled.
     forms = {
         secret,
         unquote(secret),

@@ -47,6 +47,7 @@ def require_version(state: Mapping[str, Json], version: int, *, of: str) -> None
         StateError: ``state["version"]`` is not ``version``.
     """
     found = state.get("version")
+    # By type: ``True`` equals 1, and is no version.
     if type(found) is not int or found != version:
         raise StateError(
             f"{of} state has version {shown(found)}, this code reads {version}; "

@@ -46,6 +46,7 @@ class SingleFlight(Generic[Key, Result]):
         if mine:
             return self._run(key, fn)
         theirs = theirs_of[key]
+        # Not ``result(within_s)``: it would raise here what the other's run raised.
         wait([theirs], within_s)
         if theirs.done() and theirs.exception() is None:
             return theirs.result()

@@ -131,6 +131,7 @@ class DaemonPool:
             if not future.set_running_or_notify_cancel():
                 continue
             _carry_out(call, future)
+            # Waiting for its next call, a thread must not hold the last result: it may be a batch.
             del future, call, taken
 
 

@@ -54,6 +54,7 @@ class FileLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            # Written behind the lock: whoever has only just taken it may not have said so yet.
             holder = os.pread(self._descriptor, _LONGEST_HOLDER, 0).decode(errors="replace").strip()
             os.close(self._descriptor)
             raise BlockingIOError(error.errno, holder or "a process unknown") from None

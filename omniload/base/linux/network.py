@@ -11,6 +11,7 @@ from omniload.base.errors import ConfigError
 
 __all__ = ["LOOPBACK", "free_ports", "host_id", "interface_toward", "listening_address"]
 
+# For any other address, 127.0.0.2 included, Ray's servers listen on every interface (0004).
 LOOPBACK = "127.0.0.1"
 """Where servers listen unless they are told otherwise."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
