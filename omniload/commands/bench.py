@@ -122,6 +122,7 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
         waits_s=tuple(waits),
         imbalances=tuple(imbalances),
         bounds=tuple(bounds),
+        # Linux counts it in KiB.
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     )
 

@@ -110,6 +110,7 @@ def plan(  # noqa: PLR0913 -- one for each option
       omniload mix plan examples/quickstart.yaml --steps 60 --dp 2
       omniload mix plan examples/quickstart.yaml --steps 60 --resources
     """  # noqa: D301 -- click's own marker
+    # One step ahead, so that the planner plans no more than is looked at.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
     find_sources(spec)
     profiles = _profiles(spec)

@@ -68,6 +68,7 @@ def preview(
     Example:
       omniload mix preview examples/quickstart.yaml --step 3 --rows 2
     """  # noqa: D301 -- click's own marker
+    # One step ahead, so that the planner plans no more than is shown.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     rehearsal = Rehearsal(replace(spec, num_steps=step + 1))

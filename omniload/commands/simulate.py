@@ -166,6 +166,7 @@ def simulate(
         job = wanted.job(spec, profile, ranks)
         profile = with_planner(with_runtime(profile, spec, job, progress), job, progress)
         if profile_file is not None:
+            # After each size: where a later one fails, what was measured is kept.
             write_profile(profile_file, profile)
         found.append(_run(job, profile))
     if as_json:

@@ -139,6 +139,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
                 ):
                     pass
             finally:
+                # The pool waits for its threads, which would read on to the end of their sources after Ctrl-C.
                 looking.stopped.set()
     if barren := [
         n for n, lengths in zip(names, looking.lengths, strict=True) if not lengths.tokens

@@ -86,8 +86,10 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
             "run folder of omniload train"
         )
     try:
+        # One asks at a time: a plane has one file for questions, and one for answers.
         with locked(run / _ASKING_NAME, waits=False):
             try:
+                # A plane that is up has it; where it can be had there is none, and none opens while it is held here.
                 held = FileLock(run / LOCK_NAME)
             except BlockingIOError as error:
                 _require_no_skip(run, change, str(error.strerror))
@@ -126,6 +128,7 @@ def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: 
                 )
             time.sleep(_LOOK_S)
     finally:
+        # Answered or not: a plane that comes up later must not take up what nobody waits for any more.
         with suppress(OSError):
             place.unlink()
     if answer.taken is None:

@@ -86,6 +86,7 @@ class Steering:
             taken = change_mix(self.run, SetWeights(weights=shares), None, _ANSWER_S)
             step = taken.edit.step
             said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
+        # Behind the change: one that the plane did not answer is decided again, from the same losses.
         self.losses_from, self.decided_at = max(losses_to, rewards_to), step
         return said
 
