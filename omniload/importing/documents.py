@@ -30,6 +30,7 @@ def parsed(text: str, name: str) -> object:
     """
     if text.lstrip()[:1] in ("{", "["):
         try:
+            # Not as YAML, which forbids tabs, and is held to the size of settings.
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{name}: is no JSON: {error!s:.200}") from error

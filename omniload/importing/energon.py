@@ -193,6 +193,7 @@ class _Reader:
         source: JsonObject = {"type": "webdataset", "path": paths, **text}
         if at.tags:
             source["tags"] = dict(at.tags)
+        # A folder that the tree names twice is one source, and its weights add up.
         same = (name for name, known in self._found.sources.items() if known == source)
         if (name := next(same, None)) is None:
             name = new_name(folder.name, self._found.sources)

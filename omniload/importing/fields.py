@@ -107,6 +107,7 @@ class Fields:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value) if abs(value) <= _LARGEST else value
+        # ``True`` is an integer to Python.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             self.refuse(key, f"{_shown(value)} is no {_KINDS.get(kind, kind.__name__)}")
             return default

@@ -112,6 +112,7 @@ def mix_text(
     step = _size(
         sizes["step_tokens"], found.step_tokens, "--batch", "tokens of a step over all ranks"
     )
+    # Of whole rows, as a step is here; other tools may end one within a row.
     step = max(1, step // row) * row
     micro = sizes["micro_tokens"] or found.micro_tokens or step // _PARTS_A_STEP
     content: JsonObject = {
@@ -139,6 +140,7 @@ def mix_text(
     checked(content, MixConfig, name=heading)
     head = "".join(f"# {line}\n" for line in (heading, *(f"- {note}" for note in notes)))
     body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
+    # Notes quote the other file; sources keep their URLs whole, as a run needs them.
     return without_secrets(head) + body
 
 

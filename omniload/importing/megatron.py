@@ -66,6 +66,7 @@ def _words(document: object, asked: Asked) -> list[str]:
 def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], list[str]]:
     """Return weights and prefixes; without weights, sizes in bytes stand for them."""
     numbers = [_number(word) for word in words[::2]]
+    # As Megatron tells them apart itself: weights if every other word is a number, from the first on.
     if len(words) % 2 == 0 and all(number is not None for number in numbers):
         return [number or 0.0 for number in numbers], words[1::2]
     if any(_number(word) is not None for word in words):

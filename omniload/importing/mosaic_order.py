@@ -203,6 +203,7 @@ def _about(random: np.random.Generator, block_size: int) -> int:
 def _in_blocks(units_U: _Ints, stretches: int, shuffle: Shuffle) -> Iterator[_Ints]:
     random = np.random.default_rng(shuffle.seed + shuffle.epoch)
     laid = _stretches(units_U, stretches, shuffle.seed, random)
+    # For all stretches ahead of any block: the draws are Mosaic's, in Mosaic's order.
     shifts = random.integers(0, int(0.75 * shuffle.block_size), (stretches,)).tolist()
     for stretch, shift in zip(laid, shifts, strict=True):
         found = stretch.all_samples()

@@ -100,6 +100,7 @@ def read_mosaic_state(path: Path) -> MosaicState:
         StateError: It is a checkpoint of torch, which is not loaded, or no state.
     """
     content = read_small_file(path, most_bytes=_MOST_BYTES, what="a state of Mosaic Streaming")
+    # Pickles from protocol 2 on, and the archive that torch writes since 1.6.
     if content[:1] == b"\x80" or content[:2] == b"PK":
         raise StateError(
             f"{path}: is a pickle, as torch.save writes it, which is never loaded; {_AS_JSON}"
@@ -325,6 +326,7 @@ class _Epochs:
             stream.value * (size if stream.key == "repeat" else 1) if stream.key else size
             for stream, size in zip(streams, sizes_S.tolist(), strict=True)
         ]
+        # Capped, so that it fits an integer of numpy's; ``refused`` then says that it is too much.
         return np.array([int(min(wanted, _MOST_SAMPLES + 1)) for wanted in wanted_S], np.int64)
 
     def _count_whole_epochs(self, counts_R: NDArray[np.int32]) -> None:
