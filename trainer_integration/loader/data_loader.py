@@ -3,6 +3,7 @@
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from typing import Any, Literal, Self, overload
 
 import torch.utils.data
@@ -138,7 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._batches is not None:
             return self._batches.loader.state_dict()
         if self._pending is not None:
-            return dict(self._pending)
+            return deepcopy(dict(self._pending))
         if self._remade and self._progress is None:
             raise StateError(_REMADE)
         return (self._progress or Progress(self, None)).state()
@@ -168,7 +169,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             state_dict = from_torchdata(state_dict, anatomy, shape, iterable=iterable)
         # Before anything is taken over: a state that is refused leaves the loader where it stands.
         check(self, LoaderState.of(state_dict), shape)
-        self._pending = dict(state_dict)
+        # A copy: datasets and samplers may go on in what they are given, and a state may be loaded again.
+        self._pending = deepcopy(dict(state_dict))
         live = None if self._live is None else self._live()
         if live is not None:
             live._moved = self

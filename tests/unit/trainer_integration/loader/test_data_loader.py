@@ -375,6 +375,51 @@ def test_a_state_stays_what_it_was_though_the_dataset_goes_on_in_what_it_gave(ki
     assert list(again) == rest
 
 
+class KeepsWhatItIsGiven(Remembering):
+    def load_state_dict(self, state):
+        self.held = state
+
+
+class StreamKeepsWhatItIsGiven(HandsOutItsOwn):
+    def load_state_dict(self, state):
+        self.held, self.resume = state, state["at"]
+
+
+class CountingInItsState(Counting):
+    """Goes on in the very state that it was given."""
+
+    at = property(lambda self: self.held["at"], lambda self, at: self.held.update(at=at))
+
+    def __init__(self):
+        self.held = {}
+        super().__init__()
+
+    def load_state_dict(self, state):
+        self.held = state
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: DataLoader(KeepsWhatItIsGiven(6), collate_fn=list),
+        lambda: DataLoader(StreamKeepsWhatItIsGiven(6), collate_fn=list),
+        lambda: DataLoader(Numbers(12), sampler=CountingInItsState(), batch_size=2),
+    ],
+)
+def test_a_state_may_be_loaded_again_though_the_dataset_went_on_in_what_it_was_given(made):
+    state = taken(made(), 2)
+    before = copy.deepcopy(state)
+    again = made()
+    again.load_state_dict(state)
+    shown = again.state_dict()
+    rest = plain(again)
+
+    assert state == shown == before
+    third = made()
+    third.load_state_dict(state)
+    assert plain(third) == rest
+
+
 def test_a_map_dataset_that_sets_torchs_generator_draws_what_it_would_have_drawn():
     class Augmented(Numbers):
         def __getitem__(self, index):
