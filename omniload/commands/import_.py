@@ -1,5 +1,6 @@
 """``omniload mix import``: the mix of another tool as a mix file, or why it cannot be one."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -130,7 +131,8 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         state=state,
     )
     found = _read(tool, asked, output)
-    beside = Path.cwd() if output is None else output.resolve().parent
+    # Not ``resolve``, which refuses links in a circle: the mix file takes their place.
+    beside = Path.cwd() if output is None else Path(os.path.realpath(output)).parent
     written = mix_text(
         found,
         report.notes,

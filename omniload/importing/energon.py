@@ -171,7 +171,11 @@ class _Reader:
                 f"{path!r}: what is in .nv-meta of a store cannot be read here; import beside a copy",
             )
             return
-        target = (at.files[-1].parent / path).resolve()
+        try:
+            target = (at.files[-1].parent / path).resolve()
+        except RuntimeError as error:  # links in a circle, up to Python 3.12
+            node.refuse("path", f"{path!r}: {error}")
+            return
         if target.suffix in (".yaml", ".yml"):
             try:
                 document = parsed(read_text(target), str(target))

@@ -115,16 +115,17 @@ class _Reading:
     def _included(self, by: Path, line: int, name: str, above: tuple[Path, ...]) -> Node:
         path = by.parent / name
         at = f"{by}:{line}: {_INCLUDE}: {name!r}"
+        # Read first: what cannot be opened, such as links in a circle, has no place to compare.
+        try:
+            text = read_text(path)
+        except ConfigError as error:
+            raise ConfigError(f"{at}: {error}") from error
         if any(_is_same(path, each) for each in above):
             raise ConfigError(
                 f"{at} includes itself, by way of {' -> '.join(p.name for p in above)}; remove one of them"
             )
         if len(above) > _DEEPEST:
             raise ConfigError(f"{at} lies deeper than {_DEEPEST} files; include it further up")
-        try:
-            text = read_text(path)
-        except ConfigError as error:
-            raise ConfigError(f"{at}: {error}") from error
         return self.file(path, text, above)
 
     def _expanded(self, word: str, place: str) -> str:

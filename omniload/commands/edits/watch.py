@@ -1,5 +1,6 @@
 """``omniload mix watch``: a run is made to be as its mix file says, at each save, by edits like anybody's."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -163,7 +164,7 @@ def _require_a_copy(file: Path, mix_path: Path) -> None:
     Raises:
         ConfigError: It is that file.
     """
-    if file.resolve() == mix_path:
+    if Path(os.path.realpath(file)) == mix_path:  # which refuses no links in a circle
         raise ConfigError(
             f"{file} is the mix file that the run was started with, and a resume needs it as it was; copy it, as "
             f"{file.with_stem('live')}, and edit and watch the copy"

@@ -63,6 +63,16 @@ def test_a_mix_file_is_written_that_check_finds_sound(file, tmp_path):
     assert "is there already" in str(again.exception)
 
 
+def test_a_mix_file_takes_the_place_of_links_in_a_circle(file, tmp_path):
+    (tmp_path / "mix.yaml").symlink_to("mix.yaml")
+    sizes = ("--length", "32", "--batch", "64", "--tokens", "ids")
+
+    result = run_mix("import", file, "--from", "veomni", *sizes, "-o", tmp_path / "mix.yaml")
+
+    assert result.exception is None, result.output
+    assert load_mix(tmp_path / "mix.yaml")[0].pack.length == 32
+
+
 def test_without_an_output_the_file_is_printed_and_as_json_with_its_notes(file):
     sizes = ("--length", "32", "--batch", "64", "--text", "text")
 

@@ -408,6 +408,7 @@ class TestEnergon:
             ({"path": "s3://b/x"}, "cannot be read here"),
             ({"join": {"a": {"path": "a"}}}, "join: "),
             ({"path": "file.yaml"}, "is part of itself, by"),
+            ({"path": "circle.yaml"}, "path: 'circle.yaml': "),
             ({"path": "ok", "subset": {"range": ["0%", "50%"]}}, "subset: "),
             ({"path": "ok", "split_part": "val"}, "names no shard of the split 'val'"),
             ({"path": "odd"}, "samples are not left out"),
@@ -421,6 +422,7 @@ class TestEnergon:
         ],
     )
     def test_what_cannot_be_declared_is_refused(self, folder, split, said):
+        (folder / "circle.yaml").symlink_to("circle.yaml")
         an_energon(folder / "ok", field_map={"text": "txt"})
         an_energon(folder / "odd", field_map={"text": "txt"}, exclude=["a.tar/0001"])
         an_energon(folder / "out", field_map={"text": "txt"}, shards=["../x.tar"])

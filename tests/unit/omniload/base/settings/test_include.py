@@ -186,6 +186,18 @@ def test_a_fault_in_an_included_file_is_told_with_its_place(tmp_path):
     assert lines[-1].startswith(f"{tmp_path / 'a.yaml'}:2: batch.tokens: found -3; give at least 2")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("circle.yaml", "Too many levels of symbolic links"), ('"a\\0.yaml"', "embedded null byte")],
+)
+def test_a_name_that_can_be_no_file_is_told_with_its_place(tmp_path, name, said):
+    (tmp_path / "circle.yaml").symlink_to("circle.yaml")
+    mix = put(tmp_path, mix=f"version: 2\ninclude: {name}\n")
+
+    with pytest.raises(ConfigError, match=rf"mix.yaml:2: include: .* cannot be read: {said}"):
+        load_mix(mix)
+
+
 def test_version_1_has_no_include(tmp_path):
     mix = put(tmp_path, mix=WHOLE.replace("version: 2", "version: 1\ninclude: a.yaml"))
 
