@@ -145,6 +145,7 @@ def joined_ranges(name: str, parts: Sequence[Ranges | NDArray[np.int64]]) -> Ran
     kind = COLUMNS[name]
     lacking = [part for part in parts if not isinstance(part, Ranges)]
     longest = max((int(lengths.max(initial=0)) for lengths in lacking), default=0)
+    # One array of the longest serves all that lack the column: their ranges begin where it does.
     columns: list[NDArray[Any]] = [np.ones(longest if kind.aligned else 0, kind.dtype)]
     which, starts, stops = [], [], []
     for part in parts:
@@ -179,9 +180,11 @@ def spans_of(mask: Ragged) -> Ragged:
     filled = np.flatnonzero(mask.lengths_N)
     is_first_V[mask.offsets[filled]] = True
     is_last_V[mask.offsets[filled + 1] - 1] = True
+    # What comes round from an end, or out of the sequence beside, is overruled by first and last.
     before_V, behind_V = np.roll(values_V, 1), np.roll(values_V, -1)
     starts = np.flatnonzero(values_V & (is_first_V | ~before_V))
     stops = np.flatnonzero(values_V & (is_last_V | ~behind_V)) + 1
+    # From the right: an empty sequence begins where the next one does.
     sequences = np.searchsorted(mask.offsets, starts, side="right") - 1
     bounds = np.column_stack((starts, stops)) - mask.offsets[sequences][:, None]
     offsets = np.zeros(len(mask) + 1, np.int64)

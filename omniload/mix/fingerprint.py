@@ -100,6 +100,7 @@ def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str,
         f"sources.{name}.shards": facts.shards_digest,
         f"sources.{name}.content": facts.content_digest,
     }
+    # Left out where there is none: states of releases that did not know the part are gone on from.
     if facts.transforms_digest:
         parts[f"sources.{name}.transforms"] = facts.transforms_digest
     if facts.drawn_before_digest:

@@ -53,6 +53,7 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
                 name: source.model_dump(exclude=_OF_TRAINING) for name, source in drawn.items()
             },
             "mix": weights,
+            # Readers of a source that is left out would be refused, as of a name that is not there.
             "loader": mix.loader.model_dump()
             | {"readers": {n: count for n, count in mix.loader.readers.items() if n in drawn}},
         }

@@ -138,6 +138,7 @@ class Order:
             raise ValueError(f"positions {start} to {stop} are no range; 0 <= start <= stop")
         while start < stop:
             epoch, within = divmod(start, self.positions_per_epoch)
+            # For each span anew: whoever takes them may ask for another epoch in between.
             self._enter(epoch)
             block = int(np.searchsorted(self._block_offsets, within, side="right")) - 1
             first, end = (int(x) for x in self._block_offsets[block : block + 2])
@@ -158,6 +159,7 @@ class Order:
                 f"{len(self._block_offsets) - 1} blocks"
             )
         at = block * self._block_units
+        # Sorted: an epoch whose block is of the same units finds it decoded, in whatever order they came.
         return np.sort(self._ordered_U[at : at + self._block_units])
 
     def rows_of(self, epoch: int, block: int) -> NDArray[np.int64]:
@@ -207,6 +209,7 @@ class Order:
         if self._method != "none":
             rank = np.empty(self._num_shards, np.int64)
             rank[self._permutation(self._num_shards, epoch, "shards")] = np.arange(self._num_shards)
+            # Stable: units of a shard stay in their order.
             self._ordered_U = self._units_U[np.argsort(rank[self._shards_U], kind="stable")]
         begins = np.arange(0, len(self._ordered_U), self._block_units)
         block_rows = np.add.reduceat(self._rows_of_unit[self._ordered_U], begins)
@@ -219,5 +222,6 @@ class Order:
         """Return a permutation of ``range(count)`` that its key alone decides."""
         key = f"omniload.order\0{ORDER_VERSION}\0{self._seed}\0{self._source}\0{epoch}\0{purpose}\0{block}"
         digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        # Equal draws are one in 2^64, and a stable sort orders them alike on every machine.
         draws = np.random.Philox(key=np.frombuffer(digest, "<u8")).random_raw(count)
         return np.argsort(np.asarray(draws), kind="stable")

@@ -126,6 +126,7 @@ PIECE_COLUMNS: dict[str, type[np.generic]] = {
 def _numbered(row: Json, number_of: Mapping[str, int]) -> list[int]:
     match row:
         case [str(name), position, sub, start, stop, size] if name in number_of:
+            # From the largest down: the size bounds where a piece stops, and that where it starts.
             size = whole_number(size, least=1, below=TOKEN_LIMIT)
             stop = whole_number(stop, least=1, below=size + 1)
             return [

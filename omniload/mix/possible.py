@@ -219,6 +219,7 @@ def _faults_of_pieces(state: MixState, mix: MixConfig) -> Iterator[str]:
     order_P = np.lexsort((carried.starts_P, carried.subs_P, carried.positions_P, carried.sources_P))
     if (twice := _overlap(carried.take(order_P))) is not None:
         yield f"sample {twice[2]} of record {twice[1]} of source {mix.names[twice[0]]!r} is carried twice"
+    # Those of a source come in its order: sorted by source alone they lie as they do sorted by all.
     by_source_P = np.argsort(carried.sources_P, kind="stable")
     for p in by_source_P[order_P != by_source_P][:1].tolist():
         yield (
@@ -234,6 +235,7 @@ def _faults_of_cuts(mix: MixConfig, carried: PieceTable) -> Iterator[str]:
     whole_P = np.asarray([overlong == "split" for overlong in mix.overlong_S])[carried.sources_P]
     # What is left of a longer sample that is not split; one that is dropped is not there.
     kept_P = np.where(whole_P, carried.sizes_P, np.minimum(carried.sizes_P, length))
+    # In 64 bits: the row of a start below 2^31 may stop above it.
     starts_P = carried.starts_P.astype(np.int64)
     begins_P = starts_P - starts_P % length
     wrong_P = (carried.stops_P != np.minimum(begins_P + length, kept_P)) | (starts_P != begins_P)

@@ -127,6 +127,7 @@ def states_of(history: History, tail: Tail) -> list[MixState]:
     Raises:
         StateError: The journal is of another mix or other data, or damaged.
     """
+    # A base has the sources of its own revision; records behind it may name those of later edits.
     begun = len(edits_in(tail.base))
     held = history.found_by(begun, fingerprint_in(tail.base))
     base = MixState.from_json(tail.base, history.of_revision(begun).names, held)
@@ -171,9 +172,8 @@ def progress_of(
         # A credit is what the weights ask for less what was drawn.
         due = drawn + state.credits_S[s] / WEIGHT_ONE
         whole = float(total)
-        if (
-            ways_S is not None
-        ):  # each counts in its own unit, and of each the same part of its way is to be gone
+        if ways_S is not None:
+            # Each counts in its own unit, and of each the same part of its way is to be gone.
             since, whole = ways_S[s]
             due = since + (whole - since) * _part_gone(state, ways_S)
         sources.append(

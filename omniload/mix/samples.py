@@ -70,6 +70,7 @@ class SampleTable:
     def within(self, start: int, stop: int) -> "SampleTable":
         """Return the part from raw position ``start`` to ``stop``, as far as it is covered, with its metadata."""
         start, stop = max(start, self.start), min(stop, self.stop)
+        # Whole records: the cut lies before the first sample of one.
         first, last = np.searchsorted(self.positions_N, (start, stop))
         return SampleTable(
             start=start,

@@ -101,6 +101,7 @@ def drawn_in(kind: str, state: MixState, source: int) -> int:
     if kind != "epochs":
         return state.drawn_S[source]
     position, sub, token = state.cursors_S[source]
+    # A record that is begun is drawn: it is gone on with, whatever the amount becomes.
     return position + (sub > 0 or token > 0)
 
 

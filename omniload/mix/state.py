@@ -149,6 +149,7 @@ class MixState:
     def floors(self) -> list[int]:
         """Return the first raw position of each source that is still needed."""
         floors_S = np.array([position for position, _, _ in self.cursors_S], np.int64)
+        # ``at``: of several pieces of a source each counts; by index the last alone would.
         np.minimum.at(floors_S, self.carried.sources_P, self.carried.positions_P)
         floors: list[int] = floors_S.tolist()
         return floors
@@ -178,6 +179,7 @@ class MixState:
             fingerprint: What a resume must find unchanged.
             edits: The edits up to ``mix_revision``; a run that goes on elsewhere finds them here.
         """
+        # Where there are none the state is byte for byte what releases read that know of no edits.
         edited: JsonObject = {"edits": list(edits)} if edits else {}
         if self.since_S:
             edited["since"] = dict(zip(names, self.since_S, strict=True))
@@ -212,6 +214,7 @@ class MixState:
             StateError: No object, another version, a damaged state, or a mix or data other than the state's; the
                 message names every part that differs.
         """
+        # First of all: a state of another loader is told by its name, not as one that lacks a version.
         refuse_others(state)
         if not isinstance(state, Mapping):
             raise StateError(
@@ -223,6 +226,7 @@ class MixState:
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
         require_version(state, _version_of(state), of="mix")
+        # The digest before the fingerprint: a byte that was turned is damage, and no other mix.
         content = unsealed(state, of="the mix state")
         _require_same(content.get("fingerprint"), fingerprint)
         try:

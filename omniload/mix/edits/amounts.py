@@ -193,6 +193,7 @@ _UNITS = {"epochs": "records", "samples": "samples", "tokens": "tokens"}
 
 def _counted_in(history: "History", name: str) -> Amount:
     """Return the amount that a source had last: its unit is the one that was counted."""
+    # Back from the last: one that was retired has none now, and was counted all the same.
     for revision in range(len(history.edits), -1, -1):
         amount = (history.of_revision(revision).mix.amounts or {}).get(name)
         if amount is not None:
@@ -216,6 +217,7 @@ def spread_anew(state: MixState, history: "History", edits: Sequence[Edit]) -> M
         before = history.of_revision(edit.revision - 1).mix.amounts or {}
         for s, name in enumerate(history.of_revision(edit.revision).names):
             now = (edit.amounts or {}).get(name)
+            # It was counted in tokens or samples up to here, and is in records from here on.
             if now is not None and now.kind == "epochs" and _kind(before, name) != "epochs":
                 drawn_S[s] = drawn_in("epochs", state, s)
     return replace(

@@ -229,6 +229,7 @@ def _fixed(file: MixConfig, declared: MixConfig) -> Iterator[Refused]:
     alike = (file.mix.amounts is None) == (declared.mix.amounts is None)
     others = ("sources.", "mix.amounts" if alike else "mix.", *_LATER)
     for key in sorted(now.keys() | then.keys()):
+        # A version says how a file is written; what it comes to is compared by the other keys.
         if key == "version" or key.startswith(others):
             continue
         if now.get(key) != then.get(key):
@@ -328,6 +329,7 @@ def _weights(
         )
         weight = float(f"{shares[i][name] * whole:.12g}")
         change: Change = AddSource(name=name, source=sources[name], weight=weight)
+        # Tried on what holds with those before it: one that is refused is told before any is asked for.
         history = history.edited(change, wanted[i].from_step if i else step)
         yield change, wanted[i].from_step if i else None
     leaving = [name for name in names if name not in file.names]

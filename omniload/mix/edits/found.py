@@ -77,6 +77,7 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
     Raises:
         StateError: Naming the revision that it has, and the one that it would have.
     """
+    # Of the step before: an edit that begins at the state's own step is entered with that step.
     due = history.revision_at(state.step - 1) if state.step else 0
     reopened = history.reopened_by(state.mix_revision)
     if reopened < state.step:

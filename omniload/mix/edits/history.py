@@ -143,6 +143,7 @@ class History:
         skips, known = self._skips(revision), state.mix_revision
         here = [s for s in skips if s.revision > known and s.step == state.step]
         if here:
+            # Of edits up to the skip the state behind it has all: amounts are spread by later ones alone.
             entered, known = self._behind(here[-1], entered), here[-1].revision
         return spread_anew(entered, self, self.edits[known:revision])
 
@@ -183,7 +184,7 @@ class History:
 
     def greatest_shares(self, start: int, stop: int) -> dict[str, float]:
         """Return the greatest share of each source at any step from ``start`` to ``stop``, as far as is known."""
-        # Shares move along lines between these steps, so their greatest values lie there.
+        # Between these steps shares rise or fall, and nothing else, so that they are greatest at one of them.
         between = {edit.step for edit in self.edits} | set(boundaries(self.at(stop)))
         greatest: dict[str, float] = {}
         for step in (start, *sorted(k for k in between if start < k < stop), stop):

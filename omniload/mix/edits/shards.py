@@ -106,6 +106,7 @@ def shard_meant(change: SkipShard, names: Sequence[str], found: Iterable[ShardsF
 
 def left_out_of(edits: Sequence[Edit], step: int) -> dict[str, tuple[int, ...]]:
     """Return the numbers of the shards of each source that are left out at a step."""
+    # An undo counts from its own step on: before that the shard was left out.
     gone = {edit.undoes for edit in edits if edit.step <= step}
     found: dict[str, set[int]] = {}
     for edit in edits:

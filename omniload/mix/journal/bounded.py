@@ -29,6 +29,7 @@ class BoundedLog:
         """Append a line, with its newline."""
         if self._failed:
             return
+        # Told once, and then kept no more: on a full disk every step would tell it.
         try:
             self._append(line)
         except OSError as error:
@@ -41,6 +42,7 @@ class BoundedLog:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(-1, os.SEEK_END)
+                # What a kill tore off stays a line of its own: with this one it would be one bad line.
                 line = line if file.read(1) == b"\n" else b"\n" + line
             file.write(line)
         if size + len(line) > _MOST_BYTES:

@@ -117,6 +117,7 @@ class Journal:
         else:
             storage.go_on(head.size_bytes)
         journal = cls(storage, head)
+        # They trained on steps that stay, and were noted behind the cut, as they may be told some steps late.
         for world in head.moved:
             journal._append(line_of(world, journal._last))
         return journal
@@ -144,6 +145,7 @@ class Journal:
         storage.go_on(size)
         journal = cls(storage, _Head(size, tail.lines[-1].checksum, ""))
         journal._known = dict(tail.texts_from(step))
+        # Bases before that step are there, or what is written behind their place is.
         journal._base_step = tail.next_step
         return journal
 
@@ -218,6 +220,7 @@ class Journal:
     def _append(self, line: JournalLine) -> None:
         before = self._end, self._last
         if not self._staged:
+            # What does not fit leaves nothing of a window: the end is then where its first line began.
             self._sure = before
         self._staged.append(bytes(line))
         self._end, self._last = self._end + len(bytes(line)), line.checksum
@@ -237,6 +240,7 @@ class Journal:
 
     def _drop(self, since: Since) -> None:
         """Begin anew with the base at ``since``; no planner takes over from further back."""
+        # The base that is begun with must be there before what lies in front of it goes.
         self._write()
         base, *lines = sound_lines(self._storage, since)
         state, _ = base_of(base)
@@ -307,6 +311,7 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
         raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
     size, last, record, has_worlds = len(bytes(first)), first, first, False
     moved: list[JsonObject] = []
+    # Counted and not parsed: opening a long journal costs the checksum of each line, and no memory.
     for line in lines:
         if reached < step or (reached == step and line.is_note):
             size, last = size + len(bytes(line)), line

@@ -214,6 +214,7 @@ class GroupJournal:
                 f"{_LARGEST_LINE_BYTES}; ask for fewer groups or rounds"
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Looked at once, and again after a failure: a run that goes on in order reads nothing.
         if self._next != decision.batch:
             self._cut_before(decision.batch)
         is_new = not self._path.exists()
@@ -269,6 +270,7 @@ class GroupJournal:
                 f"{self._path}: no decisions on groups; give the folder of a run that sampled, or a rollout"
             ) from None
         with file:
+            # One line ahead: one without an end is torn where nothing follows it, and damaged elsewhere.
             number, line = 1, file.readline(_LARGEST_LINE_BYTES + 1)
             while line:
                 if len(line) > _LARGEST_LINE_BYTES:
@@ -289,9 +291,8 @@ class GroupJournal:
                 break
             at = _BATCH.match(line)
             if at is None:
-                decision_of(
-                    line, f"{self._path}:{number}"
-                )  # says what it is, rather than have it cut away
+                # What is not of this version, or damaged, is told and not cut away.
+                decision_of(line, f"{self._path}:{number}")
             elif int(at[1]) >= batch:
                 break
             end += len(line)

@@ -169,6 +169,7 @@ def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
                 if step[0].isdigit() and int(step[0]) <= at_most and start + at >= _DIGITS:
                     file.seek(start + at - _DIGITS)
                     before = file.read(_DIGITS + 1)[:-1]
+                    # One that a kill tore is passed over, for the one before.
                     if file.readline(LARGEST_LINE_BYTES + _BESIDE_TEXT + 1).endswith(b"\n"):
                         return Since(start + at + 1, before)
     return _START
@@ -185,6 +186,7 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
     due, before = -1, since.before
     with _opened(path) as file:
         file.seek(since.offset)
+        # A byte more than any line of ours has: a longer one is told before it is held.
         read = partial(file.readline, LARGEST_LINE_BYTES + _BESIDE_TEXT + 1)
         for number, line in enumerate(iter(read, b""), start=1):
             if len(line) > LARGEST_LINE_BYTES + _BESIDE_TEXT:
@@ -203,6 +205,7 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
             sound = JournalLine(text, checksum)
             if number == 1:
                 due = base_of(sound)[1]
+            # By its first bytes: who reads the last steps alone parses none of those before.
             elif text.startswith(b'{"step":%d,' % due):
                 due += 1
             elif sound.is_note:

@@ -72,6 +72,7 @@ class ObjectStorage(JournalStorage):
     @override
     def claim(self) -> None:
         with _asking(self, "claimed"):
+            # Segments tell of lives as well, whose claims were tidied away.
             lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
             last = max(lives, default=Life(0, ""))
             if last.number >= LAST_LIFE:
@@ -86,6 +87,7 @@ class ObjectStorage(JournalStorage):
                 "pid": getpid(),
                 "at": time.time(),
             }
+            # Two may claim at once, of one number: the greater token goes on, the other hears of it behind this.
             self.store.publish(f"{_CLAIMS}/{self._life}", orjson.dumps(says))
             self._require_claim()
 
@@ -126,6 +128,7 @@ class ObjectStorage(JournalStorage):
                     f"{self}: gave {len(content)} bytes from {start} on where {kept_bytes - 1 - start} were a moment "
                     "ago: something else writes there; resume from a checkpoint"
                 )
+            # Of one byte at least: the first segment of a life voids what others put from there on.
             self._put(start, content + b"\n")
         self._tidy()
 
@@ -135,6 +138,7 @@ class ObjectStorage(JournalStorage):
             raise UnavailableError(
                 f"{self}: the last record was not written; open the journal again"
             )
+        # Whether a put that fails arrived is not known: nothing may be said to lie behind it.
         self._broken = True
         with _asking(self, "written"):
             self._put(self._end, content)
@@ -259,6 +263,7 @@ class ObjectStorage(JournalStorage):
         extents, found = self._found()
         needed = {extent.segment for extent in extents}
         for segment in found:
+            # Of earlier lives alone: what a later one has put may be more than this listing shows.
             if segment not in needed and segment.life < self._life:
                 self._remove(f"{_LINES}/{segment.name}")
         for life in self._claims():
@@ -353,6 +358,7 @@ def _asking(storage: ObjectStorage, doing: str) -> Iterator[None]:
         raise UnavailableError(
             f"{storage}: the journal cannot be {doing}: {error}; resume once the store answers"
         ) from error
+    # Callers tell what is not there from what cannot be asked.
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -61,6 +61,7 @@ def journal_at(run_dir: Path, url: str) -> Path | JournalStorage:
         Path(above, name).mkdir(parents=True, exist_ok=True)
         place = Path(above, name).absolute().as_uri()
     else:
+        # Runs of one mix file have a folder each: it is the run's name that keeps their claims apart.
         place = parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
     store = open_store(place, give_up_after_s=_GIVE_UP_S)
     if isinstance(store, LocalStore) and above is not None:

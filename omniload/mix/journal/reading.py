@@ -155,6 +155,7 @@ def read_tail(path: Path | JournalStorage, ahead: int) -> Tail:
         StateError: There is no journal, or it has another version.
         IntegrityError: A line is damaged, or missing, or where it does not belong.
     """
+    # The last base is mostly far enough back; where it is, no step is gone through twice.
     tail = _tail_from(path, at_most=COUNT_LIMIT)
     wanted = tail.next_step - ahead
     return (

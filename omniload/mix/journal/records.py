@@ -67,6 +67,7 @@ class StepRecord:
             carried=self.carried,
         )
         try:
+            # Whoever makes a line anew makes its checksum too: amounts may sum to more than 64 bits hold.
             found = after.digest()
         except OverflowError as error:
             raise StateError(

@@ -105,6 +105,7 @@ def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
         begin[segment.life] = min(segment.start, begin.get(segment.life, segment.start))
     limit: dict[Life, int | None] = {}
     void: int | None = None
+    # From the last life back: each voids what earlier ones have from its first byte on.
     for life in sorted(begin, reverse=True):
         limit[life] = void
         void = begin[life] if void is None else min(void, begin[life])
@@ -113,6 +114,7 @@ def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
         stop, most = min(segment.stop, segment.start + size), limit[segment.life]
         stop = stop if most is None else min(stop, most)
         if segment.start < stop:
+            # Of those that start together the longest first: it was merged of the others.
             held.append((segment.start, -stop, segment))
     extents: list[Extent] = []
     at = 0
@@ -148,6 +150,7 @@ class Merging:
     def added(self, segment: Segment, content: bytes) -> None:
         """Take a segment that was written, and what is in it."""
         if len(content) >= _RESTS_BYTES:
+            # What is merged lies end to end: small ones in front of a large one stay small.
             self._held.clear()
         else:
             self._held.append(_Held(segment, content, 0))

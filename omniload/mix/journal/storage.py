@@ -128,6 +128,7 @@ class FileStorage(JournalStorage):
     def go_on(self, kept_bytes: int) -> None:
         with _writing(self._path, 0):
             self._file = self._path.open("r+b", buffering=0)
+            # A kill may have left the newline out: the line counts, and the next must not run into it.
             _write_whole(self._file, b"\n", kept_bytes - 1)
             self._file.truncate(kept_bytes)
             os.fsync(self._file.fileno())
@@ -153,6 +154,7 @@ class FileStorage(JournalStorage):
     def shorten(self, content: bytes) -> None:
         partial = self._path.with_name(self._path.name + ".partial")
         with _writing(self._path, len(content)):
+            # Not synced: a journal is shortened where it need not outlive the machine.
             partial.write_bytes(content)
             partial.replace(self._path)
             self.close()

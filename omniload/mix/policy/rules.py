@@ -97,6 +97,7 @@ def decide(config: PolicyConfig, seen: Seen, most: Mapping[str, float]) -> dict[
     """
     found = _decided(config, seen)
     drawn = {name: found[name] for name, share in seen.shares.items() if share > 0}
+    # Behind every policy, a user's too: a source at 0 stays out, and none has more than it may.
     whole = capped(drawn, most)
     return {name: whole.get(name, 0.0) for name in seen.shares}
 
@@ -209,6 +210,7 @@ def capped(shares: Mapping[str, float], most: Mapping[str, float]) -> dict[str, 
     left = 1.0
     while free:
         total = sum(free.values())
+        # Those that are over have their largest; what they leave raises others, which may be over then.
         over = [name for name, share in free.items() if left * share / total > most.get(name, 1.0)]
         for name in over or free:
             whole[name] = most[name] if over else left * free[name] / total

@@ -184,10 +184,12 @@ def _members(name: str, group: Mapping[Any, Any]) -> dict[str, object]:
 
 def _apportioned(amount: int, shares: Mapping[str, float]) -> dict[str, int]:
     """Split a whole amount by largest remainder, so that nothing of it is lost."""
+    # In twelve digits: powers of a temperature may differ in their last from machine to machine.
     exact = {name: Fraction(f"{share:.12g}") * amount for name, share in shares.items()}
     whole = {name: int(part) for name, part in exact.items()}
     left = amount - sum(whole.values())
     order = sorted(exact, key=lambda name: (whole[name] - exact[name], name))
+    # Shares that were rounded may sum to more than 1 too: then some have one less.
     for i in range(abs(left)):
         whole[order[i % len(order)]] += 1 if left > 0 else -1
     return whole

@@ -50,6 +50,7 @@ class Between(StrictModel):
 
 def kind_of(value: object) -> str | None:
     """Return whether a value is a ``text``, a ``number`` or a ``truth``; ``None`` where it is none of them."""
+    # First: to Python a truth is a number.
     if isinstance(value, bool):
         return "truth"
     return (

@@ -90,4 +90,5 @@ def _pairs_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Pyd
                 *(("sources", name) if own else ("pack",)),
                 "overlong",
             )
+            # Once: where it is said for all sources, each of them would say it again.
             break

@@ -136,6 +136,7 @@ class SourceBase(StrictModel):
                 "under splits",
                 *(("split",) if self.split else ()),
             )
+        # Without splits nothing is written into it: its digest stays that of a mix that knows of none.
         return self.model_copy(update={"splits": own, "split": drawn}) if own else self
 
     def using(self, columns: Collection[str]) -> Self:  # noqa: ARG002 -- few types have any

@@ -72,10 +72,12 @@ def in_split(
         True for the records of ``split``. Over all splits and ``train``, every record is true exactly once.
     """
     bounds: list[int] = []
+    # In fractions: every machine must part the keys at the same one.
     exact = Fraction(0)
     for share in splits.values():
         exact += Fraction(share)
         bounds.append(min(ceil(exact * _KEYS), _KEYS - 1))
+    # From the right: a key on a bound is of the split behind it.
     places_R = np.searchsorted(np.asarray(bounds, np.uint64), keys_R, side="right")
     wanted = len(splits) if split == TRAIN else list(splits).index(split)
     taken_R: NDArray[np.bool_] = places_R == wanted

@@ -156,6 +156,7 @@ class WeightsConfig(StrictModel):
                 )
         names = _names_in(amounts)
         # Everything that asks only which sources are drawn from finds them here.
+        # Of no names at all the amounts are told to be at fault, and not these weights.
         stage = {"from_step": 0, "weights": dict.fromkeys(names, 1.0) or {"": 1.0}}
         return {**content, "level": "sample", "stop": "amounts", "stages": [stage]}
 

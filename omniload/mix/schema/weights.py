@@ -97,6 +97,7 @@ def _members(
     weights: Mapping[Any, Any], scale: float, path: tuple[str, ...]
 ) -> Iterator[tuple[str, object, tuple[str, ...]]]:
     """Yield each source below, its weight, and where it stands."""
+    # Two keys a level: the name of a group, and ``of``.
     if len(path) > 2 * _DEEPEST:
         raise fault_at(f"groups nest deeper than {_DEEPEST}; write the weights out", *path)
     for name, value in weights.items():
@@ -148,6 +149,7 @@ def _shares(
         raise fault_at(
             "weights of the group are all 0; give one above 0, or the group weight 0", *path
         )
+    # Of the largest, which becomes 1: powers of large weights at a cold temperature are infinite.
     heated = {name: (weight / largest) ** (1 / temperature) for name, weight in weights.items()}
     for name, weight in weights.items():
         if weight > 0 and heated[name] == 0:
