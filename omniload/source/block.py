@@ -153,6 +153,7 @@ def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemor
     counts_U = [len(unit.bad_B) for unit in each]
     begins_U = np.cumsum([0, *counts_U[:-1]])
     is_sample_R = np.repeat([unit.spoilt_B is not None for unit in each], counts_U)
+    # A record lies behind as many of its kind as there are before it in the block.
     places_R = np.where(is_sample_R, np.cumsum(is_sample_R), np.cumsum(~is_sample_R)) - 1
     return Block(
         units=units,
@@ -195,6 +196,7 @@ def _kept_units(
             usable_B = ~kept.bad_B & kept.given_B & reader.drawn(unit, kept.records)
             if not _suffices(kept, usable_B, reader):
                 continue
+            # Bad records count whether or not the text of their unit is decoded again.
             reader.note(unit, kept.records)
             found[unit] = _Unit(
                 bad_B=kept.bad_B, usable_B=usable_B, spoilt_B=kept.spoilt_B, spoilt=kept.spoilt
@@ -220,6 +222,7 @@ def _decoded_units(
         for unit in units:
             records = reader.read(unit)
             reader.note(unit, records)
+            # An entry of the cache holds no text that a key could be made of later.
             if reader.wants_keys and records.keys_B is None and reader.tokens is not None:
                 records = replace(records, keys_B=content_keys(records.column))
             given_B = records.column.lengths_N > 0

@@ -137,6 +137,7 @@ class SpilledColumn:
         """Return what was added, at least once; the column takes no more."""
         lengths_R = np.concatenate(self._lengths)
         ends = np.concatenate(([0], np.cumsum(lengths_R * self._dtype.itemsize)))
+        # An empty file cannot be mapped.
         mapped = _map(self._file) if ends[-1] else None
         return HeldColumn(_binary(pa.py_buffer(ends), mapped, len(lengths_R)), self._dtype, mapped)
 
@@ -163,6 +164,7 @@ class BlockWriter:
         for name, column in columns.items():
             self._parts.setdefault(name, []).append(column)
         self._held_bytes += size_bytes
+        # Once a unit lies in a file the others follow: a block is in memory or in files, not in both.
         if self._spilled or not self._memory.has_room(self._held_bytes):
             self._write_out()
 
@@ -205,6 +207,7 @@ class BlockMemory:
         """
         self.limit_bytes = limit_bytes
         self.folder = folder or Path(os.environ.get("TMPDIR") or _FOLDER)
+        # Its lock is taken twice by a thread in which the collector lets go of a block meanwhile.
         self._changed = threading.Condition()
         self._held: dict[int, weakref.ref[HeldBlock]] = {}
         """Blocks that may leave memory, the oldest first."""
@@ -320,6 +323,7 @@ def _spill_file(folder: Path) -> IO[bytes]:
 
 def _write(file: IO[bytes], data: memoryview, folder: Path) -> None:
     try:
+        # Not buffered: the system may take a part of what it is given.
         while len(data):
             data = data[file.write(data) :]
     except OSError as error:

@@ -72,6 +72,7 @@ class _Braces:
         self._pattern = pattern
         self._stops: dict[int, int] = {}
         self._commas: dict[int, list[int]] = {}
+        # In one pass: to look for the end of each brace anew would cost the square of the pattern.
         opened: list[int] = []
         for at, letter in enumerate(pattern):
             if letter == "{":
@@ -92,6 +93,7 @@ class _Braces:
             if choice is None:
                 at += 1
                 continue
+            # Counted part by part, and refused as soon as it is too much: the numbers themselves stay small.
             literal = self._pattern[letters:at]
             parts += [literal, choice]
             length = (length + len(literal) * count) * choice.count + choice.length * count

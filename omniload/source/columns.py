@@ -96,6 +96,7 @@ def text_bytes(texts: pa.Array) -> Ragged:
     if wide is None:
         texts, wide = texts.cast(pa.large_string()), np.int64
     _, offsets, values = texts.buffers()
+    # Arrow leaves the buffer out where no text has a letter.
     if len(texts) == 0 or values is None:
         return Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(len(texts) + 1, np.int64))
     ends = np.frombuffer(offsets, wide, len(texts) + 1, texts.offset * np.dtype(wide).itemsize)

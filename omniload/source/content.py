@@ -73,12 +73,14 @@ def parquet_ranges(
     for group in (metadata.row_group(i) for i in groups):
         for chunk in (group.column(i) for i in range(group.num_columns)):
             path = f"{chunk.path_in_schema}."
+            # With the dots: a list is stored as ``tokens.list.element``, and ``text`` is not ``text_2``.
             if not any(path.startswith(f"{column}.") for column in columns):
                 continue
             start = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
                 start = min(start, chunk.dictionary_page_offset)
             begin = start + max(0, (chunk.total_compressed_size - SAMPLE_BYTES) // 2)
+            # Places in a footer may be damaged: nothing behind the data is read by them.
             stop = min(begin + SAMPLE_BYTES, start + chunk.total_compressed_size, footer)
             ranges.append((min(begin, stop), stop))
     return ranges

@@ -112,6 +112,7 @@ def index_of(
         with DaemonPool(min(_READERS, len(missing)), "omniload-index") as pool:
             found = pool.map(build, missing)
         built = dict(zip((file.path for file in missing), found, strict=True))
+    # Before an order is made of them, which takes memory by the count: a damaged head may claim any.
     for path, unit in built.items():
         _require_records(path, unit.rows)
     units = [built.get(file.path) or kept[key_of_file(file)] for file in files]
@@ -123,6 +124,7 @@ def index_of(
         shards_U=np.repeat(np.arange(len(files)), counts),
         starts_U=_joined([unit.starts for unit in units]),
         stops_U=_joined([unit.stops for unit in units]),
+        # A file without records takes no part: one more or less leaves a source what it is.
         contents_F=tuple(unit.content if unit.rows.any() else "" for unit in units),
     )
 
@@ -148,6 +150,7 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 def _load(path: Path) -> dict[_Key, FileUnits]:
     """Read the index; one that is missing, of another version or damaged counts as empty."""
     try:
+        # Read, not mapped: a mapped file that is cut short kills the process.
         with open_file(path) as opened, pa.ipc.open_file(opened.read()) as stored:
             if (stored.schema.metadata or {}).get(_VERSION) != str(INDEX_VERSION).encode():
                 return {}
@@ -231,6 +234,7 @@ def _require_records(path: str, rows_U: NDArray[Any]) -> None:
 
 def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
     """Write the index whole or not at all; a run does not fail for want of it."""
+    # A name of its own: loaders, shadows and checks of a run may build one index at once.
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.unfinished")
     keys = [key_of_file(file) for file in files]
     columns = [

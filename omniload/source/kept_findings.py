@@ -113,5 +113,6 @@ def keep_findings(folder: Path | None, found: Mapping[str, tuple[str, FoundSourc
 
 
 def _digest(parts: Iterable[str]) -> str:
+    # Paths need not be UTF-8.
     text = "\n".join(parts).encode(errors="surrogateescape")
     return hashlib.blake2b(text, digest_size=12).hexdigest()

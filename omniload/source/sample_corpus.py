@@ -337,5 +337,6 @@ def _write_lines(place: Path, texts: list[Text], suffix: str, shards: int) -> No
         if suffix == ".zst":
             data = zstandard.compress(data)
         elif suffix == ".gz":
+            # Without the time: the corpus is the same, byte for byte, whenever it is built.
             data = gzip.compress(data, mtime=0)
         (place / f"part-{i:03}.jsonl{suffix}").write_bytes(data)

@@ -228,6 +228,7 @@ class RecordSource(Source):
         encoded = block.encoded(rows[usable], self._pipeline)
         if block.filling is not None and block.filling.is_whole:
             self._keep(block.filling)
+        # Kept before this: transforms of tokens go by the position, and an entry serves every epoch.
         samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
             self._judge_samples(block, rows[usable], samples)

@@ -135,6 +135,7 @@ class ByteEncoder(Tokenizer):
         bounds: list[int] = []
         for text, begin, its in zip(texts, column.offsets.tolist(), spans, strict=False):
             at, size = 0, begin
+            # Counted on from the place before: each from the start would cost the square of the text.
             for place in chain.from_iterable(its):
                 size += len(text[at:place].encode())
                 at = place
@@ -173,6 +174,7 @@ class BpeEncoder(Tokenizer):
         library.no_truncation()
         library.no_padding()
         self._library = library
+        # Of the ids, not of their number: a vocabulary may have holes.
         self.vocab_size = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.end_of_document_id = end_of_document_id
 
@@ -187,6 +189,7 @@ class BpeEncoder(Tokenizer):
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         with _faults_of(self._path, "encodes no text"):
+            # The fast one makes no offsets, which nobody asks for here.
             encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
@@ -278,6 +281,7 @@ def _faults_of(path: Path | None, said: str) -> Iterator[None]:
         ) from error
 
 
+# By the time of writing too: a file that was written anew is read anew.
 @lru_cache(maxsize=8)
 def _encoder(path: Path, _mtime_ns: int, end_of_document: str | None) -> BpeEncoder:
     """Read a tokenizer once for all sources of a process; it costs megabytes and is safe to share.

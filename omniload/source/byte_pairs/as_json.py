@@ -95,6 +95,7 @@ def _written(
         # Special tokens stand among the others: the library would number them on from the last one.
         "model": {
             "type": "BPE",
+            # A piece that is a token is that token, as tiktoken has it, whatever merges would make of it.
             "ignore_merges": True,
             "vocab": vocabulary | dict(special),
             "merges": [[left, right] for *_, left, right in sorted(merges)],

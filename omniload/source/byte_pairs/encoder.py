@@ -105,7 +105,10 @@ class TiktokenEncoder(Tokenizer):
         with _failures_of(texts, found, self._path):
             for text in texts:
                 ids = self._library.encode_to_numpy(
-                    text, allowed_special=allowed, disallowed_special=()
+                    # Else the library refuses a document that quotes a special token.
+                    text,
+                    allowed_special=allowed,
+                    disallowed_special=(),
                 )
                 found.append(ids)
         return found

@@ -135,9 +135,8 @@ def _bits_in(path: Path, where: str, shards: "_Shards", total: int) -> Bits:
             f"{where}: no such file; keep it beside the mix file as long as the run is resumed"
         ) from None
     except (pa.ArrowException, StateError, ValueError, OSError) as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # Arrow says damage by one without
+        # An ``OSError`` without a number is how Arrow tells damage.
+        if isinstance(error, OSError) and error.errno is not None:
             raise UnavailableError(f"{where}: cannot be read: {error}; try again") from error
         raise ConfigError(
             f"{where}: is no such file of records: {error!s:.200}; {_REMEDY}"
@@ -187,6 +186,7 @@ class _Shards:
             shard = shard.dictionary_encode()
         names = [str(name) for name in shard.dictionary.to_pylist()]
         chosen = shard.indices.to_numpy(zero_copy_only=False)
+        # Names are looked for once a batch, and not for each record.
         used, chosen_N = np.unique(chosen, return_inverse=True)
         files = np.array([self._number(names[at]) for at in used.tolist()], np.int64)
         files_N, records_N = files[chosen_N], record.to_numpy(zero_copy_only=False)
@@ -205,6 +205,7 @@ class _Shards:
         alike = [
             number
             for path, number in self._by_last.get(bare.rpartition("/")[2], ())
+            # From a slash on: ``a-1`` is not the end of ``data-1``.
             if path == bare or path.endswith(f"/{bare}")
         ]
         if len(alike) != 1:

@@ -45,6 +45,7 @@ class Bits:
 
     def set(self, records_N: NDArray[np.int64]) -> None:
         """Make some true."""
+        # ``at``: records that share a byte each count; by index the last alone would.
         np.bitwise_or.at(
             self.packed, records_N >> 3, np.uint8(1) << (records_N & 7).astype(np.uint8)
         )
@@ -105,6 +106,7 @@ class FirstSeen:
         """
         entries = np.empty(len(keys_N), _RECORD)
         entries["key"], entries["record"] = keys_N, records_N
+        # A unit may hold more than a buffer.
         for start in range(0, len(entries), self._most):
             some = entries[start : start + self._most]
             self._held.append(some)
@@ -156,6 +158,7 @@ class FirstSeen:
 
 def _firsts(entries: NDArray[Any]) -> NDArray[Any]:
     """Return the entries whose record is the least of those of their key, by key."""
+    # By the record among equal keys: the least comes first in the order of the files.
     entries = entries[np.lexsort((entries["record"], entries["key"]))]
     first_N = np.ones(len(entries), np.bool_)
     first_N[1:] = entries["key"][1:] != entries["key"][:-1]

@@ -135,6 +135,7 @@ def _found(
             if not rows:
                 continue
             records = record_format.read_unit(unit)
+            # One that cannot be drawn must not hide one that can.
             usable = np.flatnonzero(records.usable_B)
             seen.add(keys_by(records, by)[usable], begin + usable)
             begin += rows
@@ -214,6 +215,7 @@ class RecordRules:
         kept_B = every if records.kept_B is None else records.kept_B
         if self.distinct is not None:
             kept_B = kept_B & self.distinct.of_unit(unit)
+        # Splits come last: a document of one must not have its equal in another.
         if not self.splits:
             return kept_B
         keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B

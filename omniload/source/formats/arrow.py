@@ -98,6 +98,7 @@ class ArrowFormat(Format):
             beside, others = others[-len(self._beside) :], others[: -len(self._beside)]
             column = self._object_of([column, *beside])
         place = f"{file.path}: {where}"
+        # It was asked for behind the others, and those behind it are taken off.
         keys = others.pop() if keyed else None
         records = records_of(column, place, self._holds)
         records = with_others(records, dict(zip(self._others, others, strict=False)), place)
@@ -161,6 +162,7 @@ class ArrowFormat(Format):
         gaps = list(zip(stops[at].tolist(), starts[at].tolist(), strict=True))
         if self._before[:2] != (shard, gaps):
             head = b"".join(self._files[shard].read_ranges(gaps))
+            # A file is a stream, behind its magic.
             head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
             self._before = shard, gaps, head
         return self._before[2]
@@ -174,6 +176,7 @@ class ArrowFormat(Format):
                 raise IntegrityError(f"{file.path}: is empty, without a schema; replace it")
             for message in messages_of(file):
                 digest.update(message.metadata)
+                # The first message is the schema.
                 schema_stop = schema_stop or message.stop
                 if message.kind == "batch":
                     rows.append(message.rows)
@@ -210,6 +213,7 @@ class ArrowFormat(Format):
 
 def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> list[pa.ChunkedArray]:
     schema = pa.ipc.open_stream(data).schema
+    # Columns are chosen by number, and so the schema is read before: others are not decoded.
     options = pa.ipc.IpcReadOptions(
         included_fields=[schema.get_field_index(column) for column in dict.fromkeys(columns)],
         use_threads=False,

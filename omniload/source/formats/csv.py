@@ -66,6 +66,7 @@ class CsvFormat(Format):
         first = int(np.searchsorted(units.shards_U, shard))
         file, where = self._files[shard], f"bytes {start} to {stop}"
         with reading(file, where):
+            # The header goes in front of every unit: the column is found by its name.
             if codec_of(file) is None:
                 header = range_of(file, 0, int(units.starts_U[first]))
                 body = range_of(file, start, stop)
@@ -123,12 +124,15 @@ class CsvFormat(Format):
         name = self._config.text
         table = csv.read_csv(
             pa.BufferReader(data),
+            # In one thread, else a bad row is told without its number; in one block, else a long row is refused.
             read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1),
             parse_options=self._parse_options(note),
             convert_options=csv.ConvertOptions(
+                # Bytes: one row that is no text must not refuse all.
                 check_utf8=False,
                 include_columns=[name],
                 column_types={name: pa.large_binary()},
+                # An empty field is an empty text, and no null.
                 strings_can_be_null=False,
             ),
         )
@@ -234,6 +238,7 @@ class _Rows:
         newlines = np.flatnonzero(data == _NEWLINE)
         returns = np.flatnonzero(data == _RETURN)
         previous = np.concatenate(([self.before], data[:-1])).astype(np.uint8)
+        # A quote behind a mark of the byte order opens the first field.
         if self.at == 0 and bytes(data[: len(_BOM)]) == _BOM:
             previous[len(_BOM) : len(_BOM) + 1] = _NEWLINE
         if self.quoted:
@@ -266,6 +271,7 @@ class _Rows:
                 "quoted field; the file is cut short or a quote is missing, replace it"
             )
         ends = np.concatenate(self.ends) if self.ends else np.empty(0, np.int64)
+        # The last row needs no newline.
         return np.append(ends, self.at) if self.at > self.row_start else ends
 
     def _outside(self, quotes: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:

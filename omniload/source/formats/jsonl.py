@@ -72,6 +72,7 @@ class JsonlFormat(Format):
         self._read = _LineReader(
             key=key, nested=nested, known_by=known_by, beside=beside, where=where
         )
+        # Whatever key is read, lines are cut alike: one index serves all.
         self._units = index_of(files, self._index, kind=f"jsonl/{unit_bytes}", cache=cache)
 
     @override

@@ -84,6 +84,7 @@ class MdsFormat(Format):
         where = f"{file.path}: samples {start} to {stop}"
         with reading(file, f"samples {start} to {stop}"):
             whole = (
+                # A name ends in no NUL: one that is never compressed matches nothing.
                 _unzipped(file, described) if file.path.endswith(described.zipped or "\0") else None
             )
             offsets = _offsets(file, whole, start, stop)
@@ -131,6 +132,7 @@ class MdsFormat(Format):
                     f"{file.path}: its samples end at byte {offsets[-1]} of {described.size_bytes}; replace it"
                 )
             content = digest_of_ranges(file, even_ranges(file.size_bytes))
+        # A compressed shard is decompressed whole for any part of it.
         found = cuts(offsets[1:] - offsets[0], MAX_UNIT_BYTES if zipped else self._config.unit)
         require_sizes(file, offsets[found[1:]] - offsets[found[:-1]])
         return FileUnits(rows=np.diff(found), starts=found[:-1], stops=found[1:], content=content)
@@ -265,6 +267,7 @@ def _ids(values: Ragged, encoding: str, dtype: str | None, where: str) -> Ragged
         starts += 1
     if kind == "ndarray" and not shape:
         codes = _bytes_at(values, starts, where)
+        # The shape: how many numbers in the upper bits of its code, in the lower ones how wide each is.
         starts += 1 + (codes >> 2) * (1 << (codes & 3))
     return _cast(values.values_V, starts, stops, types, chosen, where)
 

@@ -119,6 +119,7 @@ class MegatronFormat(Format):
             head = _head(index)
             ends = _document_ends(file, index, head)
             content = digest_of_ranges(index, even_ranges(index.size_bytes))
+            # Of both files: other ids may lie under the same index.
             if file.size_bytes:
                 content += digest_of_ranges(file, even_ranges(file.size_bytes))
         found = cuts(ends, self._unit_bytes)
@@ -153,6 +154,7 @@ def _head(index: ShardFile) -> _Head:
             f"{index.path}: begins with {head[:9]!r}, not {_MAGIC!r}: it is no index of Megatron's, or of the "
             "oldest kind (TNTIDX); write it anew"
         )
+    # Its numbers are sizes of arrays: they are held against the size of the file before any is read.
     version, code = int.from_bytes(head[9:17], "little"), head[17]
     sequences = int.from_bytes(head[18:26], "little")
     boundaries = int.from_bytes(head[26:34], "little")
@@ -250,6 +252,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
             f"{index.path}: documents {start} to {stop} lie in bytes {begin} to {ends[-1]} of {file.size_bytes}; "
             "the file is not the one that was indexed, start anew"
         )
+    # Documents count sequences of the whole file, and ends those from the first one here on.
     return _Places(dtype=head.dtype, bytes_N=ends[documents - first])
 
 

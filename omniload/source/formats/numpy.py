@@ -111,6 +111,7 @@ class NumpyFormat(Format):
             stops = np.arange(layout.row, len(ids_V), layout.row)
         else:
             stops = np.flatnonzero(ids_V == self._config.end_of_document) + 1
+            # Where a unit ends is added below, with an end of a document there or without.
             stops = stops[stops < len(ids_V)]
         return np.concatenate(([0], stops, [len(ids_V)] if len(ids_V) else [])).astype(np.int64)
 
@@ -217,6 +218,7 @@ def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple
             (1, 0): read.read_array_header_1_0,
             (2, 0): read.read_array_header_2_0,
         }
+        # A header is a literal of Python, which takes the parser's time and stack: numpy refuses long ones if told to.
         shape, fortran, dtype = by_version[version](opened, max_header_size=_LARGEST_HEADER)
     except (ValueError, KeyError, EOFError, SyntaxError, RecursionError, TokenError) as error:
         raise IntegrityError(

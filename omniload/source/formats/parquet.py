@@ -151,6 +151,7 @@ class ParquetFormat(Format):
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
+            # Let go of first: two footers at once are not needed, and may be large.
             self._opened = None
             self._opened = shard, _open(self._files[shard])
         return self._opened[1]

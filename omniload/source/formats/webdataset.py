@@ -138,6 +138,7 @@ class WebDatasetFormat(Format):
         plain = codec_of(file) is None
         with reading(file, "headers"):
             archive = _plain(file) if plain else _decompressed(file)
+            # Every header is digested as it is read; of what members hold, a sample is.
             archive.digest = digest
             starts: list[int] = []
             stop = 0
@@ -148,9 +149,11 @@ class WebDatasetFormat(Format):
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
         ends = np.array([*starts[1:], stop] if starts else [], np.int64)
         begin = starts[0] if starts else 0
+        # Compressed, it is one unit: no part of it can be read without what comes before.
         found = cuts(ends - begin, self._config.unit if plain else archive.stop + 1)
         stops = ends[found[1:] - 1]
         unit_starts = np.concatenate(([begin], stops))[:-1] if len(stops) else stops
+        # From its very start, whatever lies before the first sample.
         if not plain and len(stops):
             unit_starts, stops = np.zeros(1, np.int64), np.array([archive.stop])
         require_sizes(file, stops - unit_starts)

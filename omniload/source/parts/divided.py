@@ -125,15 +125,18 @@ class DividedSource(Source):
         others = self._ready()
         if not others:
             return self.own.read(start, stop, without)
+        # Asked before this one reads: all of them work meanwhile.
         asked = [reader.read(start, stop, without) for reader in others]
         mine = self.own.read_part(start, stop, self._parts[0], without)
         try:
             parts = [answer() for answer in asked]
         except (ReaderLostError, CancelledError) as error:
             self._lose(error)
+            # All of it: what others have read of it already is not waited for.
             return self.own.read(start, stop, without)
         for part in parts:
             self.own.add_bad(part.bad)
+        # Those that were lost count in a row: a host that ends a process now and then is lived with.
         self._lost = 0
         return merged([mine, *(part.block for part in parts)])
 

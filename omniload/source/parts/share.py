@@ -82,6 +82,7 @@ class Share:
         if left_out_U is not None:
             mine_U &= ~left_out_U
         stops_U = np.cumsum(counts_U)
+        # Units of others take no room: rows move up by what lies in those before them.
         own_stops_U = np.cumsum(counts_U * mine_U)
         which_N = np.searchsorted(stops_U, rows_N, side="right")
         places = np.flatnonzero(mine_U[which_N])

@@ -83,6 +83,7 @@ class DuplicateCounter:
     def _thin(self) -> None:
         self._mask = (self._mask << np.uint64(1)) | np.uint64(1)
         hashes_N, sources_N = self._joined()
+        # By bits of the hash: documents that are equal stay together, or go together.
         kept_N = (hashes_N & self._mask) == 0
         self._hashes, self._sources = [hashes_N[kept_N]], [sources_N[kept_N]]
         self._kept = int(np.count_nonzero(kept_N))

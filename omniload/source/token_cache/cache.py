@@ -177,6 +177,7 @@ def open_token_cache(
     else:
         root = base_dir / Path(config.path.removeprefix("file://")).expanduser()
         place = LocalPlace(root, limit_bytes=config.limit, shared=seal.has_key)
+    # Of what the file holds: hosts that share a cache have it under paths and times of their own.
     digest = hashlib.blake2b(content_of(tokenizer, base_dir), digest_size=16).hexdigest()
     return TokenCache(place, seal, digest, clock or SystemClock())
 

@@ -147,6 +147,7 @@ def packed(name: str, unit: EncodedUnit, seal: Seal) -> bytes:
         parts += [column.lengths_N.astype("<u4"), stored[key]]
     out = bytearray(_FIXED.pack(_MAGIC, ENTRY_VERSION, len(text)) + text)
     for part in parts:
+        # At a multiple of 8, so that arrays are read where they lie.
         out += bytes(-len(out) % 8)
         out += part.tobytes()
     return bytes(out) + seal.check_of(memoryview(out))
@@ -162,6 +163,7 @@ def unpacked(name: str, data: bytes | bytearray | memoryview, seal: Seal) -> Enc
     if len(view) < _FIXED.size + _CHECK_BYTES:
         raise IntegrityError(f"holds {len(view)} bytes, which is no entry")
     body, check = view[:-_CHECK_BYTES], bytes(view[-_CHECK_BYTES:])
+    # Before anything in it is looked at.
     if seal.check_of(body) != check:
         raise IntegrityError("is cut short, damaged, or written with another key")
     try:

@@ -107,6 +107,7 @@ class Filling:
         """Keep every unit whose samples are all there, and take no more; tell whether all of them are kept."""
         if self._closed:
             return False
+        # Mapped before the files are closed: what is mapped stays.
         held = {name: column.finish() for name, column in self._columns.items()}
         kept = [self._keep(begin, unit, held) for begin, unit in self._units.items()]
         self.close()
@@ -126,6 +127,7 @@ class Filling:
             return False
         made = {name: _of_unit(column, places_B) for name, column in held.items()}
         spoilt_B = self._spoilt_R[rows_B]
+        # Where no record of the unit gives a sample there is no column to take any from.
         nothing = Ragged(
             values_V=np.empty(0, np.int32), offsets=np.zeros(len(places_B) + 1, np.int64)
         )

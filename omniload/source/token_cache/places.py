@@ -97,6 +97,7 @@ class LocalPlace(Place):
     def read(self, path: str) -> bytes | bytearray | None:
         self._note_use(path)
         try:
+            # Somebody else may have put a link or a pipe there: neither is followed, nor waited for.
             descriptor = os.open(
                 self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             )
@@ -165,6 +166,7 @@ class LocalPlace(Place):
         for folder in sorted(held, key=_used_at):
             if free >= size_bytes or time.time() - _used_at(folder) < _UNUSED_S:
                 break
+            # What this process uses is in use, though its time could not be set.
             if folder.name not in self._used:
                 shutil.rmtree(folder, ignore_errors=True)
                 free += held[folder] - _bytes_below(folder)

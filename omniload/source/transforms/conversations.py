@@ -52,6 +52,7 @@ class ChatEncoder(Encoder):
             except BadConversationError as error:
                 bad_N[i] = True
                 reason = reason or str(error)
+                # It keeps its place among the others, and has no token.
                 rendered.append(Rendered("", ()))
         tokens, mask = self._tokenizer.encode_spans(
             [each.text for each in rendered], [each.spans for each in rendered]
@@ -97,6 +98,7 @@ class PreferenceEncoder(Encoder):
         tokens_S, mask_S = self._tokenizer.encode_spans(
             [each.text for each in rendered],
             [each.spans for each in rendered],
+            # What a template writes is meant as special tokens; what stands in a text of somebody's is text.
             special=self._template is not None,
         )
         if self._template is None:

@@ -47,12 +47,14 @@ def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uin
         BadImageError: It is none, is cut short, or has more pixels than ``max_pixels``.
     """
     try:
+        # Reads the head alone: the size is looked at before a pixel takes memory.
         with Image.open(BytesIO(data), formats=_FORMATS) as image:
             width, height = image.size
             if width * height > config.max_pixels:
                 raise BadImageError(
                     f"has {width} x {height} pixels, more than max_pixels {config.max_pixels}"
                 )
+            # Turned before it is resized: a quarter turn changes height and width.
             upright = ImageOps.exif_transpose(image).convert("RGB")
     except _FAULTS as error:
         if isinstance(error, BadImageError):

@@ -29,6 +29,7 @@ def pixel_size(height: int, width: int, config: ImagesTransform) -> tuple[int, i
     most = config.max_patches // config.merge**2
     rows, columns = max(1, round(height / unit)), max(1, round(width / unit))
     if rows * columns > most:
+        # Rounded down on both sides, so that their product stays within; a very long image is one token high.
         scale = math.sqrt(most * unit * unit / (height * width))
         rows = min(max(1, math.floor(height * scale / unit)), most)
         columns = min(max(1, math.floor(width * scale / unit)), most // rows)

@@ -93,6 +93,7 @@ class ImageEncoder:
                 segments_N.append([""])
         words = self._words(segments_N)
         marked = self._marked(words, segments_N)
+        # Anew without them: words are found by counting segments, and a bad record has one, empty.
         if marked:
             reasons |= marked
             for i in marked:
@@ -125,6 +126,7 @@ class ImageEncoder:
         left = self._config.max_record_patches
         for number, part in enumerate(encoded):
             made.append(self._image(part.data, number))
+            # After each, not once all are decoded: a record may name thousands.
             left -= len(made[-1].patches)
             if left < 0:
                 raise BadImageError(
@@ -152,6 +154,7 @@ class ImageEncoder:
     def _words(self, segments_N: Sequence[Sequence[str]]) -> Ragged:
         """Return the tokens of every segment, record by record."""
         flat = [segment for segments in segments_N for segment in segments]
+        # Not ``encode``, which puts the end of a document behind every segment.
         words, _ = self._tokenizer.encode_spans(flat, [()] * len(flat), special=False)
         return words
 
@@ -195,6 +198,7 @@ class ImageEncoder:
                     ]
                     parts.append(block)
                     length += len(block)
+            # What is bad or empty has no end either: it would be a sample of one token.
             if end is not None and length:
                 parts.append(np.array([end], np.int32))
             tokens.append(np.concatenate(parts))

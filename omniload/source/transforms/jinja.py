@@ -37,6 +37,7 @@ def environment(begin: str, end: str) -> ImmutableSandboxedEnvironment:
         begin: Put before what a generation block renders.
         end: Put behind it.
     """
+    # Blanks around blocks go as in transformers, for which templates are written.
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

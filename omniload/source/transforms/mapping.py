@@ -98,6 +98,7 @@ class MapFunction:
 
     def _called(self, records: pa.Array) -> pa.Array:
         made = self._asked(records)
+        # One record alone shows nothing, and the next batch is looked at.
         if not self._trusted and len(records) > 1:
             self._require_alone(records, made)
             self._trusted = True

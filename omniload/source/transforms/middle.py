@@ -42,10 +42,12 @@ def draws_at(key: int, positions_N: NDArray[np.int64]) -> NDArray[np.float64]:
     """
     counters = positions_N.astype(np.uint64) * np.uint64(_DRAWS)
     counters = counters + np.arange(_DRAWS, dtype=np.uint64)[:, None]
+    # Wraps at 2^64, as SplitMix64 does.
     mixed = np.uint64(key) + (counters + np.uint64(1)) * np.uint64(_GOLDEN)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)
+    # The upper 53 bits: a double holds no more.
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -81,15 +83,15 @@ class MiddleFiller:
             ends_N -= (stops_N > begins_N) & (last_N == self.end)
         chosen, form, *cuts = draws_at(self.key, positions_N)
         lengths_N = ends_N - begins_N
+        # Between, before and behind n tokens there are n + 1 places for a cut.
         middles_N2 = np.sort([(cut * (lengths_N + 1)).astype(np.int64) for cut in cuts], axis=0)
         a_N, b_N = begins_N + middles_N2
         marks_at = len(values_V) + np.arange(3)
         cut_N = (chosen < self.rate) & (lengths_N > 0)
         spm_N = form < self.spm
-        # Parts are ranges of the tokens with the marks behind them; the prefix stands in one of two places.
-        before_N = np.where(
-            spm_N, a_N, begins_N
-        )  # where the prefix stands second, its part here is empty
+        # Parts are ranges of the tokens with the marks behind them; the prefix stands in one of two places,
+        # and its part in the other one is empty.
+        before_N = np.where(spm_N, a_N, begins_N)
         parts = [
             (np.full_like(a_N, marks_at[0]), np.ones_like(a_N)),
             (before_N, a_N - before_N),
@@ -103,6 +105,7 @@ class MiddleFiller:
         sizes_NP = np.stack([size for _, size in parts], axis=1)
         starts_NP[~cut_N, 0], sizes_NP[~cut_N] = begins_N[~cut_N], 0
         sizes_NP[~cut_N, 0] = (stops_N - begins_N)[~cut_N]
+        # An empty part may begin where its sample, or all of them, end: nothing is looked at there.
         starts = np.where(sizes_NP > 0, starts_NP, 0).reshape(-1)
         made, offsets = gather_ranges(
             np.concatenate((values_V, np.asarray(self.marks, values_V.dtype))),

@@ -80,6 +80,7 @@ def _opened(
     first = encoding_of(config.transforms)
     if isinstance(first, ImagesTransform):
         images = ImageEncoder(first, opened, row_length)
+        # Another version may decode to other pixels: a resume under it is refused.
         digest = hashlib.blake2b(images.library.encode(), digest_size=6).hexdigest()
         return Pipeline(images, config.transforms, digest, row_length)
     folder = base_dir, folder_of(tokenizer, base_dir)
@@ -158,6 +159,7 @@ def _filler(
                 "or its id"
             )
         marks.append(found)
+    # A flat file says which token ends its documents, which need not be the tokenizer's.
     end = getattr(config, "end_of_document", None)
     if end is None and tokenizer is not None:
         end = tokenizer.end_of_document_id

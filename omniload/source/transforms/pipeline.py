@@ -95,6 +95,7 @@ class Pipeline:
             if function is not None and is_of_text(config):
                 texts, left = function.of_texts(texts)
                 if left is not None:
+                    # Each function sees what the one before it left: its rows are rows of those.
                     rows_K = left if rows_K is None else rows_K[left]
         if rows_K is None:
             return self._encoded(texts, others)
@@ -114,6 +115,7 @@ class Pipeline:
         taken = take(as_binary(column), rows_N, column.values_V.dtype)
         if not self.takes_text:
             return self.of(Samples(tokens=taken))
+        # Lengths are asked for: of further columns images alone decide them.
         needed = records.others if isinstance(self._encoder, ImageEncoder) else NO_COLUMNS
         others = {
             name: take(as_binary(other), rows_N, other.values_V.dtype)

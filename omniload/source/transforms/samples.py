@@ -143,6 +143,7 @@ def _bounds(
     """Return where a sample of ``length`` tokens is cut, its begin and end among them."""
     begins_I, ends_I = _extents(places_I2, config)
     bounds = [0]
+    # Ends, for an image and what stands around it fit a row: the encoder refuses others.
     while length - bounds[-1] > row_length:
         stop = bounds[-1] + row_length
         inside = np.flatnonzero((begins_I < stop) & (stop < ends_I))
@@ -176,6 +177,7 @@ def _images_between(
     """Return the columns of images ``firsts_N`` to before ``lasts_N`` of the samples ``owner_N``, copied."""
     grids, places, images = (others[name] for name in (GRIDS, IMAGE_PLACES, IMAGES))
     patches = grids.values_V[::2].astype(np.int64) * grids.values_V[1::2]
+    # Values of a patch: within a source all have as many.
     depth = len(images.values_V) // max(1, int(patches.sum()))
     before = np.concatenate(([0], np.cumsum(patches * depth)))
     first_image = grids.offsets[owner_N] // 2
@@ -187,6 +189,7 @@ def _images_between(
         (IMAGES, images, before[firsts], before[lasts]),
     ):
         values, offsets = gather_ranges(np.ascontiguousarray(column.values_V), a, b)
+        # Copied, for places are moved in it: what is gathered may lie in memory of Arrow's, which is read alone.
         made[str(name)] = Ragged(values_V=values.copy(), offsets=offsets)
     return made
 

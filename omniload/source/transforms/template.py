@@ -93,6 +93,7 @@ class ChatTemplate:
             BadConversationError: It is no conversation, or the template refuses it.
         """
         variables = _variables(record)
+        # Before it is rendered: a mark in a text would be taken for that of a block.
         if _BEGIN in record or _END in record:
             raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
         marked = self._rendered(variables, variables["messages"])
@@ -114,6 +115,7 @@ class ChatTemplate:
         nothing: dict[str, Any] = {"tools": None, "documents": None}
         asked = self._rendered(nothing, prompt, prompts=True)
         whole = self._rendered(nothing, [*prompt, *answer])
+        # Of a pair the answer is trained on, whatever blocks the template marks.
         whole = whole.replace(_BEGIN, "").replace(_END, "")
         asked = asked.replace(_BEGIN, "").replace(_END, "")
         if not whole.startswith(asked):
@@ -131,6 +133,7 @@ class ChatTemplate:
                 continue
             prompt = self._rendered(variables, messages[:i], prompts=True)
             is_last = i == len(messages) - 1
+            # The text ends with the last turn: it is not rendered a second time.
             through = text if is_last else self._rendered(variables, messages[: i + 1])
             if not (through.startswith(prompt) and text.startswith(through)):
                 raise BadConversationError(
@@ -211,6 +214,7 @@ def read_template(template: Path | None, beside: Path) -> TemplateFiles:
         ConfigError: There is none, or a file is damaged.
     """
     config = _settings(beside / "tokenizer_config.json")
+    # What ``tokenizer_config.json`` says counts where both say it.
     said = {
         key: value.get("content") if isinstance(value, dict) else value
         for found in (_settings(beside / "special_tokens_map.json"), config)
