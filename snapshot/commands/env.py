@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from typing import Any
+from dataclasses import asdict
 
 import click
 
@@ -117,7 +117,7 @@ def restore_command(
       omniload env restore 3f9a01c2 -o /mnt/envs --form link
     """  # noqa: D301 -- click's own marker
     restored = _restored(given, url, words, auto=auto, form=form)
-    click.echo(json.dumps(_shown(restored)) if as_json else _sentence(restored))
+    click.echo(json.dumps(asdict(restored)) if as_json else _sentence(restored))
 
 
 @command.command("run")
@@ -227,10 +227,6 @@ def umount_command(given: EnvironmentOptions, lazy: bool) -> None:
             raise StateError(f"{environment.interpreter.prefix} holds no snapshot")
         environment.clear(record, lazily=lazy)
     click.echo(f"{record.key[:16]} is gone from {environment.interpreter.prefix}")
-
-
-def _shown(restored: Restored) -> dict[str, Any]:
-    return {name: getattr(restored, name) for name in restored.__dataclass_fields__}
 
 
 def _sentence(restored: Restored) -> str:

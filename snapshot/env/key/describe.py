@@ -8,7 +8,7 @@ import sysconfig
 __all__ = ["describe"]
 
 
-def describe() -> dict[str, str]:
+def describe() -> dict[str, object]:
     """Return where this interpreter installs, and what wheels are chosen by."""
     paths = sysconfig.get_paths()
     return {
@@ -17,14 +17,16 @@ def describe() -> dict[str, str]:
         "purelib": paths["purelib"],
         "platlib": paths["platlib"],
         "scripts": paths["scripts"],
-        "implementation": platform.python_implementation(),
-        "version": platform.python_version(),
-        "cache_tag": sys.implementation.cache_tag or "",
-        "soabi": sysconfig.get_config_var("SOABI") or "",
-        "abiflags": getattr(sys, "abiflags", ""),
-        "platform": sysconfig.get_platform(),
-        "machine": platform.machine(),
-        "libc": " ".join(platform.libc_ver()).strip() or "unknown",
+        "identity": {
+            "implementation": platform.python_implementation(),
+            "version": platform.python_version(),
+            "cache_tag": sys.implementation.cache_tag or "",
+            "soabi": sysconfig.get_config_var("SOABI") or "",
+            "abiflags": getattr(sys, "abiflags", ""),
+            "platform": sysconfig.get_platform(),
+            "machine": platform.machine(),
+            "libc": " ".join(platform.libc_ver()).strip() or "unknown",
+        },
     }
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omniload.base.errors import ConfigError
 from snapshot.env.key import describe
@@ -16,7 +17,7 @@ __all__ = ["Interpreter", "environment_of", "find_python", "probe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """What an interpreter says of itself. Whatever wheels are chosen by is part of the key."""
+    """What an interpreter says of itself."""
 
     executable: str
     prefix: str
@@ -24,32 +25,13 @@ class Interpreter:
     purelib: str
     platlib: str
     scripts: str
-    implementation: str
-    version: str
-    cache_tag: str
-    """Names byte code: ``cpython-311``."""
-    soabi: str
-    """Names extension modules."""
-    abiflags: str
-    platform: str
-    machine: str
-    libc: str
-    """``glibc 2.36``."""
+    identity: Mapping[str, str]
+    """What decides which wheels fit, from the version to the C library: the part of the key about the machine."""
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Directories that an installation changes."""
         return (self.purelib, self.platlib, self.scripts)
-
-    def identity(self) -> dict[str, str]:
-        """Return what decides which wheels fit: the part of the key about the machine."""
-        return {
-            name: getattr(self, name)
-            for name in (
-                "implementation", "version", "cache_tag", "soabi", "abiflags",
-                "platform", "machine", "libc",
-            )
-        }  # fmt: skip
 
 
 def find_python(named: str | None, environment: Mapping[str, str] = os.environ) -> str:
@@ -88,13 +70,13 @@ def probe(python: str) -> Interpreter:
         raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
 
 
-def _asked(python: str) -> dict[str, str]:
+def _asked(python: str) -> dict[str, Any]:
     if python == sys.executable:
         return describe.describe()
     words = [python, "-I", describe.__file__]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
-        described: dict[str, str] = json.loads(done.stdout)
+        described: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
     return described

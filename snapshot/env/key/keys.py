@@ -318,7 +318,7 @@ def document_of(
         raise ConfigError("no command given; write it after --, such as -- pip install numpy")
     return {
         "version": VERSION,
-        "interpreter": interpreter.identity(),
+        "interpreter": dict(interpreter.identity),
         "prefix": shown(os.path.realpath(interpreter.prefix)),
         "targets": [shown(target.name) for target in targets],
         "base": base._asdict(),

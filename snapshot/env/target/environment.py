@@ -121,7 +121,7 @@ class Environment:
                 modules or scripts would not work here.
         """
         here = {
-            **{f"interpreter.{k}": v for k, v in self.interpreter.identity().items()},
+            **{f"interpreter.{k}": v for k, v in self.interpreter.identity.items()},
             "prefix": shown(os.path.realpath(self.interpreter.prefix)),
             "targets": [shown(target.name) for target in self.targets],
         }

@@ -73,12 +73,7 @@ def environment_at(prefix):
 
 
 def an_interpreter(prefix, **changes):
-    fields = {
-        "executable": sys.executable,
-        "prefix": str(prefix),
-        "purelib": f"{prefix}/{SITE}",
-        "platlib": f"{prefix}/{SITE}",
-        "scripts": f"{prefix}/{BIN}",
+    identity = {
         "implementation": "CPython",
         "version": "3.11.7",
         "cache_tag": "cpython-311",
@@ -88,7 +83,14 @@ def an_interpreter(prefix, **changes):
         "machine": "x86_64",
         "libc": "glibc 2.36",
     }
-    return Interpreter(**{**fields, **changes})
+    return Interpreter(
+        executable=sys.executable,
+        prefix=str(prefix),
+        purelib=f"{prefix}/{SITE}",
+        platlib=f"{prefix}/{SITE}",
+        scripts=f"{prefix}/{BIN}",
+        identity={**identity, **changes},
+    )
 
 
 def an_installation(environment, script=INSTALL, **changes):

@@ -549,7 +549,9 @@ def test_a_pack_that_is_gone_is_an_error_and_leaves_the_environment_alone(tmp_pa
 )
 def test_a_snapshot_of_another_interpreter_does_not_fit(tmp_path, change, named):
     environment, manifest, _ = saved(tmp_path)
-    other = replace(environment, interpreter=replace(environment.interpreter, **change))
+    identity = {**environment.interpreter.identity, **change}
+    interpreter = replace(environment.interpreter, identity=identity)
+    other = replace(environment, interpreter=interpreter)
 
     with pytest.raises(StateError, match=named):
         a_restorer(other, tmp_path).restore(manifest.head.key, "copy")
@@ -622,7 +624,7 @@ def test_an_interpreter_tells_about_itself_the_same_in_and_out_of_process():
     folder, name = os.path.split(sys.executable)
     outside = probe(f"{folder}/./{name}")
 
-    assert inside.identity() == outside.identity()
+    assert inside.identity == outside.identity
     assert inside.targets == outside.targets
     assert environment_of(inside, {"PATH": "/x"})["PATH"].endswith(":/x")
     assert find_python(inside.prefix, {}).startswith(inside.prefix)

@@ -207,7 +207,7 @@ def test_paths_that_differ_by_case_are_saved_and_restored_where_that_is_allowed(
 
 def _fits(environment):
     return {
-        "interpreter": environment.interpreter.identity(),
+        "interpreter": environment.interpreter.identity,
         "prefix": os.path.realpath(environment.interpreter.prefix),
     }
 

@@ -53,10 +53,11 @@ def test_an_interpreter_that_is_not_there_is_a_clear_fault(tmp_path):
 def test_a_description_names_everything_a_wheel_is_chosen_by():
     interpreter = Interpreter(**describe())
 
-    assert interpreter.version.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
-    assert interpreter.cache_tag == sys.implementation.cache_tag
+    identity = interpreter.identity
+    assert identity["version"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert identity["cache_tag"] == sys.implementation.cache_tag
     assert interpreter.prefix == sys.prefix
-    assert set(interpreter.identity()) == {
+    assert set(identity) == {
         "implementation", "version", "cache_tag", "soabi", "abiflags", "platform", "machine", "libc",
     }  # fmt: skip
 

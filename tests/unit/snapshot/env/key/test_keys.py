@@ -1,7 +1,6 @@
 """A changed input gives another key, and the documents say which."""
 
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -55,7 +54,7 @@ def test_the_same_inputs_give_the_same_key(tmp_path):
 )
 def test_another_interpreter_gives_another_key_and_is_named(tmp_path, name, value):
     plain = a_document(tmp_path)
-    other = a_document(tmp_path, interpreter=replace(an_interpreter("/env"), **{name: value}))
+    other = a_document(tmp_path, interpreter=an_interpreter("/env", **{name: value}))
 
     assert key_of(plain) != key_of(other)
     assert [each.place for each in differences(plain, other)] == [f"interpreter.{name}"]
