@@ -32,7 +32,7 @@ _IDLE_S = 15.0
 _FULL = b"HTTP/1.1 503 Too many connections\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class PeerServer:
+class PeerServer(ThreadingHTTPServer):
     """Listens from the moment it is made, in threads of its own.
 
     Port 0 is any that is free. Peers show ``token``, unless it is empty; connections over the most
@@ -41,6 +41,10 @@ class PeerServer:
     Raises:
         StateError: The address cannot be listened at.
     """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
 
     def __init__(
         self,
@@ -51,56 +55,45 @@ class PeerServer:
         token: str = "",
         connections: int = 512,
     ) -> None:
+        self.share = share
+        self.expected = f"Bearer {token}".encode() if token else b""
+        self.served_bytes = 0
+        """Bytes of blocks handed out."""
+        self.lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(connections)
+        self._open: set[socket.socket] = set()
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         try:
-            self._server = _Server(share, (host, port), token, connections)
+            super().__init__((host, port), _Handler)
         except OSError as error:
             raise StateError(
                 f"cannot listen at {host}:{port}: {error}; give a free address of this machine"
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="omniload-peer-server", daemon=True
+            target=self.serve_forever, name="omniload-peer-server", daemon=True
         )
         self._thread.start()
 
     @property
     def port(self) -> int:
         """The port it listens at."""
-        return int(self._server.server_address[1])
-
-    @property
-    def served_bytes(self) -> int:
-        """Bytes of blocks handed out."""
-        return self._server.served_bytes
+        return int(self.server_address[1])
 
     def close(self) -> None:
-        """Stop listening, and close every connection."""
-        stopping = threading.Thread(target=self._server.shutdown)
+        """Stop listening, and close every connection; the thread of each ends with it."""
+        stopping = threading.Thread(target=self.shutdown)
         stopping.start()
         with suppress(OSError):  # wakes the thread that listens, which else looks twice a second
-            self._server.socket.shutdown(socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
         stopping.join()
         self._thread.join()
-        self._server.server_close()
-        self._server.hang_up()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 256
-
-    def __init__(
-        self, share: BlockShare, address: tuple[str, int], token: str, connections: int
-    ) -> None:
-        self.share = share
-        self.expected = f"Bearer {token}".encode() if token else b""
-        self.served_bytes = 0
-        self.lock = threading.Lock()
-        self._free = threading.BoundedSemaphore(connections)
-        self._open: set[socket.socket] = set()
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
+        self.server_close()
+        with self.lock:
+            open_now = list(self._open)
+        for connection in open_now:
+            with suppress(OSError):  # it may have hung up before
+                connection.shutdown(socket.SHUT_RDWR)
 
     @override
     def server_bind(self) -> None:
@@ -133,14 +126,6 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("peer %s", client_address, exc_info=True)
 
-    def hang_up(self) -> None:
-        """End every connection; its thread ends with it."""
-        with self.lock:
-            open_now = list(self._open)
-        for connection in open_now:
-            with suppress(OSError):  # it may have hung up before
-                connection.shutdown(socket.SHUT_RDWR)
-
 
 class _Handler(BaseHTTPRequestHandler):
     """One connection of a peer."""
@@ -151,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def setup(self) -> None:
-        assert isinstance(self.server, _Server)
+        assert isinstance(self.server, PeerServer)
         self.ours = self.server
         super().setup()
 
