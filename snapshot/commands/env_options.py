@@ -58,6 +58,7 @@ def environment_options(function: Function) -> Function:
     @click.option("--target", "targets", multiple=True, help="One more directory to capture.")
     @click.option(
         "--base-image",
+        "image",
         envvar="OMNILOAD_BASE_IMAGE",
         default="",
         help="Digest of the image below. [env OMNILOAD_BASE_IMAGE]",
@@ -67,26 +68,14 @@ def environment_options(function: Function) -> Function:
     @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more.")
     @click.option("--case-pairs", is_flag=True, help="Allow paths that differ by case only.")
     @functools.wraps(function)
-    def command_of(  # noqa: PLR0913 -- one for each option
-        *words: Any,  # noqa: ANN401
-        python: str | None,
-        targets: tuple[str, ...],
-        base_image: str,
-        files: tuple[str, ...],
-        variables: tuple[str, ...],
-        max_bytes: int,
-        case_pairs: bool,
-        **rest: Any,  # noqa: ANN401
-    ) -> None:
-        given = EnvironmentOptions(
-            environment=active_environment(python, targets),
-            image=base_image,
-            files=files,
-            variables=variables,
-            limits=Limits(raw_bytes=max_bytes, case_pairs=case_pairs),
+    def command_of(**given: Any) -> None:  # noqa: ANN401
+        options = EnvironmentOptions(
+            environment=active_environment(given.pop("python"), given.pop("targets")),
+            limits=Limits(raw_bytes=given.pop("max_bytes"), case_pairs=given.pop("case_pairs")),
+            **{name: given.pop(name) for name in ("image", "files", "variables")},
         )
         try:
-            function(given, *words, **rest)
+            function(options, **given)
         except OSError as error:
             raise _fault(error) from error
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -116,9 +116,7 @@ def mount(settings: LayerStoreMount, *, log_path: str | None = None) -> "subproc
 
 def serve(settings: LayerStoreMount, ready: Callable[[], None]) -> None:
     """Show the layers of every image that is asked for, until unmounted."""
-    with ExitStack() as opened:
-        parts = _Parts(settings)
-        opened.callback(parts.close)
+    with closing(_Parts(settings)) as parts:
         options, name = settings.bridge, "omniload-layers"
         server.serve(parts.shown, settings.mountpoint, options, name=name, ready=ready)
 

@@ -64,22 +64,17 @@ def probe(python: str) -> Interpreter:
     Raises:
         ConfigError: It does not run.
     """
+    described: dict[str, Any]
     try:
-        return Interpreter(**_asked(python))
-    except TypeError as error:
+        if python == sys.executable:
+            described = describe.describe()
+        else:
+            words = [python, "-I", describe.__file__]
+            done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
+            described = json.loads(done.stdout)
+        return Interpreter(**described)
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
         raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
-
-
-def _asked(python: str) -> dict[str, Any]:
-    if python == sys.executable:
-        return describe.describe()
-    words = [python, "-I", describe.__file__]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
-        described: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise ConfigError(f"{python}: cannot be asked about itself: {error}") from error
-    return described
 
 
 def environment_of(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str, str]:
