@@ -17,6 +17,7 @@ __all__ = ["Clock", "Host", "Lane", "Process", "Then"]
 
 Then: TypeAlias = Callable[[], None]
 _NOTHING_S = 1e-12
+"""What is left of a job by rounding."""
 _LEAST_LEFT = 0.05
 """Share of a host's cores that what is done by the clock leaves at least."""
 
@@ -145,12 +146,18 @@ class Host:
         self._advance()
         ended: list[Then] = []
         for process in self._running:
-            while process.jobs and process.jobs[0][0] - process.done_s <= _NOTHING_S:
+            while process.jobs and self._is_over(process.jobs[0][0] - process.done_s):
                 ended.append(heapq.heappop(process.jobs)[2])
         self._running = [process for process in self._running if process.jobs]
         self._look_ahead()
         for then in ended:
             then()
+
+
+    def _is_over(self, left_s: float) -> bool:
+        """Tell whether so little of a job is left that time, as far on as it is, would stand still for it."""
+        now_s = self.clock.now_s
+        return left_s <= _NOTHING_S or now_s + left_s == now_s
 
 
 class Lane:

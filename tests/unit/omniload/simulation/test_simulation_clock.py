@@ -122,3 +122,22 @@ def test_what_is_done_by_the_clock_leaves_something_to_others_however_many_there
 
     assert sum(each.clock for each in many) == pytest.approx(0.95)
     assert found == [("a", 1.0)]
+
+
+def test_jobs_end_however_far_on_time_is():
+    """From some hours on a second has no picoseconds: what rounding left of a job was waited for, and never passed."""
+    clock, ended = Clock(), []
+    host = Host(clock, cores=2.0, network_bytes_per_s=1e9)
+    processes = [host.process("loader") for _ in range(5)]
+
+    def begin():
+        for number, process in enumerate(processes * 3, 1):
+            process.work(number / 30, lambda: ended.append(clock.now_s))
+
+    for at_s in (2e4 / 3, 1e5 / 3, 1e6 / 3, 1e8 / 3):
+        clock.after(at_s, begin)
+    events = 0
+    while clock.step() and events < 10_000:
+        events += 1
+
+    assert len(ended) == 4 * len(processes) * 3
