@@ -85,6 +85,7 @@ def answer_edits(
                     _answer(folder, change)
                 except OSError as error:
                     _LOG.warning("a change of the mix cannot be answered: %s", error)
+            # Also where it could not be answered: else it would be tried ten times a second.
             before = mark
 
     thread = threading.Thread(target=keep, name="omniload-edits", daemon=True)

@@ -84,10 +84,12 @@ def _bound(name: str, launch: str) -> socket.socket | None:
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(name)
+        # So that whoever comes second can connect, and the kernel tells it which process this is.
         held.listen(1)
     except OSError as error:
         held.close()
         pid, uid = _holder(name)
+        # A name that somebody else has taken keeps nobody from a plane of his own.
         if uid != os.getuid():
             _LOG.warning("whether the plane is open twice cannot be told: %s", error)
             return None

@@ -76,6 +76,7 @@ class Activity:
     @contextmanager
     def doing(self, what: str, waits_for: tuple[str, ...] = ()) -> Iterator[None]:
         """Do ``what`` inside."""
+        # Several threads may do what has one name.
         key = object()
         task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)
         with self._lock:
@@ -151,7 +152,9 @@ class MemoryBoard(Board):
 
     @override
     def read(self) -> dict[str, Progress]:
-        return {name: role.progress() for name, role in self._roles.copy().items()}
+        return {
+            name: role.progress() for name, role in self._roles.copy().items()
+        }  # roles are added meanwhile
 
 
 class FolderBoard(Board):

@@ -45,6 +45,7 @@ def open_journal(folder: Path | None, planner: Planner, *, durable: bool = True)
     place = claimed_place(folder, planner.mix.runtime.journal if durable else "")
     begin, digest = planner.state_at(state.step), state.digest()
     journal = Journal.leading_up(place, begin, digest, durable=durable)
+    # The run may be gone on with by other ranks than the journal noted last.
     if journal.has_worlds:
         journal.append_world(planner.world.to_json())
     return journal

@@ -153,7 +153,6 @@ class Host:
         for then in ended:
             then()
 
-
     def _is_over(self, left_s: float) -> bool:
         """Tell whether so little of a job is left that time, as far on as it is, would stand still for it."""
         now_s = self.clock.now_s

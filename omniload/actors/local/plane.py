@@ -78,10 +78,12 @@ class LocalPlane(DataPlane):
         self._builder = DaemonPool(1, "omniload-builder")
         self._opened = ExitStack()
         try:
+            # First, so that it is let go of last: nobody opens the run before these threads have ended.
             self._opened.callback(claim(spec).close)
             self._logs = RoleLogs(None if spec.run_dir is None else logs_folder(spec.run_dir))
             self._opened.callback(self._logs.close)
             self._opened.callback(self._end_threads)
+            # Edits are read behind the claim: whoever had the run before may have kept one at its end.
             self.spec = spec = with_versions(spec.with_edits())
             self._open(spec)
         except BaseException:
@@ -189,6 +191,7 @@ class LocalPlane(DataPlane):
             if self._closed:
                 return
             self._closed = True
+            # Ranks that wait leave first, and reads that wait for a store give up: the planner is joined behind both.
             self.constructor.fail(UnavailableError(CLOSED))
             self.loader.close()
             self.planner.close()

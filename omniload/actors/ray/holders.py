@@ -93,6 +93,7 @@ class LoaderHolders:
         while missing:
             for asked in self._ask(requests, missing):
                 slices |= zip(asked.places, self._answer_to(asked, until_s) or (), strict=False)
+            # What was answered stays: of a window that many loaders share, one that is lost costs its part.
             missing = [place for place in missing if place not in slices]
         return ColumnRanges.of([slices[place] for place in range(len(requests))])
 
@@ -136,6 +137,7 @@ class LoaderHolders:
         return answer
 
     def _is_replaced(self, asked: "_Asked") -> bool:
+        # One source that is served elsewhere is enough: for that one no answer may ever come.
         return any(self._actors[source] != asked.actor for source in asked.sources)
 
 

@@ -186,6 +186,7 @@ class RayPlane(DataPlane):
 
     def _end_cluster(self, *_: object) -> None:
         """End the actors and their Ray, once nobody in this process waits for one of them."""
+        # These first: they would replace, or add, what is ended below.
         if (scaling := getattr(self, "_scaling", None)) is not None:
             scaling.close()
         if (keeper := getattr(self, "_keeper", None)) is not None:

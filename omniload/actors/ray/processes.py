@@ -44,6 +44,7 @@ class HeldProcess:
     def is_stopped(self) -> bool:
         """Tell whether the kernel calls it stopped (SIGSTOP), and not only slow."""
         try:
+            # The name of a process may hold brackets and blanks: what follows is behind the last bracket.
             after_name = Path(f"/proc/{self._pid}/stat").read_text(encoding="utf-8").rpartition(")")
         except OSError:
             return False

@@ -182,7 +182,7 @@ class ConstructorShell:
         if generation != self._machine.generation:
             return generation < self._machine.generation or self._error is not None
         ended = self._end is not None and step >= self._end
-        held = self._machine.has(step) or self._machine.is_released(step)
+        held = self._machine.has(step) or self._machine.is_released(step)  # a late ask fails
         return held or self._error is not None or ended
 
 

@@ -134,7 +134,9 @@ class ConstructorLinks:
     def tell_again(self, command: Republish) -> None:
         """Have one constructor build what the one before it held, or was to build."""
         link = self._links[command.number]
+        # First how far all ranks are: what they have, it does not build again.
         link.release(ReleaseSteps(step=command.released_to))
+        # Without steps too: whom it serves it hears with its steps, and there may be none.
         self._build(command.number, ())
         for window in command.windows:
             self._build(command.number, window)

@@ -288,6 +288,7 @@ class PlannerShell:
         self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
+        # In order, but records that stand together at once: a window of steps costs one sync.
         for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):
             if not kept:
                 self._tell(group)

@@ -49,6 +49,7 @@ class Mover:
         """
         with self._gate.inside(), self._crew.changing:
             role = self._crew.add_loader(threads)
+            # Before anybody is started: who is started meanwhile opens them as well.
             self._crew.coming = dict.fromkeys(sources, role)
             try:
                 self._keeper.add(role)
@@ -138,9 +139,11 @@ class Mover:
     def _hand_over(self, sources: Sequence[int], role: str) -> None:
         crew, before = self._crew, self._roles_of(sources)
         command = HandedOver(sources=tuple(sources))
+        # Before the new one is asked: what it alone has read, constructors may ask the old one for.
         for old in before:
             self._leaving.tell(crew.holders[old], lambda actor: actor.hand_over.remote(command))
         self._take_up(self._keeper.move(sources, role), role)
+        # From here on the sources have moved, whatever else fails.
         self._leaving.leave(sources, before)
         try:
             self._wait_until_heard(sources)
