@@ -34,6 +34,7 @@ def microbatch_digest(microbatch: Microbatch) -> int:
     total = 0
     for row in range(num_rows):
         digest = xxhash.xxh3_64()
+        # Of one byte order everywhere: digests of all hosts are added up, and compared with those of other runs.
         digest.update(np.ascontiguousarray(microbatch.tokens_RT[row], "<i4").data)
         digest.update(np.ascontiguousarray(microbatch.labels_RT[row], "<i4").data)
         digest.update((begins[bound_rows[row] : bound_rows[row + 1]] - row * length).tobytes())

@@ -62,6 +62,7 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
     stops_P = part.cu_seqlens[1:][is_piece_D][is_pair_K]
     between_P = starts_P + rejected_K.values_V
     bounds = np.sort(np.concatenate((part.cu_seqlens, between_P)))
+    # Steps whose sum is taken off: by the length of the first side from the second on, and back at the pair's end.
     back = np.zeros(part.positions_RT.size + 1, np.int32)
     back[between_P] = rejected_K.values_V
     back[stops_P] -= rejected_K.values_V

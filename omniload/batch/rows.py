@@ -64,6 +64,7 @@ def build_rows(
     if (mask_K := others_K.get(LOSS_MASK)) is not None:
         _require_planned(pieces, mask_K)
         kept, _ = _gathered(mask_K, laid, np.zeros(length, np.bool_))
+        # A mask says which tokens are learned, and a label is the token behind: all move one to the left.
         trained = np.append(kept[1:], False)
         trained[bounds_D[laid.places_K[cut] + 1] - 1] = _last_values(mask_K.take(cut))
         trained_RT = trained.reshape(num_rows, length)

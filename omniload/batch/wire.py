@@ -114,6 +114,7 @@ def _arrays(
 ) -> Iterator[NDArray[Any]]:
     """Yield the arrays behind a head of ``length`` bytes."""
     kinds = [np.dtype(kind) for kind, _ in shapes]
+    # Bytes read as objects would be addresses in this process.
     if wrong := [str(kind) for kind in kinds if kind.kind not in _NUMBERS]:
         raise ValueError(f"an array is of type {wrong[0]}, which is no number")
     sizes = [

@@ -150,6 +150,7 @@ class Host:
                 ended.append(heapq.heappop(process.jobs)[2])
         self._running = [process for process in self._running if process.jobs]
         self._look_ahead()
+        # Last of all: what follows may begin jobs here, which look ahead anew.
         for then in ended:
             then()
 

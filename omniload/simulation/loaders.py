@@ -31,9 +31,9 @@ __all__ = [
     "size_of_table",
 ]
 
-_SAMPLE_BYTES = 16
-_REQUESTED_BYTES = 20
-_RANGE_BYTES = 16
+_SAMPLE_BYTES = 16  # position 8, sub 4, length 4
+_REQUESTED_BYTES = 20  # position 8, sub, first and last token 4 each
+_RANGE_BYTES = 16  # first and last position
 
 
 def size_of_table(table: SampleTable) -> int:
@@ -147,6 +147,7 @@ class SimulatedLoader:
         """Read a part while other readers read theirs; once all are there, put them together."""
         others, costs = self.readers[read.source], self.costs[read.source]
         missing = [len(others) + 1]
+        # The thread that reads waits for the other parts, and takes no other call meanwhile, as in a run.
         self.lane.keep()
 
         def ended() -> None:

@@ -68,6 +68,7 @@ def measure_builds(spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int) ->
     Returns:
         What it took.
     """
+    # Four at least: a quarter of fewer has as many tokens, and there would be no line through the two.
     rows = max(4, ranks, tokens // spec.mix.pack.length)
     large = _windows_of(_with_rows(spec, rows), ranks, runtime)
     small = _windows_of(*_quartered(_with_rows(spec, rows), ranks), runtime)

@@ -262,6 +262,7 @@ class _Run:
 
     def _begins(self, step: int) -> None:
         self._heard(step)
+        # What is under way counts as far as it has come: hosts count only as jobs begin and end.
         if step in (self.warm_up - 1, self.num_steps - 1):
             for host in self.hosts:
                 host.settle()

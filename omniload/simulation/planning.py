@@ -58,6 +58,7 @@ def measure_planner(
     spec = job.spec
     planner, timed = a_planner_of(job, profile, None), _Timed()
     sources = [HollowSource(s, costs) for s, costs in enumerate(job.costs(profile))]
+    # On Ray there is one in any case: a planner that takes the place of a lost one reads it.
     has_journal = runtime_of(spec) == "ray" or spec.run_dir is not None
     with tempfile.TemporaryDirectory() if has_journal else nullcontext() as folder:
         journal = open_journal(Path(folder), planner, durable=False) if folder else None

@@ -163,6 +163,7 @@ def measure_threads(spec: PlaneSpec) -> float:
     sources = [_opened(spec, name) for name in [*spec.mix.names, *spec.mix.names][:2]]
     for source in sources:
         source.read(0, 1)
+    # The best, not the mean: what else the machine does can only take of it.
     got = max(_cores_of_two(sources) for _ in range(_REPEATS))
     return float(np.clip(got, 1.0, len(os.sched_getaffinity(0))))
 

@@ -38,7 +38,7 @@ from omniload.simulation.wire import Wire
 
 __all__ = ["SimulatedConstructor", "SimulatedPlanner"]
 
-_PIECE_BYTES, _ROW_BYTES = 28, 16
+_PIECE_BYTES, _ROW_BYTES = 28, 16  # columns of a PieceTable; offset, rank and microbatch
 
 
 class _Waiting(Protocol):
