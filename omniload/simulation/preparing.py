@@ -8,10 +8,10 @@ from pathlib import Path
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
+from omniload.simulation.building import measure_builds
 from omniload.simulation.job import Job, constructors_of
-from omniload.simulation.measuring import measure_builds
 from omniload.simulation.planning import measure_planner
-from omniload.simulation.probing.messages import measure_messages
+from omniload.simulation.probing import measure_messages
 from omniload.simulation.profile import Profile
 from omniload.simulation.reading import measure_sources, measure_threads
 

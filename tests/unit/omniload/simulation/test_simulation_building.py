@@ -5,8 +5,8 @@ import pytest
 from omniload.actors.plane import PlaneSpec
 from omniload.mix import config
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.simulation import measuring
-from omniload.simulation.measuring import measure_builds
+from omniload.simulation import building
+from omniload.simulation.building import measure_builds
 from tests.support.plane.corpora import a_corpus
 
 
@@ -17,10 +17,10 @@ def test_the_smaller_window_has_a_quarter_of_the_tokens_of_the_larger_one(
     tmp_path, monkeypatch, at_once, steps
 ):
     monkeypatch.setattr(config, "_TOKENS_AT_ONCE", at_once)
-    monkeypatch.setattr(measuring, "_TOKENS_BUILT", 1)
+    monkeypatch.setattr(building, "_TOKENS_BUILT", 1)
     lines = []
-    own = measuring.line_through
-    monkeypatch.setattr(measuring, "line_through", lambda *p: lines.append(p) or own(*p))
+    own = building.line_through
+    monkeypatch.setattr(building, "line_through", lambda *p: lines.append(p) or own(*p))
     mix = a_corpus(tmp_path, rows=16, length=16, mix={"stop": "never"}, runtime={"kind": "ray"})
     assert mix.steps_at_once == steps
     spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=4))
