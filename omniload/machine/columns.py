@@ -6,9 +6,9 @@ Shape suffixes:
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,27 +28,40 @@ __all__ = ["ImageRequests", "LossSpans", "PieceFacts", "SampleMetadata"]
 
 
 @dataclass(slots=True)
-class _KnownSpans:
+class _Reported:
     stop: int
     """First raw position behind the samples."""
     keys_N: NDArray[np.int64]
+    """Rising."""
     spans_N: Ragged
+
+    def rows_of(self, keys_P: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return which of some pieces are of samples that were reported here, and the rows of these samples."""
+        # Most reports hold none of a small step.
+        if not len(self.keys_N) or self.keys_N[-1] < keys_P.min() or self.keys_N[0] > keys_P.max():
+            nothing = np.empty(0, np.intp)
+            return nothing, nothing
+        rows_P = np.searchsorted(self.keys_N, keys_P)
+        inside = rows_P < len(self.keys_N)
+        inside[inside] = self.keys_N[rows_P[inside]] == keys_P[inside]
+        here = np.flatnonzero(inside)
+        return here, rows_P[here]
 
 
 @dataclass(slots=True)
-class LossSpans:
-    """Spans of the samples of masked sources, from the planner's floor on; sources without a mask cost nothing."""
+class _ReportedSpans:
+    """What sources report of one column, from the planner's floor on; sources without it cost nothing."""
 
-    _of_source: dict[int, deque[_KnownSpans]] = field(default_factory=dict, init=False)
+    column: ClassVar[str]
+    _of_source: dict[int, deque[_Reported]] = field(default_factory=dict, init=False)
 
     def add(self, source: int, table: SampleTable) -> None:
         """Take in what was reported of a source."""
-        spans = table.metadata.get(LOSS_SPANS)
+        spans = table.metadata.get(self.column)
         if spans is not None:
             keys_N = table.positions_N * SUB_LIMIT + table.subs_N
-            self._of_source.setdefault(source, deque()).append(
-                _KnownSpans(table.stop, keys_N, spans)
-            )
+            known = self._of_source.setdefault(source, deque())
+            known.append(_Reported(table.stop, keys_N, spans))
 
     def forget(self, source: int, position: int) -> None:
         """Let go of a source's samples from a position on: they are reported again."""
@@ -57,9 +70,8 @@ class LossSpans:
             last = known.pop()
             count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
             if count:
-                known.append(
-                    _KnownSpans(position, last.keys_N[:count], last.spans_N.between(0, count))
-                )
+                spans_N = last.spans_N.between(0, count)
+                known.append(_Reported(position, last.keys_N[:count], spans_N))
 
     def release(self, floors: Mapping[int, int]) -> None:
         """Let go of samples before these positions."""
@@ -67,37 +79,33 @@ class LossSpans:
             while known and known[0].stop <= floors.get(source, 0):
                 known.popleft()
 
-    def labels_left_out(self, pieces: PieceTable) -> int:
-        """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
-        left_out, stops_P = 0, stops_with_next(pieces)
-        keys_P = pieces.positions_P * SUB_LIMIT + pieces.subs_P
-        starts_P = pieces.starts_P + 1
+    def _pieces_of(
+        self, pieces: PieceTable
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], deque[_Reported]]]:
+        """Yield the places of the pieces of each source that reports, their keys, and its reports."""
         for source, known in self._of_source.items():
             at = np.flatnonzero(pieces.sources_P == source)
             if len(at):
-                starts, stops = starts_P[at], stops_P[at]
-                left_out += int((stops - starts).sum()) - _kept(known, keys_P[at], starts, stops)
+                yield at, pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at], known
+
+
+@dataclass(slots=True)
+class LossSpans(_ReportedSpans):
+    """Spans of the samples of masked sources that are trained on: first token, and the first behind them."""
+
+    column: ClassVar[str] = LOSS_SPANS
+
+    def labels_left_out(self, pieces: PieceTable) -> int:
+        """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
+        left_out, starts_P, stops_P = 0, pieces.starts_P + 1, stops_with_next(pieces)
+        for at, keys_P, reported in self._pieces_of(pieces):
+            left_out += int((stops_P[at] - starts_P[at]).sum())
+            for each in reported:
+                here, rows = each.rows_of(keys_P)
+                if len(here):
+                    spans_P = each.spans_N.take(rows)
+                    left_out -= _overlap(spans_P, starts_P[at[here]], stops_P[at[here]])
         return left_out
-
-
-def _kept(
-    reported: Iterable[_KnownSpans],
-    keys_P: NDArray[np.int64],
-    starts_P: NDArray[np.int32],
-    stops_P: NDArray[np.int32],
-) -> int:
-    """Return how many tokens of ranges of one source's samples are trained on."""
-    first, last, kept = int(keys_P.min()), int(keys_P.max()), 0
-    for known in reported:
-        if not len(known.keys_N) or known.keys_N[-1] < first or known.keys_N[0] > last:
-            continue  # most reports hold none of a small step
-        row_P = np.searchsorted(known.keys_N, keys_P)
-        inside = row_P < len(known.keys_N)
-        inside[inside] = known.keys_N[row_P[inside]] == keys_P[inside]
-        here = np.flatnonzero(inside)
-        if len(here):
-            kept += _overlap(known.spans_N.take(row_P[here]), starts_P[here], stops_P[here])
-    return kept
 
 
 def _overlap(spans_P: Ragged, starts_P: NDArray[np.int32], stops_P: NDArray[np.int32]) -> int:
@@ -110,12 +118,34 @@ def _overlap(spans_P: Ragged, starts_P: NDArray[np.int32], stops_P: NDArray[np.i
 
 
 @dataclass(slots=True)
-class _Known:
-    stop: int
-    """First raw position behind the samples."""
-    keys_N: NDArray[np.int64]
-    spans_N: Ragged
-    """First placeholder, placeholders and patches of each image."""
+class _ImageSpans(_ReportedSpans):
+    """First placeholder, placeholders and patches of each image of the samples of sources that have some."""
+
+    column: ClassVar[str] = IMAGE_SPANS
+
+    def table_of(self, pieces: PieceTable) -> ImageTable | None:
+        """Return the images of a step's pieces; ``None`` where they hold none."""
+        owners, found = [], []
+        for at, keys_P, reported in self._pieces_of(pieces):
+            for each in reported:
+                here, rows = each.rows_of(keys_P)
+                spans_P = each.spans_N.take(rows)
+                owners.append(np.repeat(at[here], spans_P.lengths_N // 3))
+                found.append(spans_P.values_V.reshape(-1, 3))
+        if not sum(map(len, owners)):
+            return None
+        pieces_I, spans_I3 = np.concatenate(owners), np.concatenate(found)
+        # Images of one piece lie together in their order, which a stable sort keeps.
+        order_I = np.argsort(pieces_I, kind="stable")
+        pieces_I, spans_I3 = pieces_I[order_I], spans_I3[order_I]
+        numbers_I = np.arange(len(pieces_I)) - np.searchsorted(pieces_I, pieces_I)
+        return ImageTable(
+            pieces_I=pieces_I,
+            numbers_I=numbers_I.astype(np.int32),
+            firsts_I=spans_I3[:, 0],
+            tokens_I=spans_I3[:, 1],
+            patches_I=spans_I3[:, 2],
+        )
 
 
 class PieceFacts(TypedDict):
@@ -132,67 +162,29 @@ class SampleMetadata:
     """What sources report beside lengths, from the planner's floor on; sources that report nothing cost nothing."""
 
     _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
-    _images_of_source: dict[int, deque[_Known]] = field(default_factory=dict, init=False)
+    _image_spans: _ImageSpans = field(default_factory=_ImageSpans, init=False)
 
     def add(self, source: int, table: SampleTable) -> None:
         """Take in what was reported of a source."""
         self._loss_spans.add(source, table)
-        spans = table.metadata.get(IMAGE_SPANS)
-        if spans is not None:
-            keys_N = table.positions_N * SUB_LIMIT + table.subs_N
-            known = self._images_of_source.setdefault(source, deque())
-            known.append(_Known(table.stop, keys_N, spans))
+        self._image_spans.add(source, table)
 
     def forget(self, source: int, position: int) -> None:
         """Let go of a source's samples from a position on: they are reported again."""
         self._loss_spans.forget(source, position)
-        known = self._images_of_source.get(source, deque())
-        while known and known[-1].stop > position:
-            last = known.pop()
-            count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
-            if count:
-                known.append(_Known(position, last.keys_N[:count], last.spans_N.between(0, count)))
+        self._image_spans.forget(source, position)
 
     def release(self, floors: Mapping[int, int]) -> None:
         """Let go of samples before these positions."""
         self._loss_spans.release(floors)
-        for source, known in self._images_of_source.items():
-            while known and known[0].stop <= floors.get(source, 0):
-                known.popleft()
+        self._image_spans.release(floors)
 
     def of(self, pieces: PieceTable) -> PieceFacts:
         """Return what is to be known of the pieces of a step."""
         return {
             "labels_left_out": self._loss_spans.labels_left_out(pieces),
-            "images": self._images_of(pieces),
+            "images": self._image_spans.table_of(pieces),
         }
-
-    def _images_of(self, pieces: PieceTable) -> ImageTable | None:
-        owners, found = [], []
-        for source, known in self._images_of_source.items():
-            at = np.flatnonzero(pieces.sources_P == source)
-            keys_P = pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at]
-            for each in known if len(at) else ():
-                rows_P = np.searchsorted(each.keys_N, keys_P)
-                inside = rows_P < len(each.keys_N)
-                inside[inside] = each.keys_N[rows_P[inside]] == keys_P[inside]
-                spans_P = each.spans_N.take(rows_P[inside])
-                owners.append(np.repeat(at[inside], spans_P.lengths_N // 3))
-                found.append(spans_P.values_V.reshape(-1, 3))
-        if not sum(map(len, owners)):
-            return None
-        pieces_I, spans_I3 = np.concatenate(owners), np.concatenate(found)
-        # Images of one piece lie together in their order, which a stable sort keeps.
-        order_I = np.argsort(pieces_I, kind="stable")
-        pieces_I, spans_I3 = pieces_I[order_I], spans_I3[order_I]
-        numbers_I = np.arange(len(pieces_I)) - np.searchsorted(pieces_I, pieces_I)
-        return ImageTable(
-            pieces_I=pieces_I,
-            numbers_I=numbers_I.astype(np.int32),
-            firsts_I=spans_I3[:, 0],
-            tokens_I=spans_I3[:, 1],
-            patches_I=spans_I3[:, 2],
-        )
 
 
 @dataclass(frozen=True, slots=True)
