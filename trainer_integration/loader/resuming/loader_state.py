@@ -12,7 +12,14 @@ from typing import Any, Literal, TypeVar, cast
 import orjson
 
 from omniload.base.errors import StateError
-from omniload.base.state import JsonObject, require_version, sealed, unsealed, whole_number
+from omniload.base.state import (
+    JsonObject,
+    require_version,
+    sealed,
+    shown,
+    unsealed,
+    whole_number,
+)
 from omniload.mix.state import writer_of
 from trainer_integration.loader.resuming.order import Place
 from trainer_integration.loader.samples import Start, are_alike
@@ -146,7 +153,7 @@ class LoaderState:
             place=place,
             workers=whole_number(state.get("workers", 0), below=1 << 16),
             next_worker=whole_number(state.get("next_worker", 0), below=1 << 16),
-            starts=[_start(each) for each in state.get("starts", ())],
+            starts=[_start(each, kind) for each in state.get("starts", ())],
         )
 
     def starts_of(self, lanes: int) -> list[Start]:
@@ -270,10 +277,19 @@ def _generators(taken: Any) -> JsonObject | None:
     return cast("JsonObject | None", taken)
 
 
-def _start(fields: Mapping[str, Any]) -> Start:
+_PARTS = {"map": {"dataset"}, "iterable": {"dataset", "iterator"}}
+"""What a worker has a state of, by the kind of its dataset."""
+
+
+def _start(fields: Mapping[str, Any], kind: str) -> Start:
+    state = fields["state"]
+    if state is not None and not (
+        isinstance(state, dict) and state and state.keys() <= _PARTS[kind]
+    ):
+        raise ValueError(f"the state of a worker is {shown(state)}, none of {sorted(_PARTS[kind])}")
     return Start(
         batches=whole_number(fields["batches"], below=_MOST),
-        state=fields["state"],
+        state=state,
         over=fields["over"] is True,
         begun=_generators(fields["begun"]),
         drawn=_generators(fields["drawn"]),

@@ -313,6 +313,17 @@ def test_a_damaged_state_without_a_digest_is_refused_by_its_ranges(harm, message
         loader.load_state_dict(state)
 
 
+@pytest.mark.parametrize("dataset", [Remembering(6), StreamWithState(6)])
+@pytest.mark.parametrize("state", [3, [], {}, "x", {"made": 1}, {"dataset": {"at": 1}, "more": 1}])
+def test_a_worker_whose_state_is_of_another_form_is_refused(dataset, state):
+    loader = DataLoader(dataset, collate_fn=list)
+    saved = of_version_1(taken(loader, 1))
+    saved["starts"][0]["state"] = state
+
+    with pytest.raises(StateError, match=r"the state of a worker is .*, none of \['dataset'"):
+        loader.load_state_dict(saved)
+
+
 def test_what_is_no_state_of_a_loader_is_told_as_such_and_not_as_of_another_release():
     with pytest.raises(
         StateError, match="no state of a loader: it has no version, and holds 'a', 'b'"
