@@ -72,8 +72,9 @@ class Located:
 class Order:
     """Decides which row of which unit stands at each position.
 
-    Units without rows take no part. Building an epoch costs one sort of the shards; it
-    is kept until another epoch is asked for, and then a position costs a binary search.
+    Units without rows take no part. Building an epoch costs one sort of the shards, and a
+    block one of its rows; both are kept until another is asked for, and then a position
+    costs a binary search. For one thread.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Order:
         self._epoch = -1
         self._ordered_U: NDArray[np.int64] = self._units_U
         self._block_offsets: NDArray[np.int64] = np.zeros(1, np.int64)
+        self._rows: tuple[int, int, NDArray[np.int64]] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -163,11 +165,20 @@ class Order:
         return np.sort(self._ordered_U[at : at + self._block_units])
 
     def rows_of(self, epoch: int, block: int) -> NDArray[np.int64]:
-        """Return the order of a block's rows, ``[B]``: numbers into its units laid end to end."""
+        """Return the order of a block's rows, ``[B]``: numbers into its units laid end to end; not to be changed."""
+        if self._rows is None or self._rows[:2] != (epoch, block):
+            self._rows = epoch, block, self._ordered_rows(epoch, block)
+        return self._rows[2]
+
+    def _ordered_rows(self, epoch: int, block: int) -> NDArray[np.int64]:
         num_rows = int(self._rows_of_unit[self.units_of(epoch, block)].sum())
         if self._method != "block":
             return np.arange(num_rows)
         return self._permutation(num_rows, epoch, "rows", block)
+
+    def let_go(self) -> None:
+        """Let go of the order of the rows that were asked for last."""
+        self._rows = None
 
     def locate(self, start: int, stop: int) -> Located:
         """Find the unit and row of every position from ``start`` to ``stop``.

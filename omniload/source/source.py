@@ -148,7 +148,6 @@ class RecordSource(Source):
         self._bad_of_unit: dict[int, int] = {}
         self._memory = BlockMemory()
         self._block: Block | None = None
-        self._rows: tuple[int, int, NDArray[np.int64]] | None = None
 
     def keeping(self, tokens: SourceTokens | None) -> Self:
         """Take samples from the entries of a token cache, and keep there what is made."""
@@ -201,7 +200,7 @@ class RecordSource(Source):
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""
         self._let_go()
-        self._rows = None
+        self._order.let_go()
 
     def _let_go(self) -> None:
         if self._block is not None and self._block.filling is not None:
@@ -211,7 +210,8 @@ class RecordSource(Source):
     def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
         """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
         units_U = self._order.units_of(span.epoch, span.block)
-        asked = self._rows_of(span)[span.offset : span.offset + span.stop - span.start]
+        rows_B = self._order.rows_of(span.epoch, span.block)
+        asked = rows_B[span.offset : span.offset + span.stop - span.start]
         counts_U = self._format.units().rows_U[units_U]
         left_out_U = np.isin(self._order.shards_of(units_U), without) if without else None
         share = Share.of(part, span.block, units_U, counts_U, asked, left_out_U)
@@ -270,12 +270,6 @@ class RecordSource(Source):
         # Kept by record, so reading one again counts nothing twice; the limit bounds them.
         self._bad_samples.update(zip(units.tolist(), records, strict=True))
         self._require_few(first)
-
-    def _rows_of(self, span: Span) -> NDArray[np.int64]:
-        if self._rows is None or self._rows[:2] != (span.epoch, span.block):
-            rows = self._order.rows_of(span.epoch, span.block)
-            self._rows = span.epoch, span.block, rows
-        return self._rows[2]
 
     def _decoded(self, units: tuple[int, ...]) -> Block:
         """Return the records of ``units``: those at hand, or newly decoded ones in their place."""

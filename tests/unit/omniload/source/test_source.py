@@ -1,0 +1,28 @@
+"""A source by position: where a record lies."""
+
+import numpy as np
+import pytest
+
+from omniload.mix.schema.tokenizers import ByteTokenizer
+from omniload.mix.sources import JsonlSource
+from omniload.source.source import open_source
+
+
+@pytest.fixture
+def source(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.jsonl").write_text('{"text": "x"}\n' * 40)
+    config = JsonlSource(type="jsonl", path="*.jsonl", unit=100, shuffle={"block_units": 3})
+    return open_source(
+        "web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=tmp_path
+    )
+
+
+def test_the_shards_of_many_records_of_a_block_are_told_by_ordering_it_once(source, monkeypatch):
+    drawn, philox = [], np.random.Philox
+    monkeypatch.setattr(np.random, "Philox", lambda **words: drawn.append(1) or philox(**words))
+
+    found = [source.shard_at(position) for position in range(source.positions_per_epoch)]
+
+    assert [found.count(shard) for shard in range(3)] == [40, 40, 40]
+    assert len(drawn) == 1 + 5  # the shards of the epoch, and the rows of each block
