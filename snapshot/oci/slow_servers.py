@@ -135,6 +135,7 @@ def paced_pool(pace: Pace, *, connect_s: float, **options: object) -> urllib3.Po
     class _Response(HTTPResponse):
         def __init__(self, sock: socket.socket, *args: object, **named: object) -> None:
             super().__init__(sock, *args, **named)  # type: ignore[arg-type]
+            # Headers and body are read through ``fp`` alone, so whatever comes is judged there.
             self._paced = _PacedIO(self.fp.detach(), sock, pace)
             self.fp = io.BufferedReader(self._paced)
 

@@ -163,6 +163,7 @@ class Transport:
                     read=0,
                     status=0,
                     other=0,
+                    # What is pushed has been read by then, and cannot be sent again.
                     redirect=_REDIRECTS if body is None else 0,
                     respect_retry_after_header=False,
                 ),

@@ -133,7 +133,7 @@ def mounts_of(
         return (MountEntry("bind", f"{own}/fs", (access, "rbind")),)
     if not writable and len(lower) == 1:
         return (MountEntry("bind", lower[0], ("ro", "rbind")),)
-    options = ["index=off"]
+    options = ["index=off"]  # as containerd's own snapshotter of overlays has it
     if writable:
         options += [f"workdir={own}/work", f"upperdir={own}/fs"]
     options.append("lowerdir=" + ":".join(lower))

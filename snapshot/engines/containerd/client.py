@@ -175,7 +175,7 @@ class Containerd:
             if asked.shape == "both":
                 stream = self._channel.stream_stream(asked.path, asked.encode, reads)
                 answers = stream(iter([request]), timeout=timeout_s, metadata=metadata)
-                return list(answers)[-1]
+                return list(answers)[-1]  # the one to the commit
             unary = self._channel.unary_unary(asked.path, asked.encode, reads)
             return unary(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:

@@ -249,6 +249,7 @@ class Snapshots:
             inodes=event.inodes,
             updated_ns=event.now_ns,
         )
+        # Nothing lies on an active one, so nobody's parent changes its name.
         del self.by_key[event.key]
         self.by_key[event.name] = made
         return (Keep(made),)

@@ -125,6 +125,7 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
         for method in methods_of("snapshots")
     }
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, handlers)])
+    # A socket is made by gRPC with what the umask leaves; closed afterwards, it was open for a moment.
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{path}")

@@ -84,6 +84,7 @@ class Snapshotter:
         root.chmod(0o700)  # images hold set-uid programs, which users of the machine must not reach
         self._images, self._views, self._now_ns = images, views, now_ns
         self._lock = threading.Lock()
+        # First of all: what another process is making has no row yet, and would be swept away.
         try:
             self._held = FileLock(root / "lock")
         except BlockingIOError as error:
@@ -262,11 +263,13 @@ class Snapshotter:
                     self._make_folder(made, found, top)
                 self._store.apply(commands, image)
             except BaseException:
+                # Its number stays used: a folder that cannot be removed would be the next one's.
                 before.next_number = self._all.next_number
                 self._all = before
                 if made is not None:
                     take_away(made)
                 raise
+            # Removed without the lock, which may take long; under another name it is nobody's meanwhile.
             if isinstance(command, Forget):
                 self._hide(found.number)
         return found

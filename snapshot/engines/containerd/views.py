@@ -118,7 +118,7 @@ class MountedViews:
         """Show a chain no longer; a process that still uses it goes on until it ends."""
         with self._locks[number]:
             where = self.path(number)
-            while _is_mounted(where):
+            while _is_mounted(where):  # a live mount may lie over one that is dead
                 try:
                     umount(where)
                 except StateError:

@@ -72,6 +72,7 @@ class LayerStoreMount(NodeMount):
     """Registries that are spoken to without TLS, besides those of this machine."""
     index: bool = False
     """Show layers without a table of contents, too; each is read whole, once, to index it."""
+    # Containers have users of their own, and need the devices and set-uid programs of their images.
     bridge: BridgeOptions = BridgeOptions(
         allow_other=True, trusted=True, kernel_read_ahead=READ_AHEAD_BYTES
     )

@@ -46,7 +46,7 @@ def reference_of(name: bytes, registries: Collection[str] = ()) -> Reference | N
         reference = Reference.parse(text.decode("ascii"))
     except (binascii.Error, UnicodeDecodeError, ConfigError):
         return None
-    if str(reference) != text.decode("ascii"):
+    if str(reference) != text.decode("ascii"):  # another spelling would be a second directory of it
         return None
     return reference if not registries or reference.registry in registries else None
 

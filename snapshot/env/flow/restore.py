@@ -115,6 +115,7 @@ class Restorer:
         record = self.environment.heal()
         if kept_by(record, key, requested) == "as it is":
             return Restored(key=key, form="mount", already=True)
+        # The lock is let go between a fetch and its use; whoever prunes or verifies may drop the tree then.
         for _ in range(_TRIES):
             with together(self.cache.lock(key)):
                 tree = self.cache.tree(key)

@@ -96,6 +96,7 @@ def capture(
     if done.returncode != 0:
         raise StateError(f"{' '.join(words)!r} ended with {done.returncode}; nothing was saved")
     install_s = time.monotonic() - begin
+    # Compiled before the last scan: byte code is captured like whatever else the command made.
     if byte_code:
         _compile(interpreter, _sources_of(interpreter, targets, before, scan(targets)))
     after = scan(targets)

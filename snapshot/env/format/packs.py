@@ -84,6 +84,7 @@ def check_frames(frames: Sequence[Frame], *, name: str) -> None:
                 f"pack {name!r}: frame {frame} begins before {at} or claims more than "
                 f"{MAX_FRAME_BYTES} bytes"
             )
+        # What zstd cannot compress gets longer by 1/256 at most: by 64 KiB of the largest frame.
         if not 0 < frame.stored_bytes <= frame.raw_bytes + 65536:
             raise IntegrityError(f"pack {name!r}: frame {frame} is stored in too many bytes")
         at = frame.offset + frame.stored_bytes

@@ -83,7 +83,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
             raise IntegrityError(f"manifest {key!r} holds the document of another key; refused")
         fits(TreeHead.of(manifest))
         check_entries(manifest.entries, targets, limits)
-        cache.drop(key)
+        cache.drop(key)  # one that is damaged, whose room is needed
         if manifest.raw_bytes > cache.free_bytes():
             raise StateError(
                 f"{cache.folder} has {cache.free_bytes()} bytes free, the snapshot needs "
@@ -254,6 +254,7 @@ class _Extraction:
     ) -> None:
         """Write a part of a large content into its first file; the last part finishes it."""
         path = self._path(self._entries_of[digest][0])
+        # Parts come in any order and beside each other: whichever is first makes the file.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _write_at(file, pieces, offset)

@@ -90,6 +90,7 @@ class Records:
         """Write the journal or the record, durably and in one rename."""
         self.folder.mkdir(exist_ok=True)
         data = json.dumps(asdict(record)).encode()
+        # Durable: paths may have moved when the machine fails, and nothing else says where from.
         write_whole(self.folder / f"{name}.json", data, durable=True)
 
     def remove(self, name: Literal["journal", "record"]) -> None:

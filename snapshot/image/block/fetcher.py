@@ -263,7 +263,7 @@ class Fetcher:
                 break
             yield command
         else:
-            return
+            return  # hot blocks have all slots that prefetch may have, and come before cold ones
         if not demands:
             yield from self._issue_cold(most)
 
@@ -314,6 +314,7 @@ class Fetcher:
             taken.append(found)
         request = self._next_request
         self._next_request += 1
+        # They stay in the queue's order, where those under way are passed over.
         for each in taken:
             each.request = request
             queue.by_place.pop((each.ref.blob, each.ref.number, each.tier), None)

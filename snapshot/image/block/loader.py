@@ -288,7 +288,7 @@ class BlockLoader:
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)
                 self._errors.update(dict.fromkeys(absent, problem))
                 self._apply(BlocksFetched(command.request, frozenset(found)))
-        if self._disk is not None:
+        if self._disk is not None:  # last: whoever waited has its block already
             self._disk.put_all(found)
 
     def _count(self, digest: str, tier: str, size_bytes: int) -> None:

@@ -84,7 +84,7 @@ class BlockStore:
                 path.unlink()
             return None
         with suppress(OSError):
-            os.utime(path)
+            os.utime(path)  # the order of eviction
         return data
 
     def has(self, digest: str) -> bool:

@@ -128,7 +128,7 @@ def estargz_place(layer: Descriptor, footer: bytes) -> TocPlace | None:
         footer: The last 51 bytes of the blob.
     """
     digest = layer.annotations.get(ESTARGZ_DIGEST)
-    found = _FOOTER.search(footer)
+    found = _FOOTER.search(footer)  # the extra field of an empty member of gzip
     if digest is None or found is None:
         return None
     offset = int(found[1], 16)
@@ -145,6 +145,7 @@ def estargz_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[
     """
     try:
         tar = zlib.decompressobj(wbits=31).decompress(raw, MAX_TOC_BYTES)
+        # One member, whose header says its size at byte 124, in octal: no need of a parser of tars.
         size = int(tar[124:135].strip(b"\0 ") or b"0", 8)
     except (zlib.error, ValueError) as error:
         raise IntegrityError(f"layer {layer}: table does not decode: {error}") from error

@@ -81,6 +81,7 @@ def parent(
     if not present:
         return None
     if me in ranked:
+        # As in a heap: this node comes after all of them, at place len(present).
         return present[(len(present) - 1) // fanout]
     # Nodes that do not serve are dealt over the upper half of the tree, where blocks come first.
     return present[int.from_bytes(_score(me, region)) % (len(present) // 2 + 1) % len(present)]

@@ -42,9 +42,10 @@ class PeerServer(ThreadingHTTPServer):
         StateError: The address cannot be listened at.
     """
 
+    # A peer that still reads must not keep an unmount waiting.
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 256
+    request_queue_size = 256  # nodes that start together connect together
 
     def __init__(
         self,

@@ -130,6 +130,7 @@ class PeerTier(BlockTier):
         for _ in range(self._patience.tries + self._patience.failures):
             away = self._away()
             peer = parent(ranked, self._me, region, away | asked)
+            # One that failed is away by now and counts as none: tries are of peers that answer.
             if peer is None or len(asked - away) == self._patience.tries:
                 break
             yield peer, True

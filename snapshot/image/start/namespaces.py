@@ -196,7 +196,7 @@ def _become(folder: str, ids: tuple[int, int], variables: dict[str, str], words:
         os.chdir("/")
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 -- pathlib is not loaded for this
         os.chdir(folder)
-        os.setgroups([])
+        os.setgroups([])  # groups first: a user who is not root may change none
         os.setgid(ids[1])
         os.setuid(ids[0])
         if _SPAWNED in variables:  # "NANOSECONDS ATTEMPT": the command's start-up begins here

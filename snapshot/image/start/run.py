@@ -213,6 +213,7 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
     process = fork(child)
     os.close(status)
     with os.fdopen(reading, "rb") as pipe:
+        # Two processes write: the number of the command may come after what the command says.
         said = sorted(pipe.readlines(), key=lambda line: not line.strip().isdigit())
     if b"done\n" not in said:
         code = process.wait()

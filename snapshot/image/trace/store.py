@@ -76,7 +76,7 @@ class TraceStore:
 
 def merge_into(path: Path, new: Trace) -> Trace:
     """Merge a trace into a file, whole or not at all; one of something else, or broken, is replaced."""
-    with locked(path.parent):
+    with locked(path.parent):  # not the file, which another one replaces
         merged = new
         try:
             old = decode_trace(_bytes_of(path), name=str(path))
