@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
 from omniload.base.units import decimal_of
-from snapshot.image.trace.keys import most_run, nearest
-from snapshot.image.trace.trace import Trace, decode_trace, encode_trace
+from snapshot.image.trace.trace import Trace, decode_trace, encode_trace, most_run, nearest
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import (
     EMPTY_CONFIG,

@@ -17,15 +17,17 @@ from omniload.base.linux.file_lock import locked
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file, read_kept_file
 from omniload.base.writing import require_replaceable, write_whole
-from snapshot.image.trace.keys import command_key, most_run, nearest
 from snapshot.image.trace.sharing import pull_trace, pull_traces
 from snapshot.image.trace.trace import (
     MAX_TRACE_BYTES,
     Trace,
     begins_trace,
+    command_key,
     decode_trace,
     encode_trace,
     merge_traces,
+    most_run,
+    nearest,
     united,
 )
 from snapshot.oci.digest import check_digest

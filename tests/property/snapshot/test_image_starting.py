@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError
 from snapshot.image.block.prefetch import Outstanding
 from snapshot.image.start.run import ids_of
-from snapshot.image.trace.keys import command_key, nearest
+from snapshot.image.trace.trace import command_key, nearest
 
 words = st.lists(st.sampled_from(["a", "b", "c"]), max_size=4)
 

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
-from snapshot.image.trace.keys import command_key, most_run, nearest
 from snapshot.image.trace.sharing import push_trace
 from snapshot.image.trace.store import (
     TraceStore,
@@ -16,7 +15,7 @@ from snapshot.image.trace.store import (
     find_trace,
     merge_into,
 )
-from snapshot.image.trace.trace import Touch, trace_of, united
+from snapshot.image.trace.trace import Touch, command_key, most_run, nearest, trace_of, united
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
