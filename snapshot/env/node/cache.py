@@ -26,7 +26,7 @@ elsewhere by its mark, until the machine starts again.
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -215,12 +215,13 @@ def prune_cache(
 ) -> Iterator[Found]:
     """Go through a node cache and yield each thing in it, with what became of it; without ``act``, with what would."""
     latest = now_ns - int(unused_s * 1e9)
-    for folder in _folders(cache.folder / "partial"):
+    # What is held is passed over; a run that removes nothing takes no lock.
+    for folder in sorted((cache.folder / "partial").iterdir()):
         key = folder.name.partition(".")[0]
-        with _lock_of(cache, key, act=act) as held:
+        with locked_now(cache.lock(key)) if act else nullcontext(True) as held:
             yield _leftover(folder, key, held=held, act=act)
-    for folder in _folders(cache.folder / "trees"):
-        with _lock_of(cache, folder.name, act=act) as held:
+    for folder in sorted((cache.folder / "trees").iterdir()):
+        with locked_now(cache.lock(folder.name)) if act else nullcontext(True) as held:
             yield _tree(cache, Tree(folder), latest, held=held, act=act)
 
 
@@ -257,22 +258,6 @@ def _is_shown(tree: Tree, key: str) -> bool:
         return False
     keys, all_seen = keys_mounted()
     return key in keys or not all_seen
-
-
-@contextmanager
-def _lock_of(cache: NodeCache, key: str, *, act: bool) -> Iterator[bool]:
-    """Hold the lock of a key if it is free; a dry run takes none."""
-    if not act:
-        yield True
-        return
-    with locked_now(cache.lock(key)) as held:
-        yield held
-
-
-def _folders(folder: Path) -> list[Path]:
-    with suppress(FileNotFoundError):
-        return sorted(folder.iterdir())
-    return []
 
 
 def _size_of(folder: Path) -> int:

@@ -32,19 +32,15 @@ def opened(url: str) -> "Iterator[Repository]":
     from fusefs.stores.url import local_path, open_store  # noqa: PLC0415
     from snapshot.env.store.repository import Repository  # noqa: PLC0415
 
-    _check_there(url, local_path(url))
+    # Not ``exists``: of a folder behind a closed or broken one, the store says why.
+    if (folder := local_path(url)) is not None and not os.path.lexists(folder):
+        raise StoreMissingError(
+            f"store {url!r} is not there; make the folder, or mount what it lies on"
+        )
     with _standard_output_kept():
         opening = open_store(url)
     with closing(RetryingStore(opening)) as store:
         yield Repository(store)
-
-
-def _check_there(url: str, folder: str | None) -> None:
-    # Not ``exists``: of a folder behind a closed or broken one, the store says why.
-    if folder is not None and not os.path.lexists(folder):
-        raise StoreMissingError(
-            f"store {url!r} is not there; make the folder, or mount what it lies on"
-        )
 
 
 @contextmanager

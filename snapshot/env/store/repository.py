@@ -78,12 +78,16 @@ class Repository:
 
     def all_keys(self) -> list[str]:
         """Return the keys of all snapshots, the newest first."""
-        try:
-            entries = self.store.listing(MANIFESTS)
-        except FileNotFoundError:
-            return []
-        keys = [e for e in entries if not e.is_directory and _is_key(e.name)]
+        keys = [e for e in self.listed(MANIFESTS).values() if _is_key(e.name)]
         return [e.name for e in sorted(keys, key=lambda e: -e.mtime_ns)]
+
+    def listed(self, folder: str) -> dict[str, Entry]:
+        """Return what a folder of the store holds, by name; nothing of one that is not there."""
+        try:
+            entries = self.store.listing(folder)
+        except FileNotFoundError:
+            return {}
+        return {entry.name: entry for entry in entries if not entry.is_directory}
 
     def full_key(self, start: str) -> str:
         """Return the one key that begins with ``start``.
@@ -147,7 +151,7 @@ class Repository:
             present = None
         if present is not None and all(map(self._is_whole, present.head.packs, present.frames)):
             return False
-        if lost := self.condemned() & set(manifest.head.packs):
+        if lost := self.listed(CONDEMNED).keys() & set(manifest.head.packs):
             raise StateError(
                 f"pack {min(lost)!r} was condemned while this snapshot was saved; save it again"
             )
@@ -159,7 +163,7 @@ class Repository:
         """Return which of the ``wanted`` digests lie in packs of the newest snapshots, and where."""
         keys = self.all_keys()[:_NEWEST]
         needed, found = set(wanted), dict[bytes, Found]()
-        condemned = self.condemned()
+        condemned = self.listed(CONDEMNED)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="omniload-env") as pool:
             for manifest in filter(None, pool.map(self._readable, keys)):
                 packs = list(zip(manifest.head.packs, manifest.frames, strict=True))
@@ -169,13 +173,6 @@ class Repository:
                     if size and relied[number]:
                         found.setdefault(digest, Found(*packs[number], offset, size))
         return found
-
-    def condemned(self) -> set[str]:
-        """Return the packs that will be removed: nothing may rely on them any more."""
-        try:
-            return {entry.name for entry in self.store.listing(CONDEMNED)}
-        except FileNotFoundError:
-            return set()
 
     def _readable(self, key: str) -> Manifest | None:
         try:
@@ -318,7 +315,7 @@ def prune_store(
     if act:
         for key in gone:
             _remove(store.remove, f"{MANIFESTS}/{key}")
-    packs, marks = _listed(repository, PACKS), _listed(repository, CONDEMNED)
+    packs, marks = repository.listed(PACKS), repository.listed(CONDEMNED)
     written = {name: entry.mtime_ns for name, entry in packs.items()}
     named: set[str] = set()
     seen: set[str] = set() if act else set(gone)
@@ -342,14 +339,6 @@ def prune_store(
         for pack in verdict.condemned:
             store.publish(f"{CONDEMNED}/{pack}", b"")
     return Pruned(gone, verdict, sum(packs[pack].size_bytes for pack in verdict.removed))
-
-
-def _listed(repository: Repository, folder: str) -> dict[str, Entry]:
-    try:
-        entries = repository.store.listing(folder)
-    except FileNotFoundError:
-        return {}
-    return {entry.name: entry for entry in entries if not entry.is_directory}
 
 
 def _named_by(repository: Repository, keys: Iterable[str]) -> set[str]:
