@@ -160,6 +160,11 @@ class Process(OciModel):
     working_dir: str | None = None
     user: str | None = None
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What a container of the image runs where nothing else is said."""
+        return (*(self.entrypoint or ()), *(self.cmd or ()))
+
 
 class ImageConfig(OciModel):
     """The configuration of an image."""
@@ -171,9 +176,8 @@ class ImageConfig(OciModel):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What a container of the image runs where nothing else is said."""
-        process = self.config or Process()
-        return (*(process.entrypoint or ()), *(process.cmd or ()))
+        """As of the process."""
+        return (self.config or Process()).command
 
 
 def compression_of(layer: Descriptor) -> Literal["tar", "gzip", "zstd"]:

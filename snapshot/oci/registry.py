@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from urllib.parse import urlencode
 
 from typing_extensions import override
@@ -167,7 +168,8 @@ class Registry(ImageStore):
             if at:
                 headers["Range"] = f"bytes={at}-{blob.size - 1}"
             url = f"{self._root}/blobs/{blob.digest}"
-            response = self._opened(url, headers)
+            ask = partial(self._transport.request, "GET", url, scope=self._pull, headers=headers)
+            response = self._transport.repeated(ask)
             before, is_rest = at, response.status == 206
             if is_rest:
                 _check_range(response, at, blob.size - at, url)
@@ -204,11 +206,6 @@ class Registry(ImageStore):
             return response
 
         return self._transport.repeated(attempt)
-
-    def _opened(self, url: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        return self._transport.repeated(
-            lambda: self._transport.request("GET", url, scope=self._pull, headers=headers)
-        )
 
 
 def _check_range(response: BaseHTTPResponse, offset: int, size_bytes: int, url: str) -> None:

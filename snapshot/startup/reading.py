@@ -71,7 +71,6 @@ class Log:
 
     events: tuple[StageEvent, ...]
     """In the order of the files and of the lines in each."""
-    files: int
     torn: int
     """Lines that were cut short: their writer was killed, or its disk was full."""
 
@@ -85,8 +84,7 @@ def read_events(paths: Iterable[Path]) -> Log:
     """
     events: list[StageEvent] = []
     torn = read_bytes = 0
-    files = _files_of(paths)
-    for path in files:
+    for path in _files_of(paths):
         data = _read(path, MOST_BYTES - read_bytes)
         read_bytes += len(data)
         found, cut = parse_events(data, str(path))
@@ -97,7 +95,7 @@ def read_events(paths: Iterable[Path]) -> Log:
                 f"{path} brings the events to {len(events)}, more than {MOST_EVENTS}; "
                 "report on fewer attempts or nodes at once"
             )
-    return Log(events=tuple(events), files=len(files), torn=torn)
+    return Log(events=tuple(events), torn=torn)
 
 
 def parse_event(line: str | bytes) -> StageEvent:

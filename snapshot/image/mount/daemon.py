@@ -26,7 +26,6 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
-from snapshot.image.mount.fork import ForkedProcess, start_forked
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.image.trace.store import (
     TraceStore,
@@ -52,7 +51,6 @@ __all__ = [
     "chosen_trace",
     "main",
     "mount",
-    "mount_resolved",
     "serve",
     "trace_at",
     "traces_of",
@@ -128,16 +126,6 @@ def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.P
     """
     data = settings.model_dump_json(by_alias=True).encode()
     return start_daemon(__name__, data, settings.mountpoint, log_path=log_path)
-
-
-def mount_resolved(settings: ImageMount, image: Image | None, *, log_path: str) -> ForkedProcess:
-    """Mount an image as ``mount`` does, by a fork: it has all modules, and the manifest if it was read."""
-    return start_forked(
-        lambda ready: serve(settings, ready, image),
-        settings.mountpoint,
-        log_path=log_path,
-        role="image",
-    )
 
 
 def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | None = None) -> None:

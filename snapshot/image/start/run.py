@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from fusefs.bridge.process.launch import umount
 from omniload.base.errors import ConfigError, StateError
-from snapshot.image.mount.daemon import ImageMount, mount_resolved
-from snapshot.image.mount.fork import check_alone, fork
+from snapshot.image.mount.daemon import ImageMount, serve
+from snapshot.image.mount.fork import check_alone, fork, start_forked
 from snapshot.image.start.namespaces import Bind, enter, make_mount_points
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Process
@@ -53,7 +54,7 @@ def start_of(process: Process | None, words: Sequence[str], variables: Sequence[
         ConfigError: There is no command, or a variable is none.
     """
     process = process or Process()
-    command = tuple(words) or (*(process.entrypoint or ()), *(process.cmd or ()))
+    command = tuple(words) or process.command
     if not command:
         raise ConfigError("the image names no command; give one after --")
     found = {"PATH": _PATH, "HOME": "/root"}
@@ -161,7 +162,9 @@ def _mounted(
     """Mount for the time of a ``with``; at its end the daemon has ended, and what it recorded is written."""
     bridge = settings.bridge.model_copy(update={"allow_other": True, "trusted": True})
     changed = {"mountpoint": str(mountpoint), "bridge": bridge}
-    daemon = mount_resolved(settings.model_copy(update=changed), image, log_path=log_path)
+    # A fork has all modules, and the manifest if it was read.
+    serving = partial(serve, settings.model_copy(update=changed), resolved=image)
+    daemon = start_forked(serving, str(mountpoint), log_path=log_path, role="image")
     try:
         yield
     finally:
