@@ -210,7 +210,9 @@ class Keeper:
 
     def _hold(self, member: Member, process: Process) -> None:
         self._crew.take_hold(member, process)
-        if self._crew.placing.is_astray(member, process.node):
+        if member not in self._roster.members():
+            self._crew.end(member)  # it was stopped, and says only now which process it is
+        elif self._crew.placing.is_astray(member, process.node):
             why = "Ray has started it on another node than it was to be on"
             self._carry(self._roster.handle(MemberEnded(member, why)))
 

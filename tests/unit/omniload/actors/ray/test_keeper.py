@@ -1,0 +1,93 @@
+"""What the keeper does with members whose process is known only late."""
+
+import queue
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.gate import Gate
+from omniload.actors.ray.keeper import Keeper
+from omniload.actors.ray.processes import Process
+from omniload.base.errors import UnavailableError
+from omniload.machine.lost_roles import Member, Roster
+
+FIRST = Member("loader-0")
+LIMIT_S = 10.0
+
+
+class Method:
+    """A method of an actor, whose answers are the test's to make."""
+
+    def __init__(self):
+        self.answers = []
+
+    def remote(self, *_):
+        self.answers.append(Future())
+        return SimpleNamespace(future=lambda answer=self.answers[-1]: answer)
+
+
+class FakeCrew:
+    """Actors that answer when they are told to; what is done to their processes is put down in order."""
+
+    def __init__(self):
+        self.done = queue.Queue()
+        self.sources_of, self.dp_ranks_of, self.facts = {"loader-0": (0,)}, {}, {}
+        self.actors = {FIRST: self.actor()}
+        self.planner = SimpleNamespace(released_to=Method())
+        self.board = SimpleNamespace(read=dict)
+        self.changed = threading.Condition()
+        self.placing = SimpleNamespace(
+            away=list, is_astray=lambda _member, _node: False, stands_ready=lambda _member: None
+        )
+
+    def actor(self):
+        return SimpleNamespace(stay=Method(), process=Method(), open=Method())
+
+    def holding(self, _role):
+        return self.planner
+
+    def stopped(self):
+        return frozenset()
+
+    def start(self, member):
+        self.actors[member] = self.actor()
+        self.done.put(("start", member))
+
+    def open_loader(self, member):
+        return self.actors[member].open.remote()
+
+    def take_hold(self, member, process):
+        self.done.put(("hold", member))
+
+    def end(self, member, *, is_replaced=False):
+        self.done.put(("end", member))
+
+
+@pytest.fixture
+def crew():
+    made = FakeCrew()
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Gate(), None)
+    keeper.begin()
+    yield made
+    keeper.close()
+
+
+def test_a_member_that_was_replaced_before_its_process_was_known_is_ended_by_that(crew):
+    first = crew.actors[FIRST]
+    first.stay.answers[0].set_exception(UnavailableError("it gives no heartbeat"))
+    assert [crew.done.get(timeout=LIMIT_S)[0] for _ in range(2)] == ["end", "start"]
+
+    first.process.answers[0].set_result(Process(7, "here"))
+
+    assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
+
+
+def test_the_process_of_a_member_that_is_one_is_held(crew):
+    crew.actors[FIRST].process.answers[0].set_result(Process(7, "here"))
+    crew.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
+
+    assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
