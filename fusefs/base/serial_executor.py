@@ -80,6 +80,7 @@ class ByteBudget:
     def acquire(self, size_bytes: int) -> None:
         """Wait for room, then take ``size_bytes``."""
         with self._changed:
+            # No limit of its own: what is in flight ends by its call's deadline, and is given back then.
             self._changed.wait_for(lambda: self._fits(size_bytes))
             self._used_bytes += size_bytes
 
@@ -95,6 +96,7 @@ class ByteBudget:
             self._changed.notify_all()
 
     def _fits(self, size_bytes: int) -> bool:
+        # Alone, what is larger than all of it goes through: else it would wait for ever.
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
 
 
@@ -109,6 +111,7 @@ def wait_all(futures: Sequence[Future[None]]) -> None:
     _, others = wait(futures, return_when=FIRST_EXCEPTION)
     for future in others:
         future.cancel()
+    # A call that runs cannot be cancelled, and may still write to memory that the caller is about to let go.
     wait(others)
     for future in futures:
         if not future.cancelled():

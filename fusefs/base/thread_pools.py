@@ -24,6 +24,7 @@ class StorePool(ThreadPoolExecutor):
 
     def __init__(self, max_workers: int, name: str) -> None:
         super().__init__(max_workers, name)
+        # A child has this object and its queue, but none of its threads, and nothing in them says so.
         self._process = os.getpid()
 
     def check_process(self) -> None:
