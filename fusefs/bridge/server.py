@@ -43,7 +43,9 @@ def serve(
     """
     options = options or BridgeOptions()
     target = os.path.realpath(mountpoint)
+    # A second mount would hide the first, whose daemon nobody could ask to end by its place.
     if not options.take_over and fuse_mount_at(target) is not None:
+        # An image keeps no state to hand over: no remedy is named that would be refused.
         can_go_on = type(filesystem).handed_over is not FileSystem.handed_over
         goes_on = ", or go on with it: --take-over" if can_go_on else ""
         raise StateError(f"{mountpoint!r} is a mount already; unmount it{goes_on}")
@@ -66,5 +68,7 @@ def chosen(options: BridgeOptions) -> str:
         return "device"
     if options.bridge != "auto":
         return options.bridge
+    # Root mounts, passes through and sets read-ahead by itself there; a user keeps the binding that distributions
+    # support (docs/design/0012).
     has_pyfuse3 = all(importlib.util.find_spec(name) for name in ("pyfuse3", "trio"))
     return "device" if os.geteuid() == 0 or not has_pyfuse3 else "pyfuse3"

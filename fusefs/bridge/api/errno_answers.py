@@ -40,6 +40,7 @@ def errno_answered(request: str, error: BaseException) -> int:
         number = (
             errno_of(error) or errno.EIO
         )  # 0 would be an answer: of a read, the end of the file
+        # A name that is not there is every day's; only what a user should act on is worth a line.
         level = _LOG.error if isinstance(error, OmniloadError) else _LOG.debug
         level("%s: %s (%s)", request, error, errno.errorcode.get(number, number))
         return number

@@ -38,6 +38,7 @@ __all__ = [
     "only_reads",
 ]
 
+# The kernel's own number for it (FUSE_ROOT_ID).
 ROOT_INODE = 1
 Data = bytes | memoryview
 

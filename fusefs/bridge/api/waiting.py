@@ -27,6 +27,7 @@ class _Wait:
 
     def __await__(self) -> Generator[Future[Any], None, None]:
         for future in self._futures:
+            # A future that is done costs no turn of the loop: a handler that waits for none ends in its first step.
             if not future.done():
                 yield future
 

@@ -42,6 +42,8 @@ __all__ = ["MAX_PAGES", "Agreement", "agreement", "attach", "attach_as_root", "d
 
 MAX_PAGES = 256
 """Pages of the largest request: 1 MiB, the kernel's own limit unless its sysctl is raised."""
+# No READDIRPLUS_AUTO: libfuse has every listing bring attributes, and a mount may pass from it to this binding. No
+# WRITEBACK_CACHE: the kernel would own sizes and times, which another mount may change (docs/design/0011).
 _WANTED = (
     Init.ASYNC_READ
     | Init.ATOMIC_O_TRUNC
@@ -75,6 +77,7 @@ def attach(target: str, options: BridgeOptions, name: str) -> int:
     device = attach_as_root(target, options, name) if os.geteuid() == 0 else None
     if device is None:
         device = _attach_as_user(target, options, name)
+    # What poll announces may be gone by the read: its caller was interrupted.
     os.set_blocking(device, False)
     return device
 
@@ -132,6 +135,7 @@ def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:
     with ours, theirs:
         done = subprocess.run(
             [tool, "-o", ",".join(given), "--", target],
+            # Where fusermount3 sends the descriptor: it may not keep it, and we may not open it.
             env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
             pass_fds=[theirs.fileno()],
             capture_output=True,
@@ -269,6 +273,7 @@ def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
     except BaseException:
         taken.decline()
         raise
+    # Last of all: what can fail has been done, for from the answer on nobody else serves the mount.
     taken.confirm()
     return connection
 
@@ -325,6 +330,7 @@ def _served(
     if door is not None:
         loop.watch(door.fileno(), hand_over)
     with _ended_by_signals(loop, target), door or nullcontext():
+        # After INIT was answered, which would put read-ahead back to 128 KiB.
         tune_kernel(options, target)
         ready()
         loop.run()
@@ -346,6 +352,7 @@ def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
             pass_through=copies and wanted and os.geteuid() == 0,
         )
     except StateError:
+        # Answered all the same: every access to the mount point waits for INIT.
         os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EPROTO, unique))
         raise
     head = OUT_HEADER.pack(OUT_HEADER.size + len(agreed.reply), 0, unique)

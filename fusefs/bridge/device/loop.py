@@ -86,6 +86,7 @@ class Replies:
             data: Body of the reply; not changed before it is written.
         """
         size = 0 if number else len(data)
+        # Only where another request waits: a single reader has nothing else to do meanwhile, and a thread costs time.
         if size >= _LARGE_BYTES and self._num_threads and self._requests.poll(0):
             self._write_aside(unique, data)
         elif size:
@@ -202,6 +203,7 @@ class Loop:
         """Serve until unmounted or asked to end."""
         self.take_requests(on=True)
         while self.connected and not self._ending:
+            # The kernel interrupts a request once, at the first signal; that a fatal one follows is no event here.
             self.once(_LOOK_AGAIN_MS if self._tasks.interrupted else None)
 
     def finish_tasks(self, within_s: float) -> bool:
@@ -209,6 +211,7 @@ class Loop:
         until = time.monotonic() + within_s
         while self._tasks.waiting and (left := until - time.monotonic()) > 0:
             self.once(min(left * 1000, _LOOK_AGAIN_MS))
+        # A reply that a thread still copies is a request under way, too.
         return not self._tasks.waiting and self._replies.finish(max(0.0, until - time.monotonic()))
 
     def once(self, timeout_ms: float | None) -> None:
@@ -236,6 +239,7 @@ class Loop:
         except OSError as error:
             if error.errno == errno.ENODEV:
                 self.connected = False
+            # ENOENT: the caller was interrupted before its request was read.
             elif error.errno not in {errno.ENOENT, errno.EAGAIN, errno.EINTR}:
                 raise
             return
@@ -345,6 +349,7 @@ def _is_dying(thread: int) -> bool:
     try:
         lines = Path(f"/proc/{thread}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
+        # Gone: nobody will take the answer.
         return True
     pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
     return any(mask & _SIGKILL_BIT for mask in pending)

@@ -66,10 +66,12 @@ class Passthrough:
         """
         try:
             backing = self._backings.get(inode)
+            # The kernel wants all opens of an inode alike: where one is read here, so is the next.
             if backing is None and local_fd is not None and inode not in self._others:
                 backing = self._registered(inode, local_fd)
         finally:
             if local_fd is not None:
+                # A file that is registered the kernel holds by a reference of its own.
                 os.close(local_fd)
         self._inodes[handle] = inode
         if backing is None:
@@ -106,6 +108,7 @@ class Passthrough:
         """Go on from ``state``."""
         self._backings = {i: _Backing(number, opens) for i, number, opens in state["backings"]}
         self._inodes = {pair[0]: pair[1] for pair in state["handles"]}
+        # Not sent, as it follows: whatever is open without a backing file is read here.
         for inode in self._inodes.values():
             if inode not in self._backings:
                 self._others[inode] = self._others.get(inode, 0) + 1

@@ -105,6 +105,7 @@ class _Content:
             await _drop_privileges(self._filesystem, inode, handle)
             taken = await self._filesystem.write(handle, offset, data)
             return struct.pack("<2I", taken, 0)
+        # A view of the loop's buffer: a handler that waits, or keeps it, copies it first.
         taken = await self._filesystem.write(handle, offset, body[40 : 40 + size_bytes])
         return struct.pack("<2I", taken, 0)
 
@@ -291,6 +292,7 @@ def _lines(filesystem: FileSystem, body: memoryview, *, plus: bool) -> bytes:
         if size_bytes < 0:
             break
         lines.append(packed)
+        # A line that did not fit is no lookup: the kernel never hears of it.
         if plus and entry.inode:
             filesystem.advertised(entry.inode)
     return b"".join(lines)
@@ -304,6 +306,7 @@ async def _drop_privileges(filesystem: FileSystem, inode: int, handle: int | Non
     """
     mode = (await filesystem.getattr(inode)).mode
     kept = mode & ~stat_bits.S_ISUID
+    # Set-gid on what a group may not execute marks mandatory locks, and stays.
     if mode & stat_bits.S_IXGRP:
         kept &= ~stat_bits.S_ISGID
     if kept != mode:

@@ -211,6 +211,7 @@ def open_reply(handle: int, flags: int, backing_id: int = 0) -> bytes:
 def outdated_notice(inode: int) -> bytes:
     """Return a whole message that no request asked for: the attributes of an inode are outdated, its pages not."""
     head = OUT_HEADER.pack(OUT_HEADER.size + _INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0)
+    # An offset below zero means attributes alone: the pages stay.
     return head + _INVAL_INODE.pack(inode, -1, 0)
 
 
@@ -243,10 +244,12 @@ def init_reply(
     """Return ``fuse_init_out``."""
     return _INIT_OUT.pack(
         MAJOR,
+        # The kernel speaks what the smaller of both minors has.
         min(minor, MINOR),
         max_readahead,
         agreed & 0xFFFFFFFF,
         max_background,
+        # From here on a mount counts as congested: the share that the kernel takes by itself.
         max(1, max_background * 3 // 4),
         max_pages << 12,
         1,  # times are whole nanoseconds

@@ -119,6 +119,7 @@ class _Service:
         if self.handed:
             pyfuse3.terminate()
         else:
+            # libfuse waits in its reads, and must.
             os.set_blocking(device, True)
             self._loop.take_requests(on=True)
             self._loop.watch(door.fileno(), self._hand_over)
@@ -149,6 +150,7 @@ def _in_daemon_thread(call: Callable[[], object]) -> "Future[Any]":
             call()
         done.set_result(None)
 
+    # A daemon: where the mount ends before it is answered, its process must not wait for it.
     threading.Thread(target=run, name="bridge-statvfs", daemon=True).start()
     return done
 

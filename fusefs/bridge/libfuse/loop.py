@@ -219,6 +219,7 @@ class _Reader:
     async def wait_readable(self, device: int) -> None:
         """Wait for a request, of the task that has the turn."""
         self.device = device
+        # A worker that comes only now would wait for a request that nobody reads any more.
         if not self._is_closing:
             await _Wait(_For.REQUEST)
         if self._is_closing:

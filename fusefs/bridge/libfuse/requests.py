@@ -45,6 +45,7 @@ def _change(attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields) -> Cha
 class Requests(pyfuse3.Operations):
     """pyfuse3's names for the calls of a ``FileSystem``."""
 
+    # What INIT agrees to outlives this process: none of it may differ from what the device binding does.
     supports_dot_lookup = False
     enable_writeback_cache = False
     enable_acl = False
@@ -174,6 +175,7 @@ class Requests(pyfuse3.Operations):
     def _file_info(
         handle: int, keep_cache: bool, direct_io: bool, local_fd: int | None
     ) -> pyfuse3.FileInfo:
+        # libfuse before 3.17 cannot pass it on.
         if local_fd is not None:
             os.close(local_fd)
         return pyfuse3.FileInfo(fh=handle, keep_cache=keep_cache, direct_io=direct_io)

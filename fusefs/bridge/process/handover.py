@@ -65,6 +65,7 @@ _MOST_STATE_BYTES = 1 << 30
 
 def socket_address(target: str) -> bytes:
     """Return where the server of a mount listens for the one that takes it over."""
+    # The user is in the name, so a user without root takes over what is their own.
     return address_of("mount", target, os.getuid())
 
 
@@ -73,6 +74,7 @@ def listen(target: str) -> socket.socket | None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(socket_address(target))
+        # One asks at a time; another waits in the queue until the first was answered.
         listener.listen(1)
     except OSError as error:
         listener.close()
@@ -99,6 +101,7 @@ def admitted(listener: socket.socket) -> socket.socket | None:
         time.sleep(REST_S)
         return None
     try:
+        # A peer that says nothing must not keep those behind it waiting.
         peer.settimeout(HELLO_WITHIN_S)
         if _is_ours(peer) and peer.recv(64) == _HELLO:
             return peer
@@ -144,6 +147,7 @@ class Door:
             self._listener.shutdown(
                 socket.SHUT_RDWR
             )  # wakes the thread, which else keeps the address
+        # Not longer: it may wait HELLO_WITHIN_S for a peer that says nothing.
         self._thread.join(REST_S)
         self._listener.close()
         while not self._asking.empty():
@@ -320,6 +324,7 @@ def received(peer: socket.socket, target: str) -> Taken:
     if not descriptors or not 0 < size <= _MOST_STATE_BYTES:
         raise StateError(f"{target!r} is not handed over: {_rest(peer)}")
     try:
+        # Else a process that this one starts keeps the connection open after the mount is gone.
         os.set_inheritable(descriptors[0], False)
         state = _state(_exactly(peer, size), target)
     except BaseException:
@@ -330,6 +335,7 @@ def received(peer: socket.socket, target: str) -> Taken:
 
 
 def _state(data: bytes, target: str) -> dict[str, Any]:
+    # JSON and no pickle: what another process says is never code.
     state: dict[str, Any] = orjson.loads(data)
     if state.get("version") != 1:
         raise StateError(f"{target!r} comes with a state of version {state.get('version')}, not 1")

@@ -91,9 +91,10 @@ def start_daemon(
             stdout=log,
             stderr=log,
             pass_fds=[report_fd],
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C ends the command, and not the mount that it made
         )
     finally:
+        # Ours as well: the pipe ends, and with it the wait below, only when no process has it open.
         os.close(report_fd)
         if log is not None:
             os.close(log)
@@ -107,7 +108,7 @@ def start_daemon(
             _take_back(process, mountpoint)
             raise
     if answer != _READY:
-        code = process.wait()
+        code = process.wait()  # says of which class the fault is
         raise failure_of(answer, code, log_path)
     return process
 
@@ -149,6 +150,7 @@ def _report_failure(error: Exception, role: str, report_fd: int | None) -> int:
     fault = project_error(error, f"the {role} daemon")
     _LOG.error("%s", fault, exc_info=error if isinstance(fault, DefectError) else None)
     if report_fd is not None:
+        # The parent shows it as its own error, which is one line.
         line = " ".join(str(fault).split())
         try:
             os.write(report_fd, line.encode(errors="backslashreplace"))
@@ -177,6 +179,7 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
         role: Name of the process in its log.
     """
     report_fd = int(sys.argv[1])
+    # A process that the daemon starts would keep the pipe, and its parent, waiting.
     os.set_inheritable(report_fd, False)
     set_up_logging("INFO", role=role)
     if code := serve_reporting(
@@ -208,6 +211,7 @@ def serve_reporting(
                 "the process that started this mount has gone before it was ready; unmounting"
             )
             # Either binding, and a watch, end by it as they always do.
+            # Nobody knows of the mount: it would stay for ever.
             os.kill(os.getpid(), signal.SIGTERM)
         finally:
             os.close(report_fd)

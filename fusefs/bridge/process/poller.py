@@ -31,6 +31,7 @@ class BusyPoll:
 
     def __init__(self, num_cores: int | None = None) -> None:
         num_cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        # On one core no caller could run while the loop looks.
         self._looks = LOOKS if num_cores > 1 else 0
         self._in_vain = 0
         self._rest = 0
@@ -50,6 +51,7 @@ class BusyPoll:
         """Note that all looks found nothing."""
         self._in_vain += 1
         if self._in_vain >= _MOST_IN_VAIN:
+            # One below: a single look in vain after the rest begins the next one.
             self._in_vain, self._rest = _MOST_IN_VAIN - 1, _REST
 
 
@@ -74,6 +76,7 @@ class Poller:
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Have ``call`` made whenever ``descriptor`` has something to read."""
         self._calls_of[descriptor] = call
+        # poll and not select, which takes no descriptor above 1,023.
         self._poll.register(descriptor, select.POLLIN)
 
     def unwatch(self, descriptor: int) -> None:
@@ -100,6 +103,7 @@ class Poller:
 
     def wake(self) -> None:
         """Have ``wait`` return, and ``woken`` called: from any thread, or from a signal's handler."""
+        # A thread that ends a future late must not ring at a number that is another file's by now.
         with self._open:
             if not self._closed:
                 os.eventfd_write(self._bell, 1)

@@ -24,6 +24,7 @@ def address_of(kind: str, target: str, uid: int) -> bytes:
         target: Real path of the mount point.
         uid: The user of the mount.
     """
+    # A digest: a name in the abstract namespace has 107 bytes at most, a path any number.
     place = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
     return f"\0omniload-{kind}-{uid}-{place}".encode()
 
@@ -46,5 +47,6 @@ def is_taken(address: bytes) -> bool:
         names = _NAMES.read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
+    # As /proc shows the zero byte that such a name begins with.
     shown = address.decode().replace("\0", "@")
     return any(line.endswith(f" {shown}") for line in names.splitlines())

@@ -40,6 +40,7 @@ def tune_kernel(options: BridgeOptions, target: str) -> None:
         connection / "max_background": options.max_background,
         connection / "congestion_threshold": options.max_background * 3 // 4,
     }
+    # Each by itself: which of them may be set differs, and a mount works without.
     for path, value in settings.items():
         try:
             path.write_text(str(value), encoding="ascii")

@@ -69,6 +69,7 @@ class UnmountNotifier:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(_address(self._target, os.getuid()))
+            # Processes that wait for the end, or ask whether the mount is watched, may be many.
             listener.listen(16)
         except OSError as error:
             listener.close()
@@ -108,6 +109,7 @@ class UnmountNotifier:
             try:
                 if credentials_of(peer)[1] not in {0, os.getuid()}:
                     raise PermissionError("asked by another user")
+                # Held over both: a daemon that ends in between would miss a peer that has heard the first line.
                 with self._lock:
                     peer.sendall(orjson.dumps(self._about) + b"\n")
                     self._waiting.append(peer)
@@ -151,6 +153,7 @@ class UnmountClient:
                 _LOG.debug("no process reports how %s ends: %s", target, error)
                 if not is_taken(address):
                     return None
+                # One that refuses is about to listen, or to go; one that stays silent would do so again.
                 if wait_s is None or not isinstance(error, ConnectionError):
                     raise StateError(
                         f"a process has the name at which that of {target!r} would answer, and does "
@@ -216,6 +219,7 @@ class UnmountClient:
         """Return the next line; nothing at the end."""
         while b"\n" not in self._rest:
             part = self._peer.recv(1 << 16)
+            # A daemon names each file that it lost; a line longer than this is none of ours.
             if not part or len(self._rest) > _MOST_BYTES:
                 return b""
             self._rest += part
@@ -275,6 +279,7 @@ def umount(
         IntegrityError: Files could not be published: what was written last is lost.
     """
     try:
+        # Before it is unmounted: a daemon with nothing to publish may be gone a moment later.
         waiter = UnmountClient.of(mountpoint)
     except StateError as error:
         launch.umount(mountpoint)
@@ -286,6 +291,7 @@ def umount(
         launch.umount(mountpoint)
         return
     with closing(waiter):
+        # Looked up while it is there: processes that hold it elsewhere are found by its device.
         mount = fuse_mount_at(os.path.realpath(mountpoint))
         launch.umount(mountpoint)
         process = waiter.about["process"]
