@@ -18,7 +18,9 @@ __all__ = ["Block", "BlockCache", "Data", "PageCacheEstimate"]
 
 Data = bytes | memoryview
 """Bytes of a block; a view where a read brought several blocks."""
+# Keys alone, a few MiB of memory: of blocks of 1 MiB, 64 GiB of the kernel's page cache.
 _MOST_BELIEVED = 1 << 16
+# After a first loss so many blocks stay here, after each further one twice as many (docs/design/0011).
 _FIRST_CAUTION = 16
 _MOST_CAUTION = 1024
 
@@ -86,7 +88,9 @@ class BlockCache:
             block = self._blocks.get(key)
             if block is not None:
                 return block, False
+            # A block that is not here and was taken before: so the kernel has dropped it.
             self.kernel.asked(key)
+            # The room is taken before the bytes come: blocks on their way count, or the cap would be none.
             fits, num_dropped = _make_room(self._blocks, self.capacity_bytes, size_bytes)
             if num_dropped:
                 self._traffic.evicted("memory", num_dropped)
@@ -105,6 +109,7 @@ class BlockCache:
         """
         with self._lock:
             keys, size_bytes = tuple(filled), sum(map(len, filled.values()))
+            # Infinite: blocks that the kernel does not keep must not go with what it takes of them.
             memory = _Memory(keys, size_bytes if self.kernel.will_keep(keys) else math.inf)
             for key, data in filled.items():
                 block = self._blocks.peek(key)
@@ -154,6 +159,7 @@ class BlockCache:
         with self._lock:
             for key in keys:
                 block = self._blocks.peek(key)
+                # One on its way has somebody who waits for it, and a thread that will fill it.
                 if block is not None and block.data.done():
                     dropped += _drop_with_siblings(self._blocks, key)[1]
         return dropped
@@ -232,11 +238,13 @@ class PageCacheEstimate:
         """Note that the kernel asks for a block."""
         if key not in self._taken:
             return
+        # All of them: the kernel says nothing of the others, and has likely dropped those before it.
         self._lost |= self._taken
         self._taken.clear()
         self._trim(self._lost)
         self.num_invalidations += 1
         self._num_withheld, self._num_kept = self._caution, 0
+        # Doubled at each loss: a reader without room for a page cache soon costs no block twice.
         self._caution = min(2 * self._caution, _MOST_CAUTION)
 
     def has(self, key: Hashable) -> bool:

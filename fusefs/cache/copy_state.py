@@ -61,6 +61,7 @@ class CopyState:
         self.checksums_U[unit] = checksum
         self.verified_U[unit] = bool(checksum)
         if not checksum:
+            # The disk may have taken some of its pages: their room stays charged.
             self.damaged.add(unit)
 
     def lost(self, unit: int) -> None:

@@ -133,6 +133,7 @@ class DiskCopy:
                 return {}
             self._table.ledger.touch(copy.name)
         start, stop = spans[0].offset, spans[-1].offset + spans[-1].size_bytes
+        # Taken before the read: a unit that is stored meanwhile is not what is read here.
         wanted = [int(copy.checksums_U[span.unit]) for span in spans]
         try:
             data = memoryview(files.read(start, stop - start))
@@ -174,6 +175,7 @@ class DiskCopy:
         with self._stored:
             files.release()
             self._stored.notify_all()
+            # Else it was evicted, and perhaps made anew, while this unit was written.
             if copy.files is files:
                 copy.stored(span.unit, checksum)
             self._table.trust_if_whole(copy)
@@ -273,6 +275,7 @@ class _CopyTable:
         """
         # What is no longer open here may be open anew: files have one state at a time.
         is_current = self.copies.get(copy.name) is copy
+        # A refusal ends writing until the next start: a full disk would be asked again for every unit.
         if not self.is_writable or not is_current or copy.checksums_U[span.unit]:
             return None, []
         size_bytes = 0 if span.unit in copy.damaged else room_for(span.offset, span.size_bytes)
@@ -289,6 +292,7 @@ class _CopyTable:
             except OSError as error:
                 _refused(self, error)
                 return None, aside
+        # Before a byte is written, so that the cap is one at any moment.
         self.ledger.charge(copy.name, size_bytes)
         self.ledger.touch(copy.name)
         copy.damaged.discard(span.unit)
@@ -338,6 +342,7 @@ class _CopyTable:
 
     def close(self) -> None:
         """Keep and read nothing more."""
+        # What still runs in a thread finds a table that takes nothing, and files that stay open for it.
         self.is_writable = False
         for copy in self.copies.values():
             copy.retire()

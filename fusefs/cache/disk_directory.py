@@ -83,6 +83,7 @@ class CopyFiles:
 
     def reopened(self) -> int:
         """Open the data for reading only, as a description of its own."""
+        # Not dup, which would share the position and the right to write.
         return os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)
 
     def stamp(self) -> Stamp:
@@ -109,7 +110,9 @@ class DiskDirectory:
     def __init__(self, path: str) -> None:
         self._root = Path(path)
         try:
+            # Copies bear no modes of their files: nobody else may look in.
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Files are removed here without a question, so nothing but a cache of ours may lie in it.
             if not (self._root / MARKER).exists() and any(self._root.iterdir()):
                 raise ConfigError(
                     f"disk cache {path!r} holds something else; give an empty or new directory"
@@ -132,6 +135,7 @@ class DiskDirectory:
 
     def _take(self, path: str) -> None:
         try:
+            # flock and not a number in a file: the kernel lets it go with the process, however that ends.
             fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in {errno.EAGAIN, errno.EACCES}:
@@ -150,6 +154,7 @@ class DiskDirectory:
             else:
                 # New, or its maker was killed here: nothing else was made yet.
                 os.pwrite(self._marker, encode_marker(), 0)
+            # What a killed process had not removed yet.
             shutil.rmtree(self._root / LEAVING, ignore_errors=True)
             for folder in (COPIES, LEAVING):
                 (self._root / folder).mkdir(exist_ok=True)
@@ -178,12 +183,14 @@ class DiskDirectory:
             for name in sorted({path.stem for path in folder.iterdir()}):
                 data_path, map_path = self.data_path(name), self.map_path(name)
                 if self._is_pair(name):
+                    # The map's time is set at each open: it outlives the process that knew what was used last.
                     whole.append((map_path.stat().st_mtime_ns, name))
                 else:
                     data_path.unlink(missing_ok=True)
                     map_path.unlink(missing_ok=True)
         for _, name in sorted(whole):
             num_units = num_units_of(self.map_path(name).stat().st_size)
+            # Blocks and not the size: a copy is sparse.
             yield name, self.data_path(name).stat().st_blocks * 512 + footprint(num_units)
 
     def _is_pair(self, name: str) -> bool:
@@ -251,6 +258,7 @@ class DiskDirectory:
         for path in (self.map_path(name), self.data_path(name)):
             target = self._root / LEAVING / uuid.uuid4().hex
             with contextlib.suppress(OSError):
+                # Renamed and not removed: the lock is held here, and to free a large file's blocks takes a while.
                 path.rename(target)
                 aside.append(target)
         return aside

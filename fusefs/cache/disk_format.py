@@ -82,6 +82,7 @@ def num_units_of(size_bytes: int) -> int:
 
 def footprint(num_units: int) -> int:
     """Return what a copy takes on the disk before it holds a unit: its map, and a page of its inodes."""
+    # Rounded up wherever a page may be taken: the cap is one of the disk, not of the bytes.
     return -(-map_bytes(num_units) // _PAGE) * _PAGE + _PAGE
 
 
@@ -105,6 +106,7 @@ def size_in_map(head: bytes, table_bytes: int, name: str) -> int | None:
     sound = (
         magic.rstrip(b"\0") == _MAGIC
         and version == VERSION
+        # A file that was renamed by hand is not the copy that its name says.
         and digest.hex() == name
         and table_bytes == map_bytes(units)
         and head[_FIELDS.size : HEADER_BYTES] == xxhash.xxh3_64_digest(head[: _FIELDS.size])

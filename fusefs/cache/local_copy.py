@@ -23,6 +23,7 @@ def version_of(pieces: Sequence[FileSegment], prefix: str = "") -> CopyVersion |
         return None
     lines = [prefix]
     for piece in pieces:
+        # The range as well: two versions may show other parts of one segment.
         numbers = (piece.before_bytes, piece.size_bytes, piece.layout.unit_bytes)
         lines.append(f"{piece.key}\0{numbers}")
     size_bytes = sum(piece.size_bytes for piece in pieces)
@@ -49,6 +50,7 @@ class LocalCopy:
     ) -> None:
         self.copy = copy
         self.version = version
+        # By the piece itself: several pieces may be ranges of one segment, and bear one key.
         self._first_of: dict[int, int] = {}
         self._pieces = list(pieces)
         first = 0
@@ -69,6 +71,7 @@ class LocalCopy:
         """Return whether all bytes of a unit are here. Never waits."""
         span, _ = self.span(piece, unit)
         whole = piece.layout.unit_size(unit, piece.stored_bytes)
+        # A part is enough for the copy, but the cache in memory holds whole units, which their checksums cover.
         return span.size_bytes == whole and self.copy.has(span.unit)
 
     def read(self, piece: FileSegment, units: Sequence[int]) -> dict[int, memoryview]:
