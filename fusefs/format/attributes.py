@@ -40,10 +40,12 @@ class Attributes:
         """Return the attributes of a version that follows ``known``: these, and what it had beside."""
         if known is None:
             return self
+        # A mode like any file's needs no manifest: the next version may be plain again.
         kept_mode = known.mode if known.mode != PLAIN_MODE else None
         return Attributes(
             mode=self.mode if self.mode is not None else kept_mode,
             mtime_ns=self.mtime_ns,
+            # Those given take the place of all: the last one may have been removed.
             xattrs=dict(known.xattrs if self.xattrs is None else self.xattrs) or None,
         )
 

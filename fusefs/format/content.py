@@ -14,6 +14,7 @@ def may_be_plain(parts: list[bytearray]) -> bool:
     size = sum(map(len, parts))
     # No part but the last is short, so that magic cannot lie across parts of a tiny unit.
     joined = parts if size > 1 << 16 else [bytearray().join(parts)]
+    # Whatever its size: fsck takes such a file for a manifest that was cut short.
     if joined[0].startswith(MAGIC):
         return False
     return not (has_manifest_size(size) and bytearray().join(joined[-2:]).endswith(TAIL))

@@ -59,6 +59,7 @@ class FileSegment:
     @classmethod
     def of_bytes(cls, data: bytes, start: int) -> "FileSegment":
         """Return the piece of a file whose bytes are at hand."""
+        # The largest unit there is: bytes at hand are hardly ever more than one.
         layout = StripeLayout(MAX_UNIT_BYTES, 1)
         return cls(start=start, size_bytes=len(data), layout=layout, key="", path_of=str, data=data)
 
@@ -131,6 +132,7 @@ def check_unit(piece: FileSegment, unit: int, data: bytes | memoryview) -> None:
         IntegrityError: It does not match, or a plain file begins like a manifest that was cut short.
     """
     if piece.checksums_U is None:
+        # Ours never write one so: such content is stored inline or striped.
         if unit == 0 and data[: len(MAGIC)] == MAGIC:
             raise IntegrityError(
                 f"{piece.path_of(0)!r} begins like a manifest and has {piece.size_bytes} bytes, "

@@ -110,6 +110,7 @@ class StripeLayout:
         Yields:
             Runs that together hold every unit once.
         """
+        # One at least: a unit is never parted, for its checksum covers all of it.
         per_run = max(1, longest_bytes // self.unit_bytes)
         open_runs: dict[int, list[int]] = {}
         for unit in units:

@@ -146,6 +146,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         OSError: ``EFBIG`` where it would be longer than ``MAX_MANIFEST_BYTES``.
     """
     segments = manifest.segments
+    # The older one wherever it will do: releases that know no ranges read it.
     version: Literal[1, 2] = 1 if all(segment.is_whole for segment in segments) else 2
     # Of a small file with attributes there are none, and an array of nothing takes as long as the rest.
     records = _records_of(segments, version) if segments else b""
@@ -175,6 +176,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     text = header_text(header)
     digest = xxhash.xxh3_64_hexdigest(text).encode()
     used = HEADER_BYTES + len(body) + len(TAIL)
+    # Up to the size that only manifests have, so that a listing need not open what is none.
     padding = b" " * ((RESIDUE - used) % 4096)
     return b"".join([text, b"\n", digest, b"\n", body, padding, TAIL])
 
@@ -203,6 +205,7 @@ def decode_manifest(data: bytes | bytearray | memoryview, *, name: str) -> Manif
     header = decode_header(view[:HEADER_BYTES], name=name)
     body = bytes(view[HEADER_BYTES : HEADER_BYTES + header.body_bytes])
     digest = xxhash.xxh3_64_hexdigest(body)
+    # The tail as well: it says that nothing was cut off or added behind the body.
     whole = len(data) == header.manifest_bytes and bytes(view[-len(TAIL) :]) == TAIL
     if not whole or len(body) < header.body_bytes or digest != header.body_xxh3:
         raise IntegrityError(
@@ -221,6 +224,7 @@ def decode_manifest(data: bytes | bytearray | memoryview, *, name: str) -> Manif
         target=header.target,
         xattrs={key: bytes.fromhex(value) for key, value in header.xattrs.items()},
     )
+    # stat answers by the header, reads go by the segments: both must mean one file.
     if manifest.size_bytes != header.size:
         raise IntegrityError(
             f"manifest {name!r}: segments hold {manifest.size_bytes} bytes, "
@@ -239,6 +243,7 @@ def _segments(
         except ValueError as error:
             raise IntegrityError(f"manifest {name!r}: {error}") from error
         stored = int(record["size"])
+        # 64 bits are read, and the kernel's sizes have 63.
         if stored > MAX_INT64:
             raise IntegrityError(
                 f"manifest {name!r}: a segment has {stored} bytes, more than any file"

@@ -61,6 +61,7 @@ _Hexadecimal = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-fA-F]{2})*$"
 class Header(StrictModel):
     """The JSON of a manifest's first 4096 bytes: all that ``stat`` needs."""
 
+    # A number as text, or 1.0 for 1, is not what a writer of ours makes.
     model_config = ConfigDict(strict=True)
 
     omnifs: Literal[1, 2]
@@ -68,6 +69,7 @@ class Header(StrictModel):
     kind: Literal["file", "symlink", "directory"]
     size: int = Field(ge=0, le=MAX_INT64)
     """Bytes of the logical file; of the target for a symbolic link."""
+    # Down to the value that says that a directory has the store's own time (``NOT_KEPT``).
     mtime_ns: int = Field(ge=-MAX_INT64 - 1, le=2**64 - 1)
     mode: int = Field(ge=0, le=0o7777)
     """Permission bits."""
@@ -88,6 +90,7 @@ class Header(StrictModel):
     def _of_its_kind(self) -> Self:
         if (self.kind == "symlink") != (self.target is not None):
             raise ValueError(f"a {self.kind} has the target {self.target!r}")
+        # Else a link could name objects, which verify would keep and no reader ask for.
         if self.kind != "file" and self.body_bytes:
             raise ValueError(f"a {self.kind} has a body of {self.body_bytes} bytes")
         if self.manifest_bytes > MAX_MANIFEST_BYTES:
@@ -119,6 +122,7 @@ def check_xattrs_fit(xattrs: Mapping[str, bytes]) -> None:
     """
     widest = Header.model_construct(
         omnifs=VERSION,
+        # Of each field the longest there is: what fits beside it fits whatever the file becomes.
         kind="symlink",
         size=MAX_INT64,
         mtime_ns=-MAX_INT64,
@@ -158,6 +162,7 @@ def decode_header(head: bytes | bytearray | memoryview, *, name: str) -> Header:
             f"manifest {name!r}: header is no JSON: {error}; restore the file from another copy"
         ) from error
     version = value.get("omnifs") if isinstance(value, dict) else None
+    # Before the fields are looked at: a newer release may have others.
     if isinstance(version, int) and version > VERSION:
         raise StateError(
             f"manifest {name!r} has version {version}, this code reads 1 to {VERSION}; "
