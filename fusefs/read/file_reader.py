@@ -65,6 +65,7 @@ class FileReader:
             if data is None:
                 return None
             parts.append(memoryview(data)[start : start + size])
+        # One part is most reads, and a view of the block: no byte is copied before the kernel takes it.
         found = parts[0] if len(parts) == 1 else b"".join(parts)
         self._engine.traffic.answered(len(parts), len(found))
         return found
@@ -151,9 +152,11 @@ class _Ahead:
         self._kernel = engine.cache.kernel
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
+        # What the kernel lost before this version was opened concerns others.
         self._num_invalidations = self._kernel.num_invalidations
         self._machine = ReadAhead(
             largest_bytes=engine.read_ahead,
+            # Streams share half of it: what is fetched ahead of one must not push out another's (docs/design/0013).
             all_bytes=engine.cache.capacity_bytes // 2,
             block_bytes=engine.read_block,
             speculative=_speculative(engine, size_bytes),
@@ -178,6 +181,7 @@ class _Ahead:
 def _speculative(engine: ReadEngine, size_bytes: int) -> SpeculativeReads | None:
     block = engine.read_block
     wide = engine.longest_read // block * block if block else 0
+    # Nothing to widen by: a longest read holds no two blocks.
     if wide <= block:
         return None
     most_bytes = 3 * engine.cache.capacity_bytes // 4
@@ -200,6 +204,7 @@ class BufferFiller:
     def fill(self, piece: FileSegment, targets: Placement) -> Iterator[Future[None]]:
         """Copy units into buffers, past the cache; yield one future per read."""
         local, remote = self._source.parted(piece, sorted(targets))
+        # Its own pool: what lies on the disk must not wait behind a slow store.
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
             yield self._engine.local_pool.submit(self._fill_from_copy, piece, units, targets)
         for run in self._source.runs(piece, remote):

@@ -87,6 +87,7 @@ class Streams:
 
     def at(self, process: int, offset: int, slack_bytes: int) -> _Stream | None:
         """Return the stream that a read continues: the one that stands there, or the nearest so near; it is used."""
+        # Looked for first: a sequential reader stands exactly there, however many streams its process has.
         found = self._standing_at.get((process, offset))
         if found is None:
             distance = slack_bytes + 1
@@ -183,6 +184,7 @@ class ReadAhead:
                 return ()
             case Invalidated():
                 for stream in self.streams:
+                    # Back to where it is read: what lies behind that was perhaps passed over as the kernel's.
                     stream.fetched_to = min(stream.fetched_to, stream.next_offset)
                 return ()
             case _:
@@ -195,6 +197,7 @@ class ReadAhead:
             return self._begin(process, offset, size_bytes)
         stream.read_at = self._num_reads
         stream.run_bytes += size_bytes
+        # A part that the kernel sent out of order: the stream has passed it.
         if end <= stream.next_offset:
             return ()
         self.streams.move(stream, end)
@@ -246,8 +249,10 @@ class ReadAhead:
         """Return the largest window of one stream beside those that are read at the same time."""
         if self._all_bytes is None:
             return self._largest_bytes
+        # By reads and not by a clock: a stream counts while as many as are remembered are read beside it.
         since = self._num_reads - 2 * self._most_streams
         active = sum(
+            # One of a single read is known for no stream yet, and nothing is fetched ahead of it.
             s.run_bytes > s.first_read_bytes
             and s.next_offset > s.grows_behind
             and s.read_at >= since
@@ -270,6 +275,7 @@ class ReadAhead:
         if stream.in_blocks:
             # Whole blocks: what is left of one would cost a request of its own.
             whole = stop - stop % self._block_bytes
+            # A window smaller than a block must still fetch something.
             stop = whole if whole > start else stop
             start = max(stream.fetched_to, offset - offset % self._block_bytes)
         stream.fetched_to = stop

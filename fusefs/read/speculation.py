@@ -21,6 +21,7 @@ import threading
 
 __all__ = ["SpeculationBudget", "SpeculativeReads"]
 
+# A byte for each block: of 16 TiB in blocks of 4 MiB, 4 MiB.
 _SPECULATIVE, _READ = 1, 2
 
 
@@ -119,6 +120,7 @@ class SpeculativeReads:
 
     def _may_speculate(self, num_blocks: int) -> bool:
         unread = self._num_speculative + num_blocks
+        # Before the allowance: however much was read, what is unread lies in memory.
         if unread > self._most_speculative:
             return False
         short = unread - self._num_read - self._num_advanced
@@ -130,6 +132,7 @@ class SpeculativeReads:
 
     def _confirm(self) -> None:
         self._num_speculative -= 1
+        # Repaid first of all: what a file still owes at its end is spent for all others.
         self._num_advanced = max(0, self._num_advanced - 1)
         if self._budget is not None:
             self._budget.refund(self._block_bytes)

@@ -38,6 +38,7 @@ class Fetcher:
         """
         mine: _Missing = {}
         futures = self._claim(wanted, mine, needed=needed)
+        # After those that are wanted, and sent with them: units of one object share a request.
         self._claim(ahead, mine, needed=False)
         for piece, blocks in mine.values():
             self._send(piece, blocks)
@@ -55,6 +56,7 @@ class Fetcher:
                 futures[-1].set_result(data)
                 continue
             key, size = (piece.key, unit), piece.layout.unit_size(unit, piece.stored_bytes)
+            # The kernel has it, as far as is known; only one who waits for it shows that it was dropped.
             if not needed and self._engine.cache.is_served(key):
                 continue
             block, to_fetch = self._engine.cache.claim(key, size)
@@ -139,6 +141,7 @@ class Fetcher:
                 else:
                     good[unit] = part
         except BaseException as error:  # noqa: BLE001 -- as above
+            # All of them: a run that broke off has answered nobody yet.
             good, failed = {}, dict.fromkeys(run.units, error)
         self._deliver(piece, good, failed, blocks)
         try:
@@ -159,6 +162,7 @@ class Fetcher:
                 filled[piece.key, unit] = part
             else:
                 uncached.data.set_result(part)
+        # Together: blocks of one read are views of one memory, and go together.
         self._engine.cache.fill(filled)
         for unit, reason in failed.items():
             if isinstance(reason, IntegrityError):

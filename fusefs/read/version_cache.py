@@ -68,6 +68,7 @@ class VersionCache:
             for part in self._units.of(offset, size_bytes)
             if copy is None or not copy.is_sound(part[0], part[1])
         ]
+        # Needed, or what the kernel holds would be passed over, and never come into the copy.
         futures = self._fetcher.fetch(missing, needed=True)
         return list(zip(missing, futures, strict=True))
 
@@ -88,6 +89,7 @@ class VersionCache:
 
     def verify_soon(self) -> None:
         """Compare the local copy with its checksums in the background, unless another is being compared."""
+        # One at a time: comparing reads the whole copy, and readers of others would wait for the disk.
         if self.copy is not None and self.copy.copy.comparing.acquire(blocking=False):
             self.copy.copy.acquire()
             self._engine.local_pool.submit(_verify, self.copy)
@@ -97,5 +99,6 @@ def _verify(copy: LocalCopy) -> None:
     try:
         copy.verify()
     finally:
+        # Taken by the thread that opened, let go by this one: hence a lock and no reentrant one.
         copy.copy.comparing.release()
         copy.copy.release()
