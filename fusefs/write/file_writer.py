@@ -15,6 +15,7 @@ __all__ = ["FileWriter", "Writers"]
 
 MAX_SEGMENTS = 65536
 """Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
+# What a mount's loop may publish by itself: more would delay the other requests (docs/design/0011).
 _SMALL_BYTES = 64 << 10
 _MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
 """Of a file: their checksums, and its segments, must fit a manifest."""
@@ -63,6 +64,7 @@ class Writers:
         """Return a writer that was given the bytes of another file, but for those ``base`` holds."""
         writer = self.file(path, base)
         while (at := writer.size_bytes) < reader.size_bytes:
+            # By pieces: the file may be larger than memory.
             writer.write(reader.read(at, self.copy_bytes))
         return writer
 
@@ -78,6 +80,7 @@ class Writers:
             size_bytes: Bytes of all parts; more than one full unit of the file is striped.
         """
         layout = self.layout_of(path)
+        # Several objects for less than a unit would be several opens for every reader.
         count = 1 if size_bytes <= layout.unit_bytes else layout.stripe_count
         return written_segment(self.engine, StripeLayout(unit_bytes, count), parts)
 
@@ -127,6 +130,7 @@ class FileWriter:
             return True
         if len(self._held.tail) + size_bytes < self._unit_bytes:
             return False
+        # Units held back while the file may stay plain are sent together when it may no longer.
         full_bytes = self._held.size_bytes - len(self._held.tail)
         return not self._budget.has_room(size_bytes + self._unit_bytes + full_bytes)
 
@@ -245,6 +249,7 @@ class _Segments:
             self._sealing = self._current, self._current.seal()
             self._current = None
             content.append(self._sealing[1])
+        # One object is enough: the next seal replaces it.
         if tail:
             alone = SegmentWriter(self._engine, StripeLayout(self._layout.unit_bytes, 1))
             alone.append(tail)
@@ -258,6 +263,7 @@ class _Segments:
             writer, segment = self._sealing
             writer.settle()
             self._sealing = None
+            # Only now: a segment whose objects are not whole is part of no content.
             self._durable.append(segment)
             if len(self._durable) >= MAX_SEGMENTS:
                 raise OSError(

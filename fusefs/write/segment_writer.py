@@ -90,6 +90,7 @@ class SegmentWriter:
         if number < self._layout.stripe_count:
             path = object_path(self._id, number)
             self._streams.append(_ObjectStream(self._engine, path))
+        # Before the unit is queued, so that no queue is longer than the window.
         self._engine.budget.acquire(len(unit))
         self._sums.append(unit_checksum(unit))
         self._size_bytes += len(unit)
@@ -192,6 +193,7 @@ class _ObjectStream:
             except (OSError, OmniloadError) as error:
                 self.error = error
             finally:
+                # Whatever became of it: writers of other files wait for the same room.
                 self._engine.budget.release(len(unit))
 
         self._strand.submit(write)
@@ -209,6 +211,7 @@ class _ObjectStream:
 
     def abandon(self) -> None:
         def abandon() -> None:
+            # An object that is whole is removed; of one that is not, the stream is given up.
             if self._closed:
                 try:
                     self._engine.store.remove(self._path)

@@ -84,6 +84,7 @@ def is_worn(plan: Plan, *, most_ranges: int = MOST_RANGES) -> bool:
     fresh = sum(item for item in plan if isinstance(item, int))
     stay = [item for item in plan if isinstance(item, Segment)]
     size = fresh + sum(segment.size_bytes for segment in stay)
+    # Each segment once, and whole: its objects stay whole though a range of them is shown.
     stored = sum({s.segment_id: s.stored_bytes for s in stay}.values())
     return len(plan) > most_ranges or fresh * 2 > size or stored + fresh > 2 * size
 

@@ -63,6 +63,7 @@ class Granules:
 
     def absent_edges(self, offset: int, end: int) -> list[int]:
         """Return the absent granules that a write to a byte range leaves some other bytes in."""
+        # A granule that a write fills needs nothing of the base: those at both ends alone are fetched.
         edges = set[int]()
         if offset % self.granule_bytes:
             edges.add(offset // self.granule_bytes)
@@ -76,6 +77,7 @@ class Granules:
         end = max(offset, min(end, self.size_bytes))
         first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
         at = offset
+        # Runs, and not granules: what is absent is fetched by one read each.
         for here, run in itertools.groupby(self._states[first:stop], key=lambda s: s != _ABSENT):
             first += sum(1 for _ in run)
             until = min(end, first * self.granule_bytes)
@@ -98,6 +100,7 @@ class Granules:
     def being_written(self, offset: int, end: int) -> None:
         """Note, before a write, that what is here of its range is as in the base no more."""
         first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
+        # Absent ones stay absent: nothing of them is lost if the disk is full half-way.
         self._states[first:stop] = self._states[first:stop].replace(_HELD_STATE, _CHANGED_STATE)
 
     def written(self, offset: int, end: int) -> None:
@@ -131,6 +134,7 @@ class Spool:
     def __init__(self, place: SpoolPlace, granule_bytes: int, base: FileReader | None) -> None:
         self._place = place
         self._base = base
+        # No byte of the base is copied: a page written to a large file costs a granule.
         self.granules = Granules(granule_bytes, base.size_bytes if base is not None else 0)
         """What lies here, and the size of the file; changed by this spool alone."""
         self._file, name = tempfile.mkstemp(prefix="omnifs-spool-", dir=place.directory)
@@ -164,6 +168,7 @@ class Spool:
         if end == offset:
             return
         if offset > self.granules.size_bytes:
+            # The gap is written, too: its zeroes are nowhere in the base.
             self.truncate(offset)
         _check_limit(self.granules, self._place, offset, end)
         for edge in self.granules.absent_edges(offset, end):
@@ -177,6 +182,7 @@ class Spool:
         """Cut the file, or extend it with zeroes."""
         old = self.granules.size_bytes
         cut = min(old, size_bytes)
+        # Held before it is cut through: read from the base again, it would bring back what was cut off.
         for edge in self.granules.absent_edges(cut, cut):
             self._hold(edge, edge + 1)
         if size_bytes > old:
@@ -245,7 +251,9 @@ def _check_limit(granules: Granules, place: SpoolPlace, offset: int, end: int) -
         return
     size = granules.granule_bytes
     there = _count(granules.size_bytes, size) - granules.num_missing()
+    # What is held counts as well: the limit is one of the disk.
     wanted = (there + more) * size
+    # One granule is always allowed, or a limit below it would refuse every write.
     if wanted > max(place.limit_bytes, size):
         raise OSError(
             errno.EFBIG,
