@@ -48,6 +48,7 @@ MOST_ABANDONED = 32
 """Calls of one client that hang; while there are so many, none is begun."""
 _LOOK_EVERY_S = 1.0
 _GIVEN_UP_WITHIN_S = 2.0
+# A thread is kept for the next call that long: to start one costs more than many a call.
 _IDLE_S = 60.0
 
 
@@ -79,6 +80,7 @@ def left_s() -> float | None:
 @contextmanager
 def within(limit_s: float) -> Iterator[Deadline]:
     """Give all that is asked of stores inside so many seconds together; an outer limit stays."""
+    # The outer one stays: what a call asks on its way must not begin the time anew.
     if (outer := _current.get()) is not None:
         yield outer
         return
@@ -116,6 +118,7 @@ def waiting_for_others() -> Iterator[None]:
     deadline = _current.get()
     token = _current.set(None)
     if deadline is not None:
+        # And not only no limit inside: the time stands still for those who hold the deadline as well.
         deadline.until = float("inf")
     try:
         yield
@@ -229,6 +232,7 @@ class Callers:
             raise UnavailableError(f"{path!r}: no time is left of {deadline.limit_s:g} s to {name}")
         begun = self._begin(_Call(name, path, call))
         while not begun.ended.wait(max(0.0, min(deadline.left_s(), _LOOK_EVERY_S))):
+            # It may have ended just now: what it brought is taken, as nobody else would.
             if deadline.left_s() <= 0 and self._abandon(begun, dropped):
                 raise UnavailableError(
                     f"{path!r}: {self._client} did not answer {name} within {deadline.limit_s:g} s; "
@@ -250,6 +254,7 @@ class Callers:
         with self._lock:
             if self._process != os.getpid():  # forked off: the threads stayed behind
                 self._reset()
+            # Each holds a thread and a connection: a store that hangs must not cost the process all of either.
             if len(self._abandoned) >= MOST_ABANDONED:
                 oldest = min(self._abandoned, key=lambda hung: hung.begun_s)
                 raise UnavailableError(
@@ -290,6 +295,7 @@ class Callers:
             _LOG.info(
                 "%s: %s of %r returned after %.1f s", self._client, call.name, call.path, took_s
             )
+            # Here and not where it was abandoned: what the client returns comes only now.
             call.drop()
         with self._lock:
             self._idle.append(caller)
@@ -307,6 +313,7 @@ class _Caller(threading.Thread):
     """Makes one call after the other; its process may end without it."""
 
     def __init__(self, callers: Callers, number: int) -> None:
+        # A daemon thread, since it cannot be stopped: its process must be able to end.
         super().__init__(name=f"fusefs-client-{number}", daemon=True)
         self._callers = callers
         self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()

@@ -16,6 +16,7 @@ _OBJECTS = f"{RESERVED}/objects/"
 
 def never_changes(path: str) -> bool:
     """Return whether what is at a path is written once and never replaced: an object of a striped file."""
+    # Their names are random and never given again (docs/design/0010).
     return path.startswith(_OBJECTS)
 
 
@@ -53,6 +54,7 @@ class HandleCache(Generic[File]):
             return held
         # One that hangs says nothing of the next: each call then makes its own experience.
         left = left_s()
+        # Half of what is left: after one that hangs there is time for an opening of its own.
         within_s = None if left is None else left / 2
         return self._opening.call(path, lambda: self._opened_now(path), within_s=within_s)
 

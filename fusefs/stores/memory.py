@@ -77,6 +77,7 @@ class MemoryStore(Store):
         if before is not None:
             with self._lock:
                 there = self.stat(path) if path in self._nodes else None
+            # Without the lock: it may wait for threads that ask this store.
             before(there)
         with self._lock:
             if path in self._nodes and self._nodes[path] is None:

@@ -303,6 +303,7 @@ def stored_path(value: object, *, where: str) -> str:
     else:
         fault = _fault_of(value)
     if fault is not None:
+        # What is read may be megabytes of anything; a log is none.
         shown = repr(value)[:_SHOWN_CHARACTERS]
         raise IntegrityError(f"{where} is {shown}, which {fault}; remove what holds it")
     return str(value)
@@ -322,6 +323,7 @@ def _fault_of(path: str) -> str | None:
         if part in {"", ".", ".."} or "\0" in part:
             return f"has the component {part!r}"
         try:
+            # Bytes and not characters: so the kernel counts a name, and so do stores.
             size_bytes = len(part.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:
             return f"has the component {part[:40]!r}, which no bytes stand for"

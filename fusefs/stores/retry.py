@@ -123,6 +123,7 @@ class RetryingStore(Store):
 
     @override
     def create(self, path: str) -> ObjectWriter:
+        # Its beginning alone is repeated: of what was written nobody has the bytes any more.
         stream = self._patiently("create", lambda: self._store.create(path))
         return _PatientWriter(stream, self._give_up_after_s)
 
@@ -152,6 +153,7 @@ class RetryingStore(Store):
                 "publish", lambda: self._store.publish(path, data, guarded, mode)
             )
         except _RefusedError as refused:
+            # As the outage that it is: the caller's own table of errors knows no other.
             raise refused.reason from None
 
     @override
@@ -160,6 +162,7 @@ class RetryingStore(Store):
             self._rename(source, target)
 
     def _rename(self, source: str, target: str) -> None:
+        # Asked before the first attempt: only what was there shows whether that one was carried out.
         before = self._store_identity(source)
         rename = self._store.rename
 

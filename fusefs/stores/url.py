@@ -47,6 +47,7 @@ def local_path(url: str) -> str | None:
         # However it is written: fsspec's client of a directory would follow links out of it.
         if parts.netloc not in {"", "localhost"}:
             raise ConfigError(f"store {url!r} names no path; write file:///PATH, or the path alone")
+        # By bytes: a path on Linux need not be UTF-8.
         path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))
     elif "://" in url or "::" in url or parts.scheme in {*_ARROW, "mem"}:
         return None
@@ -138,6 +139,7 @@ def check_root(store: Store, *, begin: bool = False) -> None:
 
 def _check_bucket(location: str) -> None:
     """Check that the bucket is there: without one, to make a prefix looks like an outage."""
+    # A client of its own: the one at hand cannot ask above its root.
     bucket = open_store(urlsplit(location)._replace(path="").geturl())
     try:
         with within(GIVE_UP_AFTER_S):

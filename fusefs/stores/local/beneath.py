@@ -35,6 +35,7 @@ __all__ = [
 _MOST_PATH_BYTES = 4095
 """Of one call; a longer path is resolved in several."""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# A list of those that are known to answer in microseconds: of any other a call may wait for a network.
 _LOCAL_DISKS = frozenset(
     {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
 )
@@ -60,6 +61,7 @@ class Beneath:
     """
 
     def __init__(self, root: str | Path, *, walks: bool | None = None) -> None:
+        # Ahead of what may fail: ``__del__`` runs of an object that was never made whole, too.
         self._fd = -1
         self.path = Path(
             os.path.realpath(root)
@@ -96,6 +98,7 @@ class Beneath:
             OSError: ``ELOOP`` where a symbolic link stands on the way or at the end.
         """
         if not path:
+            # Opened anew: a descriptor with O_PATH can be neither read nor synced.
             return os.open(".", flags | os.O_CLOEXEC, dir_fd=self._fd)
         if not self.walks and len(encoded := os.fsencode(path)) <= _MOST_PATH_BYTES:
             return openat2(self._fd, encoded, flags, mode)
@@ -146,6 +149,7 @@ class Beneath:
             yield from path.split(b"/")
             return
         while len(path) > _MOST_PATH_BYTES:
+            # At a slash: no component has more than 255 bytes, so there is one.
             cut = path.rindex(b"/", 0, _MOST_PATH_BYTES + 1)
             yield path[:cut]
             path = path[cut + 1 :]
@@ -154,6 +158,7 @@ class Beneath:
 
 def umask() -> int:
     """Return the mask of this process, without setting it."""
+    # umask(2) can only be asked by setting it, which other threads would make files under.
     for line in (
         Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     ):

@@ -48,6 +48,7 @@ class Settling:
         """Note that something was changed that is not durable."""
         with self._lock:
             if self._waiting is None and not self._closed:
+                # One for all that changes meanwhile, and not put off by it: two seconds are a promise.
                 self._waiting = threading.Timer(self._within_s, self._settle_in_time)
                 self._waiting.name, self._waiting.daemon = "fusefs-settle", True
                 self._waiting.start()
@@ -64,6 +65,7 @@ class Settling:
             loose = self._names_in | self._names_on_their_way
             knows_all = self._knows_all
         above = parent_of(path)
+        # Each folder's name lies in the one above it: all of them must be durable, or the file is not to be found.
         while above and knows_all and parent_of(above) not in loose:
             above = parent_of(above)
         return knows_all and not above
@@ -79,6 +81,7 @@ class Settling:
                 if self._waiting is not None:
                     self._waiting.cancel()
                     self._waiting = None
+                # Before the sync: what is named during it may not be covered.
                 self._names_on_their_way, self._names_in = self._names_in, set()
             self.carry_out(self._sync_all)
             with self._lock:

@@ -168,6 +168,7 @@ class LocalStore(Store):
                     # What takes the place of something is durable before it does: else a power
                     # failure could leave nothing of both.
                     self._settling.carry_out(lambda: os.fsync(file))
+                # Before the move: a private file must not lie open under its name for a moment.
                 os.fchmod(file, self._mode_of_file(mode))
                 self._move_in(temporary, path)
                 return entry_of(path, os.fstat(file))
@@ -228,6 +229,7 @@ class LocalStore(Store):
     def _mkdir(self, path: str) -> None:
         with self._at.parent(path) as (above, name):
             os.mkdir(name, mode_of_new(path), dir_fd=above)
+        # A folder of objects at once: they are durable when they are closed, and so must be the way to them.
         if self._settling is None or path.startswith(RESERVED):
             sync_directory(self._at, parent_of(path))
         else:
@@ -295,6 +297,7 @@ class LocalStore(Store):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         # What mode it shall have is known when it is published.
         is_private = never_changes(path) or path.startswith(TEMPORARY)
+        # Objects lie apart from their file's folders, which then do not keep them.
         mode = _PRIVATE if is_private else 0o644
         if is_private and not self._are_hidden:
             self._are_hidden = True
@@ -324,6 +327,7 @@ class LocalStore(Store):
             os.close(self._at.open(above, os.O_PATH | os.O_DIRECTORY))
         except FileNotFoundError:
             self._make_parents(above)
+            # Another thread, or another mount, makes the same parents.
             with suppress(FileExistsError):
                 self._mkdir(above)
 
@@ -339,12 +343,14 @@ class _LocalWriter(ObjectWriter):
 
     @override
     def close(self) -> None:
+        # Taken away first: an abort after a close that failed must not close another's number.
         file, self._file = self._file, -1
         with errors_of(self._path):
             try:
                 os.fsync(file)
             finally:
                 os.close(file)
+            # Its name as well: fsync of a file makes none durable.
             sync_directory(self._at, parent_of(self._path))
 
     @override

@@ -181,6 +181,7 @@ class ArrowBackend(RootedBackend):
         is_directory = info.type == pafs.FileType.Directory
         mtime_ns = info.mtime_ns or 0
         if self._is_s3:
+            # Listed finer than it is said of one object: two looks would find two versions.
             mtime_ns -= mtime_ns % _S_NS
             if not is_directory:
                 self._seen.put(path, None)
@@ -322,6 +323,7 @@ def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
 
 def _filled(file: pa.NativeFile, offset: int, buffer: memoryview) -> memoryview:
     """Read at a position as ``_read_fully`` does; return what was filled."""
+    # S3's client says that it read what it did not: then the mark is still there.
     buffer[-1:] = _MARK
     # Of the same open file, with a position of its own: threads read it beside each other.
     stream, size_bytes = file.get_stream(offset, len(buffer)), 0

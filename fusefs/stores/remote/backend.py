@@ -138,6 +138,7 @@ class BackendStore(Store):
 
     @override
     def create(self, path: str) -> ObjectWriter:
+        # Clients write over what is there without a word.
         if self._files.find(path) is not None:
             raise FileExistsError(17, "objects are written once", path)
         return self._files.open_new(path)

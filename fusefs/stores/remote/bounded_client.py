@@ -64,6 +64,7 @@ class BoundedFiles(FileClient):
 
     @override
     def close(self) -> None:
+        # Nobody needs its outcome: a client that hangs must not keep a process from ending.
         self.callers.give_up("close", "", self.inner.close)
 
 
@@ -123,6 +124,7 @@ class _BoundedWriter(ObjectWriter):
 
     @override
     def close(self) -> None:
+        # Such a client sends the parts of an upload here, however long that takes.
         with allowing(self._written_bytes if self._sends_at_close else 0):
             self._callers.call("close", self._path, self._stream.close)
 

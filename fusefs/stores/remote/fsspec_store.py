@@ -85,6 +85,7 @@ def _refuse_wrapped(filesystem: fsspec.AbstractFileSystem, url: str) -> None:
                 f"store {url!r} goes through {type(client).__name__}, which would show what was there before; "
                 "give the store itself, and disk_cache to a mount"
             )
+        # However deep: each layer of a chain may be one that is refused.
         client = getattr(client, "fs", None) or getattr(client, "sync_fs", None)
 
 
@@ -131,6 +132,7 @@ class FsspecBackend(RootedBackend):
     @override
     def open_new(self, path: str) -> ObjectWriter:
         with translated(path):
+            # sftp makes no folder by itself; an object store has none to make.
             self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             return _FsspecWriter(self._fs.open(self._at(path), "wb"), self, path, translated)
 

@@ -33,6 +33,7 @@ class Intent:
 
 def intent_path(target: str) -> str:
     """Return where the intent to replace ``target`` lies."""
+    # By its target: a reader that misses that finds the intent without a listing.
     digest = xxhash.xxh3_128_hexdigest(target.encode("utf-8", "surrogateescape"))
     return f"{INTENTS}/{digest}"
 
@@ -73,6 +74,7 @@ def decode_intent(data: bytes, *, path: str) -> Intent:
         raise IntegrityError(
             f"{name} is for {target!r}, which belongs elsewhere; repair removes it"
         )
+    # Else a forged one could bring a store's own files, objects of others among them, into sight.
     if is_at_or_below(source, RESERVED) and parent_of(source) != TEMPORARY:
         raise IntegrityError(
             f"{name} names the source {source!r}, which belongs to the store; repair removes it"

@@ -123,6 +123,7 @@ class RenamingStore(BackendStore):
 
     def _replace(self, source: str, target: str) -> None:
         self._intents.forget(target)
+        # Whole before the target goes: a half one promises nothing.
         self._write(intent_path(target), encode_intent(Intent(source, target)))
         try:
             self._names.remove(target)
