@@ -76,6 +76,7 @@ class Catalog:
         """Describe everything directly in a directory, sorted by name."""
         entries = [entry for entry in self._store.listing(path) if not is_attributes(entry.name)]
         if not path:
+            # In the root alone: below it a user may call a folder so.
             entries = [entry for entry in entries if entry.name != RESERVED]
         paths = [f"{path}/{entry.name}" if path else entry.name for entry in entries]
         # Only what has a manifest's size costs a read; the pool does those side by side.
@@ -88,6 +89,7 @@ class Catalog:
         Raises:
             IntegrityError, FileNotFoundError: It is broken; or it was replaced since.
         """
+        # Known by its size alone: of most files a listing reads not a byte.
         if entry.is_directory or not has_manifest_size(entry.size_bytes):
             return self._described(path, entry), None
         found = self._manifests.manifest(path, entry)
@@ -98,6 +100,7 @@ class Catalog:
 
     def forget(self, path: str) -> None:
         """Read the manifests at a path, and below it, anew."""
+        # A folder that came here has kept its time stamps: nothing that is known of it would look old.
         self._directories.forget(path)
         self._manifests.known.forget(path)
         self._manifests.known.drop_below(path)

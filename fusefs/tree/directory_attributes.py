@@ -121,6 +121,7 @@ class DirectoryAttributes:
             if known is not None and known[0] > time.monotonic():
                 return known[1]
             before = self._num_changes
+        # Without the lock: a store that answers late must not keep those who ask for other folders.
         found = _readable(self._store, path)
         with self._lock:
             if self._num_changes == before:
@@ -141,6 +142,7 @@ class DirectoryAttributes:
         kept = _readable(self._store, path) if self._markers.cover(path) else None
         if kept is None:
             mode = entry.mode if entry.mode is not None else _PLAIN_MODE
+            # What the store shows now: to set a mode must not move the time.
             kept = Manifest(kind="directory", mtime_ns=entry.mtime_ns or NOT_KEPT, mode=mode)
         if changes.mode is not None and self._store.keeps_modes:
             self._store.set_mode(path, changes.mode)
@@ -162,6 +164,7 @@ class DirectoryAttributes:
 
     def before_rename(self, source: str, target: str) -> None:
         """Have the new name looked at where a directory with attributes is about to get one."""
+        # Before the rename: behind it, another mount would show the folder without what it has.
         if _digits(source) != _digits(target) and self.of(source) is not None:
             self._markers.add(target)
 
@@ -177,6 +180,7 @@ class DirectoryAttributes:
         try:
             call()
         except OSError as error:
+            # Asked for only when the store refuses: most folders that go hold nothing.
             if error.errno != errno.ENOTEMPTY or not _holds_attributes_alone(self._store, path):
                 raise
             self._call_without(path, call)
@@ -195,6 +199,7 @@ class DirectoryAttributes:
 
     def _put(self, path: str, manifest: Manifest) -> None:
         data = encoded(manifest, path)
+        # First: attributes that no marker stands for are looked for by nobody.
         self._markers.add(path)
         self._store.publish(attributes_path(path), data)
         with self._lock:
@@ -228,6 +233,7 @@ class _Markers:
             return
         mark(self._store, path)
         with self._asking:
+            # At once: the next listing of markers may be a second away.
             self._marked |= {_digits(path)}
 
     def _current(self) -> frozenset[str]:

@@ -39,6 +39,7 @@ def shown_at(files: StripedFiles, path: str, version: OpenVersion) -> Shown:
             with files.open(path, expected=info) as now:
                 if not _is_same(files, version, now):
                     return Shown.ANOTHER
+                # Else each later look would open it again: others set its attributes, or its time stamp has settled.
                 version.found_as(now.info, now.manifest)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return Shown.NOTHING
@@ -61,6 +62,7 @@ def names_segments(files: StripedFiles, path: str, segment_ids: set[str]) -> boo
         there = files.manifest(path)
     except FileNotFoundError:
         return False
+    # All of them: one that is gone is one whose objects are being removed.
     return there is not None and segment_ids <= ids_of(there.segments)
 
 
@@ -71,6 +73,7 @@ def with_attributes(
     if shown_at(files, path, version) is not Shown.SAME:
         return None
     set_attributes(files, path, attributes)
+    # Opened anew, since a manifest is what bears them: the version that was open has none, or another.
     now = files.open(path, brings=False)
     if (made := now.manifest) is not None:
         known = version.manifest

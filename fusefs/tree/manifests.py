@@ -140,6 +140,7 @@ class ManifestReader:
             return known, asked_ns
         if entry.size_bytes <= _PIECE_BYTES:
             return self._store.read(path, 0, entry.size_bytes), asked_ns
+        # One at a time: sixteen readers of a sparse giant would be two GiB.
         with self._reading_long:
             return self._read_by_pieces(path, entry.size_bytes), asked_ns
 
@@ -162,6 +163,7 @@ class ManifestReader:
     ) -> Header | None:
         """As ``header``, with the first bytes at hand: those of the header, or all."""
         if not head.startswith(MAGIC):
+            # The first bytes may be all: then its end needs no request of its own.
             whole = len(head) == entry.size_bytes
             at = entry.size_bytes - len(TAIL)
             tail = head[at:] if whole else self._store.read(path, at, len(TAIL))
@@ -176,6 +178,7 @@ class ManifestReader:
             raise IntegrityError(
                 f"{path!r} holds the attributes of a directory under a file's name; remove it"
             )
+        # Before anything of the body is read: the size of that is what a header says.
         if header.manifest_bytes != entry.size_bytes:
             raise IntegrityError(
                 f"manifest {path!r} has {entry.size_bytes} bytes, its header says "

@@ -63,6 +63,7 @@ class StripedFiles:
         self._readers = StorePool(self.config.read_streams, "fusefs-read")
         self.visible = partial(_visible_path, self._readers)
         """Returns a path that users may name, without slashes at its ends, or raises."""
+        # A pool of its own: a slow store must not keep waiting what lies on this disk.
         self._local_readers = StorePool(_LOCAL_STREAMS, "fusefs-disk")
         self._writers = StorePool(self.config.write_streams, "fusefs-write")
         self.longest_read, read_ahead = self.config.reading(store.preferred)
@@ -110,6 +111,7 @@ class StripedFiles:
 
     def close(self) -> None:
         """Wait for what is under way and let the store go."""
+        # What readers have not begun nobody waits for; what writers have queued is carried out.
         self._readers.shutdown(cancel_futures=True)
         retire(self)
         # Before the threads that read it: comparing a large copy would be waited for.
@@ -261,6 +263,7 @@ class Names:
     def remove(self, path: str) -> None:
         """Remove a file or link, and its objects when nobody here has it open."""
         path = self._visible(path)
+        # Read before it is gone: afterwards nobody knows which objects were its own.
         replaced = self._catalog.manifest_or_none(path)
         self._store.remove(path)
         self._references.release_or_defer(replaced)
@@ -273,6 +276,7 @@ class Names:
         self._directories.before_rename(source, target)
         self._directories.as_empty(target, lambda: self._store.rename(source, target))
         if replaced is not None and replaced.segments:
+            # What took its place is durable before its objects go: else a power failure could leave neither.
             self._store.sync(target)
         self._references.release_or_defer(replaced)
         if source != target:
@@ -297,6 +301,7 @@ def _visible_path(pool: StorePool, path: str) -> str:
         StateError: This process was forked off the one that opened the store.
         ValueError: As ``checked_path``.
     """
+    # Here, where every path comes by: a forked process hears of it before it waits for a thread.
     pool.check_process()
     path = checked_path(path)
     if is_at_or_below(path, RESERVED):

@@ -50,6 +50,7 @@ class ObjectReferences:
             for segment in replaced.distinct_segments():
                 paths = [path for path in segment.object_paths() if path not in still]
                 if self._pins.get(segment.segment_id):
+                    # A reader of the old version, in this process: another mount's gets ESTALE.
                     self._deferred[segment.segment_id] = paths
                 else:
                     doomed += paths

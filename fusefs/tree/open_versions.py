@@ -176,12 +176,14 @@ class Versions:
 
     def cached(self, path: str, info: FileInfo, data: bytes) -> OpenVersion:
         """Return a plain version whose bytes are known, at a path where they likely are."""
+        # Read from memory alone: what lies at the path by now may be another's.
         reader = FileReader(self._engine, [FileSegment.of_bytes(data, 0)])
         place = Place(self._engine.store, path)
         return OpenVersion(self._references, info=info, manifest=None, reader=reader, place=place)
 
     def striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenVersion:
         """Return a striped version; its objects stay until it is closed."""
+        # Before anything of it is read: what replaces it meanwhile leaves its objects.
         self._references.pin(manifest)
 
         def when_missing(object_path: str) -> Exception:
@@ -196,6 +198,7 @@ class Versions:
             return stale_version(path)
 
         pieces = file_segments_of(manifest)
+        # No prefix: a segment's name is random, so two paths, or stores, may share its copy.
         copy = self._copy_of(pieces, "")
         reader = FileReader(self._engine, pieces, when_missing=when_missing, copy=copy)
         return OpenVersion(
@@ -265,6 +268,7 @@ class Opener:
 
     def open_published(self, path: str, content: Content, published: Published) -> OpenVersion:
         """Open what was just published here, though another mount may have replaced it since."""
+        # Else the store is asked, and may answer with what another mount has put there since.
         if published.info is not None:  # the store said what it took
             if published.manifest is not None:
                 return self.versions.striped(path, published.info, published.manifest)
@@ -288,6 +292,7 @@ class Opener:
             mtime_ns=now_ns,
             mode=made.mode,
             stored="manifest",
+            # A version that no store names: every look finds that the path shows another.
             entry=Entry(name_of(path), False, 0, 0, version=uuid.uuid4().hex),
         )
         return self.versions.striped(path, info, made)
@@ -339,6 +344,7 @@ def _plain_piece(place: Place, entry: Entry) -> FileSegment:
     elif is_settled(entry, time.time_ns()):
         version = f"{entry.mtime_ns}-{entry.size_bytes}"
     else:
+        # A name for this opening alone: a time stamp so young may be that of two versions.
         version = uuid.uuid4().hex
     return FileSegment(
         start=0,

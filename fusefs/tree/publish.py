@@ -70,6 +70,7 @@ class Publisher:
             # A call that is repeated may find what the one before it has published.
             found.append(there)
             replaced.append(self._manifest_of(path, there))
+            # After what is replaced was read: both go on while the objects close.
             ready()
             if manifest is not None:
                 self._let_read(path, manifest, replaced[-1])
@@ -144,6 +145,7 @@ class Publisher:
         """Give the objects of a file its mode, but for those that have it from the version before."""
         if not self._store.keeps_modes or not manifest.segments:
             return
+        # A request for each object else, at every fsync of a file that grows.
         same = known is not None and known.mode == manifest.mode
         done = set(known.object_paths()) if known is not None and same else set()
         for object_path in manifest.object_paths():

@@ -44,6 +44,7 @@ class Place:
             found = self._store.stat(path)
         except (OSError, OmniloadError):
             return None  # gone or out of reach: its next read says so
+        # Not what was renamed: another mount was there in between.
         if found.is_directory or found.size_bytes != self.entry.size_bytes:
             return None
         self.entry = found
