@@ -77,6 +77,7 @@ def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
         TransferSpeedColumn(),
         console=console,
         transient=True,
+        # In a log each redraw would be a line.
         disable=not console.is_terminal,
     ) as shown:
         task = shown.add_task(what, total=total_bytes)

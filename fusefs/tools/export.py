@@ -102,8 +102,10 @@ def place_on_mount(file: Path) -> tuple[str, str]:
         StateError: It lies on no mount of ours, or the mount's URL has secrets.
     """
     path = Path(os.path.abspath(file))  # noqa: PTH100 -- resolve() would follow links of the mount
+    # From the file upwards: a mount may lie below another.
     for root in (path, *path.parents):
         if (store := _store_told_at(root)) is not None:
+            # What is shown has stars in the place of secrets: no store opens by it.
             if f"{HIDDEN}@" in store or f"={HIDDEN}" in store:
                 raise StateError(
                     f"{str(root)!r} is a mount of {store}, and does not show the secrets of that URL; "
@@ -215,6 +217,7 @@ def export_file(
         with files.open(source) as file:
             exported = _copied(file.reader, out, report)
         out.close()
+        # Before it has its name: a store that cut it short must not show it whole.
         _require_size(store, partial, exported.size_bytes)
         store.rename(partial, target)
     except BaseException:
@@ -229,6 +232,7 @@ def _copied(reader: FileReader, out: ObjectWriter, report: Callable[[int], None]
     """Write all bytes in order, one window ahead being read."""
     size, digest = reader.size_bytes, xxhash.xxh3_128()
     window = min(_WINDOW_BYTES, size)
+    # Two, filled in turns: one is read into while the other is written.
     views = (memoryview(bytearray(window)), memoryview(bytearray(window)))
     reads: dict[int, list[Future[None]]] = {}
 
@@ -249,6 +253,7 @@ def _copied(reader: FileReader, out: ObjectWriter, report: Callable[[int], None]
     finally:
         for futures in reads.values():
             for future in futures:
+                # The buffers go with this call: what has not begun need not, and what runs is waited for.
                 future.cancel()
             with suppress(OSError, OmniloadError):
                 wait_all(futures)

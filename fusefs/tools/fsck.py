@@ -118,6 +118,7 @@ def verify(
         StateError: Orphans stay: a manifest cannot be read, or the tree changed meanwhile.
     """
     report = Report()
+    # Before the walk: an object that is written meanwhile is not among them, and so no orphan.
     objects = dict(_objects(files.store))
     report.objects = len(objects)
     walk = _walk(files, objects, report, read_data=read_data)
@@ -140,6 +141,7 @@ def verify(
         for path in unmarked:
             mark(files.store, path)
             report.repaired.append(path)
+        # Before what is left over goes: an intent may name it as the only copy of a file.
         _finish_intents(files.store, intents, report)
         _remove(files.store, sorted(no_intents), report)
         _remove(
@@ -160,6 +162,7 @@ def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report
             f"{len(orphans)} orphans stay: {len(walk.unreadable)} manifests cannot be read and "
             f"may name them ({some}); restore or remove them first"
         )
+    # A file that was renamed under the first walk may have been met at neither of its paths.
     again = _walk(files, None, Report(), read_data=False)
     if again.tree != walk.tree:
         raise StateError(

@@ -114,6 +114,7 @@ def prefetch_from_store(
 
 
 def _keep(files: StripedFiles, path: str, report: Report) -> None:
+    # What is on its way at once must fit half of the cache, or one batch would push out another.
     step = min(_STEP_BYTES, files.config.cache // (2 * _BATCHES))
     with files.open(path, brings=False) as file:
         reader, begun = file.reader, deque[tuple[Keeping, int]]()
@@ -246,6 +247,7 @@ def _opened_directly(path: str) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
+        # A kernel, or a mount of another kind, that knows no O_DIRECT.
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, os.O_RDONLY)

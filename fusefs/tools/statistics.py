@@ -13,6 +13,7 @@ from omniload.base.secrets import without_secrets
 
 __all__ = ["Statistics", "drop_cached", "drop_json", "layout_json", "layout_of"]
 
+# Numbers grow; a reader that trusts the size of a stat before must get all of them.
 _VIEW_BYTES = 8192
 _XATTR_BYTES = 60 << 10
 """The kernel passes on 64 KiB of an extended attribute."""
