@@ -44,6 +44,7 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     Raises:
         IntegrityError: At its end, files could not be published.
     """
+    # Before anything waits for the store: from here on a signal leaves neither a mount nor a traceback.
     mounted = _ended_once()
     _check_spool(config.spool_directory)
     store = RetryingStore(
@@ -73,6 +74,7 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     def started() -> None:
         mounted.set()
         if config.take_over:
+            # Beside the requests: the process before this one may still be publishing for a while.
             threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
         else:
             _listen(notifier)
@@ -85,8 +87,10 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     finally:
         for stop in stops:
             stop()
+        # Behind the mount, and before the store: nobody writes any more, and what is left can still be published.
         lost = shown.close()
         files.close()
+        # Last: port, disk cache and store are free for the mount that comes next.
         notifier.notify(lost)
     if lost:
         raise IntegrityError(f"what was written last to {len(lost)} files is lost: {lost}")
@@ -174,6 +178,7 @@ def _leave(code: int) -> None:
     if hung:
         _LOG.warning("this process ends beside %d calls that hang: %s", len(hung), ", ".join(hung))
         logging.shutdown()
+        # Not by sys.exit, at which Python and Java wait for their threads.
         os._exit(code)
 
 

@@ -85,8 +85,10 @@ def main() -> None:
         config = mount_config(call.store, call.mountpoint, words)
         if call.fake:
             return
+        # To nowhere unless asked: the daemon outlives mount(8), and must hold no pipe of its caller.
         process = start(config, log_path=log or os.devnull, watched=watched)
         process.returncode = 0  # it outlives us
     except OmniloadError as error:
         sys.stderr.write(f"mount.omniload: {error}\n")
+        # Of mount(8): "mount failure".
         sys.exit(32)

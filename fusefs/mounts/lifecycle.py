@@ -66,6 +66,7 @@ def start(
         UnavailableError: The store does not answer.
         StateError: The mount point is a mount already.
     """
+    # On standard input, and not as arguments: a URL may bear secrets, which ps shows.
     settings = config.model_dump_json().encode()
     module = "fusefs.mounts.supervisor" if watched else "fusefs.mounts.daemon"
     return start_daemon(module, settings, config.mountpoint, log_path=log_path, words=words)

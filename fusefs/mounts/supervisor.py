@@ -98,6 +98,7 @@ class MountSupervisor:
         match event:
             case DaemonEnded(code=0):
                 return Finish()
+            # It was unmounted, and published what it could: to mount again would bring nothing back.
             case DaemonEnded(code=IntegrityError.exit_code):
                 return Lost()
             case DaemonEnded(code=code, ran_s=ran_s):
