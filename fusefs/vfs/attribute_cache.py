@@ -51,11 +51,13 @@ class AttributeCache:
         """Note a change of one path."""
         self.num_changes += 1
         self._infos.pop(path)
+        # Else a creation would take it that nothing is there, and hide what was just made.
         self._missed.pop(path)
 
     def forget_below(self, *paths: str) -> None:
         """Note a change of paths and of all below them."""
         self.num_changes += 1
+        # All: a folder that was renamed brings names to paths that were looked up in vain.
         self._missed.clear()
         for path in paths:
             self._infos.pop_where(partial(is_at_or_below, top=path))
@@ -85,4 +87,5 @@ class AttributeCache:
 
     def was_just_missed(self, path: str) -> bool:
         """Return whether a path was looked up in vain a moment ago; once for each look-up."""
+        # Once: of two who looked it up in vain, the second finds what the first has made.
         return (self._missed.pop(path) or 0.0) > self._clock()

@@ -36,6 +36,7 @@ class Closing:
                 publish = partial(self._publish, body, last=last)
                 await self._session.rounds.exclusive(handle.node, publish)
             finally:
+                # A flush of attributes may have found out: the name leads to the newer version from now on.
                 if body.pending.replaced and handle.node.body is body:
                     self._names.part(handle.node, body)
             if body.pending.path is not None:
@@ -72,6 +73,7 @@ class Closing:
     def _published_now(self, body: OpenFile, *, last: bool) -> bool:
         """Publish a small new file where the store takes it at once; return whether it was done."""
         inline = self._session.inline
+        # Only tried: a thread may hold it for as long as the store takes, and the loop answers everybody.
         if not inline.may_run or not body.lock.acquire(blocking=False):
             return False
         try:

@@ -42,6 +42,7 @@ class Entries:
         assert body is not None
         mode = stat_bits.S_IFREG | mode_of(body)
         entry = self._attributes(node.number, mode, body.size_bytes, body.pending.mtime_ns)
+        # As fstat of any file system says of what was removed, or replaced.
         return entry if node.is_attached else entry._replace(nlink=0)
 
     def of_info(self, number: int, info: FileInfo) -> Entry:
@@ -74,6 +75,7 @@ class Entries:
             raise stale() from error
         if body_of(node) is not None:
             return self.of_body(node)  # opened meanwhile, and perhaps as another version
+        # The kernel takes an inode that changes its kind for broken, and answers EIO from then on.
         if node.kind not in {None, info.kind}:
             raise OSError(errno.ESTALE, f"a {info.kind} is there by now")
         node.kind = info.kind

@@ -78,6 +78,7 @@ class FreshSingleFlight:
         *,
         is_shared: bool = True,
     ) -> Result:
+        # Before it waits for its turn: calls that come meanwhile must find it, to share it.
         mine = self._rounds[key] = _Round(has_begun=not is_shared)
         try:
             if before is not None:
@@ -100,6 +101,7 @@ class FreshSingleFlight:
             del mine  # or an error, its traceback and the round would hold each other
 
     def _end(self, key: Hashable, ended: _Round, before: _Round | None) -> None:
+        # Else a younger round stands there, which waits for this one by itself.
         if self._rounds[key] is ended:
             if before is not None and not before.answer.done():
                 self._rounds[key] = before  # stopped while it waited for its turn

@@ -145,6 +145,7 @@ class Node:
         """Yield this one and all below it that are open."""
         if self.body is not None:
             yield self
+        # A list: what is done to one of them may drop it from here.
         for child in list(self.children.values()):
             yield from child.open_below()
 
@@ -153,6 +154,7 @@ class InodeTable:
     """The nodes of one mount. Used from the mount's loop only, so it needs no lock."""
 
     def __init__(self) -> None:
+        # The root has a lookup that the kernel never gives up.
         self._nodes: dict[int, Node] = {ROOT: Node(ROOT, None, "", lookups=1)}
 
     def node(self, number: int) -> Node:
@@ -185,6 +187,7 @@ class InodeTable:
 
     def move(self, parent: Node, name: str, new_parent: Node, new_name: str) -> None:
         """Give a name's node another name, and all below it another path."""
+        # First: what was replaced keeps its handles, and loses the name to the newcomer.
         self.detach(new_parent, new_name)
         node = parent.children.pop(name, None)
         if node is None:
@@ -226,8 +229,10 @@ class InodeTable:
         tree = cls()
         lines = list(state)
         for number, _, name, lookups in lines:
+            # What sizes the process before answered is not sent: the next one is taken for another.
             node = Node(number, None, from_text(name), lookups=lookups, kernel_size=SEVERAL)
             tree._nodes[number] = node
+        # A second turn: a line may come before that of its parent.
         for number, above, _, _ in lines:
             if above:
                 node, parent = tree._nodes[number], tree._nodes[above]
@@ -250,6 +255,7 @@ def _new_number(parent: Node, name: str, taken: Container[int]) -> int:
     """Return a number for a name that no other inode has."""
     key, attempt = f"{parent.number}/".encode() + os.fsencode(name), 0
     while True:
+        # By the number above and not the path: a folder that was renamed keeps those below it.
         digest = hashlib.blake2b(key, digest_size=8, salt=attempt.to_bytes(8, "little"))
         number = int.from_bytes(digest.digest(), "little") % _NUMBERS
         if number > ROOT and number not in taken:

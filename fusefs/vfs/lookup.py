@@ -34,6 +34,7 @@ class Lookup:
     def child(self, parent: Node, name: str, kind: str) -> Node:
         """Return the inode of something that has a name; a new one where the name was of another kind."""
         inodes, node = self._session.inodes, parent.children.get(name)
+        # The kernel holds one kind for an inode.
         if node is not None and node.body is None and node.kind not in {None, kind}:
             inodes.detach(parent, name)
         node = inodes.child(parent, name)
@@ -53,6 +54,7 @@ class Lookup:
         body = node.body
         version = body.version if body is not None else None
         if version is not None and body is not None and body.pending.path is not None:
+            # What is known for a second settles it without the store, as long as it says the same as at the open.
             known = known or self._session.attributes.known(body.pending.path)
             if known is not None and known.entry == version.info.entry:
                 return True
@@ -83,6 +85,7 @@ class Lookup:
                 continue
             if where is Leads.HERE:
                 if shown is Shown.SAME and asked.path is not None and asked.version is not None:
+                    # The store has just said so: the look-up behind this one need not ask again.
                     session.attributes.remember(asked.path, asked.version.info)
                 return
             if where is Leads.ANEW and await self._took_up(node, body):
@@ -121,6 +124,7 @@ class Lookup:
             await self._session.wait(body.take_up)
         except (FileNotFoundError, IsADirectoryError):
             return False
+        # The kernel's pages are of what it was before.
         node.cached_version = None
         return True
 

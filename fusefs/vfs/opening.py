@@ -53,6 +53,7 @@ class Opening:
         looks = True
         while node.body is None:
             looks = False
+            # Nobody reads what is cut at once.
             brings = not flags & os.O_TRUNC
             await self._session.rounds.call(node, partial(self._open_or_look, node, brings=brings))
         # Or it was closed by its last handle while this one waited: then all began anew.
@@ -85,6 +86,7 @@ class Opening:
 
     async def _open_at_name(self, node: Node, *, brings: bool) -> OpenVersion:
         path = self.path_of_named(node)
+        # The look-up just before knows it: a small plain file then opens by its bytes and one more look.
         expected = self._session.attributes.known(path)
         try:
             return await self._session.wait(
@@ -146,6 +148,7 @@ class Opening:
     def _local_copy(self, node: Node, version: OpenVersion | None) -> int | None:
         """Return a descriptor of a local copy, if the kernel can use one for this open."""
         kernel = self._session.kernel
+        # Any other open of the inode reads through the page cache, and all must be alike.
         if version is None or kernel is None or not kernel.can_pass_through or node.opens > 1:
             return None
         return version.local_copy()

@@ -54,6 +54,7 @@ _QUICK_S = 0.005
 """A call of up to this delays other requests no more than a large read does."""
 _REST = 10
 """A longer one is followed by so many times its length without another: slow calls take a tenth of the loop."""
+# Above all that names are hashed to (52 bits).
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
 _LAST_PUBLISH_S = 45.0
@@ -102,10 +103,12 @@ class InlineCalls:
         """
         begun, waits = self._clock(), self._waits()
         try:
+            # One attempt: the waits between several would hold up every request of the mount.
             with within(0.0):
                 return call()
         finally:
             now = self._clock()
+            # A core that another program took says nothing of the disk: only to wait does a thread give it away itself.
             if (took := now - begun) > _QUICK_S and self._waits() != waits:
                 self._not_before = now + _REST * took
 

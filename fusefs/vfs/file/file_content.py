@@ -66,6 +66,7 @@ def written_from(
             if not changed:
                 return filled(plan, None)
             size, unit = sum(map(len, changed)), files.config.striping_of(path).unit
+            # Small units where small ranges are shown: a reader of one fetches, and compares, whole units.
             scattered = size < unit * len(changed)
             patch = files.writers.patch(
                 path,
@@ -342,6 +343,7 @@ class FileContent:
         held = self.bytes
         if isinstance(held, SpooledContent):
             return held.spool
+        # Durable, so that it can be read back: what was sent to objects is nowhere else.
         appended = held.writer.sync() if isinstance(held, SequentialContent) else None
         self.bytes = SpooledContent(self._files, self._place, path, self.opened, appended)
         return self.bytes.spool

@@ -51,6 +51,7 @@ class OpenFile:
         self, files: StripedFiles, place: SpoolPlace, path: str, opened: OpenVersion | None
     ) -> None:
         self._files = files
+        # Reentrant: a rename holds it from before the store's call until the body knows, through calls that take it.
         self.lock = threading.RLock()
         """Held by each change and read of the content; the mount's loop only tries it."""
         self.content = FileContent(files, place, opened)
@@ -99,6 +100,7 @@ class OpenFile:
         with self.lock:
             self.pending.check_changes()
             content, path = self.content, self.pending.path or ""
+            # Under the lock: two appends at once must not both stand at the same end.
             offset = self.size_bytes if offset is None else offset
             state = to_be_written(content.bytes.state, at_end=offset == self.size_bytes)
             if state is ContentState.SEQUENTIAL:
@@ -256,6 +258,7 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
                 done.add(id(body))
 
     threads = [
+        # Daemons: what is given up in the end must not keep the process.
         threading.Thread(target=publish, name="fusefs-flush-all", daemon=True)
         for _ in range(min(_AT_ONCE, len(left)))
     ]

@@ -28,6 +28,7 @@ class LeavingPaths:
     @contextmanager
     def changing(self, *paths: str) -> Iterator[None]:
         """While paths change hands here, use no look that finds another mount's file at them."""
+        # A list and not a set: two changes of one path may overlap.
         self._paths += paths
         try:
             yield
@@ -66,6 +67,7 @@ def rename_open(
     A source that the store does not show yet is renamed here alone: its flush will
     replace the target.
     """
+    # In one order everywhere: two renames that meet must not each hold what the other waits for.
     bodies = sorted({*moving, *([replaced] if replaced is not None else [])}, key=id)
     with ExitStack() as locks:
         for body in bodies:

@@ -49,10 +49,12 @@ class AttributeRequests:
         """Change size, mode or time. Owners are not kept: changing them is refused."""
         node = self._session.changeable(inode)
         wanted, owner = (change.uid, change.gid), self._session.owner
+        # To ask for the owner that it has already changes nothing: cp -p does.
         if any(w not in {None, mine} for w, mine in zip(wanted, owner, strict=True)):
             raise PermissionError(errno.EPERM, "a store keeps no owners")
         if change.size_bytes is not None:
             node.written()
+            # Ahead of the attributes: a cut is a change of content, which drops a time that was set.
             await self._truncate(node, handle, change.size_bytes)
             node.kernel_size = change.size_bytes
         changes = Attributes(
@@ -233,6 +235,7 @@ class ContentRequests:
                 data = await _read_when_here(version, offset, size_bytes, handle)
             if data is not None:
                 if version is not None and opened.kept:
+                    # Only what goes through the page cache stays with the kernel: O_DIRECT leaves nothing there.
                     version.reader.served(offset, len(data))
                 return data
         return await self._session.wait(body.read, offset, size_bytes, handle)
@@ -253,6 +256,7 @@ class ContentRequests:
                     return len(data)
             finally:
                 body.lock.release()
+        # Copied: the next request overwrites the buffer that these bytes lie in.
         await self._session.wait(body.write, None if opened.appends else offset, bytes(data))
         opened.node.kernel_size = body.size_bytes
         return len(data)

@@ -50,6 +50,7 @@ class ListingRequests:
             node = await self._names.found(above, text)
         except FileNotFoundError:
             if attributes.num_changes == before and not is_open(above, text):
+                # Unless something was made meanwhile: the creation behind this would take its place.
                 attributes.miss(above.child_path(text))
             raise
         node.lookups += 1
@@ -190,6 +191,7 @@ class NameRequests:
         above, text = self._session.place_for(parent, name)
         path = above.child_path(text)
         node = above.children.get(text)
+        # The store shows nothing of it yet, and would remove the folder under it.
         if node is not None and any(node.pending_below()):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", path)
         await self._session.wait(self._session.files.names.remove_directory, path)
@@ -223,6 +225,7 @@ class NameRequests:
                 rename_open, self._session.files, source, target, moving, replaced
             )
             for below in node.open_below() if node is not None else ():
+                # A look that is under way for one of them began at a path that it has left.
                 below.num_moves += 1
         if source != target:
             self._session.attributes.forget_below(source, target)

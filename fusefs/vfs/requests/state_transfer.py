@@ -33,6 +33,7 @@ class StateTransfer:
         """Return the state, as ``FileSystem.handed_over``."""
         session, handles = self._session, self._session.handles.files
         for node in {handle.node.number: handle.node for handle in handles.values()}.values():
+            # First of all: what the next process opens is what the store shows.
             await session.wait(_publish, node)
             await session.wait(self._check_reopens, node)
         return {
@@ -76,6 +77,7 @@ class StateTransfer:
             raise StateError(f"the mount shows {location!r}, not {mine!r}; give the same store")
         session.owner = (state["owner"][0], state["owner"][1])
         session.inodes = InodeTable.resumed(state["nodes"])
+        # The kernel releases the old handles by their numbers: none of those may be given again.
         session.handles.newest = state["next_handle"]
         # Older releases sent none of these; they showed all opens of a path one version, and published at
         # every close.
