@@ -83,5 +83,6 @@ class FilesConfig(StrictModel):
         if not self.directories:
             return self.striping
         above = PurePosixPath(path)
+        # By components: a folder named "data" is none of "database".
         covering = [d for d in self.directories if above.is_relative_to(d.path.strip("/") or ".")]
         return max(covering, key=lambda d: len(d.path.strip("/")), default=self.striping)

@@ -188,6 +188,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _resolved(self, path: str) -> str:
         """Follow symbolic links of the last component."""
         path = checked_path(self._strip_protocol(path))
+        # As many as Linux follows: links in a circle must come to an end.
         for _ in range(_MOST_LINKS):
             try:
                 if not path or self.files.stat(path).kind != "symlink":
