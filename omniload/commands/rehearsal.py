@@ -81,6 +81,7 @@ class Rehearsal:
                     case PublishPlans(plans=plans):
                         yield from plans
                         ranks, last = range(self._spec.tree.size_of("dp")), plans[-1].step
+                        # Every rank takes its part at once, so the planner goes on and lets samples go.
                         events.extend(StepTaken(step=last, dp_rank=rank) for rank in ranks)
                     case ReleaseSamples():
                         self._loader.release(command)

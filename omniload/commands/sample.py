@@ -131,6 +131,7 @@ def _write_mix(corpus: SampleCorpus) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
+    # Of this process alone: two may build the same corpus.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -102,6 +102,7 @@ class FetchingHandle(RankHandle):
     @override
     def close(self) -> None:
         try:
+            # A peer that takes nothing any more must not keep the plane open.
             self._peers.give("closed", 0, b"", _NOTHING)
         finally:
             self._peers.close()

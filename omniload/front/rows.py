@@ -271,6 +271,7 @@ class PackedRows:
 
     def made(self) -> frozenset[str]:
         """Return the names of the tensors made so far."""
+        # Where ``cached_property`` keeps what it has made.
         return _FIELDS & self.__dict__.keys()
 
     def make(self, names: frozenset[str], put: Callable[[Any], Any]) -> None:

@@ -309,6 +309,7 @@ class _Epochs:
             firsts.tolist(), places_of(units_U, stretches, shuffle), strict=True
         ):
             drawn = places[:first]
+            # Not ``counts_R[...] += 1``, by which a record that comes twice would count once.
             np.add.at(counts_R, drawn if samples is None else samples[drawn], 1)
         bounds = [0, *np.cumsum(self._sizes_S).tolist()]
         return np.concatenate([counts_R[a:b] > counts_R[a:b].min() for a, b in pairwise(bounds)])

@@ -92,6 +92,7 @@ class BackgroundSaver:
         Raises:
             OmniloadError: As the save raised it.
         """
+        # Taken off before it is waited for: a save that failed is told once.
         writing, self._writing = self._writing, None
         return None if writing is None else writing.result()
 

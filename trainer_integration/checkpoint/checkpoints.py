@@ -94,12 +94,14 @@ class Checkpoints(Saving[Path]):
         partial = final.with_name(final.name + _PARTIAL_SUFFIX)
         if final.exists():
             raise StateError(f"{final} exists already; resume from it, or move it away")
+        # Of all ranks: a tensor that is shared out tells the bytes of all of it.
         need = sum(tensor.nbytes for tensor in tensors.values())
         if self._rank == 0:
             # Before room is measured: what a crash has left takes some of it.
             self._sweep()
         require_room(str(final), need, self._room, self._group)
         if self._rank == 0:
+            # The sweep has removed what was there: another one now would be of another job's save.
             partial.mkdir()
         self._barrier()
         try:
@@ -221,6 +223,7 @@ class Checkpoints(Saving[Path]):
         else:
             dist.all_gather(rows, row, group=self._group)
         found = {}
+        # DCP numbers shards by their ranks, from 1.
         for i, (size_bytes, high, low) in enumerate((r.tolist() for r in rows), start=1):
             for file in sorted(partial.glob(f"shard-{i:05d}-*.safetensors")):
                 found[file.name] = FileDigest(size_bytes=size_bytes, xxh3=high << 32 | low)

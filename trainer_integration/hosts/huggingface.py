@@ -41,6 +41,7 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
     }
 
 
+# Object as it runs, so that it stands before whatever Trainer a class is made of.
 if TYPE_CHECKING:
     _Base: Any = transformers.Trainer
 else:

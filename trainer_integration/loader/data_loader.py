@@ -114,6 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if is_mix(dataset):
             self._batches = open_batches(dataset, args, keywords)
             batches: Any = self._batches
+            # Batches come whole, and torch is to put nothing together.
             super().__init__(batches, batch_size=None, collate_fn=self._batches.form)
             return
         self._ways = Ways.taken_from(keywords)
@@ -242,6 +243,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @override
     def _get_iterator(self) -> Any:
         if self._batches is not None:
+            # torch's own: the place is the mix's to keep, so there is nothing to note.
             return _SingleProcessDataLoaderIter(self)
         if self.num_workers == 0:
             made: Noting = OneProcess(self)

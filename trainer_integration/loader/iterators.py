@@ -130,6 +130,7 @@ class Noting:
 
     def _torchs_next(self: Any) -> Any:
         """Return torch's next batch, without a mark for a profiler where none runs: it costs more than the rest."""
+        # Of an iterable dataset torch warns there where it is longer than it said.
         if self._dataset_kind == _DatasetKind.Iterable or _profiler_enabled():
             return super().__next__()  # type: ignore[misc]
         if self._sampler_iter is None:
@@ -143,6 +144,7 @@ class Noting:
         loader, self._moved = self._moved, None
         if loader is not None and loader._pending is not None:
             self._let_go()
+            # In place: the trainer's loop holds this very iterator.
             self.__init__(loader)  # type: ignore[misc]
 
     def _gave(self) -> None:

@@ -74,6 +74,7 @@ class Samples(IterableDataset[Any]):
         if worker is None:
             self.begun, self.drawn = capture([], "all"), None
         samples = self._from(start)
+        # Through a generator, so that what the first sample draws from is noted as it is asked for, and not before.
         return chain.from_iterable(self._noting(samples)) if worker is None else samples
 
     def state(self) -> dict[str, Any] | None:

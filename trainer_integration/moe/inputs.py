@@ -122,6 +122,7 @@ class ModelInputs:
             num_rows=num_rows,
             tokens_in_rows_R=on_device(real.reshape(num_rows, length).sum(-1), device),
             documents=DocumentGroups.of(before[piece.cu_seqlens], places, device, varlen=varlen),
+            # From the bounds of the whole rows, which every peer has: nobody asks another.
             tokens_of_peers=tuple(map(len, kept)),
             places_M=on_device(places, device),
         )

@@ -196,6 +196,7 @@ class MoETransformer(nn.Module):
 
     def _keep(self, name: str, parameter: nn.Parameter, whole: Tensor) -> None:
         """Set this rank's part of a matrix that is given for all of them."""
+        # Of a sharded matrix this is all of it: experts that peers share out are cut along their second dimension.
         held = len(parameter)
         first = self.peers.rank * held if is_of_experts(name) else 0
         parameter.copy_(part_of(whole[first : first + held].to(parameter.dtype), parameter))

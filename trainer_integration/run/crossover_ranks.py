@@ -132,6 +132,7 @@ def measured_crossover(
             )
     finally:
         for rank in ranks:
+            # Where one has failed, the others wait for it in a collective.
             rank.kill()
             rank.join()
     return Crossover(

@@ -166,6 +166,7 @@ def whole_batch(batch: Batch, peers: Peers) -> Batch:
     found = []
     for piece in batch.microbatches:
         assert isinstance(piece, CpSlice), "peers share rows"
+        # Copies, as what the plane hands over is read-only, and torch warns of such memory.
         own = torch.stack([torch.from_numpy(x.copy()) for x in (piece.tokens_RC, piece.labels_RC)])
         of_all = peers.gather(own, "digest").view(peers.size, *own.shape).numpy()
         found.append(whole_rows(piece, of_all[:, 0], of_all[:, 1]))

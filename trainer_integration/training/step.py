@@ -189,6 +189,7 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
         if config.z_weight:
             objective = objective + config.z_weight * output.z_loss
         (objective / labels).backward()
+        # Kept on the device: a look at one of them would wait for every pass before.
         figures += torch.stack(
             [
                 output.token_loss.detach(),

@@ -259,6 +259,7 @@ class VisionLanguageModel(MoETransformer):
         """
         super().__init__(config, seed=seed, dtype=dtype)
         self.dp_peers = dp_peers
+        # With a seed of its own: from the same one its matrices would begin with the numbers of the model's.
         self.encoder = VisionEncoder(vision, config.dim, seed=seed + 1)
         self._agreed = False
 

@@ -25,6 +25,7 @@ def end_with_parent(number: int, parent: int | None = None) -> bool:
             one. None: it is not looked at. That it is process 1 says nothing: in a container a
             launcher may be it.
     """
+    # Before the look at the parent, so that one which ends in between is noticed by either.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     return parent is None or os.getppid() == parent
 

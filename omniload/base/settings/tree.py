@@ -26,6 +26,7 @@ _MOST_VALUES = 100_000
 _MOST_DIGITS = 40
 _MERGE = "<<"
 
+# libyaml's parser, where PyYAML was built with it: several times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTANTS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),

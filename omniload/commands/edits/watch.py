@@ -232,6 +232,7 @@ def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:
         if mark in (None, mark_of(watching.file)):
             raise
         return  # what is wrong is half a file
+    # Saved again while it was read: the next look takes that save.
     if mark not in (None, mark_of(watching.file)):
         return
     said = "; ".join(said_of(change) for change, _ in asked) or "the run is as it says"

@@ -121,6 +121,7 @@ class Epoch:
         return Place(
             batches=self.start.batches + max(0, self._given - len(late)),
             late=tuple(self._ordinal(task) for task in self._open or ()) + late[self._given :],
+            # Where order is free, of all that was drawn: late batches are among them.
             digest=self._digest if free else self._last.digest,
             kept=self._last.kept,
             epochs=self.epochs,

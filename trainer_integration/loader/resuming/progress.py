@@ -163,6 +163,7 @@ class Progress:
         """
         self._refuse_what_has_no_place()
         place = self._place()
+        # The order is the large part of a state, and the same through an epoch.
         if self._sealed is None or not place.of_epoch(self._sealed[0]):
             self._sealed = (place, sealed_order(place))
         seed = self._drawn_seed if self.stage == "running" or self._persistent else None

@@ -88,6 +88,7 @@ class SealingCollate:
         """
         # Where the user has put one of his own there, that one decides.
         if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
+            # This worker's copy of torch alone is changed.
             direct = self._collate is default_collate
             default_collate_fn_map[torch.Tensor] = self._stack if direct else _stack_apart
         return WorkersRoom(self._room, self._region())
