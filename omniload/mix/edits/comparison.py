@@ -316,7 +316,8 @@ def _weights(
         return stages_from(history.latest.mix.stages, step)
 
     names, shares = history.latest.names, [_shares(stage, file.names) for stage in wanted]
-    new = [name for name in file.names if name not in names]
+    # One whose weights all lie in the past is drawn no more: there is nothing that it could be added with.
+    new = [n for n in file.names if n not in names and any(n in found for found in shares)]
     left = 1 - sum(shares[0].get(name, 0.0) for name in new)
     for name in new:
         i = next(i for i, found in enumerate(shares) if name in found)
@@ -343,7 +344,8 @@ def _weights(
     for i, stage in enumerate(wanted):
         if _differ(shares[i], _shares(held()[i], file.names)):
             gone = dict.fromkeys(held()[i].weights, 0.0)
-            change = SetWeights(weights=gone | dict(stage.weights))
+            known = {n: w for n, w in stage.weights.items() if n in history.latest.names}
+            change = SetWeights(weights=gone | known)
             history = history.edited(change, stage.from_step if i else step)
             yield change, stage.from_step if i else None
 

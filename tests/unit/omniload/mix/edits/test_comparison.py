@@ -65,6 +65,20 @@ def test_a_source_more_is_added_with_its_weight_and_one_less_is_retired():
     assert asked(back, followed(file, BASE)) == [("retire books", None), ("set web=1 code=3", None)]
 
 
+@pytest.mark.parametrize("weights", [{"web": 1}, {"web": 1, "books": 0}])
+def test_a_source_more_whose_weights_lie_in_the_past_is_not_asked_for(weights):
+    later = {"from_step": 5, "weights": {"web": 1, "code": 1}}
+    history = History(a_file({"web": 1, "code": 1}, later))
+    file = a_file(
+        {"web": 1, "books": 1},
+        {"from_step": 5, "weights": weights | {"code": 3}},
+        sources=("books", "code", "web"),
+    )
+
+    assert asked(file, history) == [("set web=1 code=3", None)]
+    assert asked(file, followed(file, history)) == []
+
+
 @pytest.mark.parametrize(
     "weights",
     [
