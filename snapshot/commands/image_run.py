@@ -4,8 +4,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.units import format_bytes
+from snapshot.env.store.progress import shown_progress
 from snapshot.image.block.loader import RegistryTier
 from snapshot.image.block.prefetch import Prefetched, prefetch_blocks
 from snapshot.image.block.store import BlockStore
@@ -159,8 +160,8 @@ def prefetch_command(
     }
     options = (*options, f"bandwidth={bandwidth}")
     settings = mount_settings(image, "", options).model_copy(update=changed)
-    with _opened(settings) as (store, resolved), _bar() as report:
-        done = _prefetched(settings, store, resolved, report)
+    with _opened(settings) as (store, resolved), shown_progress(in_bytes=False) as progress:
+        done = _prefetched(settings, store, resolved, functools.partial(progress, "blocks"))
     if as_json:
         click.echo(json.dumps(asdict(done), indent=2))
     else:
@@ -237,20 +238,6 @@ def _prefetched(
         bytes_per_s=float(settings.bandwidth) or None,
         report=report,
     )
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    """Show how far it is on a terminal; nothing where nobody watches."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    # Here: a tenth of the start of every command that shows none.
-    from rich.progress import Progress  # noqa: PLC0415
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("blocks", total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 @click.command("startup")

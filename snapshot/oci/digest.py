@@ -2,12 +2,8 @@
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
 
 from omniload.base.errors import IntegrityError
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 __all__ = ["check_digest", "digest_of", "hasher_of", "verified"]
 
@@ -27,7 +23,7 @@ def check_digest(text: str) -> str:
     return text
 
 
-def hasher_of(digest: str) -> "_Hash":
+def hasher_of(digest: str) -> "hashlib._Hash":
     """Return a fresh hash of the algorithm ``digest`` names."""
     return hashlib.new(check_digest(digest).partition(":")[0])
 

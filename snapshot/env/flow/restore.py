@@ -112,6 +112,7 @@ class Restorer:
 
     def _restore(self, key: str, requested: RequestedForm) -> Restored | None:
         begin, read = time.monotonic(), 0
+        mounted_first = mounts_first(requested, is_root=os.geteuid() == 0)
         record = self.environment.heal()
         if kept_by(record, key, requested) == "as it is":
             return Restored(key=key, form="mount", already=True)
@@ -120,7 +121,7 @@ class Restorer:
             with together(self.cache.lock(key)):
                 tree = self.cache.tree(key)
                 with suppress(_RottedError):
-                    if tree is not None and (self._mounts_first(requested) or self._is_sound(tree)):
+                    if tree is not None and (mounted_first or self._is_sound(tree)):
                         return self._take(tree, record, requested, begin=begin, read=read)
             if tree is not None:
                 record = self.environment.heal()  # it may have been cleared before damage was seen
@@ -143,9 +144,6 @@ class Restorer:
             f"{self.cache.folder} loses {key[:16]} as often as it is fetched ({_TRIES} times); end "
             "what writes into environments that are linked to it, or restore with --form copy"
         )
-
-    def _mounts_first(self, requested: RequestedForm) -> bool:
-        return mounts_first(requested, is_root=os.geteuid() == 0)
 
     def _is_sound(self, tree: Tree) -> bool:
         """Look at a few files; damage has all of them compared before the tree is used again.

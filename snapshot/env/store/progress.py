@@ -8,21 +8,22 @@ from typing import Any
 __all__ = ["Progress", "shown_progress"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with the step's name, the bytes done, and of how many."""
+"""Called with the step's name, how much is done, and of how much."""
 
 
 @contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """Show long work on a terminal; nothing where nobody watches."""
+def shown_progress(*, in_bytes: bool = True) -> Iterator[Progress]:
+    """Show long work on a terminal, in bytes or by number; nothing where nobody watches."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
     # Imported here: a warm restore is over before this would be loaded.
     from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, DownloadColumn, TextColumn  # noqa: PLC0415
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn  # noqa: PLC0415
     from rich.progress import Progress as Bars  # noqa: PLC0415
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount)
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
