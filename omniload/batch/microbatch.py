@@ -24,6 +24,7 @@ IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
 
 
+# Without slots: `cached_property` keeps what it makes in the dictionary of the instance.
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
     """Packed rows with everything a varlen attention needs.

@@ -129,6 +129,7 @@ class Planner:
         """
         match event:
             case Started():
+                # One that takes over: the lost one may have noted these ranks, and told no constructor.
                 serve = (ServeWorld(world=self.world, windows=()),) if self.world.generation else ()
                 return (*serve, *self._advance(range(len(self._queues))))
             case SamplesReported():
@@ -155,6 +156,7 @@ class Planner:
         if (table := queue.news_of(reported.table, reported.without)) is None:
             return ()
         resumed, state = (each.widened(len(self.names)) for each in (self._resumed, self.state))
+        # Only now is there anything to hold the state against that the run was resumed from.
         if table.start <= queue.checked_to:
             require_samples(resumed, source, self.names[source], table)
         queue.report(table, state.cursors_S[source])
@@ -178,11 +180,7 @@ class Planner:
         return self.history.latest.names
 
     def _edit(self, asked: ChangeAsked) -> tuple[PlannerCommand, ...]:
-        """Take a change up, from the first step on that is not planned or a later one.
-
-        Raises:
-            ConfigError: It is refused, and nothing has changed.
-        """
+        """Take a change up, from the first step on that is not planned or a later one; one that is refused is none."""
         step = self.planned if asked.at is None else asked.at
         require_open(step, planned=self.planned, end=self.num_steps, ended=self._ended)
         reached = self._steps.state_before(self.planned), self.positions_per_epoch_S
@@ -190,23 +188,19 @@ class Planner:
             self.history, asked.change, step, asked.facts, reached
         )
         if asked.facts is not None:
+            # Numbers of sources never move: one that is added is the last.
             self._queues.append(SampleQueue.at(0))
             self.skipped_S.append(0)
             self.overlong_S.append(0)
-        self._demand = self._starved = None
+        self._demand = self._starved = None  # found under the mix of before
         return (KeepEdits(history=self.history), *self._advance(range(len(self._queues))))
 
     def _resize(self, asked: ResizeAsked) -> tuple[PlannerCommand, ...]:
-        """Place the steps that are planned on other ranks; what is in them stays.
-
-        Raises:
-            ConfigError: There are more ranks than rows in a step, or ranks may not change.
-            StateError: The ranks are not those of now nor of the next world, or cannot begin at the step.
-        """
+        """Place planned steps on other ranks, where ``next_world`` has them; what is in the steps stays."""
         world = next_world(self.world, asked, self.mix, range(self._kept_from, self.planned + 1))
         if world is self.world:
             return ()
-        self.world, self._demand = world, None
+        self.world, self._demand = world, None  # whom the next plan is for has changed
         self._ranks = RankSteps.at(world.ranks(), world.step)
         self._steps.place_again(self.history.latest, world)
         serve = ServeWorld(world=world, windows=self._steps.windows)
@@ -254,6 +248,7 @@ class Planner:
         self._enter()
         self._recount(changed)
         while not self._ended and (room := self._room()):
+            # Also behind the last step: a run that is resumed there would plan for ever.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             needed = self._demanded()
             if needed.short and not is_last:
@@ -290,6 +285,7 @@ class Planner:
         if self.num_steps is not None:
             most = min(most, self.num_steps - self.state.step)
         mix, state = self.history.entered(self.state)
+        # No further than to the next edit: one draw has one set of weights.
         most = int(min(most, self.history.steps_alike(state.step)))
         sources = len(mix.names)
         tables = [queue.table for queue in self._queues[:sources]]
@@ -395,6 +391,7 @@ class Planner:
             return []
         self.released_to = step
         self._steps.release(step)
+        # Of before the step, not behind it: pieces that were carried into it are of earlier positions.
         floors = dict(enumerate(self._steps.state_before(step).floors()))
         self._metadata.release(floors)
         return [ReleaseSteps(step=step), ReleaseSamples(floors=floors, life=self.life)]

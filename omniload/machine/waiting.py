@@ -84,6 +84,7 @@ class Wait:
 
     def _see(self, event: Looked) -> None:
         roles = event.roles.values()
+        # A task is known by when it began, too: the same done once more is a change.
         tasks = frozenset(
             (role.name, task) for role in roles for task in (*role.tasks, *role.calls)
         )

@@ -132,6 +132,7 @@ def combined_cost(costs: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float6
     """Return the one module's cost, ``[N]``, or the sum of all, each over its mean."""
     if len(costs) == 1:
         return next(iter(costs.values()))
+    # Costs of two modules need not have one unit: over its mean, none drowns the other.
     parts = [c / c.mean() for c in costs.values() if len(c) and c.mean() > 0]
     return np.sum(parts, axis=0) if parts else np.zeros(len(next(iter(costs.values()))))
 

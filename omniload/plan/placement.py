@@ -209,6 +209,7 @@ def _by_falling_cost(
 
     This is what balancing each bucket by itself comes to, for thousands of buckets in one sort.
     """
+    # In floating point first: less than 0 is nothing to an unsigned number.
     order = np.lexsort((-np.asarray(costs_N, np.float64), buckets_N))
     places_N = np.empty(len(order), np.int32)
     places_N[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)

@@ -134,6 +134,7 @@ def by_length(rows: DGraph, request: PlacementRequest, /) -> Placement:
     dp = request.tree.size_of("dp")
     buckets_R, rounds_R = turn_R % dp, turn_R // dp
     rows_of_B = np.bincount(buckets_R, minlength=dp)
+    # Spread, not filled one after another: a microbatch without a row is refused while there are enough.
     microbatches_R = rounds_R * request.microbatches // np.maximum(rows_of_B[buckets_R], 1)
     costed = request.distributed(rows).cost(request.cost, of=request.cost_columns)
     return costed.deal(buckets_R, microbatches_R).broadcast_at("tp").plan(request.tree)

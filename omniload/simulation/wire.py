@@ -47,6 +47,7 @@ class Wire:
         if receiver.host is not sender.host:
             hosts.append(receiver.host)
             latency_s += self.hop_s + max(host.transfer_s(size_bytes) for host in hosts)
+        # What goes to another host passes Ray's processes of both.
         for host in hosts:
             if (node := self.nodes.get(id(host))) is not None:
                 node.work(self.end_s(node, size_bytes), _nothing)
