@@ -219,6 +219,7 @@ class SampleQueue:
         """
         start, stop = self.next_range(tokens)
         stop = min(stop, start + max(4 * epoch, _SMALL_READ))
+        # Carried pieces are of a known place, and no step is planned before all of them are read again.
         stop = max(stop, self.reach)
         self.asked_to = int(min(stop, self._read_from(start)[0], end))
         return start, self.asked_to

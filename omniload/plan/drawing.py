@@ -90,10 +90,11 @@ def draw_step(
     skipped = [s for s, k in enumerate(known_S) if k.is_whole and goes_on]
 
     def drawing(size: int) -> Drawn:
-        other = None if is_by_token and sizes is lengths else sizes
+        other = None if is_by_token and sizes is lengths else sizes  # one column is both
         return draw(counted, weights_S, state.credits_S, budget=size, sizes=other, ended=skipped)
 
     drawn = drawing(budget)
+    # Before any end is looked up: there may be hundreds of sources, and none ends.
     if mix.mix.stop == "never":
         return _unless_starved(drawn, is_last=False)
     counts = drawn.counts_S.tolist()

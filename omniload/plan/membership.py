@@ -83,6 +83,7 @@ def membership_of(
         return found
     drawn = found.drawn
     fresh = pieces_of(ahead, units, drawn)
+    # Pieces that still wait for a row get a step of their own.
     if found.is_last and not len(fresh) and not len(state.carried):
         return Exhausted()
 

@@ -289,6 +289,7 @@ def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Itera
             "none" if images is None else f"one of {dp} ranks, from 0, for each of {len(images)}"
         )
         yield f"encoders_I is {encoders_I!r:.80}, and the images of the step want {wanted}"
+    # Reached with whole numbers in range alone: whoever asks takes the first fault.
     places_R = placement.buckets_N.astype(np.int64) * microbatches + placement.microbatches_N
     counts = np.bincount(places_R, minlength=dp * microbatches)
     most, least = int(counts.argmax()), int(counts.argmin())
