@@ -19,7 +19,7 @@ __all__ = ["Block", "BlockCache", "Data", "PageCacheEstimate"]
 Data = bytes | memoryview
 """Bytes of a block; a view where a read brought several blocks."""
 # Keys alone, a few MiB of memory: of blocks of 1 MiB, 64 GiB of the kernel's page cache.
-_MOST_BELIEVED = 1 << 16
+_MOST_KNOWN = 1 << 16
 # After a first loss so many blocks stay here, after each further one twice as many (docs/design/0011).
 _FIRST_CAUTION = 16
 _MOST_CAUTION = 1024
@@ -63,7 +63,7 @@ class BlockCache:
         self._lock = threading.Lock()
         self._blocks: Lru[Hashable, Block] = Lru(capacity_bytes)
         """Those on their way are pinned."""
-        self.kernel = PageCacheEstimate(_MOST_BELIEVED)
+        self.kernel = PageCacheEstimate(_MOST_KNOWN)
         """What is served; changed by this cache alone. Its ``num_invalidations`` may be read by others."""
 
     @property

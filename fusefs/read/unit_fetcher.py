@@ -102,7 +102,7 @@ class Fetcher:
         units: Iterable[int],
         blocks: Mapping[int, Block | None],
     ) -> None:
-        """Have a thread bring units; where the pool refuses, whoever waits for them hears why."""
+        """Have a thread bring units; where the pool refuses, all that wait for them get its error."""
         self._source.hold()
         try:
             pool.submit(call)

@@ -1,4 +1,4 @@
-"""Bringing files close before they are read, and telling what stayed close."""
+"""Bringing files close before they are read, and counting what stayed close."""
 
 import contextlib
 import errno

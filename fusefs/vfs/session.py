@@ -108,7 +108,7 @@ class InlineCalls:
                 return call()
         finally:
             now = self._clock()
-            # A core that another program took says nothing of the disk: only to wait does a thread give it away itself.
+            # A core that another program took says nothing of the disk: a thread gives it away itself only to wait.
             if (took := now - begun) > _QUICK_S and self._waits() != waits:
                 self._not_before = now + _REST * took
 

@@ -178,7 +178,7 @@ class _ObjectStream:
     def __init__(self, engine: WriteEngine, path: str) -> None:
         self._engine = engine
         self._path = path
-        self._strand = SerialExecutor(engine.pool)
+        self._executor = SerialExecutor(engine.pool)
         self._writer: ObjectWriter | None = None
         self._closed = False
         self.error: Exception | None = None
@@ -196,7 +196,7 @@ class _ObjectStream:
                 # Whatever became of it: writers of other files wait for the same room.
                 self._engine.budget.release(len(unit))
 
-        self._strand.submit(write)
+        self._executor.submit(write)
 
     def close(self) -> None:
         def close() -> None:
@@ -207,7 +207,7 @@ class _ObjectStream:
             except (OSError, OmniloadError) as error:
                 self.error = error
 
-        self._strand.submit(close)
+        self._executor.submit(close)
 
     def abandon(self) -> None:
         def abandon() -> None:
@@ -222,7 +222,7 @@ class _ObjectStream:
 
         # Where no thread is left, in a process that was forked off or is ending, it is an orphan.
         with suppress(OmniloadError, RuntimeError):
-            self._strand.submit(abandon)
+            self._executor.submit(abandon)
 
     def join(self) -> None:
-        self._strand.join()
+        self._executor.join()

@@ -75,7 +75,7 @@ class Beneath:
             raise ConfigError(f"store {str(root)!r} {said}") from error
         self.is_local_disk = kind_of_filesystem(self._fd) in _LOCAL_DISKS
         """Whether a disk, or the memory, of this machine is behind it, as far as the kernel says."""
-        self.walks = _lacksopenat2(self._fd) if walks is None else walks
+        self.walks = _lacks_openat2(self._fd) if walks is None else walks
 
     def __del__(self) -> None:
         # Not in a call of its own: a thread that still used the number could find another
@@ -179,7 +179,7 @@ def _step(directory: int, name: str | bytes, flags: int, mode: int = 0) -> int:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(name)) from None
 
 
-def _lacksopenat2(directory: int) -> bool:
+def _lacks_openat2(directory: int) -> bool:
     try:
         os.close(openat2(directory, b".", _DIRECTORY))
     except OSError as error:
