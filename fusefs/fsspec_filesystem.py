@@ -11,7 +11,7 @@ A file written is there whole when it is closed, and not at all before; leaving 
 
 import errno
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import fsspec
@@ -19,11 +19,15 @@ from fsspec.spec import AbstractFileSystem
 from typing_extensions import override
 
 from fusefs.config import FilesConfig
+from fusefs.format.content import Content
+from fusefs.format.manifest import Segment
 from fusefs.stores.protocol import checked_path, parent_of
 from fusefs.stores.retry import RetryingStore
 from fusefs.stores.url import open_store
 from fusefs.tree.catalog import FileInfo
+from fusefs.tree.freshness import names_segments
 from fusefs.tree.namespace import OpenVersion, StripedFiles
+from fusefs.tree.version_identity import ids_of, segments_of, spliceable
 from fusefs.write.file_writer import FileWriter
 from omniload.base.config import checked
 from omniload.base.errors import ConfigError
@@ -106,9 +110,9 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode in {"wb", "xb"}:
             return _WriteFile(self.files, path, self.files.writers.file(path))
         if mode == "ab":
-            exists = self.exists(path)
-            writer = _appending(self.files, path) if exists else self.files.writers.file(path)
-            return _WriteFile(self.files, path, writer)
+            if self.exists(path):
+                return _WriteFile(self.files, path, *_appending(self.files, path))
+            return _WriteFile(self.files, path, self.files.writers.file(path))
         raise ValueError(
             f"mode {mode!r} is not one of rb, wb, xb, ab; random writes need the mount"
         )
@@ -257,8 +261,12 @@ class _ReadFile(io.RawIOBase):
 class _WriteFile(io.RawIOBase):
     """A file being written front to back; there when it is closed."""
 
-    def __init__(self, files: StripedFiles, path: str, writer: FileWriter) -> None:
+    def __init__(
+        self, files: StripedFiles, path: str, writer: FileWriter, base: Sequence[Segment] = ()
+    ) -> None:
         self._files, self._writer = files, writer
+        self._shown = ids_of(base)
+        """Segments that the path shows, as far as is known, and that what is written builds on."""
         self.name = path
 
     @override
@@ -276,8 +284,12 @@ class _WriteFile(io.RawIOBase):
         return len(view)
 
     def commit(self) -> None:
-        """Make all bytes so far durable and visible, and go on writing."""
-        self._files.publish(self.name, self._writer.sync())
+        """Make all bytes so far durable and visible, and go on writing.
+
+        Raises:
+            OSError: ``ESTALE`` where another process replaced what this builds on.
+        """
+        self._publish(self._writer.sync())
 
     def discard(self) -> None:
         """Give the file up; what was at its path stays."""
@@ -290,9 +302,21 @@ class _WriteFile(io.RawIOBase):
         if self.closed:
             return
         try:
-            self._files.publish(self.name, self._writer.finish())
+            self._publish(self._writer.finish())
         finally:
             super().close()
+
+    def _publish(self, content: Content) -> None:
+        segments = ids_of(segments_of(content))
+
+        def check() -> None:
+            # As late as can be, as a mount does: who replaces a file removes its objects.
+            shared = segments & self._shown
+            if shared and not names_segments(self._files, self.name, shared):
+                raise OSError(errno.ESTALE, "another replaced what this builds on", self.name)
+
+        self._files.publish(self.name, content, ready=check)
+        self._shown = segments
 
     @override
     def __exit__(self, kind: object, *_: object) -> Literal[False] | None:  # type: ignore[override]
@@ -309,9 +333,11 @@ class _WriteFile(io.RawIOBase):
             self.discard()
 
 
-def _appending(files: StripedFiles, path: str) -> FileWriter:
+def _appending(files: StripedFiles, path: str) -> tuple[FileWriter, Sequence[Segment]]:
+    """Return a writer at the end of a file, and the segments that it builds on."""
     with files.open(path) as file:
-        return files.writers.appending(path, file.manifest, file.reader)
+        writer = files.writers.appending(path, file.manifest, file.reader)
+        return writer, spliceable(file.manifest)
 
 
 def _described(path: str, info: FileInfo) -> dict[str, Any]:

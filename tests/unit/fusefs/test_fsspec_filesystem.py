@@ -1,5 +1,6 @@
 """The striped namespace through fsspec."""
 
+import errno
 import os
 import pickle
 import uuid
@@ -85,6 +86,26 @@ def test_appending_continues_a_file(omni):
         out.write(DATA[30_000:])
 
     assert omni.cat_file("a") == DATA
+
+
+@pytest.mark.parametrize("replace", ["before", "after a commit"])
+def test_nothing_is_appended_to_what_another_process_replaced(omni, tmp_path, replace):
+    """Its objects are gone by then: the file would name them, and be lost with the one that replaced it."""
+    omni.pipe_file("a", DATA[:30_000])
+    other = OmniFileSystem(store=str(tmp_path), config=SMALL, skip_instance_cache=True)
+    out = omni.open("a", "ab")
+    out.write(DATA[30_000:])
+    if replace == "after a commit":
+        out.commit()
+        out.write(DATA)
+    other.pipe_file("a", DATA[::-1])
+
+    with pytest.raises(OSError, match="replaced") as caught:
+        out.close()
+
+    assert caught.value.errno == errno.ESTALE
+    assert other.cat_file("a") == DATA[::-1]
+    other.files.close()
 
 
 def test_ranges_may_count_from_the_end(omni):
