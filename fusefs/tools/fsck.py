@@ -196,8 +196,12 @@ def _walk(
         tree.add((path, entry.size_bytes, entry.mtime_ns))
         try:
             manifest = files.manifest(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue  # moved on: the second walk notices
+        except PermissionError as error:
+            unreadable.append(path)
+            report.faults.append(Fault("unreadable", path, f"{error}; verify as the store's owner"))
+            continue
         except (IntegrityError, StateError) as error:
             unreadable.append(path)
             report.faults.append(Fault("unreadable", path, str(error)))

@@ -105,6 +105,28 @@ def test_an_unreadable_manifest_stops_the_removal_of_objects(files):
     assert object_paths(files.store) == before
 
 
+class Private(MemoryStore):
+    """Keeps the head of one file from this process, as a local store keeps another user's."""
+
+    def read(self, path, offset, size_bytes):
+        if path == "d/a":
+            raise PermissionError(13, "Permission denied", path)
+        return super().read(path, offset, size_bytes)
+
+
+def test_a_manifest_that_may_not_be_read_stops_the_removal_of_objects():
+    with some_files(Private()) as files:
+        files.write_file("d/a", DATA)
+        before = object_paths(files.store)
+
+        (fault,) = verify(files).harmful
+        with pytest.raises(StateError, match="orphans stay"):
+            verify(files, repair=True, grace_s=0)
+
+        assert (fault.kind, fault.path) == ("unreadable", "d/a")
+        assert object_paths(files.store) == before
+
+
 def damaged(files, path, change):
     files.store.publish(path, change(files.store.read(path, 0, files.store.stat(path).size_bytes)))
 
