@@ -21,6 +21,7 @@ from fusefs.stores.protocol import RESERVED, ObjectWriter, Store, checked_path, 
 from fusefs.stores.url import parts_of
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
+from omniload.base.reading import open_file
 from omniload.base.secrets import HIDDEN
 
 __all__ = [
@@ -104,7 +105,7 @@ def place_on_mount(file: Path) -> tuple[str, str]:
     path = Path(os.path.abspath(file))  # noqa: PTH100 -- resolve() would follow links of the mount
     # From the file upwards: a mount may lie below another.
     for root in (path, *path.parents):
-        if (store := _store_told_at(root)) is not None:
+        if (store := _store_shown_at(root)) is not None:
             # What is shown has stars in the place of secrets: no store opens by it.
             if f"{HIDDEN}@" in store or f"={HIDDEN}" in store:
                 raise StateError(
@@ -115,12 +116,13 @@ def place_on_mount(file: Path) -> tuple[str, str]:
     raise StateError(f"{str(file)!r} lies on no mount of ours; give --store and the path in it")
 
 
-def _store_told_at(root: Path) -> str | None:
+def _store_shown_at(root: Path) -> str | None:
     """Return the store that the mount at ``root`` shows; None where no mount of ours is."""
     try:
-        with (root / RESERVED / "stats.json").open("rb") as view:
+        # Below /tmp, say, anybody may have put a pipe there: what is no file is not waited for.
+        with open_file(root / RESERVED / "stats.json") as view:
             numbers = orjson.loads(view.read(_MOST_STATISTICS_BYTES))
-    except (OSError, orjson.JSONDecodeError):
+    except (OSError, StateError, orjson.JSONDecodeError):
         return None
     store = numbers.get("store") if isinstance(numbers, dict) else None
     return store if isinstance(store, str) else None

@@ -197,6 +197,14 @@ def test_the_store_behind_a_mount_is_read_from_the_mount(tmp_path):
         place_on_mount(tmp_path.parent / "elsewhere")
 
 
+def test_a_pipe_in_the_place_of_a_mounts_numbers_is_not_waited_for(tmp_path):
+    (tmp_path / ".omnifs").mkdir()
+    os.mkfifo(tmp_path / ".omnifs/stats.json")
+
+    with pytest.raises(StateError, match="on no mount of ours"):
+        place_on_mount(tmp_path / "a")
+
+
 def run(*arguments):
     return CliRunner().invoke(command, ["export", *map(str, arguments)])
 
