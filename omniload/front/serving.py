@@ -149,6 +149,7 @@ def serve(
     refuse_namesake()
     require_whole("world_size", world_size, least=1)
     place = Place(dp_rank=0, dp_size=world_size)
+    # Whatever the mix says: its ranks are to come and go.
     spec = spec_of(mix, None, {**settings, "elastic": True}, "ray", place, 0)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps), state=state or None)
     return ServedPlane(spec, Path(address))

@@ -206,7 +206,6 @@ def _arguments_of(base: Any) -> dict[str, Any]:
             "persistent_workers",
         )
     }
-    # Missing in releases of torch before 2.6.
     keywords["in_order"] = getattr(base, "in_order", True)
     if base.batch_size is None and base.batch_sampler is not None:
         return keywords | {"batch_sampler": base.batch_sampler}

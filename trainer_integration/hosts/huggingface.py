@@ -90,7 +90,7 @@ class ExactResume(_Base):
         return super().get_batch_samples(self._taken, *args, **keywords)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        # The one step of a checkpoint that every rank goes through, with its folder.
+        # Every rank comes here with the checkpoint's folder, as each keeps random states of its own.
         super()._save_rng_state(output_dir)
         if self._kept is not None and hasattr(self._kept.base_dataloader, "state_dict"):
             save_states(output_dir, [self._kept.state_dict()], **self._rank())

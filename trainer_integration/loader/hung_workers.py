@@ -57,6 +57,7 @@ def _of_loop(stacks: str) -> str:
     for thread in stacks.split("\n\n"):
         frames, loop, _ = thread.partition(" in _worker_loop")
         if loop:
+            # Without the thread's heading, and without what is left of the line of torch's loop.
             return "\n".join(frames.splitlines()[1:-1])
     return stacks
 

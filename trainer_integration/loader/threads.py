@@ -168,6 +168,7 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
                 raise
             raise WorkerTimeoutError(self._awaited(first)) from None
         finally:
+            # A wait that was given up leaves its batch in place: it may be asked for again.
             if first.done():
                 self._asked.popleft()
                 self._given += 1

@@ -86,7 +86,7 @@ def write_mixtral(
     if held := sorted(path.name for path in folder.iterdir()):
         raise StateError(f"{folder} holds {held[:3]}; give a new folder")
     tensors = to_mixtral(model.state_dict(), model.config)
-    # transformers refuses a file whose metadata does not name the framework.
+    # transformers 4 refuses a file whose metadata does not name the framework.
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).touch()
     # The library keeps the file to its owner; who may read the folder is decided as for every other file.

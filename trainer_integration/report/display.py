@@ -149,6 +149,7 @@ class RunDisplay:
         done = line.step + 1
         shares_due = done % max(_STEPS_BETWEEN_SHARES, 10 * self._every) == 0 or done == self._total
         if shares_due and self._mix is not None:
+            # Each step as it was run last: work that was lost counts for nothing.
             trained = [self._seen[step] for step in sorted(self._seen)]
             mix = read_history(self._run_dir, self._mix).latest
             when = f"of steps {trained[0].step} to {line.step}"

@@ -70,6 +70,7 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
 def peer_loss(error: RuntimeError) -> str | None:
     """Return what torch says of a peer that has ended; ``None`` for an error of another kind."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    # Gloo raises plain errors: their text alone tells them from others.
     return first if isinstance(error, dist.DistError) or "gloo/transport" in str(error) else None
 
 

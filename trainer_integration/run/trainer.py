@@ -196,6 +196,7 @@ class Trainer:
         self.all_end = bool(figures[:, 2].any())
         # A save that failed on all ranks must be raised in one step on all.
         self._all_saved = bool(figures[:, 3].all())
+        # Behind the messages: a step is over when it is on all ranks.
         seconds = time.perf_counter() - began_s
         return StepLine(
             attempt=self._spec.attempt,

@@ -28,6 +28,7 @@ def token_pairs(batch: Batch) -> float:
     total = 0.0
     for microbatch in batch.microbatches:
         lengths_D = np.diff(microbatch.cu_seqlens).astype(np.float64)
+        # Padding is a document of its row, and none of the model's.
         lengths_D[microbatch.sources_D < 0] = 0
         total += float((lengths_D**2).sum())
     return total

@@ -22,6 +22,7 @@ from trainer_integration.writers.settings import MlflowConfig
 __all__ = ["MlflowWriter"]
 
 _EXPERIMENT = "omniload"
+# MLflow refuses a figure with another character in its name.
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
 
 

@@ -88,6 +88,7 @@ def exchange_for(
 def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
     if num_ranks == 1 and process_group is None:
         return AloneExchange()
+    # Looked up, not imported: where torch is not loaded there is no group of its either.
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         raise ConfigError(

@@ -178,6 +178,7 @@ class StripedReader(StorageReader):
                 f"{self._location}: {name} is missing; it holds {len(held)} tensors, {held[0]!r} among "
                 "them; load an earlier checkpoint"
             ) from error
+        # The index names places in the file that was saved: in another one they are of other tensors.
         found, wanted = file.reader.size_bytes, self._index.files[name].size_bytes
         if found != wanted:
             file.close()

@@ -247,6 +247,7 @@ class StripedWriter(StorageWriter):
                 writer.append(unit)
             segment = writer.finish()
         except BaseException:
+            # Objects of a segment that does not end are named by nobody.
             writer.abandon()
             raise
         self._files.publish(path, (segment,))

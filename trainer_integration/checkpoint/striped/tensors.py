@@ -68,6 +68,7 @@ def units_of(
             if len(joined) < unit_bytes:
                 continue
             yield joined
+            # Another one: whoever was given the last may not have written it yet.
             joined = bytearray()
         whole = len(view) // unit_bytes * unit_bytes
         for at in range(0, whole, unit_bytes):

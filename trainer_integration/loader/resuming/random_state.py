@@ -29,6 +29,7 @@ def capture(generators: Sequence[torch.Generator], ambient: Ambient) -> JsonObje
     if ambient != "none":
         taken["torch"] = _text(torch.get_rng_state())
     if ambient == "all":
+        # Over 600 numbers each: kept of orders alone that may draw from them.
         version, words, gauss = random.getstate()
         taken["python"] = [version, list(words), gauss]
         kind, keys, *rest = cast("tuple[Any, ...]", np.random.get_state())

@@ -186,6 +186,7 @@ class Desk:
                     job.waiting.append((rank, task))
                     return []
                 return [_given(rank, task, job.made), *self._trim()]
+        # Before all are in, a batch that one has asked for alone says nothing of the others.
         if self._joined >= self.ranks:
             self._alone += 1
         number, self._next = self._next, self._next + 1
@@ -223,6 +224,7 @@ class Desk:
     def _trim(self) -> list[Command]:
         """Let go of what nobody will ask for: what all have that ever ask for one batch, and what is old."""
         apart = self._most_takers == 1 and self._alone >= _LEARNT
+        # Ranks that take the same batches are apart by no more than they ask for ahead.
         room = 0 if apart else (self.ahead + _ORDERS) * max(self.ranks, len(self._queues))
         done = [n for n in self._kept if self._is_taken(self._jobs[n])]
         old = [n for n in self._kept if n not in done]

@@ -60,6 +60,7 @@ def packed(frame: Frame) -> bytes:
 
 def _sizes(head: bytes) -> tuple[Kind, int, int, int]:
     kind, number, slots, size_bytes = _HEAD.unpack(head)
+    # Before anything of the size that it tells is read or held.
     if kind not in Kind._value2member_map_ or slots > _MOST_SLOTS or size_bytes > _MOST_BYTES:
         raise IntegrityError(
             f"a message of the loader's group begins with {head.hex()}: kind {kind}, {slots} slots (at most "

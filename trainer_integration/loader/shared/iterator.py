@@ -351,6 +351,7 @@ class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
             batch = self._client.wait(self._asked[0], self._timeout, self._awaited)
         except WorkerTimeoutError:
             raise  # It may come yet.
+        # An error is of its batch: the next call goes on with the one behind it.
         except Exception:
             self._go_on()
             raise
