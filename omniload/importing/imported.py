@@ -112,7 +112,7 @@ def mix_text(
     step = _size(
         sizes["step_tokens"], found.step_tokens, "--batch", "tokens of a step over all ranks"
     )
-    # Of whole rows, as a step is here; other tools may end one within a row.
+    # Of whole rows, as a step is here, whatever was asked for.
     step = max(1, step // row) * row
     micro = sizes["micro_tokens"] or found.micro_tokens or step // _PARTS_A_STEP
     content: JsonObject = {

@@ -6,9 +6,10 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -21,6 +22,7 @@ __all__ = ["Lanes", "ManyThreads"]
 
 _PATIENCE_S = 5.0
 """For a thread that ends with its sample; torch waits as long for a worker."""
+_CLOSED = "the loader was closed: iterate it again"
 _Task = tuple[Future[Any], Any]
 
 
@@ -58,8 +60,11 @@ class Lanes:
         return "".join(traceback.format_stack(frame)[2:]) if frame else "no thread has begun it"
 
     def close(self) -> None:
-        """End the threads, each after the sample that it is at."""
+        """End the threads, each after the sample that it is at; what none has begun is cancelled."""
         self._over.set()
+        with suppress(Empty):
+            while (task := self._tasks.get_nowait()) is not None:
+                task[0].cancel()
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
@@ -84,6 +89,8 @@ def _serve(
         at.pop(id(future), None)
         # A thread that waits for its next task must not hold the last batch.
         del task, future, argument
+    if task is not None:
+        task[0].cancel()  # taken as the lanes were closed
 
 
 def _begun(number: int, begin: Callable[[int], object] | None) -> list[BaseException]:
@@ -160,16 +167,20 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
             if not self._persistent_workers:
                 self._end()
             raise StopIteration
+        if not self._end.alive:
+            raise RuntimeError(_CLOSED)
         first = self._asked[0]
         try:
             return first.result(self._timeout or None)
+        except CancelledError:
+            raise RuntimeError(_CLOSED) from None
         except FutureTimeoutError:
             if first.done():  # the dataset's own
                 raise
             raise WorkerTimeoutError(self._awaited(first)) from None
         finally:
             # A wait that was given up leaves its batch in place: it may be asked for again.
-            if first.done():
+            if first.done() and not first.cancelled():
                 self._asked.popleft()
                 self._given += 1
                 self._ask()

@@ -329,7 +329,7 @@ class DynamicSampler:
         going = [
             group for group, rank in zip(due.groups, due.ranks, strict=True) if group.owner != rank
         ]
-        # One exchange for both: behind it the decision is durable on every rank, so no group is trained on before.
+        # One exchange for both: behind it the decision is durable, so that no group is trained on before.
         self._pass_on((*going, *due.carried), lambda: self._decisions.settle(decision))
         if self._decisions.replayed is None and self._writes:
             self._note(decision)

@@ -69,6 +69,17 @@ def test_kept_threads_make_every_epoch_as_torchs_workers_do():
         assert epochs_of(ours) == expected
 
 
+def test_a_closed_loader_gives_no_batch_of_kept_threads_and_another_epoch_when_asked():
+    with threaded(13, 1, persistent_workers=True, timeout=3) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.close()
+
+        with pytest.raises(RuntimeError, match="the loader was closed: iterate it again"):
+            list(batches)
+        assert len(list(loader)) == 13
+
+
 @pytest.mark.parametrize("position", [1, 5])
 def test_kept_threads_resume(position):
     resumed_equals_unbroken(
