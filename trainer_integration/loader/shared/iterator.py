@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _TIMES = 3
 """Servers in a row that may end without a batch from one of them."""
 _TELL_S = 60.0
+_CLOSED = "the loader was closed: iterate it again"
 _CLIENTS: "weakref.WeakSet[Client]" = weakref.WeakSet()
 _made = itertools.count()
 """Loaders of this process that share: ranks that make them in the same order need no names."""
@@ -167,7 +168,7 @@ class Client:
         while task not in self._came:
             assert task in self._wanted, f"task {task} was neither asked for nor has it come"
             if not self._hang_up.alive:
-                raise RuntimeError("the loader was closed: iterate it again")
+                raise RuntimeError(_CLOSED)
             now_s = time.monotonic()
             if limit_s and now_s - began_s > limit_s:
                 raise WorkerTimeoutError(
@@ -347,6 +348,8 @@ class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         if not self._asked:
             self._end()
             raise StopIteration
+        if not self._end.alive:
+            raise RuntimeError(_CLOSED)
         try:
             batch = self._client.wait(self._asked[0], self._timeout, self._awaited)
         except WorkerTimeoutError:

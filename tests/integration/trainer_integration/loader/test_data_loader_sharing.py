@@ -182,6 +182,11 @@ def test_kept_workers_that_are_shared_make_every_epoch(launch):
         Numbers(12), 4, shuffle=True, num_workers=1, share="kept", persistent_workers=True
     ) as sharing:
         assert [plain(sharing), plain(sharing)] == expected
+        left = iter(sharing)
+        next(left)
+        sharing.close()
+        with pytest.raises(RuntimeError, match="the loader was closed: iterate it again"):
+            next(left)
 
 
 class Failing(Numbers):
