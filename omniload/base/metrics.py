@@ -66,6 +66,7 @@ def serve(port: int, *, address: str = "127.0.0.1") -> Callable[[], None]:
 
     def close() -> None:
         server.shutdown()
+        # Or the port stays taken, and a process could not open a second plane with it.
         server.server_close()
         thread.join()
 

@@ -144,6 +144,7 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
             raise ConfigError(
                 f"the mesh has {size} ranks along {name!r}; axes are called {known} here; rename it"
             )
+        # Every place along axes of the same data, this rank's own along others: the product is its peers.
         lines.append(range(size) if kind in _SAME_DATA else range(here, here + 1))
     (dp_rank, dp_size), (cp_rank, cp_size) = place["dp"], place["cp"]
     if dp_size * cp_size * same != launch.world_size:

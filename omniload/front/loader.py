@@ -263,6 +263,7 @@ class Loader:
 
     def close(self) -> None:
         """End the plane, or leave it where another rank brought it up. Once is enough; more do nothing."""
+        # First: a thread that asks meanwhile is refused, and opens no other plane.
         self._closed = True
         self._end_plane()
 

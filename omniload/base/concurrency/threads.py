@@ -39,6 +39,7 @@ class DaemonPool:
         """Have a thread carry out a call; after ``close`` the future is cancelled."""
         future: Future[Result] = Future()
         with self._lock:
+            # In one step with ``close``: a call that is put behind the threads' ends would never be carried out.
             if self._closed:
                 future.cancel()
                 return future
@@ -89,6 +90,7 @@ class DaemonPool:
         running: set[Future[None]] = set()
         told = 0
         while running or (waiting and not self._closed):
+            # The last of them may leave as one too many while something still waits.
             if not running:
                 running.add(self.submit(work))
             _, running = wait(running, timeout=_LOOK_S)

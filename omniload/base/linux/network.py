@@ -75,6 +75,7 @@ def free_ports(address: str, ports: range | None, count: int, *, setting: str) -
             except OSError:
                 probe.close()
                 continue
+            # Held until all are found: none is found twice.
             held.append(probe)
         found = [int(probe.getsockname()[1]) for probe in held]
     finally:

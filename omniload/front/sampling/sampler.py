@@ -259,6 +259,7 @@ class DynamicSampler:
             StateError: It is none of a sampler, or damaged.
         """
         found = SamplerState.of(state)
+        # First: what the loader refuses leaves the sampler where it stands.
         self._loader.load_state_dict(found.loader)
         waiting = [
             Waiting(group.prompt.key, EVERYBODY, group.prompt.digest()) for group in found.waiting

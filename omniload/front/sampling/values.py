@@ -56,6 +56,7 @@ class Prompt:
 
     def digest(self) -> str:
         """Return a digest of its tokens."""
+        # Of one byte order, whatever the host's: digests of ranks are compared.
         data = np.ascontiguousarray(self.tokens, "<i4").tobytes()
         return hashlib.blake2b(data, digest_size=8).hexdigest()
 
