@@ -321,13 +321,10 @@ def _weights(
     left = 1 - sum(shares[0].get(name, 0.0) for name in new)
     for name in new:
         i = next(i for i, found in enumerate(shares) if name in found)
-        kept = [w for n, w in held()[i].weights.items() if n in file.names and n not in new]
+        weights = held()[i].weights
+        kept = sum(w for n, w in weights.items() if n in file.names and n not in new)
         # Those that stay keep what they have, and the new ones get their shares of the whole.
-        whole = (
-            sum(kept) / left
-            if i == 0 and kept and left > _SAME
-            else sum(held()[i].weights.values())
-        )
+        whole = kept / left if i == 0 and kept and left > _SAME else sum(weights.values())
         weight = float(f"{shares[i][name] * whole:.12g}")
         change: Change = AddSource(name=name, source=sources[name], weight=weight)
         # Tried on what holds with those before it: one that is refused is told before any is asked for.

@@ -79,6 +79,21 @@ def test_a_source_more_whose_weights_lie_in_the_past_is_not_asked_for(weights):
     assert asked(file, followed(file, history)) == []
 
 
+def test_a_source_more_is_added_though_those_that_stay_have_no_weight_by_now():
+    later = {"from_step": 5, "weights": {"web": 1, "code": 0}}
+    history = History(a_file({"web": 1, "code": 1}, later))
+    file = a_file(
+        {"code": 1, "books": 1},
+        {"from_step": 5, "weights": {"code": 1, "books": 3}},
+        sources=("books", "code"),
+    )
+
+    after = followed(file, history)
+
+    assert after.shares_at(STEP) == {"code": 0.25, "web": 0.0, "books": 0.75}
+    assert asked(file, after) == []
+
+
 @pytest.mark.parametrize(
     "weights",
     [
