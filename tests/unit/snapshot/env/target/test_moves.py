@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import StateError
-from snapshot.env.format.entries import Entry, Kind
+from snapshot.env.format.entries import Entry, Kind, Target
 from snapshot.env.format.listing import listing_of
+from snapshot.env.target.environment import Environment
 from snapshot.env.target.moves import carry_out, plan_moves
 from snapshot.env.target.records import Move, Record, Records
 from tests.support.snapshot.env_builders import (
@@ -240,3 +241,11 @@ def test_an_environment_reached_through_a_link_is_the_same_environment(tmp_path)
     assert again.targets == environment.targets
     assert contents(environment) == held
     assert environment.records.read("record").key == manifest.head.key
+
+
+def test_an_environment_without_a_record_needs_no_clearing(tmp_path):
+    environment = Environment(None, (Target("t", str(tmp_path)),), Records(str(tmp_path)))
+
+    environment.clear(None)
+
+    assert environment.heal() is None
