@@ -213,7 +213,7 @@ def summary_of(manifest: "Manifest") -> dict[str, Any]:
     return {
         "key": head.key,
         "created": created.isoformat(timespec="seconds"),
-        "command": shlex.join(head.document["command"]),
+        "command": shlex.join(head.document.get("command", [])),
         "files": manifest.num_files,
         "deleted": sum(entry.kind is Kind.DELETED for entry in manifest.entries),
         "raw_bytes": manifest.raw_bytes,

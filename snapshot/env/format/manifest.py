@@ -41,6 +41,7 @@ _ENTRY = struct.Struct("<BBHIqQ")
 _CONTENT = struct.Struct("<32sIIQQ")
 _FRAME = struct.Struct("<IIQII")
 _NONE = 0xFFFFFFFF
+_KINDS = ({int}, {int}, {int, float})
 
 
 class Place(NamedTuple):
@@ -161,7 +162,7 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
         entries, contents, frames = _tables(fields, blocks)
     except OmniloadError:
         raise
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise IntegrityError(f"manifest {name!r} contradicts itself: {error!r}") from error
     manifest = Manifest(head=head, entries=entries, contents=contents, frames=frames)
     _check(manifest, name)
@@ -219,9 +220,31 @@ def _blocks(body: bytes) -> tuple[Head, dict[str, Any], list[bytes]]:
     for listed in ("packs", "distributions", "skipped"):
         fields[listed] = tuple(map(str, fields[listed]))
     head = Head(**fields)
-    if not isinstance(head.document, dict) or not isinstance(head.created_ns, int):
-        raise TypeError(f"document {head.document!r}, created_ns {head.created_ns!r}")
+    _check_head(head)
     return head, counts, blocks
+
+
+def _check_head(head: Head) -> None:
+    """Check that what is shown or relied on is of the types that were written: JSON may hold anything.
+
+    Raises:
+        ValueError: A field is not.
+    """
+    texts = [head.key, *(text for target in head.targets for text in target)]
+    for name, kind in (("command", list), ("base", dict), ("interpreter", dict)):
+        held = head.document.get(name, kind())
+        if type(held) is not kind:
+            raise ValueError(f"{name} {held!r}")
+        texts += held.values() if isinstance(held, dict) else held
+    if any(type(text) is not str for text in texts):
+        raise ValueError(f"texts {texts!s:.200}")
+    if head.document.get("base", {}).keys() not in ({"image", "installed"}, set()):
+        raise ValueError(f"base {head.document['base']!r}")
+    numbers = (head.created_ns, head.stored_bytes, head.install_s)
+    if not all(
+        type(n) in kinds and 0 <= n < 1 << 63 for n, kinds in zip(numbers, _KINDS, strict=True)
+    ):
+        raise ValueError(f"created_ns, stored_bytes, install_s {numbers!r}")
 
 
 def _tables(
@@ -242,7 +265,9 @@ def _tables(
         _split(names), table, strict=True
     ):
         digest = digests[content] if content != _NONE else b""
-        link = next(link_of) if kind == Kind.LINK else ""
+        link = next(link_of, None) if kind == Kind.LINK else ""
+        if link is None:
+            raise ValueError("fewer texts of links than links")
         entries.append(Entry(target, path, Kind(kind), mode, mtime_ns, size, digest, link))
     if len(entries) != counts["entries"] or next(link_of, None) is not None:
         raise ValueError(f"{len(entries)} entries, {counts['entries']} are due")

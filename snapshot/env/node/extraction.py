@@ -81,6 +81,8 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
             raise IntegrityError(f"manifest {key!r} says that its key is {manifest.head.key!r}")
         if key_of(manifest.head.document) != key:
             raise IntegrityError(f"manifest {key!r} holds the document of another key; refused")
+        if not {"base", "command"} <= manifest.head.document.keys():
+            raise IntegrityError(f"manifest {key!r} does not say what it was made of; refused")
         fits(TreeHead.of(manifest))
         check_entries(manifest.entries, targets, limits)
         cache.drop(key)  # one that is damaged, whose room is needed

@@ -514,6 +514,17 @@ def test_a_manifest_with_the_document_of_another_key_is_refused(tmp_path):
         a_restorer(environment, tmp_path).restore(manifest.head.key, "copy")
 
 
+def test_a_manifest_that_does_not_say_what_it_was_made_of_is_refused(tmp_path):
+    environment, manifest, _ = saved(tmp_path)
+    document = {name: part for name, part in manifest.head.document.items() if name != "base"}
+    head = replace(manifest.head, key=key_of(document), document=document)
+    path = tmp_path / "store" / ROOT / "manifests" / head.key
+    path.write_bytes(encode_manifest(replace(manifest, head=head)))
+
+    with pytest.raises(IntegrityError, match="does not say what"):
+        a_restorer(environment, tmp_path).restore(head.key, "copy")
+
+
 def test_a_record_of_another_containers_mount_is_not_taken_for_ours(tmp_path):
     environment, first, _ = saved(tmp_path)
     _, second, held = saved(tmp_path, INSTALL.replace("from the snapshot", "from the other"))

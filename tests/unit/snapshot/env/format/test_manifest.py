@@ -158,6 +158,57 @@ def test_an_unknown_key_in_the_head_is_refused():
         decode_manifest(from_blocks([head, *rest]), name="m")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("created_ns", "7"),
+        ("created_ns", -1),
+        ("created_ns", 1 << 63),
+        ("install_s", "1.5"),
+        ("stored_bytes", None),
+        ("stored_bytes", -1),
+        ("key", 5),
+        ("document", []),
+        ("document", {"command": "pip install"}),
+        ("document", {"command": [1]}),
+        ("document", {"base": {"image": ""}}),
+        ("document", {"base": {"image": "", "installed": 7}}),
+        ("targets", [["a", "/a"]]),
+        ("targets", [{"name": 5, "path": "/a"}]),
+    ],
+)
+def test_a_field_of_the_head_that_is_of_another_type_is_refused(field, value):
+    head, *rest = blocks_of(MANIFEST)
+    head = orjson.dumps({**orjson.loads(head), field: value})
+
+    with pytest.raises(IntegrityError, match="contradicts itself"):
+        decode_manifest(from_blocks([head, *rest]), name="m")
+
+
+@pytest.mark.parametrize("head", [b"5", b"[]", b'"text"'])
+def test_a_head_that_is_no_object_is_refused(head):
+    _, *rest = blocks_of(MANIFEST)
+
+    with pytest.raises(IntegrityError, match="contradicts itself"):
+        decode_manifest(from_blocks([head, *rest]), name="m")
+
+
+def test_an_entry_that_names_a_content_beyond_the_table_is_refused():
+    blocks = blocks_of(MANIFEST)
+    blocks[3] = blocks[3][:28] + struct.pack("<I", 9) + blocks[3][32:]
+
+    with pytest.raises(IntegrityError, match="contradicts itself"):
+        decode_manifest(from_blocks(blocks), name="m")
+
+
+def test_a_link_without_a_text_is_refused():
+    blocks = blocks_of(MANIFEST)
+    blocks[2] = b""
+
+    with pytest.raises(IntegrityError, match="contradicts itself"):
+        decode_manifest(from_blocks(blocks), name="m")
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_a_table_that_lost_a_byte_is_refused(number):
     blocks = blocks_of(MANIFEST)
