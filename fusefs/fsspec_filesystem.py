@@ -183,6 +183,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @override
     def created(self, path: str) -> float:
+        # Of times, only the last change is kept.
         return self.modified(path)
 
     @override
@@ -235,6 +236,7 @@ class _ReadFile(io.RawIOBase):
     @override
     def read(self, size: int = -1, /) -> bytes:
         size = self.size - self._at if size is None or size < 0 else size
+        # Each open file is a reader of its own: several in one process are several streams.
         data = bytes(self._file.reader.read(self._at, max(0, size), process=id(self)))
         self._at += len(data)
         return data

@@ -112,6 +112,7 @@ class StripeLayout:
         """
         # One at least: a unit is never parted, for its checksum covers all of it.
         per_run = max(1, longest_bytes // self.unit_bytes)
+        # One for each object: units that follow each other in the file lie in different ones.
         open_runs: dict[int, list[int]] = {}
         for unit in units:
             run = open_runs.setdefault(unit % self.stripe_count, [])

@@ -162,6 +162,7 @@ class Traffic:
             store = self._numbers.tiers["store"]
             store.hits += 1
             store.read_bytes += size_bytes
+            # From the left: a bound belongs to the bucket below it, as Prometheus has it.
             self._numbers.store_reads_by_latency[bisect_left(LATENCY_BOUNDS_S, elapsed_s)] += 1
             self._numbers.store_read_s += elapsed_s
 
@@ -184,6 +185,7 @@ class FilesCollector(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # Weak: a view of a store that is dropped without a close must not stay for the sake of its counts.
         self._watched: WeakSet[Counted] = WeakSet()
         self._gone = Numbers()
 
@@ -195,6 +197,7 @@ class FilesCollector(Collector):
     def retire(self, counted: Counted) -> None:
         """Keep the counts of something that is closed; its levels are gone."""
         with self._lock:
+            # What is closed twice counts once.
             if counted in self._watched:
                 self._watched.discard(counted)
                 self._gone.add(counted.numbers().without_levels())

@@ -93,6 +93,7 @@ class UnitSource:
         began_s = time.perf_counter()
         try:
             store = self._engine.store
+            # Less than a huge page gains nothing by memory of its own.
             read = store.read_large if run.size_bytes >= LARGE_BYTES else store.read
             data = read(path, run.object_offset, run.size_bytes)
         except FileNotFoundError as error:
@@ -106,6 +107,7 @@ class UnitSource:
             self._engine.traffic.failed("store")
             raise
         self._engine.traffic.store_read(len(data), time.perf_counter() - began_s)
+        # After the read: only between two looks that found the same are bytes at a path of one version.
         self._when_read()
         # Any caller that gets a view of it must not change what others read.
         view, unit_bytes = memoryview(data).toreadonly(), piece.layout.unit_bytes

@@ -231,6 +231,7 @@ class RetryingStore(Store):
 
     def _store_identity(self, path: str) -> tuple[bool, int, int]:
         entry = self._patiently("stat", lambda: self._store.stat(path))
+        # Without the name: source and target are compared.
         return entry.is_directory, entry.size_bytes, entry.mtime_ns
 
     def _repeatable_removal(self, name: str, path: str, remove: Callable[[str], None]) -> None:

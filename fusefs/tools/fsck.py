@@ -193,6 +193,7 @@ def _walk(
             directories.append(path)
             continue
         report.files += 1
+        # By this two walks are compared: what came, went or was replaced between them shows.
         tree.add((path, entry.size_bytes, entry.mtime_ns))
         try:
             manifest = files.manifest(path)
@@ -270,6 +271,7 @@ def _below(store: Store, path: str) -> Iterator[tuple[str, Entry]]:
         return
     for entry in entries:
         child = f"{path}/{entry.name}" if path else entry.name
+        # What is the store's own has walks of its own.
         if child == RESERVED:
             continue
         if entry.is_directory:

@@ -176,6 +176,7 @@ def prefetch_on_mount(
     paths = [path for path, _ in found]
     with contextlib.closing(mmap.mmap(-1, _STEP_BYTES)) as buffer:  # aligned, as O_DIRECT asks
         for path in paths:
+            # Before it is read: what lies on no mount of ours is refused, and not read in vain.
             _look(path)
             try:
                 _read_through(path, buffer, report)

@@ -135,6 +135,7 @@ def drop_cached(files: StripedFiles, path: str) -> tuple[int, int]:
         Bytes that were dropped from memory and from the disk.
     """
     path = files.visible(path)
+    # First: else what was known of a path would say what is to be dropped.
     files.catalog.forget(path)
     memory = disk = 0
     for file_path, _ in files_below(files, path):

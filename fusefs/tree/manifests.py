@@ -55,6 +55,7 @@ class ManifestCache:
         known = self._headers.peek(path)
         if known is None or known[0] != _version(entry):
             return None
+        # Only now a use: another version of the path is as good as none.
         self._headers.get(path)
         return known[1]
 

@@ -91,6 +91,7 @@ class StripedFiles:
         self.names = Names(store, self.catalog, self.directories, self.references, self.visible)
         versions = Versions(self._reading, self.catalog, self.references, self.disk)
         self.opener = Opener(self.catalog, versions, most_brought=self.config.plain_limit)
+        # Last: a scrape in another thread must not meet one that is half made.
         watch(self)
 
     def use_disk_cache(self, chosen: DiskCacheConfig) -> None:

@@ -87,6 +87,7 @@ class SegmentWriter:
         """
         number = len(self._sums)
         self._raise_error()
+        # Begun with its first unit: of a short segment no object is empty.
         if number < self._layout.stripe_count:
             path = object_path(self._id, number)
             self._streams.append(_ObjectStream(self._engine, path))

@@ -81,6 +81,7 @@ class Threaded(FileSystem):
 
     def close(self) -> None:
         """End the worker threads."""
+        # The mount is gone: nobody waits for what has not begun.
         self._pool.shutdown(cancel_futures=True)
 
     @override

@@ -104,6 +104,7 @@ class Unpublished:
     def attributes_changed(self, attributes: Attributes) -> None:
         """Note attributes that go out with the next flush."""
         self.attributes = replace(self.attributes, **attributes.given)
+        # Beside content that is on its way they go out with it, in one manifest.
         self.only_attributes = self.only_attributes or not self.dirty
         self.dirty = True
 
@@ -156,6 +157,7 @@ def to_be_written(state: ContentState, *, at_end: bool) -> ContentState:
 
 def to_be_resized(size_bytes: int) -> ContentState:
     """Return the state that takes a cut, or an extension with zeroes, from any state."""
+    # Of a file that is emptied no byte is needed: so one that is written anew needs no spool.
     return ContentState.SPOOLED if size_bytes else ContentState.SEQUENTIAL
 
 
