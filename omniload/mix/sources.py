@@ -135,7 +135,8 @@ class LanceSource(_Table):
 
     type: Literal["lance"]
     path: str | tuple[str, ...]
-    """Folders of data sets on local disks or mounts, each with ``_versions`` in it; globs and braces name several."""
+    """Folders of data sets, or URLs of them (``s3``, ``gs``, ``az``), each with ``_versions`` in it; globs and braces
+    name several."""
     version: Version | tuple[Version, ...] | None = None
     """Version that is read of each data set, or a list in their order; without it the newest that a run finds as it
     starts, and then that one to its end."""

@@ -7,7 +7,8 @@ that every machine numbers them alike whatever order its file system lists them 
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,7 +31,7 @@ from omniload.source.files import (
     shortened,
 )
 
-__all__ = ["LISTING_S", "FileNames", "find_files", "natural_order"]
+__all__ = ["LISTING_S", "FileNames", "find_files", "is_url", "listing", "natural_order"]
 
 LISTING_S = 300.0
 """How long a store or a file system may take to list a pattern: some millions of names."""
@@ -130,7 +131,7 @@ def _where(pattern: str, source: str) -> str:
 
 def _braces(pattern: str, base_dir: Path, source: str) -> list[str]:
     """Write out the braces of a pattern, unless a file is called so."""
-    if "{" not in pattern or (not _is_url(pattern) and os.path.lexists(base_dir / pattern)):
+    if "{" not in pattern or (not is_url(pattern) and os.path.lexists(base_dir / pattern)):
         return [pattern]
     try:
         return expanded(pattern)
@@ -138,19 +139,34 @@ def _braces(pattern: str, base_dir: Path, source: str) -> list[str]:
         raise ConfigError(f"{_where(pattern, source)}: {error}") from None
 
 
-def _is_url(pattern: str) -> bool:
+def is_url(pattern: str) -> bool:
+    """Whether a pattern names a store, and no path of this machine."""
     return "://" in pattern and not pattern.startswith("file://")
 
 
 def _listed(pattern: str, base_dir: Path, source: str, names: FileNames | None) -> list[ShardFile]:
-    where = _where(pattern, source)
-    try:
-        with under_way(f"lists {pattern}"):
-            if _is_url(pattern):
+    with listing(_where(pattern, source)), under_way(f"lists {pattern}"):
+        try:
+            if is_url(pattern):
                 return _expand_url(pattern, names)
             return _expand(pattern.removeprefix("file://"), base_dir, names)
-    except FileNotFoundError:
-        return []
+        except FileNotFoundError:
+            return []
+
+
+@contextmanager
+def listing(where: str) -> Iterator[None]:
+    """Say what a store, its client or the system refuses inside in terms of what is listed.
+
+    Args:
+        where: Its place in the mix file, and the pattern.
+
+    Raises:
+        ConfigError: The store cannot be opened as it is set up, or does not let us in.
+        UnavailableError: It did not answer.
+    """
+    try:
+        yield
     except OmniloadError:
         raise
     except Exception as error:

@@ -2,23 +2,25 @@
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fsspec
 import numpy as np
 import pyarrow as pa
+from fsspec.core import url_to_fs
 from typing_extensions import override
 
 from omniload.base.concurrency.calls_under_way import under_way
-from omniload.base.errors import ConfigError, IntegrityError, UnavailableError, system_refusal
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.extras import missing_extra
+from omniload.base.secrets import note_secrets_of
 from omniload.mix.sources import LanceSource
 from omniload.source.braces import expanded
 from omniload.source.content import digest_of_ranges, even_ranges
-from omniload.source.files import ShardFile, digest_of, reading, said, shortened
+from omniload.source.files import ShardFile, digest_of, reading, shortened
 from omniload.source.formats.format import Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -35,7 +37,8 @@ from omniload.source.parsing.arrow_columns import (
 )
 from omniload.source.parsing.conditions import require_where
 from omniload.source.parsing.image_cells import require_images, with_images
-from omniload.source.patterns import FileNames, natural_order
+from omniload.source.parsing.lance_stores import IN_ITS_PLACE, SCHEMES, url_in
+from omniload.source.patterns import FileNames, is_url, listing, natural_order
 
 if TYPE_CHECKING:
     from omniload.source.parsing.lance_dataset import LanceDataset
@@ -148,28 +151,30 @@ class LanceFormat(Format):
             require_images(schema, column, dataset.root)
 
 
-def _dataset(root: str, version: int | None) -> "LanceDataset":
+def _dataset(
+    root: str, version: int | None, store: fsspec.AbstractFileSystem | None
+) -> "LanceDataset":
     try:
         library = import_module("omniload.source.parsing.lance_dataset")
     except ModuleNotFoundError as error:
         raise missing_extra("a source of type lance", error) from None
-    opened: LanceDataset = library.LanceDataset(root, version)
+    opened: LanceDataset = library.LanceDataset(root, version, store)
     return opened
 
 
 def _places_of(files: Sequence[ShardFile]) -> dict[str, tuple["LanceDataset", int]]:
     """Return the data set of each shard, at the version that it was found in, and its fragment's number there."""
     places: dict[str, tuple[LanceDataset, int]] = {}
-    for found in dict.fromkeys(file.part_of for file in files):
+    for found, store in {file.part_of: file.remote for file in files}.items():
         assert found is not None, "its data set found it"
-        dataset = _dataset(*found)
-        places |= {shard.path: (dataset, i) for i, shard in enumerate(dataset.shards)}
+        dataset = _dataset(*found, store)
+        places |= {path: (dataset, i) for i, path in enumerate(dataset.paths)}
     return places
 
 
 def _found(source: str, config: LanceSource, base_dir: Path) -> tuple[ShardFile, ...]:
     """Return the fragments of all data sets, in their order."""
-    with _listing(f"sources.{source}.path"):
+    with listing(f"sources.{source}.path"):
         datasets = _datasets(source, config, base_dir)
         return tuple(shard for dataset in datasets for shard in dataset.shards)
 
@@ -183,54 +188,37 @@ def _at_versions(
     """
     if config.version is not None:
         return config
-    with _listing(f"sources.{source}.path"):
+    with listing(f"sources.{source}.path"):
         datasets = _datasets(source, config, base_dir)
         if shards_digest and len(datasets) == 1:
             (newest,) = datasets
             for version in range(newest.version, max(0, newest.version - _MOST_VERSIONS), -1):
-                if _digest_at(newest.root, version) == shards_digest:
+                if _digest_at(newest, version) == shards_digest:
                     return config.model_copy(update={"version": version})
     return config.model_copy(update={"version": tuple(each.version for each in datasets)})
 
 
-def _digest_at(root: str, version: int) -> str:
+def _digest_at(dataset: "LanceDataset", version: int) -> str:
     """Return the digest of the shards of a version, as a run keeps it; empty where it is no longer there."""
     try:
-        found = _dataset(root, version)
+        found = dataset.at(version)
         return digest_of([shard for i, shard in enumerate(found.shards) if found.rows_of(i)])
     except (ConfigError, IntegrityError, pa.ArrowInvalid):
         return ""
 
 
-@contextmanager
-def _listing(where: str) -> Iterator[None]:
-    """Say what the system refused in terms of the source.
-
-    Raises:
-        ConfigError: A folder may not be read.
-        UnavailableError: The file system did not answer.
-    """
-    try:
-        yield
-    except OSError as error:
-        refusal = system_refusal(error)
-        if isinstance(refusal, ConfigError):
-            raise ConfigError(f"{where} cannot be listed: {refusal}") from error
-        raise UnavailableError(f"{where} cannot be listed: {said(error)}; try again") from error
-
-
 def _datasets(source: str, config: LanceSource, base_dir: Path) -> list["LanceDataset"]:
     """Return the data sets that patterns name, in the order of the patterns and of their names, each once."""
-    roots: dict[str, None] = {}
+    roots: dict[str, fsspec.AbstractFileSystem | None] = {}
     for pattern in config.paths:
         where = f"sources.{source}.path: {shortened(pattern)!r}"
-        if "://" in pattern and not pattern.startswith("file://"):
-            raise ConfigError(
-                f"{where} is a URL, and Lance data sets are read from folders; mount the store with omniload fs mount "
-                "and name the folder there, or copy the data set"
-            )
-        with under_way(f"lists {pattern}"):
-            roots |= dict.fromkeys(_roots(pattern.removeprefix("file://"), base_dir, where))
+        note_secrets_of(pattern)
+        with listing(where), under_way(f"lists {pattern}"):
+            if is_url(pattern):
+                found = _in_stores(pattern, where)
+            else:
+                found = dict.fromkeys(_roots(pattern.removeprefix("file://"), base_dir, where))
+        roots = roots | {root: store for root, store in found.items() if root not in roots}
     version = config.version
     versions = version if isinstance(version, tuple) else (version,) * len(roots)
     if len(versions) != len(roots):
@@ -238,15 +226,44 @@ def _datasets(source: str, config: LanceSource, base_dir: Path) -> list["LanceDa
             f"sources.{source}.version names {len(versions)} versions, and path {len(roots)} data sets: "
             f"{', '.join(roots)[:300]}; name one of each, or one for all"
         )
-    return [_dataset(root, each) for root, each in zip(roots, versions, strict=True)]
+    return [
+        _dataset(root, each, store)
+        for (root, store), each in zip(roots.items(), versions, strict=True)
+    ]
+
+
+def _in_stores(pattern: str, where: str) -> dict[str, fsspec.AbstractFileSystem]:
+    """Return the data sets of a pattern that is a URL, and the store of each."""
+    if pattern.partition("://")[0] not in SCHEMES:
+        raise ConfigError(f"{where} is in a store that Lance does not read; {IN_ITS_PLACE}")
+    found: dict[str, fsspec.AbstractFileSystem] = {}
+    for each in _expanded(pattern, where):
+        store, path = url_to_fs(each)
+        # A data set that others write to has versions by now that no listing of before holds.
+        store.invalidate_cache(path)
+        named = [path.rstrip("/")] if _is_root(store, path) else _matching_in(store, path)
+        found |= {url_in(store, root): store for root in named}
+    if not found:
+        raise _none_at(where, "there")
+    return found
+
+
+def _is_root(store: fsspec.AbstractFileSystem, path: str) -> bool:
+    try:
+        return bool(store.info(f"{path.rstrip('/')}/{_VERSIONS}")["type"] == "directory")
+    except FileNotFoundError:
+        return False
+
+
+def _matching_in(store: fsspec.AbstractFileSystem, path: str) -> list[str]:
+    if not glob.has_magic(path):
+        return []
+    return [name for name in _in_order(store.glob(path)) if _is_root(store, name)]
 
 
 def _roots(pattern: str, base_dir: Path, where: str) -> list[str]:
     """Return the data sets of a pattern: folders that hold versions."""
-    try:
-        every = [pattern] if os.path.lexists(base_dir / pattern) else expanded(pattern)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    every = [pattern] if os.path.lexists(base_dir / pattern) else _expanded(pattern, where)
     named = [
         str(base_dir / name)
         for each in every
@@ -254,21 +271,35 @@ def _roots(pattern: str, base_dir: Path, where: str) -> list[str]:
     ]
     roots = [root.rstrip("/") for root in named if Path(root, _VERSIONS).is_dir()]
     if not roots:
-        raise ConfigError(
-            f"{where} matches no file of a Lance data set under {base_dir}: a folder that holds {_VERSIONS}; correct "
-            "the pattern, relative paths start at the mix file"
-        )
+        raise _none_at(where, f"under {base_dir}")
     return roots
 
 
+def _expanded(pattern: str, where: str) -> list[str]:
+    try:
+        return expanded(pattern)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _none_at(where: str, place: str) -> ConfigError:
+    return ConfigError(
+        f"{where} matches no file of a Lance data set {place}: a folder that holds {_VERSIONS}; correct the pattern, "
+        "relative paths start at the mix file"
+    )
+
+
 def _matching(pattern: str, base_dir: Path) -> list[str]:
-    found = glob.glob(pattern, root_dir=base_dir, recursive=True)  # noqa: PTH207
-    each = [ShardFile(path=name, size_bytes=0, stamp="") for name in found]
+    return _in_order(glob.glob(pattern, root_dir=base_dir, recursive=True))  # noqa: PTH207
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    each = [ShardFile(path=name, size_bytes=0, stamp="") for name in names]
     return [file.path for file in sorted(each, key=natural_order)]
 
 
 def _opened(config: LanceSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    with _listing("a Lance data set"):
+    with listing("a Lance data set"):
         return LanceFormat(files, config, cache)
 
 

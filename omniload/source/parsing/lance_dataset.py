@@ -6,23 +6,33 @@ A data set is a folder::
     data/ID.lance            columns of the rows of a fragment; more of them where columns were added later
     _deletions/*             which rows of a fragment are gone
 
-Lance reads with threads of its own. It keeps no checksums.
+Lance reads with threads of its own, from a store with a client of its own. It keeps no checksums.
 """
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
+import fsspec
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
+from omniload.base.concurrency.threads import DaemonPool
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
 from omniload.base.units import format_bytes
-from omniload.source.files import ShardFile, local_file, shortened
+from omniload.source.files import (
+    ShardFile,
+    is_outage,
+    local_file,
+    remote_file,
+    said,
+    shortened,
+)
 from omniload.source.formats.format import MAX_UNIT_BYTES
+from omniload.source.parsing.lance_stores import options_for
 from omniload.source.tokenize import PANIC
 
 __all__ = ["LanceDataset"]
@@ -31,27 +41,46 @@ _LARGEST = (1 << 64) - 1
 _FIRST_ROWS, _MOST_ROWS = 64, 4_096
 _SLICE_BYTES = 64 << 20
 """Bytes of rows that are decoded before their sum is looked at, as far as the rows before them tell."""
+_LOOKERS = 16
+"""Files of a store that are looked at at once: data sets have thousands, and a store answers for one at a time."""
 _OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
+_OF_STORE = re.compile(
+    r"Generic (?:S3|GCS|MicrosoftAzure) error|Error performing [A-Za-z ]+ https?://|Failed to get AWS credentials"
+)
+_STATUS = re.compile(r"status code: (\d{3})")
+_REFUSES = "lacked the necessary privileges"
+_NOT_THERE = frozenset({"404", "416"})
+"""What a server answers of a file that is not there, or not as long as the data set says."""
 _PLACE = re.compile(r", (/[^ ,]*\.rs|library/[^ ,]*):[0-9:]+")
 
 
 class LanceDataset:
     """One version of a data set."""
 
-    def __init__(self, root: str, version: int | None) -> None:
+    def __init__(
+        self, root: str, version: int | None, store: fsspec.AbstractFileSystem | None = None
+    ) -> None:
         """Open the version, or the newest.
 
+        Args:
+            root: Its folder, or a URL of it where it lies in a store.
+            version: The version.
+            store: The store; ``None`` for a folder.
+
         Raises:
-            ConfigError: There is no such version.
+            ConfigError: There is no such version, or Lance cannot be told of the store.
             IntegrityError: It cannot be opened.
-            UnavailableError: The file system did not answer.
+            OSError: The file system or the store did not answer.
         """
-        self.root = root
+        self.root, self._store = root, store
+        self._files: dict[str, ShardFile] = {}
+        """Files that were looked at, by their names."""
         if version is not None:
-            _require_manifest(root, version)
+            self._require_manifest(version)
+        options = None if store is None else options_for(store)
         try:
             with _told():
-                self._library = lance.dataset(root, version=version)
+                self._library = lance.dataset(root, version=version, storage_options=options)
                 self._fragments = self._library.get_fragments()
         except pa.ArrowInvalid as error:
             raise IntegrityError(
@@ -76,13 +105,36 @@ class LanceDataset:
             ConfigError: Its files lie in another data set.
             IntegrityError: One of them is not there.
         """
-        shards = []
+        held = []
         for fragment in self._fragments:
-            names = [f"data/{each.path}" for each in fragment.metadata.files]
+            names = [_in_data(each) for each in fragment.metadata.files]
             gone = fragment.deletion_file()
-            first, *others = (self._file(name) for name in [*names, *([gone] if gone else [])])
-            shards.append(replace(first, beside=tuple(others), part_of=(self.root, self.version)))
-        return tuple(shards)
+            held.append([*names, *([gone] if gone else [])])
+        self._look_at([name for names in held for name in names])
+        for each in (file for fragment in self._fragments for file in fragment.metadata.files):
+            self._require_size(self._files[_in_data(each)], each.file_size_bytes)
+        part_of = (self.root, self.version)
+        return tuple(
+            replace(first, beside=tuple(others), part_of=part_of)
+            for first, *others in ([self._files[name] for name in names] for names in held)
+        )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of its shards, in their order; none of them is looked at."""
+        return tuple(
+            f"{self.root}/{_in_data(fragment.metadata.files[0])}" for fragment in self._fragments
+        )
+
+    def at(self, version: int) -> "LanceDataset":
+        """Return another version; files that both have are not looked at again.
+
+        Raises:
+            OmniloadError: As for opening it.
+        """
+        other = LanceDataset(self.root, version, self._store)
+        other._files = self._files
+        return other
 
     def rows_of(self, number: int) -> int:
         """Return how many rows of a fragment are not deleted."""
@@ -131,7 +183,7 @@ class LanceDataset:
         if number not in self._looked_at and gone is not None and gone.endswith(".arrow"):
             path = f"{self.root}/{gone}"
             try:
-                with pa.OSFile(path, "rb") as file:
+                with self._file(gone).open() as file:
                     rows = pa.ipc.open_file(file).read_all().column(0)
                 rows.validate(full=True)
                 last = pc.max(rows).as_py()
@@ -146,41 +198,95 @@ class LanceDataset:
                 )
         self._looked_at.add(number)
 
+    def _look_at(self, names: Sequence[str]) -> None:
+        """Look at files that were not looked at before."""
+        new = [name for name in dict.fromkeys(names) if name not in self._files]
+        if self._store is None or len(new) < _LOOKERS:
+            found = [self._file(name) for name in new]
+        else:
+            with DaemonPool(_LOOKERS, "omniload-lance") as pool:
+                found = pool.map(self._file, new)
+        self._files.update(zip(new, found, strict=True))
+
+    def _require_size(self, file: ShardFile, size_bytes: int | None) -> None:
+        """Refuse a file of another size than its data set says.
+
+        Raises:
+            IntegrityError: It is of another.
+        """
+        if size_bytes and file.size_bytes != size_bytes:
+            raise IntegrityError(
+                f"{file.path}: holds {file.size_bytes} bytes, and version {self.version} of its data set says "
+                f"{size_bytes}; it is cut short or another file, replace it"
+            )
+
     def _file(self, name: str) -> ShardFile:
         if any(part in {"", ".", ".."} for part in name.split("/")) or not name.isprintable():
             raise IntegrityError(
                 f"{self.root}: names the file {shortened(ascii(name))}; a name stays in the folder: write it anew"
             )
         try:
-            return local_file(f"{self.root}/{name}")
+            return self._found(name)
         except (FileNotFoundError, ValueError):
             raise IntegrityError(
                 f"{self.root}: version {self.version} names {name}, which is not there; copy the whole folder, name "
                 "a version that is kept, or, of a shallow clone, make a deep one"
             ) from None
 
+    def _found(self, name: str) -> ShardFile:
+        """Look at a file.
 
-def _require_manifest(root: str, version: int) -> None:
-    """Refuse a version that is not there.
+        Raises:
+            FileNotFoundError: It is not there.
+            ValueError: It is no file.
+            OSError: The system did not answer.
+            UnavailableError: The store did not answer.
+        """
+        path = f"{self.root}/{name}"
+        if self._store is None:
+            return local_file(path)
+        try:
+            return remote_file(self._store, path)
+        except (FileNotFoundError, ValueError):
+            raise
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            raise UnavailableError(
+                f"{path}: cannot be looked at: {said(error)}; try again"
+            ) from error
 
-    Raises:
-        ConfigError: It is not.
-    """
-    names = (f"{_LARGEST - version:020}", f"{version}")
-    if not any(Path(root, "_versions", f"{name}.manifest").exists() for name in names):
+    def _require_manifest(self, version: int) -> None:
+        """Refuse a version that is not there.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        for name in (f"{_LARGEST - version:020}", f"{version}"):
+            with suppress(FileNotFoundError, ValueError):
+                self._found(f"_versions/{name}.manifest")
+                return
         raise ConfigError(
-            f"{root}: has no version {version}, or no longer; name one that is kept, or leave version out for the "
-            "newest"
+            f"{self.root}: has no version {version}, or no longer; name one that is kept, or leave version out for "
+            "the newest"
         )
+
+
+def _in_data(file: lance.fragment.DataFile) -> str:
+    return f"data/{file.path}"
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Raise what Lance raises as what decoders of Arrow raise, and what the system refused as that.
+    """Raise what Lance raises as what decoders of Arrow raise, and what the system or a store refused as that.
+
+    Lance raises the same classes for all of it, so what it says decides.
 
     Raises:
         pa.ArrowInvalid: With what Lance says, without places in its source.
         OSError: With the number that the system gave.
+        PermissionError: A store does not let us in.
+        ConnectionError: A store did not answer, or answered with an error of its own.
     """
     try:
         yield
@@ -190,7 +296,13 @@ def _told() -> Iterator[None]:
         known = isinstance(error, OSError | ValueError | RuntimeError | pa.ArrowException)
         if not known and type(error).__name__ != PANIC:
             raise
-        said = shortened(_PLACE.sub("", str(error)))
-        if number := _OF_SYSTEM.search(said):
-            raise OSError(int(number[1]), said) from error
-        raise pa.ArrowInvalid(said) from error
+        told = _PLACE.sub("", str(error))
+        line = shortened(told.partition("\n")[0])  # the next ones are what a server wrote in XML
+        if number := _OF_SYSTEM.search(told):
+            raise OSError(int(number[1]), line) from error
+        status = _STATUS.search(told)
+        if _REFUSES in told or (status and status[1] in {"401", "403"}):
+            raise PermissionError(errno.EACCES, line) from error
+        if _OF_STORE.search(told) and not (status and status[1] in _NOT_THERE):
+            raise ConnectionError(line) from error
+        raise pa.ArrowInvalid(line) from error

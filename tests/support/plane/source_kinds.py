@@ -242,7 +242,7 @@ class LanceTexts:
     suffix = ".lance"
     tokenizer = ByteTokenizer(type="bytes")
     without_files = r"IntegrityError: .*part-0.lance: version 1 names data/.*, which is not there"
-    without_store = "is a URL, and Lance data sets are read from folders"
+    without_store = "is in a store that Lance does not read; it reads folders, s3://"
     takes_damage = False
 
     def table(self, texts):

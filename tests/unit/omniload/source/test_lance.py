@@ -252,8 +252,8 @@ def test_several_data_sets_have_versions_in_their_order(root):
         ({"path": "none.lance"}, r"'none.lance' matches no file of a Lance data set"),
         ({"path": "own.lance/data"}, r"matches no file of a Lance data set"),
         (
-            {"path": "s3://bucket/own.lance"},
-            r"is a URL, .*; mount the store with omniload fs mount",
+            {"path": "hdfs://node:8020/own.lance"},
+            r"'hdfs://.*' is in a store that Lance does not read; it reads .*s3://.*: mount the store",
         ),
         ({"path": "{own"}, r"\{own"),
     ],
@@ -322,6 +322,65 @@ def test_a_file_that_the_system_refuses_is_not_taken_for_damaged(root, monkeypat
         source.read(0, 10)
 
 
+GET = "LanceError(IO): Generic N/A error: LanceError(IO): Generic S3 error: Error performing GET http://a:1/b/own"
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "told"),
+    [
+        (
+            f"{GET} in 102ms, after 1 retries - HTTP error: error sending request, /a/b.rs:1:2",
+            UnavailableError,
+            r"cannot be read: .*error sending request; try again",
+        ),
+        (
+            f"{GET} in 2ms - Server returned non-2xx status code: 503 Slow Down: <?xml?>\n<Error>",
+            UnavailableError,
+            r"503 Slow Down: <\?xml\?>; try again",
+        ),
+        (
+            "LanceError(IO): Failed to get AWS credentials: ProviderError(no answer)",
+            UnavailableError,
+            "Failed to get AWS credentials.*; try again",
+        ),
+        (
+            "LanceError(IO): The operation lacked the necessary privileges to complete for path own",
+            UnavailableError,
+            "lacked the necessary privileges.*; try again",
+        ),
+        (
+            f"{GET} in 2ms - Server returned non-2xx status code: 416 Range Not Satisfiable: <Error>",
+            IntegrityError,
+            "416 Range Not Satisfiable.*; the file is cut short or corrupt",
+        ),
+    ],
+)
+def test_a_store_that_does_not_answer_lance_is_not_taken_for_a_damaged_file(
+    root, monkeypatch, raised, error, told
+):
+    source = opened(root.parent)
+
+    def refused(*args, **kwargs):
+        raise OSError(raised)
+
+    monkeypatch.setattr(sys.modules[LIBRARY].lance.fragment.LanceFragment, "take", refused)
+
+    with pytest.raises(error, match=told):
+        source.read(0, 10)
+
+
+def test_a_file_of_another_size_than_its_data_set_says_is_named_as_it_is_found(root):
+    first, *_ = sorted((root / "data").iterdir())
+    size = first.stat().st_size
+    with first.open("ab") as file:
+        file.write(b"more")
+
+    with pytest.raises(
+        IntegrityError, match=rf"data/.*: holds {size + 4} bytes, and version 1 .* says {size};"
+    ):
+        shards_of("web", a_config(), base_dir=root.parent)
+
+
 @pytest.mark.parametrize(
     ("number", "error", "told"),
     [
@@ -337,9 +396,9 @@ def test_what_the_system_refuses_as_a_data_set_is_opened_is_told_of_the_source(
 
     monkeypatch.setattr(lance, "dataset", refused)
 
-    with pytest.raises(error, match=rf"sources\.web\.path cannot be listed: .*{told}"):
+    with pytest.raises(error, match=rf"sources\.web\.path cannot be (listed|opened): .*{told}"):
         at_versions("web", a_config(), base_dir=root.parent)
-    with pytest.raises(error, match=rf"sources\.web\.path cannot be listed: .*{told}"):
+    with pytest.raises(error, match=rf"sources\.web\.path cannot be (listed|opened): .*{told}"):
         shards_of("web", a_config(), base_dir=root.parent)
 
 
