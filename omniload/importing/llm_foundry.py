@@ -88,9 +88,7 @@ def _read(document: object, asked: Asked) -> Imported:
     seed = dataset.take("shuffle_seed", int, top.take("seed", int, 0))
     found.seed = max(seed, 0)
     dataset.note(_OF_DATASETS)
-    if dataset.take("shuffle", bool, True) is False:
-        for source in found.sources.values():
-            source["shuffle"] = {"method": "none"}
+    _read_order(dataset, asked, found)
     dataset.end()
     loader.note(
         {
@@ -108,6 +106,21 @@ def _read(document: object, asked: Asked) -> Imported:
         "", f"{len(top.keys)} keys of the training, and not of its data, were not read"
     )
     return found
+
+
+def _read_order(dataset: Fields, asked: Asked, found: Imported) -> None:
+    """Shuffle the sources, or leave them as stored: llm-foundry, as Mosaic Streaming below it, does by default."""
+    where, given = dataset.at("shuffle"), dataset.peek("shuffle")
+    if dataset.take("shuffle", bool, False):
+        asked.report.note(where, "true is read as the order of ours: blocks of units, shuffled")
+        return
+    for source in found.sources.values():
+        source["shuffle"] = {"method": "none"}
+    if given is None:
+        said = "is missing and read as false, as llm-foundry does: records come as stored; write shuffle: true if not"
+        asked.report.note(where, said)
+    elif given is False:
+        asked.report.note(where, "false is read as records in the order that they are stored in")
 
 
 def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> list[Stream]:

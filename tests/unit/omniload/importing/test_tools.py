@@ -321,6 +321,29 @@ class TestLlmFoundry:
         assert mix.sources["b"].text == "text"
 
     @pytest.mark.parametrize(
+        ("given", "methods", "said"),
+        [
+            ({}, {"none"}, "is missing and read as false, as llm-foundry does: records come as"),
+            ({"shuffle": None}, {"none"}, "is missing and read as false"),
+            ({"shuffle": False}, {"none"}, "false is read as records in the order that they are"),
+            ({"shuffle": True}, {"block"}, "true is read as the order of ours: blocks of units"),
+        ],
+    )
+    def test_sources_are_shuffled_where_the_file_says_so_and_the_report_says_what_was_read(
+        self, folder, given, methods, said
+    ):
+        streams = {name: {"local": name, "proportion": 1} for name in ("web", "code")}
+        content = foundry(streams)
+        dataset = content["train_loader"]["dataset"]
+        del dataset["shuffle"]
+        dataset |= given
+
+        mix, notes = imported(folder, "llm-foundry", content)
+
+        assert {source.shuffle.method for source in mix.sources.values()} == methods
+        assert f"train_loader.dataset.shuffle: {said}" in notes
+
+    @pytest.mark.parametrize(
         ("stream", "said"),
         [
             ({"remote": "s3://b/x"}, "or the size of the stream is its share"),
