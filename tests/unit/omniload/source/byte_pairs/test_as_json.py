@@ -1,5 +1,7 @@
 """Files of ranks as a ``tokenizer.json``: the same ids, or none is written."""
 
+import random
+
 import pytest
 import tokenizers
 from hypothesis import given
@@ -59,6 +61,55 @@ def test_special_tokens_keep_ids_that_do_not_follow_the_ranks(both):
     ids = theirs.encode(f"a{NOTE}{END}").ids
 
     assert ids[1:] == [777, 500]
+
+
+AROUND = "abAS1 \n'.\r\u3000"
+"""Characters whose tokens join with any other's: a text that is cut elsewhere has other ids."""
+CONTEXTS = (
+    "a{0}b",
+    "1{0}1",
+    " {0} {0}{0}",
+    "{0}\n\n{0}\r\n {0}",
+    "{0}'S'{0}",
+    ".{0}. {0}",
+    "A{0}\u3000{0}1",
+)
+
+
+@pytest.fixture(scope="module")
+def every_boundary(tmp_path_factory):
+    """A file of ranks in which any two bytes that meet in ``CONTEXTS`` are a token."""
+    folder = tmp_path_factory.mktemp("boundaries")
+    around = {byte.encode()[i : i + 1] for byte in AROUND for i in (0, -1)}
+    plain, leads, tails = (
+        {bytes([b]) for b in which} for which in (range(0x80), range(0xC2, 0xF5), range(0x80, 0xC0))
+    )
+    pairs = sorted(
+        {a + b for a in around for b in plain | leads}
+        | {a + b for a in plain for b in around}
+        | {a + b for a in tails for b in around | leads}
+        | {byte + byte for byte in plain}
+    )
+    random.Random(1).shuffle(pairs)
+    tokens = [*(bytes([b]) for b in range(256)), *pairs]
+    write_ranks(folder / "own.tiktoken", {token: i for i, token in enumerate(tokens)})
+    return folder
+
+
+@pytest.mark.parametrize("encoding", ["cl100k_base", "o200k_base"])
+def test_characters_from_all_over_unicode_are_cut_at_the_same_places(every_boundary, encoding):
+    config = a_config(encoding, {})
+    theirs = tokenizers.Tokenizer.from_str(tokenizer_json(config, every_boundary).decode())
+    characters = [
+        chr(c) for c in (*range(0x250), *range(0x250, 0x110000, 499)) if not 0xD800 <= c < 0xE000
+    ]
+    characters += [chr(c) for c in range(0x110000) if chr(c).isspace()]
+    texts = [context.format(character) for character in characters for context in CONTEXTS]
+
+    ours = open_tokenizer(config, every_boundary).encode(texts)
+
+    found = theirs.encode_batch_fast(texts, add_special_tokens=False)
+    assert [each.ids for each in found] == [ours[i].tolist() for i in range(len(texts))]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
