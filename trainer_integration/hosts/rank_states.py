@@ -1,7 +1,6 @@
 """States of loaders in a checkpoint's folder: one file per rank, so that no rank's overwrites another's."""
 
 import io
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,6 @@ from omniload.base.state import require_version
 __all__ = ["has_states", "load_states", "packed", "save_states", "unpacked"]
 
 _VERSION = 1
-_DAMAGED = (
-    *(RuntimeError, EOFError, ValueError, pickle.UnpicklingError),
-    *(LookupError, TypeError, AttributeError, ArithmeticError),
-)
-"""What torch raises of bytes that it cannot read: of turned ones whatever its unpickler meets."""
 _PATTERN = "omniload_loaders_rank*.pt"
 
 
@@ -43,8 +37,10 @@ def unpacked(value: object, *, of: str) -> dict[str, Any]:
         raise StateError(f"{of} is a {type(value).__name__}; resume from an earlier checkpoint")
     try:
         state = torch.load(io.BytesIO(value), map_location="cpu", weights_only=True)
-    except _DAMAGED as error:
-        raise StateError(f"{of} is damaged ({error}); resume from an earlier checkpoint") from error
+    except Exception as error:  # of turned bytes torch raises whatever its unpickler meets
+        raise StateError(
+            f"{of} is damaged ({error!r:.160}); resume from an earlier checkpoint"
+        ) from error
     if not isinstance(state, dict):
         raise StateError(f"{of} holds a {type(state).__name__}; resume from an earlier checkpoint")
     return state

@@ -63,9 +63,9 @@ class Harmful:
     "content",
     [
         *(b"", b"no torch file", pickle.dumps(Harmful(), protocol=2)),
-        *(b"\x80\x02e.", b"\x80\x02h\x05."),
+        *(b"\x80\x02e.", b"\x80\x02h\x05.", b"\x80\x02X\x05"),
     ],
-    ids=["empty", "text", "code", "no-list", "no-memo"],
+    ids=["empty", "text", "code", "no-list", "no-memo", "no-length"],
 )
 def test_a_damaged_file_is_refused_and_nothing_in_it_is_run(content, tmp_path):
     saved(tmp_path)
