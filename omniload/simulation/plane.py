@@ -31,8 +31,8 @@ __all__ = ["simulate"]
 
 _READER_THREADS = 2
 """Of the local runtime."""
-_BUILDING_THREADS = 4
-"""Of a constructor's process."""
+_CALL_THREADS = 4
+"""Of a constructor's process that take windows; one more builds."""
 _HOP_S = 1e-4
 """How much longer a message takes to another host than to another process of this one."""
 _LARGEST_SHIFT = 9_973
@@ -219,7 +219,8 @@ class _Run:
                     wire=self.wire,
                     machine=machine,
                     builds=self.builds,
-                    builders=Lane(process, 1 if only else _BUILDING_THREADS),
+                    calls=Lane(process, 1 if only else _CALL_THREADS),
+                    builder=Lane(process, 1),
                     loader_of=loader_of,
                     in_one_process=only is not None,
                 )

@@ -62,7 +62,10 @@ class SimulatedConstructor:
     wire: Wire
     machine: DataConstructor
     builds: BuildCosts
-    builders: Lane
+    calls: Lane
+    """Threads that take windows of plans."""
+    builder: Lane
+    """Lays out the rows of one window after the other."""
     loader_of: Mapping[int, SimulatedLoader]
     """By source."""
     in_one_process: bool
@@ -75,7 +78,7 @@ class SimulatedConstructor:
 
     def build(self, plans: Sequence[StepPlan]) -> None:
         """Build the steps of a window."""
-        self.builders.call(lambda: self._begin_build(plans))
+        self.calls.call(lambda: self._begin_build(plans))
 
     def _begin_build(self, plans: Sequence[StepPlan]) -> tuple[float, Then]:
         seconds = self.wire.end_s(self.process, sum(map(_size_of_plan, plans)))
@@ -112,8 +115,11 @@ class SimulatedConstructor:
             missing.remove(loader)
             received_s[0] += self.wire.end_s(self.process, size_bytes)
             if not missing:
-                seconds = received_s[0] + self._rows_s(found.values())
-                self.process.work(seconds, lambda: self._fetched(fetch, found))
+                self.process.work(received_s[0], lay_out)
+
+        def lay_out() -> None:
+            seconds = self._rows_s(found.values())
+            self.builder.call(lambda: (seconds, lambda: self._fetched(fetch, found)))
 
         for number, places in of.items():
             requests = [fetch.requests[place] for place in places]

@@ -44,6 +44,17 @@ def test_at_full_speed_one_core_is_busy_all_the_time():
     assert found.cpu_step_s == pytest.approx(found.seconds / found.steps, rel=0.02)
 
 
+def test_a_constructor_lays_out_one_window_after_the_other_whatever_cores_its_threads_get():
+    job = a_job(ranks=2, cores=8.0)
+    window = job.spec.mix.steps_at_once
+    profile = a_profile()
+    builds = {"ray": profile.builds["ray"].model_copy(update={"rows_s": 0.4})}
+
+    found = simulated(job, profile.model_copy(update={"builds": builds, "threads": 4.0}))
+
+    assert found.seconds / found.steps == pytest.approx(0.4 / window, rel=0.1)
+
+
 def test_connections_are_those_of_the_drawing():
     found = simulated(a_job(ranks=16, hosts=4))
 
