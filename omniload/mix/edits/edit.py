@@ -162,6 +162,12 @@ class Edit(StrictModel):
             raise ValueError(
                 "an edit that skips steps has the state behind them, and no other has one"
             )
+        starts = [stage.from_step for stage in self.stages]
+        # Else there may be no stage at its own step: whoever writes an edit by hand writes its digest too.
+        if self.stages and (starts[0] != self.step or sorted({*starts}) != starts):
+            raise ValueError(
+                f"stages of an edit begin at its step {self.step} and follow each other, not at {starts[:8]}"
+            )
         holds = self.stages or self.amounts
         if not holds and not isinstance(self.change, SkipSteps | SkipShard | Undo):
             raise ValueError("an edit of weights has stages, one of amounts has amounts")

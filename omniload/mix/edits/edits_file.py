@@ -12,7 +12,6 @@ that skips a shard, else 2 with one that skips steps, else 1.
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,6 +25,7 @@ from omniload.base.state import Json, sealed, unsealed
 from omniload.base.writing import write_whole
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import MOST_EDITS, Edit, SkipShard
+from omniload.mix.edits.found import require_named
 from omniload.mix.edits.history import History
 
 __all__ = ["EDITS_NAME", "edits_in", "read_history", "write_history"]
@@ -67,7 +67,7 @@ def read_history(run_dir: Path | None, mix: MixConfig) -> History:
             f"{path}: holds {len(kept.edits)} edits of a mix with digest {kept.mix}, this one has {_digest(mix)}: "
             "go on with the old mix file, or give another run_dir"
         )
-    return History(mix, _in_order(kept.edits, str(path)))
+    return require_named(History(mix, _in_order(kept.edits, str(path))), str(path))
 
 
 @system_refusals("the run's edits")
@@ -111,12 +111,15 @@ def _edits_adapter() -> TypeAdapter[tuple[Edit, ...]]:
 
 def _in_order(edits: Sequence[Edit], where: str) -> tuple[Edit, ...]:
     revisions = [edit.revision for edit in edits]
-    if revisions != list(range(1, len(edits) + 1)) or any(
-        later.undoes is not None and later.undoes > earlier.revision
-        for earlier, later in pairwise(edits)
-    ):
+    if revisions != list(range(1, len(edits) + 1)):
         raise StateError(
             f"{where}: its edits have revisions {revisions[:8]}, they count from 1; restore it from a backup"
+        )
+    late = [edit for edit in edits if edit.undoes is not None and edit.undoes >= edit.revision]
+    if late:
+        raise StateError(
+            f"{where}: edit {late[0].revision} undoes edit {late[0].undoes}, and one before it can be undone alone; "
+            "restore it from a backup"
         )
     return tuple(edits)
 

@@ -9,7 +9,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.state import MixState
 
-__all__ = ["found_in", "merged", "require_found", "require_reached", "taken_up"]
+__all__ = ["found_in", "merged", "require_found", "require_named", "require_reached", "taken_up"]
 
 
 def found_in(change: Change, facts: SourceFacts | None) -> dict[str, str]:
@@ -59,16 +59,32 @@ def merged(kept: History, carried: Sequence[Edit]) -> History:
         carried: What the state says; a folder that has no edits takes them over.
 
     Raises:
-        StateError: Folder and state say different things.
+        StateError: Folder and state say different things, or the state's edits are of another mix.
     """
     if not carried or kept.edits[: len(carried)] == tuple(carried):
         return kept
     if not kept.edits:
-        return History(kept.base, tuple(carried))
+        return require_named(History(kept.base, tuple(carried)), "the edits in the mix state")
     raise StateError(
         f"the mix state carries {len(carried)} edits that are not the first of the {len(kept.edits)} in the run's "
         "folder: the state is of another run; resume from one of this run, or give another run_dir"
     )
+
+
+def require_named(history: History, where: str) -> History:
+    """Return a history whose edits speak of its sources alone.
+
+    Raises:
+        StateError: An edit gives a weight or an amount to a source that the mix does not have by then.
+    """
+    for edit in history.edits:
+        given: set[str] = set().union(edit.amounts or (), *(stage.weights for stage in edit.stages))
+        if unknown := given - history.of_revision(edit.revision).sources.keys():
+            raise StateError(
+                f"{where}: edit {edit.revision} speaks of source {min(unknown)!r}, which the mix does not have; "
+                "restore it from a backup"
+            )
+    return history
 
 
 def require_reached(history: History, state: MixState, num_carried: int) -> None:
