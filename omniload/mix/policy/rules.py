@@ -14,6 +14,7 @@ Source:
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import assert_never
 
 from omniload.base.errors import ConfigError
@@ -175,7 +176,7 @@ def _with_declared(moved: Mapping[str, float], seen: Seen, part: float) -> dict[
 def _asked(config: RegisteredPolicy, seen: Seen) -> dict[str, float]:
     """Call a function of a user, and see that what it gives are shares."""
     called = registered(GROUP, config.function)
-    function: Callable[..., Mapping[str, float]] = called.function
+    function: Callable[..., Mapping[str, object]] = called.function
     who = f"policy {config.function!r} ({called.distribution})"
     try:
         found = dict(function(seen, **config.options))
@@ -184,15 +185,19 @@ def _asked(config: RegisteredPolicy, seen: Seen) -> dict[str, float]:
             f"{who} fails at step {seen.step}: {type(error).__name__}: {error!s:.300}"
         ) from error
     if found.keys() != seen.shares.keys():
+        given = sorted(map(str, found))
         raise ConfigError(
-            f"{who} gives shares of {sorted(found)!r:.200}; the mix has {', '.join(seen.shares)}: give one for each"
+            f"{who} gives shares of {given!r:.200}; the mix has {', '.join(seen.shares)}: give one for each"
         )
+    shares: dict[str, float] = {}
     for name, share in found.items():
-        if not isinstance(share, int | float) or not 0 <= share < math.inf:
+        # Real: numbers of numpy's are numbers too.
+        shares[name] = float(share) if isinstance(share, Real) else math.nan
+        if not 0 <= shares[name] < math.inf:
             raise ConfigError(
                 f"{who} gives {name} the share {share!r:.40}; give a number of at least 0"
             )
-    return found
+    return shares
 
 
 def capped(shares: Mapping[str, float], most: Mapping[str, float]) -> dict[str, float]:
@@ -206,6 +211,9 @@ def capped(shares: Mapping[str, float], most: Mapping[str, float]) -> dict[str, 
         raise ConfigError(
             f"the policy gives every source of {', '.join(shares) or 'none'} the share 0"
         )
+    # Of the largest: the sum of large ones is infinite, and every part of it 0.
+    largest = max(free.values())
+    free = {name: share / largest for name, share in free.items()}
     whole = dict.fromkeys(shares, 0.0)
     left = 1.0
     while free:

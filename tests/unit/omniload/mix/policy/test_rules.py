@@ -213,6 +213,8 @@ def test_an_added_source_is_declared_by_the_edit_that_added_it():
 
 
 FUNCTIONS = """
+import numpy
+
 def favour(seen, *, name):
     return {other: (10.0 if other == name else 1.0) for other in seen.shares}
 
@@ -227,6 +229,15 @@ def broken(seen):
 
 def nothing(seen):
     return dict.fromkeys(seen.shares, 0)
+
+def numbered(seen):
+    return {1: 0.5, "web": 0.5}
+
+def huge(seen):
+    return {name: numpy.float64(1e308) for name in seen.shares}
+
+def of_numpy(seen):
+    return {name: numpy.float32(i) for i, name in enumerate(seen.shares)}
 """
 
 
@@ -235,7 +246,7 @@ def installed(tmp_path, monkeypatch):
     meta = tmp_path / "lab-2.0.dist-info"
     meta.mkdir()
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 2.0\n")
-    names = ("favour", "some", "less", "broken", "nothing")
+    names = ("favour", "some", "less", "broken", "nothing", "numbered", "huge", "of_numpy")
     lines = "".join(f"{name} = lab_of_policies:{name}\n" for name in names)
     (meta / "entry_points.txt").write_text(f"[omniload.policies]\n{lines}")
     (tmp_path / "lab_of_policies.py").write_text(FUNCTIONS)
@@ -255,10 +266,22 @@ def test_a_function_of_the_users_decides(installed):
     assert found == pytest.approx({"books": 0.2, "code": 0.6, "news": 0.2, "web": 0.0})
 
 
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("function", "shares"), [("huge", [1 / 4] * 4), ("of_numpy", [0, 1 / 6, 2 / 6, 3 / 6])]
+)
+def test_shares_are_numbers_of_any_kind_and_size(function, shares):
+    found = decide(a_policy(type="registered", function=function), seen([0.25] * 4), {})
+
+    assert list(found.values()) == pytest.approx(shares)
+    assert all(type(share) is float for share in found.values())
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         ("some", r"policy 'some' \(lab 2.0\) gives shares of \['web'\]; the mix has books, code"),
+        ("numbered", r"gives shares of \['1', 'web'\]; the mix has books, code"),
         ("less", "gives books the share -1; give a number of at least 0"),
         ("broken", "fails at step 0: KeyError: 'nobody'"),
         ("nothing", "gives every source of books, code, news, web the share 0"),
