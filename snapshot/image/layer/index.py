@@ -31,6 +31,7 @@ __all__ = [
     "LayerIndex",
     "block_refs",
     "inflate",
+    "unzstd",
 ]
 
 Format = Literal["tar", "gzip", "zstd:chunked", "estargz"]
@@ -149,16 +150,14 @@ class LayerIndex:
         if self.format == "tar":
             return bytes(raw)
         if self.format == "zstd:chunked":
-            return _unzstd(raw, size)
+            return unzstd(raw, size)
         if self.format == "estargz":
             return zlib.decompressobj(wbits=31).decompress(raw, size) if size else b""
         record = self.blocks_B[block]
         number = int(record["window"])
         window = b""
         if number >= 0:
-            window = zstandard.ZstdDecompressor().decompress(
-                self.windows_W[number], max_output_size=WINDOW_BYTES
-            )
+            window = unzstd(self.windows_W[number], WINDOW_BYTES)
         return inflate(raw, int(record["bits"]), window, size)
 
 
@@ -227,8 +226,13 @@ def _fillers() -> tuple[bytes, ...]:
 _FILLERS = _fillers()
 
 
-def _unzstd(raw: bytes | memoryview, size: int) -> bytes:
-    """Return the first ``size`` bytes of the frames in ``raw``, in memory bounded by ``size``."""
+def unzstd(raw: bytes | memoryview, size: int) -> bytes:
+    """Return the first ``size`` bytes of the frames in ``raw``, in memory bounded by ``size``.
+
+    Raises:
+        zstandard.ZstdError: They do not decode.
+    """
+    # Not ``decompress``: a frame that says how much it holds gets all of that, whatever the limit.
     decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     with decoder.stream_reader(bytes(raw), read_across_frames=True) as reader:
         return reader.read(size)

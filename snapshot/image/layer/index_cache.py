@@ -24,7 +24,7 @@ from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.layer.index import BLOCK, LayerIndex
+from snapshot.image.layer.index import BLOCK, LayerIndex, unzstd
 from snapshot.oci.digest import check_digest
 from snapshot.private_folder import is_own_folder, private_folder
 
@@ -102,10 +102,7 @@ def _decoded(head: Mapping[str, Any], body: bytes) -> LayerIndex:
         at += int(length)
     if int(head["table_bytes"]) > _MAX_ENTRIES_BYTES or head["format"] not in _FORMATS:
         raise ValueError(f"format {head['format']!r}, table of {head['table_bytes']} bytes")
-    table = zstandard.ZstdDecompressor().decompress(
-        body[at:], max_output_size=int(head["table_bytes"])
-    )
-    rows = json.loads(table)
+    rows = json.loads(unzstd(body[at:], int(head["table_bytes"])))
     sizes = blocks_B["size"].astype(np.uint64)
     starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(sizes, dtype=np.uint64)])
     if not np.array_equal(starts[:-1], blocks_B["stream_offset"]):

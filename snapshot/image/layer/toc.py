@@ -31,7 +31,7 @@ from snapshot.image.layer.entries import (
     check_entry,
     clean_path,
 )
-from snapshot.image.layer.index import BLOCK, MAX_BLOCK_BYTES, Format, LayerIndex
+from snapshot.image.layer.index import BLOCK, MAX_BLOCK_BYTES, Format, LayerIndex, unzstd
 from snapshot.oci.digest import hasher_of, verified
 from snapshot.oci.manifest import Descriptor, compression_of
 
@@ -114,9 +114,14 @@ def zstd_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[str
     """
     verified(raw, place.digest, name=f"layer {layer}: table of contents")
     try:
-        data = zstandard.ZstdDecompressor().decompress(raw, max_output_size=place.toc_bytes)
+        data = unzstd(raw, place.toc_bytes + 1)
     except zstandard.ZstdError as error:
         raise IntegrityError(f"layer {layer}: table does not decode: {error}") from error
+    if len(data) > place.toc_bytes:
+        raise IntegrityError(
+            f"layer {layer}: table is longer than the {place.toc_bytes} bytes that its manifest says; "
+            "the layer is not used"
+        )
     return _toc_entries(data, layer)
 
 

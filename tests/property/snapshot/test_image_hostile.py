@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import orjson
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import decode_index, encode_index
 from snapshot.image.layer.indexer import index_gzip
 from snapshot.image.layer.tar import read_table
-from snapshot.image.layer.toc import index_of_toc
+from snapshot.image.layer.toc import TocPlace, index_of_toc, zstd_toc
 from snapshot.image.tree.merge import merge
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor, parse_manifest
@@ -225,3 +226,10 @@ def test_a_bomb_of_a_header_is_refused_in_little_memory():
 
     with pytest.raises(IntegrityError, match="more than 8388608"):
         table(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+
+
+def test_a_table_that_is_longer_than_its_manifest_says_is_not_inflated():
+    bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
+
+    with pytest.raises(IntegrityError, match="longer than the 1000 bytes"):
+        zstd_toc(bomb, TocPlace(0, len(bomb), 1000, digest_of(bomb)), layer="it")
