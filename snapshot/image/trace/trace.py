@@ -243,7 +243,7 @@ def _line(text: bytes, name: str, number: int) -> Mapping[str, Any]:
     try:
         # A line of plain ASCII is what we write; orjson refuses only escapes of lone surrogates.
         value = json.loads(text) if b"\\ud" in text else orjson.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(f"trace {name}:{number}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise IntegrityError(f"trace {name}:{number}: not an object")

@@ -74,6 +74,7 @@ def test_another_version_is_refused_as_such():
         b'{"path": "x", "offset": -1, "size": 1, "at_ms": 0, "runs": 1}',
         b'{"path": "x", "offset": 0, "size": 1e3, "at_ms": 0, "runs": 1}',
         b'{"path": "x", "offset": 0, "size": 99999999999999999, "at_ms": 0, "runs": 1}',
+        b"[" * 100_000 + b'"\\ud800"' + b"]" * 100_000,
     ],
 )
 def test_a_line_that_is_no_touch_is_named_by_its_number(line):
