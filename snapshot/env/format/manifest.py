@@ -41,7 +41,6 @@ _ENTRY = struct.Struct("<BBHIqQ")
 _CONTENT = struct.Struct("<32sIIQQ")
 _FRAME = struct.Struct("<IIQII")
 _NONE = 0xFFFFFFFF
-_KINDS = ({int}, {int}, {int, float})
 
 
 class Place(NamedTuple):
@@ -241,9 +240,8 @@ def _check_head(head: Head) -> None:
     if head.document.get("base", {}).keys() not in ({"image", "installed"}, set()):
         raise ValueError(f"base {head.document['base']!r}")
     numbers = (head.created_ns, head.stored_bytes, head.install_s)
-    if not all(
-        type(n) in kinds and 0 <= n < 1 << 63 for n, kinds in zip(numbers, _KINDS, strict=True)
-    ):
+    is_known = {type(n) for n in numbers[:2]} == {int} and type(numbers[2]) in {int, float}
+    if not is_known or not all(0 <= n < 1 << 63 for n in numbers):
         raise ValueError(f"created_ns, stored_bytes, install_s {numbers!r}")
 
 
