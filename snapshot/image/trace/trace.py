@@ -12,9 +12,12 @@ in the order of first touch.
 """
 
 import hashlib
+import heapq
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -210,33 +213,39 @@ def _settled(touches: Iterable[Touch], *, most_runs: int) -> Iterator[Touch]:
     yield from sorted(found)
 
 
-def _pieces(path: str, touches: Sequence[Touch], most_runs: int) -> Iterator[Touch]:
+def _pieces(path: str, touches: Sequence[Touch], most_runs: int) -> list[Touch]:
     """Cut the ranges of one file where any begins or ends, and join like neighbours again."""
-    cuts = sorted({t.offset for t in touches} | {t.offset + t.size_bytes for t in touches})
-    starting: dict[int, list[Touch]] = {}
+    found: list[Touch] = []
+    for piece in _cut(path, touches, most_runs):
+        last = found[-1] if found else piece
+        at = last.offset + last.size_bytes
+        if (at, last.at_ms, last.runs) == (piece.offset, piece.at_ms, piece.runs):
+            found[-1] = replace(last, size_bytes=last.size_bytes + piece.size_bytes)
+        else:
+            found.append(piece)
+    return found
+
+
+def _cut(path: str, touches: Sequence[Touch], most_runs: int) -> Iterator[Touch]:
+    """Yield what lies between two places where a range begins or ends, in order."""
+    more_runs: defaultdict[int, int] = defaultdict(int)
     for touch in touches:
-        starting.setdefault(touch.offset, []).append(touch)
-    current: list[Touch] = []
-    open_piece: Touch | None = None
-    for place, start in enumerate(cuts):
-        current = [t for t in current if t.offset + t.size_bytes > start]
-        current += starting.get(start, [])
-        if not current:
-            if open_piece is not None:
-                yield open_piece
-            open_piece = None
-            continue
-        size = cuts[place + 1] - start
-        at_ms = min(t.at_ms for t in current)
-        runs = min(sum(t.runs for t in current), most_runs)
-        if open_piece is not None and (open_piece.at_ms, open_piece.runs) == (at_ms, runs):
-            open_piece = Touch(at_ms, path, open_piece.offset, open_piece.size_bytes + size, runs)
-            continue
-        if open_piece is not None:
-            yield open_piece
-        open_piece = Touch(at_ms, path, start, size, runs)
-    if open_piece is not None:
-        yield open_piece
+        more_runs[touch.offset] += touch.runs
+        more_runs[touch.offset + touch.size_bytes] -= touch.runs
+    waiting = sorted(touches, key=lambda touch: touch.offset, reverse=True)
+    # By time, those that are over among them: to look at all that are open at each place would be
+    # work without end for ranges that lie in each other, as a stranger's trace may have them.
+    earliest: list[tuple[int, int]] = []
+    runs = 0
+    for start, end in pairwise(sorted(more_runs)):
+        runs += more_runs[start]
+        while waiting and waiting[-1].offset == start:
+            begun = waiting.pop()
+            heapq.heappush(earliest, (begun.at_ms, begun.offset + begun.size_bytes))
+        while earliest and earliest[0][1] <= start:
+            heapq.heappop(earliest)
+        if runs:
+            yield Touch(earliest[0][0], path, start, end - start, min(runs, most_runs))
 
 
 def _line(text: bytes, name: str, number: int) -> Mapping[str, Any]:

@@ -82,6 +82,17 @@ def test_a_line_that_is_no_touch_is_named_by_its_number(line):
         decode_trace(encode_trace(a_trace()) + line + b"\n", name="it")
 
 
+@pytest.mark.timeout(30)
+def test_ranges_that_lie_in_each_other_are_settled_one_after_the_other():
+    num = 40_000  # each in the one before: to look at all of them for each would take hours
+    reads = [Touch(num - at, "f", at, 2 * (num - at)) for at in range(num)]
+
+    trace = trace_of(IMAGE, ["a"], reads)
+
+    assert len(trace.touches) == 2 * num - 1
+    assert min(trace.touches) == Touch(1, "f", num - 1, 2)
+
+
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b'{"omniload_trace": 1}\n', b"x"])
 def test_a_file_without_a_head_is_refused(data):
     with pytest.raises(IntegrityError, match="trace it"):
