@@ -13,13 +13,14 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import UnavailableError, system_refusals
 from omniload.base.linux.network import LOOPBACK
 from trainer_integration.moe.config import MoEShape
 from trainer_integration.moe.experts import Experts
@@ -106,7 +107,7 @@ def measured_crossover(
         repetitions: Of each; the median counts.
 
     Raises:
-        UnavailableError: A rank ended, or did not answer in time.
+        UnavailableError: A rank did not start, ended, or did not answer in time.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
@@ -116,9 +117,13 @@ def measured_crossover(
         context.Process(target=_rank, args=(n, store.port, job, theirs), daemon=True)
         for n in range(sp)
     ]
+    started: list[SpawnProcess] = []
     try:
-        for rank in ranks:
-            rank.start()
+        for number, rank in enumerate(ranks):
+            with system_refusals(f"rank {number} of {sp} that measure"):
+                rank.start()
+            started.append(rank)
+        # An end of ours would keep the pipe open: that all ranks have ended is told by its end.
         theirs.close()
         limit_s = _START_S * (1 + len(top_ks))
         try:
@@ -131,7 +136,7 @@ def measured_crossover(
                 "ended; what it said stands above"
             )
     finally:
-        for rank in ranks:
+        for rank in started:
             # Where one has failed, the others wait for it in a collective.
             rank.kill()
             rank.join()
