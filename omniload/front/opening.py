@@ -188,7 +188,8 @@ def check_timeout(timeout: object) -> None:
     # The locks of Python refuse a longer wait than that with an ``OverflowError``.
     if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
         raise ConfigError(
-            f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0"
+            f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0 and "
+            f"at most {int(threading.TIMEOUT_MAX)}"
         )
 
 
