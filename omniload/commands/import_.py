@@ -131,8 +131,8 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         state=state,
     )
     found = _read(tool, asked, output)
-    # Not ``resolve``, which refuses links in a circle: the mix file takes their place.
-    beside = Path.cwd() if output is None else Path(os.path.realpath(output)).parent
+    # Of the folder alone: where the file is a link, one into nowhere too, the mix file takes its place.
+    beside = Path.cwd() if output is None else Path(os.path.realpath(output.parent))
     written = mix_text(
         found,
         report.notes,

@@ -73,6 +73,20 @@ def test_a_mix_file_takes_the_place_of_links_in_a_circle(file, tmp_path):
     assert load_mix(tmp_path / "mix.yaml")[0].pack.length == 32
 
 
+def test_paths_start_at_the_folder_of_a_mix_file_that_takes_the_place_of_a_link(file, tmp_path):
+    write_model(tmp_path / "model", "")
+    (tmp_path / "elsewhere").mkdir()
+    output = tmp_path / "elsewhere" / "mix.yaml"
+    output.symlink_to("../not-yet.yaml")
+    sizes = ("--tokenizer", "model", "--length", "32", "--batch", "64")
+
+    result = run_mix("import", file, "--from", "veomni", *sizes, "-o", output)
+
+    assert result.exception is None, result.output
+    assert not output.is_symlink()
+    assert {source["records"] for source in json_of("check", output)["sources"]} == {40}
+
+
 def test_without_an_output_the_file_is_printed_and_as_json_with_its_notes(file):
     sizes = ("--length", "32", "--batch", "64", "--text", "text")
 
