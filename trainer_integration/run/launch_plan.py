@@ -366,6 +366,7 @@ def _evaluation_of(
             f"{file}: its tokenizer has {tokenizer.vocab_size} ids, the model {model.vocab_size}; use that of "
             f"{train.mix}"
         )
+    # Peers take two slices of a row each, an early one and a late one; the run's own mix is held to it by the plane.
     if mix.pack.length % (2 * train.parallel.sp) and train.parallel.sp > 1:
         raise ConfigError(
             f"{file}: pack.length is {mix.pack.length}, not a multiple of 2 * sp = {2 * train.parallel.sp}; change it"

@@ -39,6 +39,7 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig, tokens: int = 0)
     if config.total_tokens is None:
         return _rate(step + 1, total_steps, config.warmup_steps, config.decay_steps, config)
     warmup, decay = config.warmup_tokens, config.decay_tokens
+    # A rate of 0 would make the first update none; without a warm-up it would be 0 over 0.
     return _rate(max(1, tokens), config.total_tokens, warmup, decay, config)
 
 

@@ -109,6 +109,7 @@ def train_step(
         optimizer.update(batch.step, grad_norm, progress.tokens)
         model.move_biases(totals.slots_LE)
     else:
+        # Nothing is updated, and the figures tell this step's rate all the same.
         optimizer.set_rate(batch.step, progress.tokens)
     return StepResult(
         step=batch.step,

@@ -167,6 +167,7 @@ def _token_ids(answer: Any) -> NDArray[np.int64]:  # noqa: ANN401
         found = np.asarray(held)
     except ValueError as error:
         raise ConfigError(f"an answer is no sequence of token ids ({error!s:.80})") from error
+    # An empty list is an array of floats: no token has a type then.
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise ConfigError(
             f"an answer has shape {list(found.shape)} of {found.dtype}; give token ids, [T] of integers, without "
