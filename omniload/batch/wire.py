@@ -88,7 +88,7 @@ def from_bytes(data_B: NDArray[np.uint8]) -> Batch:
         arrays = list(_arrays(data_B, length, head["arrays"]))
         microbatches = tuple(_microbatch(made, arrays) for made in head["microbatches"])
         return Batch(microbatches=microbatches, **head["batch"])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise IntegrityError(
             f"{len(data_B)} bytes are no whole batch: {error}; start the job again from its last checkpoint"
         ) from error

@@ -92,7 +92,9 @@ def test_what_is_read_lies_in_the_bytes():
     assert np.shares_memory(from_bytes(data).microbatches[0].tokens_RT, data)
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "object", "release", "noise", "nothing"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "longer", "object", "release", "list", "noise", "nothing"]
+)
 def test_bytes_that_are_no_batch_are_refused(damage):
     data = to_bytes(a_batch())
     text = data.tobytes()
@@ -101,6 +103,7 @@ def test_bytes_that_are_no_batch_are_refused(damage):
         "longer": text + b"\0",
         "object": text.replace(b'"<i4"', b'"|O8"', 1),
         "release": text.replace(b'"version": 2', b'"version": 9', 1),
+        "list": text.replace(b'"columns": {}', b'"columns": []', 1),
         "noise": bytes(range(200)),
         "nothing": b"",
     }[damage]
