@@ -125,8 +125,9 @@ def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
 def _write_mix(corpus: SampleCorpus) -> Path:
     path = corpus.folder / MIX_NAME
     if not path.exists():
-        _write(path, _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False))
+        # The schema first: beside a mix that is there nothing is written again.
         _write(path.with_name(SCHEMA_NAME), json.dumps(mix_schema(), indent=2) + "\n")
+        _write(path, _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False))
     return path
 
 

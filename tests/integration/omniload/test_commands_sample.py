@@ -1,5 +1,6 @@
 """``omniload mix sample``: a corpus from nothing, and the mix that comes with it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support.plane.mix_commands import json_of, run_mix
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 SIZE = ("--size", "128KiB")
+SCHEMA = "mix.schema.json"
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,22 @@ def test_a_mix_file_that_was_changed_is_left_alone(corpus):
 
     assert path.read_text(encoding="utf-8").endswith("# mine\n")
     path.write_text(text, encoding="utf-8")
+
+
+def test_a_corpus_that_was_cut_off_before_its_schema_gets_it_at_the_next_call(
+    corpus, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(corpus[0], tmp_path / "corpus")
+    for name in (MIX_NAME, SCHEMA):
+        (folder / name).unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("omniload.commands.sample.mix_schema", lambda: {}["cut off"])
+        assert isinstance(run_mix("sample", folder, *SIZE).exception, KeyError)
+
+    run_mix("sample", folder, *SIZE)
+
+    assert (folder / MIX_NAME).exists()
+    assert (folder / SCHEMA).exists()
 
 
 def test_json_holds_every_source(corpus):
