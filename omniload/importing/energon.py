@@ -35,6 +35,8 @@ __all__ = ["TOOL"]
 
 _MOST_FILES = 1_000
 """Metadatasets that are read for one."""
+_DEEPEST = 64
+"""Blends and files within each other; the walk goes down by calls, of which Python allows a thousand."""
 _MOST_INFO_BYTES = 64 << 20
 _TEXT_FIELDS = ("text", "caption", "texts")
 """Fields of Energon's sample types that hold text."""
@@ -60,10 +62,16 @@ class _Branch:
     weight: float = 1.0
     """Share of all samples."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    depth: int = 0
+    """Blends and files that it lies within."""
 
     def part(self, share: float) -> Self:
         """Return a branch with a share of this one."""
-        return replace(self, weight=self.weight * share)
+        return replace(self, weight=self.weight * share, depth=self.depth + 1)
+
+    def into(self, file: Path) -> Self:
+        """Return the branch of a metadataset that this one's names."""
+        return replace(self, files=(*self.files, file), depth=self.depth + 1)
 
 
 class _Reader:
@@ -103,6 +111,9 @@ class _Reader:
 
     def _node(self, node: Fields, at: _Branch) -> None:
         """Read a blend, or a reference to a dataset."""
+        if at.depth > _DEEPEST:
+            node.refuse("path", f"lies deeper than {_DEEPEST} blends and files; name it further up")
+            return
         node.refuse_if_set(
             {
                 "join": "samples of several datasets are not joined",
@@ -182,7 +193,7 @@ class _Reader:
             except OmniloadError as error:
                 node.refuse("path", str(error))
                 return
-            self.metadataset(document, part, replace(at, files=(*at.files, target)))
+            self.metadataset(document, part, at.into(target))
             return
         self._leaf(node, target, part, at)
 

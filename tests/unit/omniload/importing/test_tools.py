@@ -564,6 +564,15 @@ def test_a_file_that_names_too_many_others_is_refused(folder):
         imported(folder, "energon", metadataset({"path": "level-11.yaml"}))
 
 
+def test_files_that_name_each_other_too_deep_are_refused(folder):
+    for level in range(400):
+        content = metadataset({"blend": [{"path": f"level-{level + 1}.yaml"}]})
+        (folder / f"level-{level}.yaml").write_text(yaml.safe_dump(content))
+
+    with pytest.raises(ConfigError, match="lies deeper than 64 blends and files"):
+        imported(folder, "energon", metadataset({"path": "level-0.yaml"}))
+
+
 def test_values_that_may_be_secrets_are_not_shown(folder):
     secret = "hf_" + "a" * 30
 
