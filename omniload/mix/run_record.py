@@ -187,6 +187,7 @@ def read_run_record(run_dir: Path) -> RunRecord:
     if not lives:
         raise _damaged(path, "it holds no start")
     starts = [life.from_step for life in lives]
+    # Else a step would be told to be of another start than trained on it.
     if any(later <= earlier for earlier, later in pairwise(starts)):
         raise _damaged(path, f"its starts are at steps {starts}, which do not rise")
     return RunRecord(lives=lives)
@@ -221,6 +222,7 @@ def _text_in(value: object) -> str:
 def _to_json(life: RunLife, run_dir: Path) -> dict[str, object]:
     content: dict[str, object] = {
         "from_step": life.from_step,
+        # From the folder itself, as it is read: from a link to it the way would be another.
         "mix": os.path.relpath(life.mix_path, run_dir.resolve()),
         "text": life.text,
         "sizes": dict(life.sizes),

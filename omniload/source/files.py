@@ -214,6 +214,7 @@ def _guarded(file: ShardFile, where: str) -> Iterator[None]:
         raise IntegrityError(
             f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
         ) from error
+    # Before and behind: what was read in between is of the file that was opened.
     file.require_unchanged()
 
 

@@ -77,6 +77,7 @@ def write_history(run_dir: Path, history: History) -> None:
     Raises:
         StateError: The disk is full, or the folder cannot be written.
     """
+    # The lowest that says it all: releases read what they know, and refuse the rest by its version.
     version: Literal[1, 2, 3, 4] = 2 if any(edit.behind for edit in history.edits) else 1
     if any(isinstance(edit.change, SkipShard) for edit in history.edits):
         version = 3
@@ -126,6 +127,7 @@ def _in_order(edits: Sequence[Edit], where: str) -> tuple[Edit, ...]:
 
 def _digest(mix: MixConfig) -> str:
     """Return a digest of what edits change: seed, sources' names, weights."""
+    # No paths: data may move.
     said: dict[str, Json] = {
         "seed": str(mix.seed),
         "sources": list(mix.names),

@@ -55,6 +55,7 @@ class TiktokenEncoder(Tokenizer):
         self.end_of_document_id = None if end_of_document is None else special[end_of_document]
         sizes = {number: len(token) for token, number in ranks.items()}
         sizes |= {number: len(token.encode()) for token, number in special.items()}
+        # Ids may have holes: the size of a token is found by search.
         self._ids_T = np.array(sorted(sizes), np.int64)
         self._sizes_T = np.array([sizes[number] for number in self._ids_T.tolist()], np.int64)
 

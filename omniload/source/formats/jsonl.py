@@ -215,6 +215,7 @@ def _records(
     for first, stop in _parts(ends):
         spans = zip(begins[first:stop].tolist(), ends[first:stop].tolist(), strict=True)
         lines = [view[begin:end] for begin, end in spans]
+        # Lines of strict JSON give their texts in one pass; of others each is judged by itself.
         texts = plain_texts(lines, read.key) if read.wants_text_alone else None
         if texts is not None:
             parts.append(text_bytes(pa.array(texts, pa.large_string())))

@@ -341,6 +341,7 @@ def _opened(config: MdsSource, files: Sequence[ShardFile], cache: IndexCache | N
     for path, index in indexes.items():
         folder = path.rpartition("/")[0]
         for each in shards_in(index, read_json(index)):
+            # By both names: a shard may be there compressed or not.
             described |= {f"{folder}/{name}": each for name in (each.name, each.zipped) if name}
     return MdsFormat(files, [described[file.path] for file in files], config, cache)
 

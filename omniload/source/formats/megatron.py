@@ -267,6 +267,7 @@ def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
                 f"{file.path}: is neither .bin nor .idx; name the .bin files, or the prefix of both"
             )
         path = f"{folder}/{stem}.bin"
+        # A glob may name both files of a pair.
         if path not in found:
             data = file if suffix == "bin" else beside(file, f"{stem}.bin")
             found[path] = replace(data, beside=(beside(file, f"{stem}.idx"),))

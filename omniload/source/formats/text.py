@@ -52,6 +52,7 @@ class TextFormat(Format):
         cache: IndexCache | None = None,
     ) -> None:
         self._files = files
+        # File by file: however many are read together, the index is the same.
         found = index_of(files, _indexed, kind="text", cache=cache)
         starts = np.arange(0, len(files), files_per_unit)
         stops = np.minimum(starts + files_per_unit, len(files))

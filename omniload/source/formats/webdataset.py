@@ -205,6 +205,7 @@ def _samples(members: Iterator[Member]) -> Iterator[_Sample]:
                 yield current
             current = _Sample(key=key, start=member.header, members={})
         if extension in current.members:
+            # Told as a bad record when it is read: the archive is not refused for one.
             current.twice = extension
         current.members[extension] = member
     if current is not None:

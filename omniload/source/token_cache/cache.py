@@ -81,6 +81,7 @@ class TokenCache:
             return None
         try:
             return call()
+        # What lies there is not to be believed; the place is well, and is asked for the next.
         except IntegrityError as error:
             self._tell("foreign", f"{self.location}/{path}: {error}; made anew")
         except (OmniloadError, OSError) as error:
