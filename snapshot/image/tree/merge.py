@@ -268,8 +268,10 @@ class _Marks:
 
     def hides(self, path: str) -> bool:
         """Return whether what lower layers have at a path is hidden."""
-        above = set(_parents(path))
-        return path in self.deleted | self.remade or bool(above & (self.deleted | self.opaque))
+        # Asked for each path: a union of all that is hidden would be made as often.
+        if path in self.deleted or path in self.remade:
+            return True
+        return any(above in self.deleted or above in self.opaque for above in _parents(path))
 
     def bare(self) -> list[Entry]:
         """Return the directories that are made anew, as they are until an entry describes them."""

@@ -108,3 +108,15 @@ def test_data_of_a_layer_lies_in_the_only_one_its_tree_knows():
     tree = layer_tree([LOWER, LOWER, [a_file("x")]], 2)
 
     assert tree.lookup("x").layer == 0
+
+
+@pytest.mark.timeout(20)
+def test_a_layer_that_takes_something_from_many_directories_is_laid_out_in_one_pass():
+    num = 20_000
+    lower = [Entry(path=f"d{n}", kind="directory", mode=0o755) for n in range(num)]
+    lower += [Entry(path=f"d{n}/f", kind="file") for n in range(num)]
+    upper = [Entry(path=f"d{n}/.wh.f", kind="file") for n in range(num)]
+
+    tree = layer_tree([lower, upper], 1)
+
+    assert len(tree.nodes) == 1 + 2 * num
