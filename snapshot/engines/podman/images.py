@@ -54,6 +54,11 @@ class ServedImage:
                 return place
         return None
 
+    def shows_as(self, other: "ServedImage") -> bool:
+        """Return whether the same layers of the same image are shown."""
+        shown, theirs = ([i is None for i in each.indexes] for each in (self, other))
+        return self.image.digest == other.image.digest and shown == theirs
+
 
 class RoutedTier(BlockTier):
     """The registries of all images: each blob is asked for where an image of it was found."""
@@ -140,10 +145,13 @@ class _Known:
     asked_s: dict[str | None, float] = field(default_factory=dict)
     """When its registry was last asked for an image, by digest; None: for what the tag means."""
 
+    def images(self) -> tuple[ServedImage, ...]:
+        """Return all that is known, what the tag means first."""
+        return (*filter(None, [self.served]), *self.in_use.values())
+
     def holding(self, layer: str) -> ServedImage | None:
         """Return an image with a layer among those that are known."""
-        images = (*filter(None, [self.served]), *self.in_use.values())
-        return next((each for each in images if each.place_of(layer) is not None), None)
+        return next((each for each in self.images() if each.place_of(layer) is not None), None)
 
 
 class ServedImages:
@@ -226,6 +234,10 @@ class ServedImages:
         finally:
             # By now: an outage may have lasted longer than our patience.
             known.asked_s[digest] = self._clock.now_s()
+        for old in known.images():
+            if old.shows_as(found):  # kept twice, its tree would be in memory for each such look
+                found.store.close()
+                return old
         with self._lock:
             self._all.append(found)
         self._opened(found)

@@ -129,6 +129,31 @@ def test_each_image_that_is_found_is_told_of(served):
     assert told == [served]
 
 
+def test_an_image_that_is_what_it_was_is_not_held_a_second_time(served, tmp_path):
+    clock, told = FakeClock(), []
+    again = a_served_image(tmp_path / "again")
+    opener = FakeOpener(served, again)
+    images = ServedImages(opener, opened=told.append, clock=clock)
+    images.of(NAME)
+    clock.advance(11.0)
+
+    assert images.holding(NAME, NONE) is None  # a layer that is not served: the tag may have moved
+
+    assert len(opener.asked) == 2
+    assert (images.of(NAME), told) == (served, [served])
+
+
+def test_an_image_of_which_more_layers_can_be_shown_takes_the_place_of_itself(served, tmp_path):
+    clock = FakeClock()
+    part = a_served_image(tmp_path / "part", left_out={0})
+    images = ServedImages(FakeOpener(part, served), clock=clock)
+    lower = layers_of(served)[0]
+    assert (images.of(NAME), images.holding(NAME, lower)) == (part, None)
+    clock.advance(11.0)
+
+    assert images.holding(NAME, lower) is served
+
+
 def test_references_that_lead_nowhere_do_not_fill_the_store(served, monkeypatch, caplog):
     monkeypatch.setattr(layer_store_images, "MAX_IMAGES", 3)
     opener = FakeOpener(*[ConfigError("no")] * 7, served)
