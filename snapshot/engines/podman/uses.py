@@ -16,7 +16,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
+from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from snapshot.oci.digest import check_digest
 from snapshot.oci.reference import Reference
@@ -83,12 +85,11 @@ class LayerUses:
     def _read(self, reference: Reference, layer: str) -> tuple[str, int] | None:
         path = self._path(reference, layer)
         try:
-            with path.open("rb") as file:
-                value = json.loads(file.read(_MAX_BYTES))
-            return _decoded(value, layer)
+            held = read_kept_file(path, most_bytes=_MAX_BYTES, what="a count of uses")
+            return _decoded(json.loads(held), layer)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OmniloadError, OSError, ValueError, LookupError, TypeError) as error:
             _log.warning("%s: no count of uses: %r; it is begun anew", path, error)
             return None
 

@@ -35,17 +35,8 @@ class ImageView(BlockingFileSystem):
     ``note`` is called with every read: number of the file, offset and bytes.
     """
 
-    inline: ClassVar[frozenset[str]] = frozenset(
-        [
-            "lookup",
-            "getattr",
-            "listing",
-            "readlink",
-            "open",
-            "release",
-            "xattrs",
-            "statfs",
-        ]
+    inline: ClassVar[frozenset[str]] = frozenset(  # all but reads, which may wait for a registry
+        ["lookup", "getattr", "listing", "readlink", "open", "release", "xattrs", "statfs"]
     )
     never_changes: ClassVar[bool] = True
 
@@ -61,7 +52,8 @@ class ImageView(BlockingFileSystem):
         self._loader = loader
         self._note = note
         # Half of what an overlay asks of an image: it looks for its own attributes at every file.
-        self.unasked = frozenset(["open"] if _has_xattrs(tree) else ["open", "getxattr"])
+        has_any = any(node.entry.xattrs for node in tree.nodes)
+        self.unasked = frozenset(["open"] if has_any else ["open", "getxattr"])
 
     @override
     def lookup(self, parent: int, name: bytes) -> Entry:
@@ -169,11 +161,6 @@ class ImageFileSystem(Threaded):
     @override
     async def fsync(self, handle: int) -> None:
         pass
-
-
-def _has_xattrs(tree: Tree) -> bool:
-    """Return whether anything in an image has an extended attribute."""
-    return any(node.entry.xattrs for node in tree.nodes)
 
 
 def _entry(node: Node) -> Entry:
