@@ -40,6 +40,7 @@ def private_folder(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ConfigError(f"{path} is no folder; name another cache") from error
+    # By its descriptor: another folder may lie at the path from one look to the next.
     held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         seen = os.fstat(held)

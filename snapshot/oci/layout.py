@@ -150,7 +150,7 @@ class OciLayout(ImageStore):
             annotations={TAG: check_tag(tag)},
             artifact_type=parsed.artifact_type if isinstance(parsed, Manifest) else None,
         )
-        with locked(self._root):
+        with locked(self._root):  # of two at once, each would leave the other's tag out
             kept = [e for e in self._index().manifests if e.annotations.get(TAG) != tag]
             new = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
             _publish(self._root / "index.json", encode(new))

@@ -106,6 +106,7 @@ class Transport:
         url, given = self._whole(url), headers or {}
         known = self._authorization_of.get(scope) if self._is_ours(url) else None
         response = self._send(method, url, given, known, body)
+        # Once: an answer to a challenge that is refused is refused for a reason.
         if response.status == 401 and self._is_ours(url):
             challenges = parse_challenges(response.headers.get("WWW-Authenticate", ""))
             response.drain_conn()

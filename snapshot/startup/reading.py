@@ -151,7 +151,7 @@ def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
                 f"{name}:{number}: line of {len(line)} bytes, longer than {MOST_LINE_BYTES}; "
                 "it is no file of start-up events"
             )
-        if (begin := line.rfind(_HEAD)) > 0:
+        if (begin := line.rfind(_HEAD)) > 0:  # a whole line behind one that was cut
             torn += 1
             line = line[begin:]  # noqa: PLW2901 -- what is whole of it
         if not line.strip():

@@ -128,6 +128,7 @@ def _check_entry(entry: Entry, targets: Sequence[Target]) -> None:
 def _check_case(places: Iterable[tuple[int, str]]) -> None:
     folded: dict[tuple[int, str], str] = {}
     for number, path in places:
+        # A file system that folds case may take two spellings of an accent for one as well.
         same = (number, path if path.isascii() else unicodedata.normalize("NFC", path))
         same = (number, same[1].casefold())
         other = folded.setdefault(same, path)

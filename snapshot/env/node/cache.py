@@ -156,7 +156,7 @@ class NodeCache:
         with suppress(FileNotFoundError):
             (self.folder / "trees" / key).rename(aside)
         for folder in aside.parent.glob(f"{key}.dropped*"):
-            if not Tree(folder).may_be_mounted:
+            if not Tree(folder).may_be_mounted:  # also what was set aside before this start
                 discard(folder)
 
     def free_bytes(self) -> int:

@@ -89,6 +89,7 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
         options = overlay_options([*layers, path])
     except ValueError as error:
         raise UnavailableError(f"{path}: {error}") from error
+    # What a store brought is given no device and no other user's rights.
     flags = calls.MS_RDONLY | calls.MS_NODEV | calls.MS_NOSUID
     try:
         calls.mount(mount_source(key), path, "overlay", flags, options)

@@ -133,6 +133,7 @@ class _Writer:
             yield item
             return
         (extent,) = entry.extents
+        # Headers in a frame of their own: who reads a file has no use for them.
         self._frame(self._read(extent.stream_offset - self._tar_at))
         start, whole = self.at, hashlib.sha256()
         chunks: list[dict[str, Any]] = []

@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 1 << 44
 _MAX_PATH_BYTES = 4095
 _MAX_NAME_BYTES = 255
 _MAX_XATTRS_BYTES = 1 << 20
-_MAX_ID = (1 << 32) - 2
+_MAX_ID = (1 << 32) - 2  # to chown(2) the last number says that nothing is to change
 
 Kind = Literal["file", "directory", "symlink", "hardlink", "character", "block", "fifo"]
 

@@ -140,6 +140,7 @@ def _by_table(store: ImageStore, layer: Descriptor, compression: str) -> LayerIn
             )
         return index
     if compression == "gzip" and layer.size > ESTARGZ_FOOTER_BYTES:
+        # Without its annotation a table proves nothing, so its footer is not even asked for.
         if not any("stargz" in name for name in layer.annotations):
             return None
         start = layer.size - ESTARGZ_FOOTER_BYTES
@@ -306,7 +307,7 @@ def _points(exported: bytes, blob_bytes: int) -> Iterator[_Place]:
         blob_offset, stream_offset, bits, has_window = found
         window = exported[at : at + window_bytes] if has_window else b""
         at += len(window)
-        if stream_offset >= stream_bytes:
+        if stream_offset >= stream_bytes:  # the end itself, where nothing is left to decode
             yield _Place(blob_bytes, stream_bytes, 0, b"")
             return
         yield _Place(blob_offset, stream_offset, bits, window)

@@ -62,6 +62,7 @@ class BlockShare:
             and index.digest(number) == digest
             and not self.held.has(digest)
         ]
+        # Not waited for: nodes that wait for each other's threads could wait for ever.
         if not numbers or not self._free.acquire(blocking=False):
             return None
         try:

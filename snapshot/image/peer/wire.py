@@ -40,7 +40,7 @@ __all__ = [
 PATH = "/v1/blocks"
 MAX_BLOCKS = 4096
 """In one request."""
-MAX_REQUEST_BYTES = MAX_BLOCKS * 180 + 4096
+MAX_REQUEST_BYTES = MAX_BLOCKS * 180 + 4096  # a number of 13 digits and a sha512 take 154 in JSON
 
 _FRAME = struct.Struct("<cI")
 FRAME_BYTES = _FRAME.size

@@ -66,7 +66,7 @@ def push_trace(store: ImageStore, trace: Trace) -> bool:
     Raises:
         FileNotFoundError: The image is not there.
     """
-    store.manifest(trace.image)
+    store.manifest(trace.image)  # beside an image that is not there nobody would find it
     words = json.dumps(list(trace.command))
     if len(words) > _LONGEST_COMMAND:
         _log.warning("a trace of a command of %d characters stays on this node", len(words))
