@@ -4,7 +4,7 @@ Shape suffixes:
     B  rows of a unit        V  values of all sequences together
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _INT32_MAX = np.iinfo(np.int32).max
+_NO_TEXT = b"\xff"
+"""Stands for a row that cannot be decoded: no UTF-8 holds it, so whoever checks texts finds it."""
 
 
 Holds: TypeAlias = Literal["text", "tokens", "nested"]
@@ -96,21 +98,47 @@ def records_of(column: pa.ChunkedArray, where: str, holds: Holds) -> Records:
 
 
 def as_objects(columns: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return rows of several columns as objects in JSON: a column of text."""
-    rows = zip(*(column.to_pylist() for column in columns.values()), strict=True)
-    written = [
-        orjson.dumps(dict(zip(columns, row, strict=True)), default=str).decode() for row in rows
-    ]
-    return pa.chunked_array([pa.array(written, pa.large_string())])
+    """Return rows of several columns as objects in JSON: a column of text.
+
+    A row with a text that is not UTF-8 is no text either, so that it is told of as one.
+    """
+    rows = zip(*(_values_of(column) for column in columns.values()), strict=True)
+    written = (
+        _NO_TEXT if _NO_TEXT in row else _json(dict(zip(columns, row, strict=True))) for row in rows
+    )
+    return pa.chunked_array([_as_texts(written)])
 
 
 def _as_json(values: pa.Array) -> pa.Array:
-    """Write nested values as JSON; a null stays one."""
-    written = (
-        None if value is None else orjson.dumps(value, default=str).decode()
-        for value in values.to_pylist()
+    """Write nested values as JSON; a null stays one, and what is not UTF-8 stays none."""
+    return _as_texts(
+        value if value is None or value is _NO_TEXT else _json(value)
+        for value in _values_of(values)
     )
-    return pa.array(list(written), pa.large_string())
+
+
+def _values_of(column: pa.Array | pa.ChunkedArray) -> list[object]:
+    """Return a column as values of Python; ``_NO_TEXT`` for a row that holds a text that is not UTF-8."""
+    try:
+        listed: list[object] = column.to_pylist()
+    except UnicodeDecodeError:  # of any row
+        listed = [_value_of(each) for each in column]
+    return listed
+
+
+def _value_of(cell: pa.Scalar) -> object:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        return _NO_TEXT
+
+
+def _json(value: object) -> bytes:
+    return orjson.dumps(value, default=str)
+
+
+def _as_texts(written: Iterable[bytes | None]) -> pa.Array:
+    return pa.array(list(written), pa.large_binary()).view(pa.large_string())
 
 
 def require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path: str) -> None:

@@ -6,7 +6,7 @@ Shape suffixes:
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from math import inf
+from math import ceil, floor, inf, isfinite
 
 import numpy as np
 import pyarrow as pa
@@ -100,13 +100,24 @@ def _kept(condition: Condition, column: pa.ChunkedArray) -> NDArray[np.bool_]:
         column = column.cast(column.type.value_type)
     if isinstance(condition, Between):
         least, most = _limits(condition)
-        values = np.asarray(column.cast(pa.float64(), safe=False).to_numpy())
+        if pa.types.is_integer(column.type):
+            # As Python compares those of lines: beyond 2^53 one would become a float that is another number.
+            values = column.fill_null(0).to_numpy()
+            least, most = (_whole(limit, of) for limit, of in ((least, ceil), (most, floor)))
+        else:
+            values = column.cast(pa.float64()).to_numpy()
         kept: NDArray[np.bool_] = (values >= least) & (values <= most) & _there(column)
         return kept
     wanted = [value for value in _values(condition) if _fits(value, column.type)]
+    if pa.types.is_float16(column.type):  # which Arrow does not look up
+        column = column.cast(pa.float32())
     found = pc.is_in(column, value_set=pa.array(wanted, column.type))
     kept = np.asarray(found.to_numpy(), np.bool_)
     return kept & _there(column)
+
+
+def _whole(limit: float, of: Callable[[float], int]) -> float:
+    return of(limit) if isfinite(limit) else limit
 
 
 def _there(column: pa.ChunkedArray) -> NDArray[np.bool_]:

@@ -4,12 +4,13 @@ Shape suffixes:
     B  records of a unit
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
@@ -61,16 +62,22 @@ def require_images(schema: pa.Schema, column: str, path: str) -> None:
 
 def with_images(records: Records, column: pa.ChunkedArray) -> Records:
     """Add the images of a column to records; a null is no image."""
-    images_B = [
-        [image for image in map(_bytes_of, cell if isinstance(cell, list) else [cell]) if image]
-        for cell in column.to_pylist()
-    ]
+    images_B = [cell for chunk in column.chunks for cell in _images_of(chunk)]
     return replace(records, others={**records.others, **encoded_columns(images_B)})
 
 
-def _bytes_of(cell: object) -> bytes:
-    found = cell.get(_FIELD) if isinstance(cell, Mapping) else cell
-    return found if isinstance(found, bytes) else b""
+def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
+    """Yield the images of each cell."""
+    if _is_list(cells.type):
+        lengths = cells.value_lengths().fill_null(0).to_pylist()
+        cells = cells.flatten()
+    else:
+        lengths = [1] * len(cells)
+    # What stands beside the bytes, such as a path, is not decoded: it need not be UTF-8.
+    values = pc.struct_field(cells, _FIELD) if pa.types.is_struct(cells.type) else cells
+    found = iter(values.to_pylist())
+    for length in lengths:
+        yield [image for image in islice(found, length) if image]
 
 
 def _is_image(found: pa.DataType) -> bool:

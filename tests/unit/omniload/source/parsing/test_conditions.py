@@ -1,9 +1,11 @@
 """Conditions on columns: lines and tables say the same, and what Arrow's own filter says."""
 
+import itertools
 import json
 from functools import reduce
 from operator import and_
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -227,3 +229,49 @@ def test_conditions_are_part_of_what_a_run_is_and_none_change_nothing():
     assert (
         len({parts(), parts(where={"a": 1}), parts(where={"a": [1]}), parts(where={"a": "1"})}) == 4
     )
+
+
+def test_numbers_of_half_precision_are_looked_up_and_compared():
+    column = pa.chunked_array([pa.array(np.array([1.0, 0.5, 0.1], np.float16))])
+
+    for condition, kept in (
+        (0.5, [1]),
+        ((1, 0.5), [0, 1]),
+        (0.1, []),
+        (Between(at_least=0.3), [0, 1]),
+    ):
+        assert np.flatnonzero(kept_columns({"h": condition}, {"h": column}, 3)).tolist() == kept
+
+
+LARGE = [*COUNTS, 2**53 + 2, 2**53 + 3, 2**62 + 1, 2**63 - 1, -(2**63), -(2**53) - 1]
+LIMITS = [
+    None,
+    0.5,
+    -0.5,
+    2.0**53,
+    2.0**53 + 2,
+    -(2.0**53),
+    2.0**62,
+    2.0**63,
+    -(2.0**63),
+    1e300,
+    -1e300,
+]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8(), pa.float32(), pa.float64()])
+def test_a_range_holds_for_a_column_where_it_does_for_lines_however_large_numbers_are(kind):
+    least, most = {pa.int8(): (-128, 127), pa.uint64(): (0, 2**64 - 1)}.get(
+        kind, (-(2**63), 2**63 - 1)
+    )
+    values = [None, *(value for value in (*LARGE, 2**64 - 1) if least <= value <= most)]
+    column = pa.array(values, pa.int64() if kind != pa.uint64() else kind).cast(kind, safe=False)
+
+    for at_least, at_most in itertools.product(LIMITS, LIMITS):
+        if (at_least, at_most) == (None, None) or (
+            None not in (at_least, at_most) and at_least > at_most
+        ):
+            continue
+        where = {"n": Between(at_least=at_least, at_most=at_most)}
+        by_columns = kept_columns(where, {"n": pa.chunked_array([column])}, len(values))
+        assert by_columns.tolist() == [keeps(where, {"n": each}) for each in column.to_pylist()]
