@@ -25,8 +25,8 @@ LIMITS = {
     "client_retry_timeout": "30",
     "download_retry_count": "1",
 }
-"""Lance asks six times on its own as it opens a data set: of a server that does not answer it tells after 3 minutes,
-and 14 with the limits that it comes with (30 s, 10 times within 180 s)."""
+"""Lance asks six times on its own as it opens a data set: of a server that accepts and never answers it tells after
+3 minutes, and with the limits of its own, which try each four times, after 12."""
 
 _OF_FSSPEC = frozenset(
     {
