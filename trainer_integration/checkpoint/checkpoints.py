@@ -211,7 +211,7 @@ class Checkpoints(Saving[Path]):
             shutil.rmtree(entry)
 
     def _gathered_seals(self, partial: Path) -> dict[str, FileDigest]:
-        """Have every rank read its own file back, and return the seals of all."""
+        """Have every rank read its own file back; return the seals of all on rank 0, which commits, else none."""
         own = sorted(partial.glob(f"shard-{self._rank + 1:05d}-*.safetensors"))
         # A rank that was dealt no tensor has written no file.
         seal = FileDigest.of(own[0]) if own else FileDigest(size_bytes=-1, xxh3=0)
@@ -222,7 +222,9 @@ class Checkpoints(Saving[Path]):
             rows = [row]
         else:
             dist.all_gather(rows, row, group=self._group)
-        found = {}
+        found: dict[str, FileDigest] = {}
+        if self._rank != 0:
+            return found  # rank 0 may have committed by now: the folder has another name
         # DCP numbers shards by their ranks, from 1.
         for i, (size_bytes, high, low) in enumerate((r.tolist() for r in rows), start=1):
             for file in sorted(partial.glob(f"shard-{i:05d}-*.safetensors")):

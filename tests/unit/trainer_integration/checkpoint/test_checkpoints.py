@@ -1,6 +1,10 @@
+from dataclasses import replace
+from pathlib import Path
+
 import orjson
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 
 from omniload.base.errors import StateError
@@ -12,8 +16,10 @@ from tests.support.trainer.moe_builders import (
     an_optimizer,
     rows_of,
 )
+from trainer_integration.checkpoint import checkpoints
 from trainer_integration.checkpoint.checkpoints import Checkpoints
-from trainer_integration.checkpoint.folder import latest, steps_in
+from trainer_integration.checkpoint.folder import latest, path_of, steps_in
+from trainer_integration.checkpoint.saving import ALONE
 from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
@@ -150,3 +156,34 @@ def test_another_model_is_refused_with_both_values(tmp_path):
 
     with pytest.raises(StateError, match=r"hidden was 24 and is 32; top_k was 2 and is 1"):
         changed.load(model, optimizer.adamw)
+
+
+def test_a_slow_rank_may_find_the_folder_committed_already(tmp_path, monkeypatch):
+    class Peers:
+        """What rank 1 of two has of the group, while rank 0 is as fast as can be."""
+
+        writing = path_of(tmp_path, 2).with_name("step-00000002.partial")
+
+        def all_gather(self, *_, **__):
+            self.writing.rename(path_of(tmp_path, 2))
+            monkeypatch.setattr(Path, "glob", self.gone)
+
+        def gone(self, *_):
+            """As of a folder that is renamed while it is listed."""
+            raise FileNotFoundError(self.writing)
+
+        def barrier(self, **_):
+            self.writing.mkdir()
+
+    peers = Peers()
+    monkeypatch.setattr(dist, "get_rank", lambda _: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(dist, "all_gather", peers.all_gather)
+    monkeypatch.setattr(dist, "barrier", peers.barrier)
+    monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoints, "dcp_save", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoints, "require_room", lambda *_, **__: None)
+
+    saved = checkpoints_in(tmp_path, groups=replace(ALONE, world=object())).write(2, {}, LOADER)
+
+    assert saved.is_dir()
