@@ -110,7 +110,10 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
     settings, code = _started(given, window or _UNTIL_THE_END, changed)
     if push:
         with _opened(settings) as (store, image):
-            push_trace(store, trace_at(str(_recorded(settings, image)), image.digest))
+            if (path := _recorded(settings, image)).exists():
+                push_trace(store, trace_at(str(path), image.digest))
+            else:
+                click.echo("warning: nothing of the image was read; nothing is pushed", err=True)
     sys.exit(code)
 
 

@@ -8,9 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
+from snapshot.commands import image_run
 from snapshot.commands.image import command
 from snapshot.commands.image_run import startup_command
-from snapshot.image.trace.sharing import push_trace
+from snapshot.image.mount.daemon import AUTO
+from snapshot.image.mount.options import mount_settings
+from snapshot.image.trace.sharing import pull_trace, push_trace
 from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import Touch, encode_trace, trace_of
 from snapshot.oci.layout import OciLayout
@@ -30,6 +33,21 @@ def place(tmp_path):
     trace = trace_of(digest, RUN, [Touch(1, "big", 0, 2_000_000)])
     (tmp_path / "trace").write_bytes(encode_trace(trace))
     return tmp_path, layout, layer, trace
+
+
+def test_a_command_that_touched_nothing_has_its_exit_code_also_where_its_trace_is_to_be_pushed(
+    place, monkeypatch
+):
+    folder, layout, _, trace = place
+    settings = mount_settings(f"oci:{folder / 'layout'}:v", "", (f"cache={folder / 'cache'}",))
+    settings = settings.model_copy(update={"record": AUTO, "command": ("/none",)})
+    monkeypatch.setattr(image_run, "_started", lambda *_: (settings, 127))
+
+    done = CliRunner().invoke(command, ["record", settings.image, "--push", "--", "/none"])
+
+    assert done.exit_code == 127
+    assert "nothing is pushed" in done.stderr
+    assert pull_trace(layout, trace.image, ("/none",)) is None
 
 
 def prefetch(folder, *words):
