@@ -26,13 +26,13 @@ from omniload.source.parsing.arrow_columns import (
     Holds,
     as_objects,
     index_kind,
+    kept_of,
     records_of,
     require_column,
     require_key,
     require_others,
     with_keys,
     with_others,
-    with_where,
 )
 from omniload.source.parsing.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
 from omniload.source.parsing.conditions import require_where
@@ -100,10 +100,10 @@ class ArrowFormat(Format):
         place = f"{file.path}: {where}"
         # It was asked for behind the others, and those behind it are taken off.
         keys = others.pop() if keyed else None
-        records = records_of(column, place, self._holds)
+        kept_B = kept_of(self._where, asked, len(column))
+        records = records_of(column, place, self._holds, kept_B)
         records = with_others(records, dict(zip(self._others, others, strict=False)), place)
         records = with_keys(records, keys, place)
-        records = with_where(records, self._where, asked)
         return with_images(records, others[-1]) if self._images else records
 
     @override
@@ -116,8 +116,8 @@ class ArrowFormat(Format):
         columns = self._columns_of(unit, (self._column, *self._beside, *self._where))
         asked, columns = self._asked_of([column.slice(0, _FIRST_ROWS) for column in columns])
         column = self._object_of(columns) if self._beside else columns[0]
-        records = records_of(column, f"{file.path}: {where}", self._holds)
-        return with_where(records, self._where, asked)
+        kept_B = kept_of(self._where, asked, len(column))
+        return records_of(column, f"{file.path}: {where}", self._holds, kept_B)
 
     def _asked_of(
         self, columns: list[pa.ChunkedArray]

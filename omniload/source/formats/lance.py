@@ -27,13 +27,13 @@ from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
     as_objects,
     index_kind,
+    kept_of,
     records_of,
     require_column,
     require_key,
     require_others,
     with_keys,
     with_others,
-    with_where,
 )
 from omniload.source.parsing.conditions import require_where
 from omniload.source.parsing.image_cells import require_images, with_images
@@ -82,11 +82,10 @@ class LanceFormat(Format):
     def read_unit(self, unit: int) -> Records:
         config, rows = self._config, int(self._units.rows_U[unit])
         table, where = self._rows(unit, rows, self._columns())
-        records = records_of(self._texts(table), where, config.holds)
+        records = self._records(table, where)
         others = {name: table[column] for name, column in config.columns.items()}
         keys = None if config.key_column is None else table[config.key_column]
         records = with_keys(with_others(records, others, where), keys, where)
-        records = with_where(records, config.where, table)
         return with_images(records, table[config.images]) if config.images else records
 
     @override
@@ -98,7 +97,11 @@ class LanceFormat(Format):
         rows = min(_FIRST_ROWS, int(self._units.rows_U[unit]))
         asked = (config.column, *config.pair_columns, *config.where)
         table, where = self._rows(unit, rows, asked)
-        return with_where(records_of(self._texts(table), where, config.holds), config.where, table)
+        return self._records(table, where)
+
+    def _records(self, table: pa.Table, where: str) -> Records:
+        kept_B = kept_of(self._config.where, table, len(table))
+        return records_of(self._texts(table), where, self._config.holds, kept_B)
 
     def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, str]:
         """Return the first rows of a unit, and where they lie."""

@@ -22,13 +22,13 @@ from omniload.source.parsing.arrow_columns import (
     Holds,
     as_objects,
     index_kind,
+    kept_of,
     records_of,
     require_column,
     require_key,
     require_others,
     with_keys,
     with_others,
-    with_where,
 )
 from omniload.source.parsing.conditions import require_where
 from omniload.source.parsing.image_cells import require_images, with_images
@@ -96,11 +96,11 @@ class ParquetFormat(Format):
                 raise IntegrityError(
                     f"{where}: holds {rows} rows of the {self._units.rows_U[unit]} in its footer"
                 )
-        records = records_of(column, where, self._holds)
+        kept_B = kept_of(self._where, table, len(column))
+        records = records_of(column, where, self._holds, kept_B)
         others = {name: table[other] for name, other in self._others.items()}
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
-        records = with_where(records, self._where, table)
         return records if images is None else with_images(records, images)
 
     @override
@@ -120,8 +120,8 @@ class ParquetFormat(Format):
                 use_threads=False,
             )
             table = pa.Table.from_batches([next(batches)])
-        records = records_of(self._texts(table), f"{file.path}: {part}", self._holds)
-        return with_where(records, self._where, table)
+        kept_B = kept_of(self._where, table, len(table))
+        return records_of(self._texts(table), f"{file.path}: {part}", self._holds, kept_B)
 
     def _images_of(self, shard: pq.ParquetFile, group: int, path: str) -> pa.ChunkedArray | None:
         """Read the column of images a few rows at a time, within a limit.

@@ -26,6 +26,7 @@ __all__ = [
     "Holds",
     "as_objects",
     "index_kind",
+    "kept_of",
     "records_of",
     "require_column",
     "require_key",
@@ -33,7 +34,6 @@ __all__ = [
     "token_ids",
     "with_keys",
     "with_others",
-    "with_where",
 ]
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -86,15 +86,42 @@ def require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> N
         )
 
 
-def records_of(column: pa.ChunkedArray, where: str, holds: Holds) -> Records:
+def kept_of(
+    where: Mapping[str, Condition],
+    columns: Mapping[str, pa.ChunkedArray] | pa.Table,
+    rows: int,
+) -> NDArray[np.bool_] | None:
+    """Return which rows conditions leave, ``[B]``; ``None`` where there is no condition."""
+    return kept_columns(where, {name: columns[name] for name in where}, rows) if where else None
+
+
+def records_of(
+    column: pa.ChunkedArray, where: str, holds: Holds, kept_B: NDArray[np.bool_] | None = None
+) -> Records:
     """Show a column as records; ``require_column`` has seen its type.
+
+    Args:
+        column: The column.
+        where: Its place, for reasons.
+        holds: What it holds.
+        kept_B: Which rows conditions leave; what is wrong with another is all one, and no reason names it.
 
     Raises:
         IntegrityError: A token id is null, negative or too large.
     """
     if holds == "nested" and not _is_text(column.type):
         column = pa.chunked_array([_as_json(chunk) for chunk in column.chunks], pa.large_string())
-    return (_tokens if holds == "tokens" else _texts)(column, where)
+    found = _token_column(column, where) if holds == "tokens" else _text_column(column)
+    if found is None:
+        return _checked(column, where, kept_B)
+    nulls_B = _nulls(column)
+    bad_B = nulls_B if kept_B is None else nulls_B & kept_B
+    return Records(
+        column=found,
+        bad_B=bad_B,
+        reason=f"{where}: row {bad_B.argmax()}: is null" if bad_B.any() else "",
+        kept_B=kept_B,
+    )
 
 
 def as_objects(columns: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
@@ -170,10 +197,11 @@ def with_others(
     """Add further columns to records; a record that one of them does not fit is bad."""
     for name, column in columns.items():
         other = _other(name, column, where)
-        unlike_B = _nulls(column) & ~records.bad_B
+        sound_B = records.usable_B
+        unlike_B = _nulls(column) & sound_B
         fault = "is null"
         if COLUMNS[name].aligned:
-            uneven_B = (other.lengths_N != records.column.lengths_N) & ~records.bad_B & ~unlike_B
+            uneven_B = (other.lengths_N != records.column.lengths_N) & sound_B & ~unlike_B
             if uneven_B.any() and not unlike_B.any():
                 row = int(uneven_B.argmax())
                 fault = (
@@ -213,7 +241,7 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> R
     """Add what records are known by; a record without it is bad. An integer is its decimal digits."""
     if column is None:
         return records
-    null_B = _nulls(column) & ~records.bad_B
+    null_B = _nulls(column) & records.usable_B
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     return replace(
         records,
@@ -221,22 +249,6 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> R
         bad_B=records.bad_B | null_B,
         reason=records.reason
         or (f"{where}: row {null_B.argmax()}: key is null" if null_B.any() else ""),
-    )
-
-
-def with_where(
-    records: Records,
-    where: Mapping[str, Condition],
-    columns: Mapping[str, pa.ChunkedArray] | pa.Table,
-) -> Records:
-    """Note which records conditions leave out; what is wrong with one of those is all one."""
-    if not where:
-        return records
-    asked = {name: columns[name] for name in where}
-    kept_B = kept_columns(where, asked, len(records.column))
-    bad_B = records.bad_B & kept_B
-    return replace(
-        records, kept_B=kept_B, bad_B=bad_B, reason=records.reason if bad_B.any() else ""
     )
 
 
@@ -301,33 +313,25 @@ def _is_tokens(found: pa.DataType) -> bool:
     return _is_list(found) and bool(pa.types.is_integer(found.value_type))
 
 
-def _null_reason(column: pa.ChunkedArray, bad_B: NDArray[np.bool_], where: str) -> str:
-    return f"{where}: row {bad_B.argmax()}: is null" if column.null_count else ""
-
-
 def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     if not column.null_count:
         return np.zeros(len(column), np.bool_)
     return np.asarray(column.is_null().to_numpy(), np.bool_)
 
 
-def _texts(column: pa.ChunkedArray, where: str) -> Records:
-    bad = _nulls(column)
+def _text_column(column: pa.ChunkedArray) -> Ragged | None:
+    """Show texts as bytes; ``None`` where one is not UTF-8."""
     plain = column.type in {pa.string(), pa.large_string()}
     chunks = column.chunks if plain else column.cast(pa.large_string()).chunks
     try:
         for chunk in chunks:
             chunk.validate(full=True)
     except pa.ArrowInvalid:
-        return _checked(column, where)
-    return Records(
-        column=drained([text_bytes(chunk) for chunk in chunks], np.dtype(np.uint8)),
-        bad_B=bad,
-        reason=_null_reason(column, bad, where),
-    )
+        return None
+    return drained([text_bytes(chunk) for chunk in chunks], np.dtype(np.uint8))
 
 
-def _checked(column: pa.ChunkedArray, where: str) -> Records:
+def _checked(column: pa.ChunkedArray, where: str, kept_B: NDArray[np.bool_] | None) -> Records:
     """Decode text row by row, to find the rows that are not UTF-8."""
     texts: list[str | None] = []
     reason = ""
@@ -338,17 +342,15 @@ def _checked(column: pa.ChunkedArray, where: str) -> Records:
         except UnicodeDecodeError as error:
             texts.append(None)
             fault = f"is not UTF-8: {error}"
-        reason = reason or (fault and f"{where}: row {row}: {fault}")
-    return Records.of_texts(texts, reason)
+        if fault and not reason and (kept_B is None or kept_B[row]):
+            reason = f"{where}: row {row}: {fault}"
+    records = Records.of_texts(texts, reason)
+    bad_B = records.bad_B if kept_B is None else records.bad_B & kept_B
+    return replace(records, bad_B=bad_B, kept_B=kept_B)
 
 
-def _tokens(column: pa.ChunkedArray, where: str) -> Records:
-    bad = _nulls(column)
-    return Records(
-        column=drained([_ragged(chunk, where) for chunk in column.chunks], np.dtype(np.int32)),
-        bad_B=bad,
-        reason=_null_reason(column, bad, where),
-    )
+def _token_column(column: pa.ChunkedArray, where: str) -> Ragged:
+    return drained([_ragged(chunk, where) for chunk in column.chunks], np.dtype(np.int32))
 
 
 def _ragged(lists: pa.Array, where: str) -> Ragged:
