@@ -166,9 +166,10 @@ class Order:
 
     def rows_of(self, epoch: int, block: int) -> NDArray[np.int64]:
         """Return the order of a block's rows, ``[B]``: numbers into its units laid end to end; not to be changed."""
-        if self._rows is None or self._rows[:2] != (epoch, block):
-            self._rows = epoch, block, self._ordered_rows(epoch, block)
-        return self._rows[2]
+        kept = self._rows
+        if kept is None or kept[:2] != (epoch, block):
+            kept = self._rows = epoch, block, self._ordered_rows(epoch, block)
+        return kept[2]
 
     def _ordered_rows(self, epoch: int, block: int) -> NDArray[np.int64]:
         num_rows = int(self._rows_of_unit[self.units_of(epoch, block)].sum())

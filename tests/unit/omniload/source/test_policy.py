@@ -141,14 +141,14 @@ def test_the_index_is_kept_where_asked(tmp_path, opened):
 
 
 def test_a_block_is_put_in_order_once_for_all_reads_of_it(opened, monkeypatch):
-    source, asked, rows_of = opened(), [], Order.rows_of
+    source, ordered, rows_of = opened(), [], Order._ordered_rows
 
     def noted(order, epoch, block):
-        asked.append((epoch, block))
+        ordered.append((epoch, block))
         return rows_of(order, epoch, block)
 
-    monkeypatch.setattr(Order, "rows_of", noted)
+    monkeypatch.setattr(Order, "_ordered_rows", noted)
     for start in range(0, 40, 4):
         source.read(start, start + 4)
 
-    assert asked == [(0, block) for block in range(5)]
+    assert ordered == [(0, block) for block in range(5)]
