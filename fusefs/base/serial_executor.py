@@ -1,5 +1,6 @@
 """Threads for store calls: serial queues on a shared pool, and a budget of bytes in flight."""
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ class SerialExecutor:
         self._pool = pool
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
-        self._running = False
+        self._runs_in: int | None = None
+        """The process in which a thread carries tasks out: one that is forked off meanwhile has no such thread."""
 
     def submit(self, task: Callable[[], None]) -> None:
         """Queue ``task``; it must not raise.
@@ -28,16 +30,19 @@ class SerialExecutor:
             StateError, RuntimeError: The pool takes no more; the task is not queued.
         """
         with self._changed:
-            if not self._running:
+            if not self._runs():
                 # First, for it may refuse: what is queued then would never run, and a join wait for ever.
                 self._pool.submit(self._run)
-                self._running = True
+                self._runs_in = os.getpid()
             self._waiting.append(task)
 
     def join(self) -> None:
-        """Return when everything queued before has run."""
+        """Return when everything queued before has run; in a forked process, where none of it will, at once."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._running)
+            self._changed.wait_for(lambda: not self._runs())
+
+    def _runs(self) -> bool:
+        return self._runs_in == os.getpid()
 
     def _run(self) -> None:
         is_last = False
@@ -53,7 +58,7 @@ class SerialExecutor:
         """Return whether this thread is done: nothing is left, or another turn of the pool takes it."""
         with self._changed:
             if not self._waiting:
-                self._running = False
+                self._runs_in = None
                 self._changed.notify_all()
                 return True
             # Back to the end of the pool's queue, so that no executor starves another.

@@ -45,3 +45,15 @@ class StorePool(ThreadPoolExecutor):
     ) -> Future[Result]:
         self.check_process()
         return super().submit(fn, *args, **kwargs)
+
+    @override
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            # The system gives no further thread. The call is queued by now, and those that are there come to it:
+            # whoever heard that it is refused would have it carried out all the same, beside what they do instead.
+            if self._threads:
+                return
+            self._work_queue.get_nowait()
+            raise

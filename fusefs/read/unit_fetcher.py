@@ -1,9 +1,10 @@
 """Bringing units into memory: from a local copy where it has them, else from the store, verified."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
+from fusefs.base.thread_pools import StorePool
 from fusefs.cache.block_cache import Block, Data
 from fusefs.cache.local_copy import runs_of
 from fusefs.format.file_segments import FileSegment, UnitPart, check_unit
@@ -74,6 +75,8 @@ class Fetcher:
             elif block.data.done():
                 hits, hit_bytes = hits + 1, hit_bytes + wanted_bytes
             else:
+                # Its thread brings it to the process that has it; one that was forked off would wait for ever.
+                self._engine.pool.check_process()
                 misses += 1
         if needed:
             self._engine.traffic.hit("memory", hits, hit_bytes)
@@ -96,7 +99,7 @@ class Fetcher:
 
     def _submit(
         self,
-        pool: ThreadPoolExecutor,
+        pool: StorePool,
         call: Callable[[], None],
         piece: FileSegment,
         units: Iterable[int],

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from fusefs.base.huge_pages import LARGE_BYTES
+from fusefs.base.thread_pools import StorePool
 from fusefs.cache.block_cache import BlockCache, Data
 from fusefs.cache.local_copy import LocalCopy
 from fusefs.format.file_segments import FileSegment
@@ -23,9 +23,9 @@ class ReadEngine:
     """What all readers of a process share."""
 
     store: Store
-    pool: ThreadPoolExecutor
+    pool: StorePool
     """Reads the store, and writes what it read to local copies."""
-    local_pool: ThreadPoolExecutor
+    local_pool: StorePool
     """Reads local copies: a slow store must not keep what lies here waiting."""
     cache: BlockCache
     traffic: Traffic

@@ -2,13 +2,13 @@
 
 import uuid
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from fusefs.base.serial_executor import ByteBudget, SerialExecutor
+from fusefs.base.thread_pools import StorePool
 from fusefs.format.layout import StripeLayout
 from fusefs.format.manifest import Segment, object_path, unit_checksum
 from fusefs.stores.protocol import ObjectWriter, Store
@@ -22,7 +22,7 @@ class WriteEngine:
     """What all writers of a process share."""
 
     store: Store
-    pool: ThreadPoolExecutor
+    pool: StorePool
     budget: ByteBudget
     """Full units on their way to the store."""
 
@@ -84,6 +84,7 @@ class SegmentWriter:
 
         Raises:
             OmniloadError, OSError: An earlier write of the segment failed.
+            StateError, RuntimeError: No thread is left that would write it; the segment has failed.
         """
         number = len(self._sums)
         self._raise_error()
@@ -91,6 +92,8 @@ class SegmentWriter:
         if number < self._layout.stripe_count:
             path = object_path(self._id, number)
             self._streams.append(_ObjectStream(self._engine, path))
+        # What threads of another process have in flight, none gives back in one that was forked off.
+        self._engine.pool.check_process()
         # Before the unit is queued, so that no queue is longer than the window.
         self._engine.budget.acquire(len(unit))
         self._sums.append(unit_checksum(unit))
@@ -197,7 +200,13 @@ class _ObjectStream:
                 # Whatever became of it: writers of other files wait for the same room.
                 self._engine.budget.release(len(unit))
 
-        self._executor.submit(write)
+        try:
+            self._executor.submit(write)
+        except (OmniloadError, RuntimeError) as error:
+            # A unit short, what comes behind it would lie in the wrong place.
+            self.error = error
+            self._engine.budget.release(len(unit))
+            raise
 
     def close(self) -> None:
         def close() -> None:

@@ -1,5 +1,6 @@
 """Tasks one after the other on threads of others: what becomes of them where no thread is left."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,3 +57,24 @@ def test_what_was_queued_before_a_pool_ends_is_run():
 
     assert joined(executor)
     assert done == [0, 1, 2]
+
+
+def test_a_process_forked_off_in_mid_task_does_not_wait_for_it(monkeypatch):
+    began, go_on, done, here = threading.Event(), threading.Event(), [], os.getpid()
+    with Refusing(1) as pool:
+        pool.refuses = False
+        executor = SerialExecutor(pool)
+        executor.submit(lambda: (began.set(), go_on.wait(5)))
+        assert began.wait(5)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: here + 1)
+            pool.refuses = True
+            with pytest.raises(StateError):
+                executor.submit(lambda: done.append("in the child"))
+            assert joined(executor)
+        pool.refuses = False
+        executor.submit(lambda: done.append("in the parent"))
+        go_on.set()
+
+        assert joined(executor)
+    assert done == ["in the parent"]

@@ -2,16 +2,18 @@
 
 import pytest
 
+from fusefs.base.thread_pools import StorePool
 from omniload.base.errors import StateError
 from tests.support.fusefs.builders import some_files
 
 DATA = bytes(range(256)) * 64
 
 
-def test_what_a_pool_refuses_to_fetch_is_an_error_for_all_that_wait_and_fetched_later(monkeypatch):
-    def refuses(*_):
-        raise StateError("forked off")
+def refuses(*_):
+    raise StateError("forked off")
 
+
+def test_what_a_pool_refuses_to_fetch_is_an_error_for_all_that_wait_and_fetched_later(monkeypatch):
     with some_files(read_ahead=0) as files:
         files.write_file("f", DATA)
         with files.open("f") as file:
@@ -23,4 +25,23 @@ def test_what_a_pool_refuses_to_fetch_is_an_error_for_all_that_wait_and_fetched_
             for future in (*waiting, *again):
                 with pytest.raises(StateError):
                     future.result(timeout=5)
+            assert file.reader.read(0, len(DATA)) == DATA
+
+
+def test_a_process_that_was_forked_off_waits_for_no_unit_that_a_thread_elsewhere_fetches(
+    monkeypatch,
+):
+    with some_files(read_ahead=0) as files:
+        files.write_file("f", DATA)
+        with files.open("f") as file:
+            begun = []
+            with monkeypatch.context() as patched:
+                patched.setattr(StorePool, "submit", lambda _, call: begun.append(call))
+                file.reader.start(0, 5000)
+                patched.setattr(StorePool, "check_process", refuses)
+                with pytest.raises(StateError, match="forked off"):
+                    file.reader.start(0, 5000)
+
+            for call in begun:
+                call()
             assert file.reader.read(0, len(DATA)) == DATA

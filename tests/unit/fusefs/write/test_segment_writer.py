@@ -2,9 +2,11 @@
 
 import pytest
 
+from fusefs.base.serial_executor import ByteBudget
 from fusefs.format.layout import StripeLayout
 from fusefs.stores.memory import MemoryStore
-from fusefs.write.segment_writer import UnitBuffer, written_segment
+from fusefs.write.segment_writer import SegmentWriter, UnitBuffer, written_segment
+from omniload.base.errors import StateError
 from tests.support.fusefs.builders import object_paths, tiny_files
 
 DATA = bytes(range(20))
@@ -65,3 +67,35 @@ def test_nothing_is_left_of_a_segment_whose_bytes_do_not_come():
             written_segment(files.writers.engine, StripeLayout(4, 2), parts())
 
         assert object_paths(store) == []
+
+
+def test_a_segment_that_lacks_a_unit_which_no_thread_would_take_is_never_whole(monkeypatch):
+    with tiny_files(store := MemoryStore()) as files:
+        engine = files.writers.engine
+        writer = SegmentWriter(engine, StripeLayout(4, 2))
+        writer.append(DATA[:4])
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.pool, "submit", refuse)
+            with pytest.raises(RuntimeError, match="no thread"):
+                writer.append(DATA[4:8])
+
+        with pytest.raises(RuntimeError, match="no thread"):
+            writer.finish()
+        writer.abandon()
+
+        assert engine.budget.used_bytes == 0
+        assert object_paths(store) == []
+
+
+def refuse(*_):
+    raise RuntimeError("no thread")
+
+
+def test_a_process_that_was_forked_off_waits_for_no_room_that_threads_elsewhere_hold(monkeypatch):
+    with tiny_files(MemoryStore()) as files:
+        engine = files.writers.engine
+        monkeypatch.setattr(ByteBudget, "acquire", lambda *_: pytest.fail("waits"))
+        monkeypatch.setattr(engine.pool, "_process", -1)
+
+        with pytest.raises(StateError, match="forked off"):
+            SegmentWriter(engine, StripeLayout(4, 2)).append(DATA[:4])
