@@ -24,11 +24,11 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
 
     Raises:
         FileExistsError: A folder, a device, a pipe or a socket is there.
-        OSError: It cannot be written; nothing of it is left.
+        OSError: It cannot be written, and nothing of it is left; or it is there, and might not outlive a crash.
     """
     require_replaceable(path)
-    # A name has 255 bytes at most, however few characters they are.
-    name = os.fsdecode(os.fsencode(path.name)[:200])
+    # A name has 255 bytes at most, however few characters they are, and on some systems no half of one.
+    name = path.name.encode(errors="ignore")[:200].decode(errors="ignore")
     partial = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -54,6 +54,10 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems sync no folders: a file is as durable there as it can be.
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)
 

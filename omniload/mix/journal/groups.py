@@ -217,7 +217,7 @@ class GroupJournal:
         # Looked at once, and again after a failure: a run that goes on in order reads nothing.
         if self._next != decision.batch:
             self._cut_before(decision.batch)
-        is_new = not self._path.exists()
+        is_first = self._next is None
         with self._path.open("ab") as file:
             try:
                 file.write(line)
@@ -226,7 +226,7 @@ class GroupJournal:
             except OSError:
                 self._next = None  # half of a line may be there
                 raise
-        if is_new:
+        if is_first:  # its name is new, or of a process that was killed before that was durable
             sync_folder(self._path.parent)
         self._next = decision.batch + 1
 

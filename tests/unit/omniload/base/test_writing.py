@@ -1,6 +1,8 @@
 """A file is there whole or as it was, and nothing is left beside it."""
 
+import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,10 +36,17 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["n" * 255, "xü" * 85])
-def test_a_name_as_long_as_a_name_may_be_is_written(tmp_path, name):
+def test_a_name_as_long_as_a_name_may_be_is_written(tmp_path, name, monkeypatch):
+    drafts, real = [], os.open
+    monkeypatch.setattr(
+        writing.os, "open", lambda p, *rest: drafts.append(p.name) or real(p, *rest)
+    )
     write_whole(tmp_path / name, b"x")
 
     assert (tmp_path / name).read_bytes() == b"x"
+    assert [
+        draft.encode().decode() for draft in drafts
+    ] == drafts  # of half a character it is no text
 
 
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])
@@ -85,3 +94,21 @@ def test_a_durable_file_has_its_name_synced_behind_its_bytes(tmp_path, monkeypat
 
     assert len(synced) == 2
     assert synced[-1] == (tmp_path, True)
+
+
+@pytest.mark.parametrize(("refusal", "is_told"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_system_that_syncs_no_folders_is_no_fault_of_the_disk(
+    tmp_path, monkeypatch, refusal, is_told
+):
+    real = os.fsync
+
+    def refuses_folders(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir():
+            raise OSError(refusal, os.strerror(refusal))
+        real(descriptor)
+
+    monkeypatch.setattr(writing.os, "fsync", refuses_folders)
+    with pytest.raises(OSError, match="Input/output") if is_told else nullcontext():
+        write_whole(tmp_path / "file", b"one", durable=True)
+
+    assert (tmp_path / "file").read_bytes() == b"one"

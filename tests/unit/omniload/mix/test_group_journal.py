@@ -64,6 +64,17 @@ def test_a_run_that_goes_on_from_before_writes_its_batches_anew(run):
     assert found[1].rounds[0].step == 99
 
 
+def test_the_name_of_the_file_is_made_durable_once_by_each_process(run, monkeypatch):
+    synced = []
+    monkeypatch.setattr("omniload.mix.journal.groups.sync_folder", synced.append)
+    journal = GroupJournal(run)  # the one before may have been killed before it was
+
+    for batch in range(4, 7):
+        journal.append(a_decision(batch))
+
+    assert synced == [run]
+
+
 def test_a_line_torn_by_a_kill_is_none_and_is_written_over(run):
     path = run / GROUPS_NAME
     path.write_bytes(path.read_bytes()[:-30])
