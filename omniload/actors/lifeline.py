@@ -72,8 +72,9 @@ class Lifeline:
         # A listener that is only closed leaves its thread in the poll.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         self._thread.join()
+        # Not before: its number may be another file's by then, which the thread would wait for.
+        self._listener.close()
         for connection in self._held.values():
             connection.close()
 

@@ -96,6 +96,19 @@ def test_a_connection_that_cannot_be_taken_ends_no_other(monkeypatch):
         end.close()
 
 
+def test_the_port_is_let_go_of_behind_the_thread_that_waits_at_it(monkeypatch):
+    line, ports = Lifeline("127.0.0.1", 0), []
+    join = line._thread.join
+    # Before, the number could be another file's, at which the thread would wait, and the close for the thread.
+    monkeypatch.setattr(
+        line._thread, "join", lambda: (ports.append(line._listener.fileno()), join())
+    )
+
+    line.close()
+
+    assert ports[0] >= 0 > line._listener.fileno()
+
+
 def test_on_one_host_there_is_nothing_to_hold():
     end = LifelineEnd("")
 
