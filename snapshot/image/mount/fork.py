@@ -97,7 +97,7 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
 
     It does not run what this process would at its end: exit handlers, ``finally`` of callers.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a process may be started without
         stream.flush()  # or the child would write it again
     pid = os.fork()
     if pid:
@@ -108,10 +108,14 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
     except BaseException:  # noqa: BLE001 -- the child must never go on as its parent
         _log.exception("defect in a forked process")
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # a full disk, a pipe that nobody reads any more
-                stream.flush()
-        os._exit(code)
+        try:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                with suppress(
+                    OSError, ValueError
+                ):  # a full disk, a pipe that nobody reads any more
+                    stream.flush()
+        finally:
+            os._exit(code)  # whatever comes up, such as the error of a signal
 
 
 def _be_daemon(

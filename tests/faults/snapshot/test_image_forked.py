@@ -1,5 +1,6 @@
 """Forked processes: what they report, how they end, and that they never go on as their parent."""
 
+import io
 import os
 import signal
 import sys
@@ -63,6 +64,33 @@ def test_a_child_whose_last_words_cannot_be_written_does_not_go_on_as_its_parent
             file.write(f"{os.getpid()}\n")
 
     assert witness.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_child_that_is_interrupted_at_its_last_words_does_not_go_on_as_its_parent(tmp_path):
+    witness = tmp_path / "went-on"
+
+    class Interrupted(io.StringIO):
+        def flush(self):
+            raise KeyboardInterrupt
+
+    def child():
+        sys.stdout = Interrupted()
+        return 3
+
+    try:
+        process = fork(child)
+        assert process.wait() == 3
+    finally:
+        with witness.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    assert witness.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_process_without_a_standard_output_forks(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+
+    assert fork(lambda: 3).wait() == 3
 
 
 def test_a_child_that_was_killed_is_told_by_its_signal():
