@@ -131,10 +131,7 @@ def _share_columns(shares: Shares) -> dict[str, Numbers]:
 
 def _starts_of(num_steps: int) -> Numbers:
     """Return where each stretch that is drawn as one point begins, ``[P]``."""
-    # Rounded down, two may begin at one step.
-    return np.unique(
-        np.linspace(0, num_steps, min(num_steps, MOST_POINTS), endpoint=False, dtype=int)
-    )
+    return np.linspace(0, num_steps, min(num_steps, MOST_POINTS), endpoint=False, dtype=int)
 
 
 def _ends_of(values_N: Numbers, starts_P: Numbers) -> list[Any]:

@@ -159,7 +159,7 @@ class UnmountClient:
                         f"a process has the name at which that of {target!r} would answer, and does "
                         f"not answer ({error}); look for it: grep {address[1:].decode()} /proc/net/unix"
                     ) from error
-                time.sleep(wait_s)  # it is about to listen, or goes and another comes
+                time.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
