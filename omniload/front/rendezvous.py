@@ -75,11 +75,11 @@ class FolderRendezvous(Rendezvous):
     @override
     def read(self, key: str, timeout_s: float) -> str | None:
         place, until_s = self._place(key), time.monotonic() + timeout_s
-        while not place.exists():
-            if time.monotonic() >= until_s:
-                return None
-            time.sleep(min(_POLL_S, timeout_s))
         with system_refusals(f"address {str(self._folder)!r}"):
+            while not place.exists():
+                if time.monotonic() >= until_s:
+                    return None
+                time.sleep(min(_POLL_S, timeout_s))
             note = read_small_file(place, most_bytes=_LARGEST_NOTE_BYTES, what="a note of this job")
         # Bytes that are no text make it none of ours, which its reader says with the rank that wrote it.
         return note.decode(errors="replace")

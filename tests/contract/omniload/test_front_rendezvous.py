@@ -1,8 +1,10 @@
 """What every rendezvous promises: a note is written once, read whole, and waited for no longer than told."""
 
+import errno
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -108,6 +110,17 @@ def test_a_folder_that_goes_away_is_told_by_its_name(tmp_path):
 
     with pytest.raises(ConfigError, match=r"address '.*notes': .*; correct the path"):
         rendezvous.post("plane", "note")
+
+
+def test_a_folder_that_another_user_keeps_closed_is_told_by_its_name(tmp_path, monkeypatch):
+    rendezvous = FolderRendezvous(tmp_path / "notes")
+
+    def closed(path, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "exists", closed)  # a test may run as root, to whom nothing is closed
+    with pytest.raises(ConfigError, match=r"address '.*notes': .*plane: Permission denied"):
+        rendezvous.read("plane", LONG_S)
 
 
 def test_what_is_no_note_is_refused_and_never_waited_for(tmp_path):
