@@ -10,12 +10,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_ray_plane, runtime_of
@@ -42,13 +42,13 @@ from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
 from snapshot.startup.events import process_started, restarted, spawning, stage
 from trainer_integration.config import TrainConfig
+from trainer_integration.run.attempt import Attempt, pss_by_role
 from trainer_integration.run.launch_plan import (
     AttemptStart,
     LaunchPlan,
     next_log_number,
     read_plan,
 )
-from trainer_integration.run.memory import pss_by_role
 from trainer_integration.run.rank_process import RankProcess
 from trainer_integration.run.resuming import Resume, step_name
 from trainer_integration.run.run_lock import RunLock
@@ -61,13 +61,10 @@ from trainer_integration.run.run_log import (
 )
 from trainer_integration.writers.opening import open_writers
 
-if TYPE_CHECKING:
-    from omniload.actors.ray.plane import RayPlane
-
 __all__ = ["Launcher", "Observer"]
 
 _LOG = get_logger(__name__)
-_MEMORY_EVERY_S = 5.0
+_WATCH_EVERY_S = 5.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OTHER_EXITS_S = 0.5
 """How long the peers of a rank that failed may take to say that something graver happened to them."""
@@ -78,16 +75,6 @@ _RANK = (sys.executable, "-m", "trainer_integration.run.rank")
 
 Observer = Callable[["Launcher", StepLine | EventLine], None]
 """Called for every step and event, in the launcher's threads; it may look at ``pids``."""
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What runs at present."""
-
-    number: int
-    plane: "RayPlane | None"
-    ranks: dict[int, RankProcess]
-    roles: Mapping[str, int]
 
 
 class Launcher:
@@ -115,7 +102,7 @@ class Launcher:
             max_restarts=self._plan.train.max_restarts,
         )
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._job = secrets.token_hex(8)
         self._log = JobLog(self, observer)
         self._first_log = 0
@@ -125,7 +112,7 @@ class Launcher:
         self._patience: threading.Timer | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(
-            target=self._watch_memory, name="omniload-memory", daemon=True
+            target=self._watch_processes, name="omniload-watch", daemon=True
         )
 
     @property
@@ -152,12 +139,7 @@ class Launcher:
     def pids(self) -> dict[str, int]:
         """Processes by role at present: ``rank 0``, ``planner``, ``loader-0``, ..."""
         attempt = self._attempt
-        if attempt is None:
-            return {}
-        return {
-            **{f"rank {rank}": p.pid for rank, p in dict(attempt.ranks).items()},
-            **attempt.roles,
-        }
+        return {} if attempt is None else attempt.pids
 
     def run(self) -> int:
         """Run the job to its end; return the exit code.
@@ -252,7 +234,7 @@ class Launcher:
             start.step or 0
         ) < self._first_step:  # the launch began from one that ranks found damaged
             self._first_step, self._noted = start.step or 0, False
-        self._attempt = _Attempt(number, None, {}, {})
+        self._attempt = Attempt(number)
         process_started()
         plane = self._open_plane(start)
         for step, why in start.beyond.items():
@@ -332,7 +314,11 @@ class Launcher:
         """Take a rank's exit, in the thread that listened to it."""
         try:
             if not process.killed:
-                self._tell("exit", f"rank {rank}: {process.cause(code)}", attempt=attempt)
+                current = self._attempt
+                # Ray ends a process that has lost its node, without a word of its own.
+                lost = "" if current is None or code == 0 else current.without_ray()
+                said = f"code {code}: {lost}" if lost else process.cause(code)
+                self._tell("exit", f"rank {rank}: {said}", attempt=attempt)
         finally:
             self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
 
@@ -381,11 +367,16 @@ class Launcher:
         self._watch.join()
         self._tell("end", detail)
 
-    def _watch_memory(self) -> None:
-        while not self._ended.wait(_MEMORY_EVERY_S):
+    def _watch_processes(self) -> None:
+        while not self._ended.wait(_WATCH_EVERY_S):
             attempt = self._attempt
-            if attempt is not None and attempt.ranks:
-                self._log.memory(pss_by_role(self.pids), attempt=attempt.number)
+            if attempt is None or not attempt.ranks:
+                continue
+            self._log.memory(pss_by_role(attempt.pids), attempt=attempt.number)
+            for said in attempt.newly_stopped():
+                self._tell("stopped", said, attempt=attempt.number)
+            if said := attempt.end_without_ray():
+                self._tell("exit", said, attempt=attempt.number)
 
     def _tell(
         self,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from omniload.base.log import RoleLog, get_logger, last_line_of
 from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, parse_line
 
@@ -131,6 +133,12 @@ class RankProcess:
         if code == 0:
             return "code 0"
         return f"code {code}: {last_line_of(self._log.path) or 'it wrote nothing'}"
+
+    def is_stopped(self) -> bool:
+        """Tell whether the kernel calls it stopped (SIGSTOP), and not only slow."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        return False
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it came."""

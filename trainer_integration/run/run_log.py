@@ -59,6 +59,7 @@ EventKind = Literal[
     "spike",
     "profile",
     "data_end",
+    "stopped",
     "exit",
     "restart",
     "end",

@@ -23,6 +23,8 @@ __all__ = ["PrivateCluster"]
 
 _LOG = get_logger(__name__)
 _LOOPBACK_ALONE = Listening()
+_SERVERS = ("gcs_server", "raylet")
+"""Without one of these no actor is started, and those that run end within a minute."""
 
 
 class PrivateCluster(Cluster):
@@ -134,6 +136,14 @@ class PrivateCluster(Cluster):
     def folder(self) -> Path:
         """Folder of its files, removed with it."""
         return self._folder
+
+    @override
+    def ended_service(self) -> str:
+        """Return which server of this node has ended, and how; empty while all run."""
+        ended = [] if self._node is None else self._node.dead_processes()
+        return next(
+            (f"{kind} ended with {it.returncode}" for kind, it in ended if kind in _SERVERS), ""
+        )
 
     @override
     def close(self, *, is_used: bool = False) -> None:

@@ -173,6 +173,10 @@ class RayPlane(DataPlane):
                 return None if is_lost(error) else plain_error(error, PLANNER)
         return None
 
+    def ended_service(self) -> str:
+        """Return which server of this plane's own Ray has ended here, and how; empty while all run."""
+        return self._cluster.ended_service()
+
     def is_whole(self) -> bool:
         """Tell whether every role is held and every shadow that is wanted stands ready."""
         return self._keeper.is_whole()

@@ -277,12 +277,18 @@ def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_l
 
 EARLY = """
 import os
+import psutil
 import ray
 from omniload.actors.ray.cluster import PrivateCluster
 
 cluster = PrivateCluster(object_store_bytes=100 << 20, workers=1)
 print(cluster.address, flush=True)
 input()
+print(cluster.ended_service() or "none has ended", flush=True)
+raylet = next(child for child in psutil.Process().children() if child.name() == "raylet")
+raylet.kill()
+os.waitid(os.P_PID, raylet.pid, os.WEXITED | os.WNOWAIT)
+print(cluster.ended_service())
 cluster.close()
 """
 OUTSIDER = """
@@ -294,7 +300,7 @@ print("joined")
 """
 
 
-def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in():
+def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in_and_says_which_server_ended():
     outside = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     opener = subprocess.Popen(
         [sys.executable, "-c", EARLY],
@@ -314,8 +320,10 @@ def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in():
             timeout=120,
         )
     finally:
-        opener.communicate("\n", timeout=60)
+        told, _ = opener.communicate("\n", timeout=60)
 
     assert address.startswith("127.0.0.1:")
+    assert "none has ended" in told  # Ray says more
+    assert "raylet ended with -9" in told
     assert outsider.returncode != 0
     assert "joined" not in outsider.stdout

@@ -47,6 +47,10 @@ class Cluster(Protocol):
         """Folder of this host for the plane's files, removed with it."""
         ...
 
+    def ended_service(self) -> str:
+        """Return which server of Ray's that was started here has ended, and how; empty while all run."""
+        return ""
+
     def close(self, *, is_used: bool = False) -> None:
         """End what was started; see ``PrivateCluster.close``."""
         ...

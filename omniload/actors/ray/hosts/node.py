@@ -8,6 +8,7 @@ is replaced by a process that does nothing, as a raylet ends when its agent does
 """
 
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ class RayNode(Protocol):
     @property
     def gcs_address(self) -> str:
         """Where others join."""
+        ...
+
+    def dead_processes(self) -> "list[tuple[str, subprocess.Popen[bytes]]]":
+        """Return the processes that have ended, by kind."""
         ...
 
     def kill_all_processes(

@@ -1,5 +1,7 @@
 """A rank's process as the launcher sees it: strange lines, observers that fail, exits that always arrive."""
 
+import os
+import signal
 import sys
 import threading
 
@@ -197,3 +199,20 @@ def test_what_a_rank_says_is_kept_in_bounds_and_without_secrets(tmp_path):
     assert [path.name for path in kept] == [log.name, f"{log.name}.1"]
     assert sum(path.stat().st_size for path in kept) <= 8 << 20
     assert process.cause(3).startswith("code 3: s3://***@b 2999 xxx")
+
+
+def test_one_that_is_stopped_says_so_until_it_goes_on(tmp_path):
+    heard = Heard()
+    process = RankProcess(
+        (sys.executable, "-c", "import signal; signal.pause()"), "", tmp_path / "rank.log"
+    )
+    assert not process.is_stopped()
+
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert process.is_stopped()
+
+    process.kill()
+    process.listen(heard.line, heard.exit)
+    assert heard.ended.wait(_LONG_S)
+    assert not process.is_stopped(), "it has ended"
