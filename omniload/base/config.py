@@ -30,6 +30,7 @@ __all__ = [
     "parse_yaml",
     "raise_faults",
     "read_text",
+    "said_of_fault",
     "validated",
 ]
 
@@ -212,7 +213,7 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Locatio
         # Looking for a near key takes a while: beyond what is shown, nobody reads it.
         unknown = fault["type"] == "extra_forbidden" and len(found) < _MOST_FAULTS
         near = _near(model, loc) if unknown else None
-        said = _said_of(fault)
+        said = said_of_fault(fault)
         said += f"; did you mean {near!r}?" if near else "; remove it" if unknown else ""
         found.append((loc, fault["type"] == "missing", said))
     # A list whose items fail is also reported itself; the items say it better. What a rule says is no such report.
@@ -231,18 +232,31 @@ _LIMITS = {
     "less_than": ("lt", "less than {}"),
 }
 """Kinds of faults of pydantic for a number beyond a limit: where the limit is, and how it is said."""
+_WANTED = {
+    "dict_type": "a mapping, as {key: value}",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list, as [first, second]",
+    "tuple_type": "a list, as [first, second]",
+}
+"""What belongs in the place of a value of another type."""
+_SAID = {"extra_forbidden": "no such key", "missing": "is missing; give it"}
 
 
-def _said_of(fault: ErrorDetails) -> str:
+def said_of_fault(fault: ErrorDetails) -> str:
     """Return the value found, the limit and what to do, where pydantic says less."""
     kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
     if kind in _LIMITS and isinstance(given, int | float | str):
         key, limit = _LIMITS[kind]
         return f"found {_shown(given)}; give {limit.format(_plain(context[key]))}"
-    if kind == "extra_forbidden":
-        return "no such key"
-    if kind == "missing":
-        return "is missing; give it"
+    if kind in _WANTED and isinstance(given, str | int | float | None):
+        return f"found {_shown(given)}; give {_WANTED[kind]}"
+    if kind in _SAID:
+        return _SAID[kind]
     if kind == "union_tag_invalid":
         tag = str(context["tag"])
         known = re.findall(r"'([^']*)'", str(context["expected_tags"]))

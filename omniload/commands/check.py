@@ -20,6 +20,7 @@ from omniload.commands.options import cache_option, dp_option, json_option, mix_
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries
+from omniload.mix.schema.splits import TRAIN, share_of
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
@@ -72,6 +73,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
         for source in found
         if source.doubt
     ]
+    doubts += [placed(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
     warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
     tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     if as_json:
@@ -141,6 +143,20 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
         said = f"loader.spill: {folder} is no folder here; make it on every host of the run, or name another"
         warnings.append(said_of(said, "loader", "spill"))
     return warnings
+
+
+def _held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[str]:
+    """Say which splits hold out less than one record of all sources: an evaluation on them would end at once."""
+    said = []
+    for split in mix.splits:
+        shares = [(share_of(mix.sources[each.name].splits or {}, split), each) for each in found]
+        if mix.split == TRAIN and sum(share * each.records for share, each in shares) < 1:
+            records = sum(each.records for each in found)
+            said.append(
+                f"splits.{split}: {mix.splits[split]:.3g} of {records:,} records is less than one, and most likely "
+                "none is held out; raise the share, or add data"
+            )
+    return said
 
 
 def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:

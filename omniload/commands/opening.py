@@ -116,6 +116,11 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
             advance=advance,
         )
     finder.keep([source for source in found if isinstance(source, FoundSource)])
+    if isinstance(tokenizer, OmniloadError):
+        # Sources that want it say the same: one line of the file is to be changed.
+        said = str(tokenizer)
+        found = [each for each in found if str(getattr(each, "__cause__", "")) != said]
+        tokenizer = type(tokenizer)(placed(said, ("tokenizer",), file))
     results = [
         _outcome(lambda: require_rows(spec)),
         _outcome(lambda: require_strategy(mix.balance)),
@@ -216,7 +221,8 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         )
     drawn_before(name, config, units, opened.files, spec.base_dir)
     first = opened.format.first_records()
-    lengths_N = _first_lengths(spec, name, opened.format, first)
+    begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path
+    lengths_N = _first_lengths(spec, name, opened.format, first, begins)
     # A record that conditions leave out counts for nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
@@ -235,9 +241,11 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
 
 
 def _first_lengths(
-    spec: PlaneSpec, name: str, record_format: Format, records: Records
+    spec: PlaneSpec, name: str, record_format: Format, records: Records, path: str
 ) -> NDArray[np.integer[Any]] | None:
     """Return the tokens of each of the first records that can be used, its transforms tried; ``None``: not known.
+
+    ``path`` names the file that they are of.
 
     Raises:
         ConfigError: One of them cannot be used; with the policy ``skip``, none of them can.
@@ -258,7 +266,8 @@ def _first_lengths(
         pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
         samples = pipeline.of_records(records, rows)
         if samples.bad_N is not None and not (skips and not samples.bad_N.all()):
-            raise _unusable(name, f"one of the first records {samples.reason}")
+            number = int(rows[samples.bad_N.argmax()]) + 1
+            raise _unusable(name, f"{path}: record {number}, counted from 1: {samples.reason}")
         return samples.tokens.lengths_N
     assert tokenizer is not None, "it holds text"
     column = records.column

@@ -153,7 +153,7 @@ def _said_of(name: str, role: Progress | None, now_s: float) -> str:
     if role is None:
         why = "has no handle" if name.startswith(_RANK) else "has not started yet"
         return f"{name} {why}: no heartbeat of it was ever seen"
-    beat = f"process {role.pid}, last heartbeat {now_s - role.beat_s:.0f} s ago"
+    beat = f"process {role.pid}, last heartbeat {max(0.0, now_s - role.beat_s):.0f} s ago"
     if is_silent(role, now_s):
         return f"{name} ({beat}) is stopped, or its machine is too busy to run it"
     doing = [f"{t.doing} for {now_s - t.since_s:.0f} s" for t in (*role.tasks[:1], *role.calls[:1])]

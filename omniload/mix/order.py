@@ -148,6 +148,12 @@ class Order:
             yield Span(epoch=epoch, block=block, offset=within - first, start=start, stop=until)
             start = until
 
+    def number_in_shard(self, unit: int, row: int) -> int:
+        """Return which record of its shard a row of a unit is, from 0."""
+        shard = self._shards_U[np.searchsorted(self._units_U, unit)]
+        before = self._units_U[(self._shards_U == shard) & (self._units_U < unit)]
+        return int(self._rows_of_unit[before].sum()) + row
+
     def units_of(self, epoch: int, block: int) -> NDArray[np.int64]:
         """Return the units of a block by rising number; their rows, end to end, are its rows.
 

@@ -107,7 +107,11 @@ def compose(text: str, *, name: str, expand: Expand | None = None) -> Node | Non
     except (yaml.YAMLError, UnicodeError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise composer.fault(1 if mark is None else mark.line + 1, problem) from error
+        line = 1 if mark is None else mark.line + 1
+        said = "".join(text.splitlines()[line - 1 : line])
+        if "\t" in said.removesuffix(said.lstrip()):
+            problem += "; the line has a tab, which YAML takes no indentation of: use blanks"
+        raise composer.fault(line, problem) from error
     if composer.repeated:
         raise ConfigError("\n".join(composer.repeated))
     return root

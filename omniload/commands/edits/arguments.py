@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from omniload.base.config import said_of_fault
 from omniload.base.errors import ConfigError
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig
 from omniload.mix.sources import SourceBase
 
-__all__ = ["amount_of", "placed", "what_is_set"]
+__all__ = ["amount_of", "faults_of", "placed", "what_is_set"]
 
 _AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
 Source = TypeVar("Source", bound=SourceBase)
@@ -50,13 +52,17 @@ def what_is_set(texts: tuple[str, ...]) -> SetWeights | SetAmounts:
     try:
         return (SetAmounts if amounts else SetWeights).model_validate(fields)
     except ValidationError as error:
-        raise ConfigError("; ".join(_fault(each) for each in error.errors())) from error
+        raise ConfigError(faults_of(error)) from error
 
 
-def _fault(fault: object) -> str:
-    assert isinstance(fault, dict), "as pydantic gives them"
+def faults_of(error: ValidationError) -> str:
+    """Say what is wrong with each argument of a change: the value found, and what to give."""
+    return "; ".join(map(_fault, error.errors()))
+
+
+def _fault(fault: ErrorDetails) -> str:
     where = ".".join(map(str, fault["loc"]))
-    return f"{where}: {fault['msg']} (found {fault['input']!r:.60})"
+    return f"{where}: {said_of_fault(fault)}"
 
 
 def _weight_of(value: str) -> float | None:
@@ -80,7 +86,7 @@ def amount_of(value: str) -> Amount | None:
     try:
         return Amount.model_validate({kind: float(number) if kind == "epochs" else number})
     except ValueError as error:  # a ValidationError is one too
-        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        said = said_of_fault(error.errors()[0]) if isinstance(error, ValidationError) else error
         raise ConfigError(f"{value!r:.60} is no amount: {said}; say 2epochs or 5Gtokens") from error
 
 

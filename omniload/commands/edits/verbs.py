@@ -14,7 +14,7 @@ from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.units import decimal_of
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
-from omniload.commands.edits.arguments import amount_of, placed, what_is_set
+from omniload.commands.edits.arguments import amount_of, faults_of, placed, what_is_set
 from omniload.commands.edits.asking import change_mix
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
@@ -142,8 +142,9 @@ def add(  # noqa: PLR0913 -- one for each option
     source = placed(sources[name], fragment.resolve().parent)
     how_much = amount_of(amount) if amount is not None else None
     if (weight is None) == (how_much is None):
+        both = "" if weight is None else "--weight and --amount are both given; "
         raise ConfigError(
-            f"say how much of {name!r} is drawn: --weight 0.3, or of a run that draws amounts --amount 2epochs"
+            f"{both}say how much of {name!r} is drawn: --weight 0.3, or of a run that draws amounts --amount 2epochs"
         )
     given = {"weight": weight, "amount": how_much}
     asked = _checked(AddSource, {"name": name, "source": source, **given})
@@ -303,11 +304,7 @@ def _checked(kind: type[StrictModel], fields: dict[str, object]) -> Any:  # noqa
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']} (found {fault['input']!r:.60})"
-            for fault in error.errors()
-        ]
-        raise ConfigError("; ".join(faults)) from error
+        raise ConfigError(faults_of(error)) from error
 
 
 def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json: bool) -> None:

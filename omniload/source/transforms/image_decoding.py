@@ -59,9 +59,10 @@ def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uin
     except _FAULTS as error:
         if isinstance(error, BadImageError):
             raise
-        raise BadImageError(
-            f"of {len(data)} bytes cannot be decoded: {type(error).__name__}: {error!s:.160}"
-        ) from error
+        said = f"{type(error).__name__}: {error!s:.160}"
+        if isinstance(error, PIL.UnidentifiedImageError):  # which shows an object in memory
+            said = f"it begins with {bytes(data[:8])!r}, as no {', '.join(_FORMATS)} does"
+        raise BadImageError(f"of {len(data)} bytes cannot be decoded: {said}") from error
     rows, columns = pixel_size(upright.height, upright.width, config)
     resized = upright.resize((columns, rows), Image.Resampling.BICUBIC)
     return np.asarray(resized, np.uint8)

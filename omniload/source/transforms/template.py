@@ -165,7 +165,9 @@ def _variables(record: str) -> dict[str, Any]:
     try:
         value = orjson.loads(record)
     except orjson.JSONDecodeError as error:
-        raise BadConversationError(f"is no JSON: {error}") from error
+        raise BadConversationError(
+            f"holds the text {record!r:.{_SHOWN}}, not a list of messages with role and content, nor JSON of one"
+        ) from error
     given = value if isinstance(value, dict) else {"messages": value}
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:

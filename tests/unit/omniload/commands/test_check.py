@@ -103,6 +103,10 @@ DOUBTED = {
         {"rest": "splits: {eval: 1.0e-300}\nsplit: eval\n"},
         "mix.yaml:5: sources.web: split 'eval' takes 1e-300 of its 100 records, less than one",
     ),
+    "split that nothing is held out for": (
+        {"rest": "splits: {eval: 0.2, test: 0.001}\n"},
+        "mix.yaml:12: splits.test: 0.001 of 100 records is less than one, and most likely none",
+    ),
     "interface that is not there": (
         {"rest": "runtime: {bind: nope0}\n"},
         "mix.yaml:12: runtime.bind is 'nope0', which is no interface of ",

@@ -147,6 +147,49 @@ def test_fill_in_the_middle_is_refused_where_the_tokenizer_lacks_its_marks(tmp_p
         assert str(caught.value).startswith(at), str(caught.value)
 
 
+def test_a_tokenizer_that_is_not_there_is_told_once_with_its_line(tmp_path):
+    """And not by each source that would be read by it."""
+    mix = a_mixed_corpus(tmp_path)
+    fim = MiddleTransform(type="fim", prefix="<pre>", suffix="<suf>", middle="<mid>")
+    text = mix.sources["text"].model_copy(update={"transforms": (fim,)})
+    changes = {
+        "sources": {**mix.sources, "text": text},
+        "tokenizer": BpeTokenizer(type="bpe", path="none.json"),
+    }
+    path = a_file(tmp_path, mix.model_copy(update=changes))
+    lines = path.read_text().splitlines()
+    line = next(i for i, said in enumerate(lines, 1) if said.startswith("tokenizer:"))
+
+    with pytest.raises(ConfigError) as caught:
+        find_sources(open_spec(path, dp=1, cache_dir=tmp_path / "cache"), path)
+
+    assert str(caught.value).startswith(f"{path}:{line}: tokenizer.path: ")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
+    (tmp_path / "chats.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}]}\n{"messages": "hello"}\n'
+    )
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    file = tmp_path / "mix.yaml"
+    file.write_text(
+        "version: 1\nseed: 1\ntokenizer: {type: bytes}\n"
+        "sources:\n"
+        "  sft:\n    type: jsonl\n    path: chats.jsonl\n    text: messages\n"
+        "    transforms: [{type: chat, template: plain.jinja, loss: all}]\n"
+        "mix: {stages: [{from_step: 0, weights: {sft: 1}}]}\n"
+        "pack: {length: 16}\nbatch: {tokens: 64, micro_tokens: 64}\n"
+    )
+
+    with pytest.raises(ConfigError) as caught:
+        find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"), file)
+
+    assert f"{tmp_path}/chats.jsonl: record 2, counted from 1: holds the text 'hello'" in str(
+        caught.value
+    )
+
+
 class OpenedError(Exception):
     """A source was opened again."""
 

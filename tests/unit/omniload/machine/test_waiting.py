@@ -38,6 +38,12 @@ def test_a_stopped_role_that_was_asked_is_the_cause():
     )
 
 
+def test_a_heartbeat_that_is_newer_than_the_look_at_it_came_just_now():
+    said = reason_of("loader-0", roles_of(a_role("loader-0", silent_s=-0.3)), NOW_S)
+
+    assert said == "loader-0 (process 7, last heartbeat 0 s ago) does nothing"
+
+
 def test_a_wait_is_followed_over_all_roles_to_the_stopped_one():
     found = roles_of(
         IDLE, READS, a_role("loader-0", a_task("reads web")), a_role("loader-1", silent_s=9)

@@ -199,7 +199,7 @@ def test_every_number_of_a_file_has_a_largest_value(model):
         ({"mix.stages.0.weights.web": 1e308}, "weights.web: found 1e+308; give at most 1e+12"),
         ({"seed": True}, "seed: Input should be a number, not a truth"),
         ({"mix.stages.0.weights.web": True}, "web: Input should be a number, not a truth"),
-        ({"mix.stages.0.weights.web": "1:30"}, "unable to parse string as a number, not '1:30'"),
+        ({"mix.stages.0.weights.web": "1:30"}, "web: found '1:30'; give a number"),
         (LONG_ROWS, "lower it to 268435 or less"),
         (
             {"batch.tokens": 1 << 32, "batch.micro_tokens": 4, "pack.length": 4},

@@ -23,6 +23,15 @@ def test_without_shuffle_records_come_as_stored():
     assert pairs(order, 0, 6) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
 
 
+def test_a_record_is_numbered_within_its_shard_whatever_the_units():
+    order = an_order(rows=(3, 0, 2, 4, 1), shards=(0, 0, 0, 2, 2))
+
+    assert order.number_in_shard(0, 2) == 2
+    assert order.number_in_shard(2, 1) == 4
+    assert order.number_in_shard(3, 0) == 0
+    assert order.number_in_shard(4, 0) == 4
+
+
 def test_shuffling_shards_keeps_the_order_inside_a_shard():
     order = an_order(shuffle=ShuffleConfig(method="shards"))
 

@@ -205,3 +205,15 @@ def test_what_a_digest_is_of_is_said_in_words(part, said):
 
     with pytest.raises(StateError, match=re.escape(f"({part}: aa saved, cc now, {said}); resume")):
         MixState.from_json(saved, NAMES, PRINT | {part: "cc"})
+
+
+def test_a_file_of_another_size_is_one_thing_that_differs():
+    """Not its bytes too, which would be said to be in files of the same sizes."""
+    parts = {"sources.web.content": "aa", "sources.web.shards": "bb"}
+    saved = a_state().to_json(NAMES, PRINT | parts)
+
+    with pytest.raises(StateError) as caught:
+        MixState.from_json(saved, NAMES, PRINT | dict.fromkeys(parts, "cc"))
+
+    assert "the names or sizes of its files" in str(caught.value)
+    assert "content" not in str(caught.value)

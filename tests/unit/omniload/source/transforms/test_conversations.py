@@ -140,14 +140,14 @@ def test_samples_do_not_depend_on_how_they_are_read_together(models):
         ([], "not a list of messages"),
         ({"prompt": "a"}, "not a list of messages"),
         ([{"content": "a"}], "message 0 is .*, not an object with a role"),
-        ("no json", "is no JSON"),
+        ("no json", "holds the text 'no json', not a list of messages"),
         ([{"role": "user", "content": "\ufdd0"}], "noncharacter"),
     ],
 )
 def test_a_record_that_is_no_conversation_is_told_and_may_be_skipped(models, record, fault):
     folder, chats = models / "plain", conversations(2)
 
-    with pytest.raises(IntegrityError, match=f"record 1 of unit 0: .*{fault}"):
+    with pytest.raises(IntegrityError, match=f"record 2, counted from 1: .*{fault}"):
         a_source(folder, [chats[0], record, chats[1]]).read(0, 3)
     block = a_source(folder, [chats[0], record, chats[1]], policy="skip").read(0, 3)
 
