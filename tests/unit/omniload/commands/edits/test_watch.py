@@ -1,6 +1,12 @@
-"""When a file counts as saved."""
+"""When a file counts as saved, and what is no file to watch."""
 
+import yaml
+
+from omniload.base.errors import ConfigError
 from omniload.commands.edits.watch import STILL_S, Saves, mark_of
+from omniload.mix.run_record import write_run_record
+from tests.support.plane.builders import a_mix
+from tests.support.plane.mix_commands import run_mix
 
 OLD, SHORT, NEW = (1, 90, 5), (1, 20, 7), (1, 95, 8)
 
@@ -51,3 +57,15 @@ def test_an_empty_file_has_no_mark_and_any_change_gives_another(tmp_path):
 
     assert None not in (one, mark_of(file))
     assert one != mark_of(file)
+
+
+def test_links_in_a_circle_are_told_by_their_name(tmp_path):
+    mix_path, circle = tmp_path / "mix.yaml", tmp_path / "circle.yaml"
+    mix_path.write_text(yaml.safe_dump(a_mix().model_dump(mode="json")))
+    write_run_record(tmp_path / "run", mix_path, {"dp": 1})
+    circle.symlink_to(circle)
+
+    told = run_mix("watch", tmp_path / "run", circle, "--once").exception
+
+    assert isinstance(told, ConfigError)
+    assert "circle.yaml" in str(told)
