@@ -35,12 +35,12 @@ class _Reported:
     """Rising."""
     spans_N: Ragged
 
+    def reaches(self, first: int, last: int) -> bool:
+        """Tell whether samples of keys from ``first`` to ``last`` may be among them."""
+        return bool(len(self.keys_N) and self.keys_N[0] <= last and self.keys_N[-1] >= first)
+
     def rows_of(self, keys_P: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return which of some pieces are of samples that were reported here, and the rows of these samples."""
-        # Most reports hold none of a small step.
-        if not len(self.keys_N) or self.keys_N[-1] < keys_P.min() or self.keys_N[0] > keys_P.max():
-            nothing = np.empty(0, np.intp)
-            return nothing, nothing
         rows_P = np.searchsorted(self.keys_N, keys_P)
         inside = rows_P < len(self.keys_N)
         inside[inside] = self.keys_N[rows_P[inside]] == keys_P[inside]
@@ -81,12 +81,15 @@ class _ReportedSpans:
 
     def _pieces_of(
         self, pieces: PieceTable
-    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], deque[_Reported]]]:
-        """Yield the places of the pieces of each source that reports, their keys, and its reports."""
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], list[_Reported]]]:
+        """Yield the places of the pieces of each source that reports, their keys, and what may hold them."""
         for source, known in self._of_source.items():
             at = np.flatnonzero(pieces.sources_P == source)
             if len(at):
-                yield at, pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at], known
+                keys_P = pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at]
+                first, last = int(keys_P.min()), int(keys_P.max())
+                # Most reports hold none of a small step, and are passed over by two numbers each.
+                yield at, keys_P, [each for each in known if each.reaches(first, last)]
 
 
 @dataclass(slots=True)
