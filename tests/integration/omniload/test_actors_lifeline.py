@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -96,17 +97,32 @@ def test_a_connection_that_cannot_be_taken_ends_no_other(monkeypatch):
         end.close()
 
 
+class Noting(socket.socket):
+    """A port that notes which threads there are as it is closed."""
+
+    threads = None
+
+    def close(self):
+        self.threads = set(threading.enumerate())
+        super().close()
+
+
 def test_the_port_is_let_go_of_behind_the_thread_that_waits_at_it(monkeypatch):
-    line, ports = Lifeline("127.0.0.1", 0), []
-    join = line._thread.join
-    # Before, the number could be another file's, at which the thread would wait, and the close for the thread.
-    monkeypatch.setattr(
-        line._thread, "join", lambda: (ports.append(line._listener.fileno()), join())
-    )
+    ports, made = [], socket.create_server
+
+    def noting(at):
+        ports.append(Noting(fileno=made(at).detach()))
+        return ports[0]
+
+    monkeypatch.setattr(lifeline.socket, "create_server", noting)
+    before = set(threading.enumerate())
+    line = Lifeline("127.0.0.1", 0)
+    (waiting,) = set(threading.enumerate()) - before
 
     line.close()
 
-    assert ports[0] >= 0 > line._listener.fileno()
+    # Before, the number could be another file's, at which the thread would wait, and the close for the thread.
+    assert waiting not in ports[0].threads
 
 
 def test_on_one_host_there_is_nothing_to_hold():
