@@ -35,6 +35,7 @@ LONGER = {
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (180, "the ways to both roles, and which way a source takes"),
+    "omniload/actors/ray/cluster.py": (170, "starts, joins, looks at and ends a Ray of our own"),
     "omniload/actors/ray/hosts/node.py": (
         175,
         "starts a node of Ray without the processes that no data plane asks",

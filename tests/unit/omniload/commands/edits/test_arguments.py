@@ -41,7 +41,7 @@ def test_numbers_are_weights_and_what_has_a_unit_is_an_amount():
         (("web=1", "code=2epochs"), "a run has one or the other"),
         (("web=0epochs",), "found 0.0; give more than 0"),
         (("web=5xtokens",), "not a quantity"),
-        (("web=0tokens",), "found 0; give at least 1"),
+        (("web=0tokens",), "found '0'; give at least 1"),
         (("web=-1",), r"web: found -1.0; give at least 0"),
     ],
 )
