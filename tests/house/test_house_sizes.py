@@ -15,10 +15,6 @@ LONGER = {
         235,
         "opens and closes every role, has its ranks, and changes its mix",
     ),
-    "omniload/actors/ray/cluster.py": (
-        175,
-        "starts a node of Ray, says what of it has ended, ends it",
-    ),
     "omniload/actors/ray/keeper.py": (
         255,
         "carries out every command of the roster, and what loaders are added or retired",
