@@ -27,8 +27,9 @@ class Attempt:
     plane: "RayPlane | None" = None
     ranks: dict[int, RankProcess] = field(default_factory=dict)
     roles: Mapping[str, int] = field(default_factory=dict)
+    is_ending: bool = False
+    """Whether its processes are being ended: what ends now was ended by the launcher."""
     _stopped: set[int] = field(default_factory=set)
-    _is_ending: bool = False
 
     @property
     def pids(self) -> dict[str, int]:
@@ -58,9 +59,9 @@ class Attempt:
         Returns:
             What ``without_ray`` says, the first time; empty else.
         """
-        if self._is_ending or not (said := self.without_ray()):
+        if self.is_ending or not (said := self.without_ray()):
             return ""
-        self._is_ending = True
+        self.is_ending = True
         for process in dict(self.ranks).values():
             process.kill()
         return said

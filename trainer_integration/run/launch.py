@@ -340,6 +340,8 @@ class Launcher:
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
+        # The thread that watches may have it at hand still, and Ray's servers end below.
+        attempt.is_ending = True
         stop_s = time.monotonic() + others_s
         for process in attempt.ranks.values():
             process.wait(max(0.0, stop_s - time.monotonic()))

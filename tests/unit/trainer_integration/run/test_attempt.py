@@ -57,6 +57,16 @@ def test_ranks_end_once_a_server_of_their_ray_has_ended():
     assert attempt.end_without_ray() == "", "it is told once"
 
 
+def test_what_the_launcher_ends_itself_is_not_told_as_lost():
+    plane = Plane()
+    attempt = Attempt(0, plane=plane, ranks={0: Rank(71)}, is_ending=True)
+
+    plane.ended = "raylet ended with -9"
+
+    assert attempt.end_without_ray() == ""
+    assert not attempt.ranks[0].killed
+
+
 def test_ranks_without_a_plane_of_actors_are_left_alone():
     assert Attempt(0, ranks={0: Rank(71)}).end_without_ray() == ""
 
