@@ -227,6 +227,8 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
     doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
+    if not doubt and (left_out := opened.format.doubt()):
+        doubt = f"sources.{name}: {left_out}"
     drawn = config.share_drawn if records * config.share_drawn >= 1 else 0.0
     return FoundSource(
         name=name,

@@ -139,3 +139,11 @@ class Format(Protocol):
             OmniloadError: As for ``read_unit``.
         """
         ...
+
+    def doubt(self) -> str:
+        """Say what of the first records is left out though it looks like a part of them; empty where nothing is.
+
+        Raises:
+            OmniloadError: As for ``read_unit``.
+        """
+        return ""

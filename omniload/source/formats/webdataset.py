@@ -36,6 +36,8 @@ __all__ = ["FORMAT", "WebDatasetFormat"]
 
 _FIRST_RECORDS = 64
 _WINDOW_BYTES = 64 << 10
+_IMAGES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp"})
+"""What members are called that are most likely images."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +69,11 @@ class WebDatasetFormat(Format):
 
     @override
     def read_unit(self, unit: int) -> Records:
+        path = self._files[self._units.shards_U[unit]].path
+        return self._records(path, *self._samples_of(unit))
+
+    def _samples_of(self, unit: int) -> tuple[memoryview, int, list[_Sample]]:
+        """Return the bytes of a unit, where they start in the archive, and the samples in them."""
         units = self._units
         file, rows = self._files[units.shards_U[unit]], int(units.rows_U[unit])
         start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
@@ -81,7 +88,7 @@ class WebDatasetFormat(Format):
                 f"{file.path}: bytes {start} to {stop} hold {len(samples)} samples, {rows} in the index; "
                 "the file is not the one that was indexed, start anew"
             )
-        return self._records(file.path, data, start, samples)
+        return data, start, samples
 
     @override
     def first_records(self) -> Records:
@@ -91,6 +98,22 @@ class WebDatasetFormat(Format):
             if len(filled)
             else Records.of_texts([])
         )
+
+    @override
+    def doubt(self) -> str:
+        filled = np.flatnonzero(self._units.rows_U)
+        if not self._config.images or not len(filled):
+            return ""
+        _, _, samples = self._samples_of(int(filled[0]))
+        for sample in samples[:_FIRST_RECORDS]:
+            for name in sample.members:
+                extension = name.rpartition(".")[2]
+                if extension in _IMAGES.difference(self._config.images):
+                    return (
+                        f"images [{', '.join(self._config.images)}] leave out .{name} of sample {sample.key!a}: add "
+                        f"{extension}, unless it is no part of the sample"
+                    )
+        return ""
 
     def _records(self, path: str, data: memoryview, start: int, samples: list[_Sample]) -> Records:
         texts: list[str | None] = []

@@ -1,6 +1,8 @@
 """What a check refuses or doubts, each with its line; tables of a mix of a thousand sources stay readable."""
 
+import io
 import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from omniload.commands.check import check
 from omniload.commands.display import output
 from omniload.commands.mix_tables import shares_table
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
+from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
+
+DRAWN = png_of(ramp(8, 8), "JPEG")
 
 
 @pytest.mark.parametrize(
@@ -149,6 +154,36 @@ def test_what_may_give_nothing_is_a_warning_with_its_line(tmp_path, name):
     assert code == 0
     assert [line.startswith(f"warning: {said}") for line in lines if "warning" in line] == [True]
     assert again == lines
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (
+            "jpg",
+            "sources.web: images [jpg] leave out .1.jpeg of sample 'p': add jpeg, unless it is",
+        ),
+        ("jpg, jpeg", ""),
+    ],
+)
+def test_members_that_look_like_images_and_are_not_named_are_a_warning(tmp_path, images, said):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (("p.0.jpg", DRAWN), ("p.1.jpeg", DRAWN), ("p.txt", b"text " * 9)):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    patches = "{type: images, patch: 4, max_patches: 36, placeholder: 7}"
+    source = f"images: [{images}]\n    transforms: [{patches}]"
+    file = tmp_path / "mix.yaml"
+    archive = MIX.replace("web.jsonl", "a.tar").replace("jsonl\n", "webdataset\n")
+    file.write_text(archive.replace("SOURCE", source).replace("16PACK", "64"))
+
+    shown = CliRunner().invoke(check, [str(file)])
+
+    assert shown.exit_code == 0, shown.output
+    warnings = [line for line in shown.output.splitlines() if "images [" in line]
+    assert len(warnings) == bool(said)
+    assert not said or said in warnings[0]
 
 
 def test_what_was_found_does_not_stand_for_rows_of_another_length(tmp_path):
