@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused_and_the_run_goes_on(mix_path, run_dir, books,
         for arguments, said in (
             (("set", run_dir, "txt=1"), "did you mean 'text'"),
             (("set", run_dir, "ids=0", "text=0"), "no source would have a weight"),
-            (("set", run_dir, "ids=-1"), "greater than or equal to 0"),
+            (("set", run_dir, "ids=-1"), "found -1.0; give at least 0"),
             (("set", run_dir, "ids"), "NAME=NUMBER"),
             (("set", run_dir, "ids=1", "ids=2"), "two weights"),
             (("set", run_dir, "ids=2", "--at", 2), "the first step that can be changed is"),
