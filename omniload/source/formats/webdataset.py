@@ -36,8 +36,8 @@ __all__ = ["FORMAT", "WebDatasetFormat"]
 
 _FIRST_RECORDS = 64
 _WINDOW_BYTES = 64 << 10
-_IMAGES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp"})
-"""What members are called that are most likely images."""
+_IMAGES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "webp"})
+"""What members are called that are most likely images, of the kinds that can be decoded."""
 
 
 @dataclass(slots=True, kw_only=True)

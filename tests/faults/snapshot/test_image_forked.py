@@ -48,33 +48,24 @@ def test_a_child_that_raises_ends_and_does_not_go_on_as_its_parent(tmp_path):
     assert witness.read_text() == f"{os.getpid()}\n"
 
 
-def test_a_child_whose_last_words_cannot_be_written_does_not_go_on_as_its_parent(tmp_path):
+class Interrupted(io.StringIO):
+    def flush(self):
+        raise KeyboardInterrupt
+
+
+def full():
+    """Return an output that takes what is written and cannot let go of it."""
+    out = Path("/dev/full").open("w")  # noqa: SIM115 -- it ends with the process
+    out.write("lost")
+    return out
+
+
+@pytest.mark.parametrize("output", [full, Interrupted])
+def test_a_child_that_fails_at_its_last_words_does_not_go_on_as_its_parent(tmp_path, output):
     witness = tmp_path / "went-on"
 
     def child():
-        sys.stdout = Path("/dev/full").open("w")  # noqa: SIM115 -- it ends with the process
-        sys.stdout.write("lost")
-        return 3
-
-    try:
-        process = fork(child)
-        assert process.wait() == 3
-    finally:
-        with witness.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-
-    assert witness.read_text() == f"{os.getpid()}\n"
-
-
-def test_a_child_that_is_interrupted_at_its_last_words_does_not_go_on_as_its_parent(tmp_path):
-    witness = tmp_path / "went-on"
-
-    class Interrupted(io.StringIO):
-        def flush(self):
-            raise KeyboardInterrupt
-
-    def child():
-        sys.stdout = Interrupted()
+        sys.stdout = output()
         return 3
 
     try:
