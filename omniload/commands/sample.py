@@ -1,7 +1,6 @@
 """``omniload mix sample``: a small corpus to try things on, offline."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omniload.base.units import format_bytes, format_count
+from omniload.base.writing import write_whole
 from omniload.commands.display import (
     Cell,
     colour_of,
@@ -126,16 +126,11 @@ def _write_mix(corpus: SampleCorpus) -> Path:
     path = corpus.folder / MIX_NAME
     if not path.exists():
         # The schema first: beside a mix that is there nothing is written again.
-        _write(path.with_name(SCHEMA_NAME), json.dumps(mix_schema(), indent=2) + "\n")
-        _write(path, _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False))
+        schema = json.dumps(mix_schema(), indent=2) + "\n"
+        write_whole(path.with_name(SCHEMA_NAME), schema.encode())
+        mix = _HEAD + yaml.safe_dump(sample_mix(corpus), sort_keys=False)
+        write_whole(path, mix.encode())
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    # Of this process alone: two may build the same corpus.
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _print(console: Console, corpus: SampleCorpus, mix_path: Path) -> None:

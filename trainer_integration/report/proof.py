@@ -18,6 +18,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.reading import read_kept_file
 from omniload.base.state import JsonObject
+from omniload.base.writing import write_whole
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.mix.config import MixConfig
@@ -160,9 +161,7 @@ def prove(
         replayed[step] = digest
         tell(len(replayed), last + 1 - from_step)
     proof = compared(replayed, logged, time.perf_counter() - began_s)
-    partial = run_dir / (PROOF_NAME + ".partial")
-    partial.write_bytes(orjson.dumps(proof.model_dump(mode="json")))
-    partial.replace(run_dir / PROOF_NAME)
+    write_whole(run_dir / PROOF_NAME, orjson.dumps(proof.model_dump(mode="json")))
     return proof
 
 

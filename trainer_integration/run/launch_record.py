@@ -13,6 +13,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.extras import DISTRIBUTION
 from omniload.base.reading import read_kept_file
+from omniload.base.writing import write_whole
 from trainer_integration.config import TrainConfig
 
 __all__ = ["LAUNCH_RECORD_NAME", "LaunchRecord", "read_launch_record", "write_launch_record"]
@@ -46,10 +47,9 @@ def write_launch_record(run_dir: Path, config: Path, train: TrainConfig) -> None
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     )
     run_dir.mkdir(parents=True, exist_ok=True)
-    partial = run_dir / (LAUNCH_RECORD_NAME + ".partial")
     # Pydantic's own text would turn an infinity, as clip_norm may be, into null.
-    partial.write_text(json.dumps(record.model_dump(mode="json"), indent=2), encoding="utf-8")
-    partial.replace(run_dir / LAUNCH_RECORD_NAME)
+    text = json.dumps(record.model_dump(mode="json"), indent=2)
+    write_whole(run_dir / LAUNCH_RECORD_NAME, text.encode())
 
 
 def read_launch_record(run_dir: Path) -> LaunchRecord:

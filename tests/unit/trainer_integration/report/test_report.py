@@ -216,7 +216,7 @@ def test_the_report_lies_whole_in_the_runs_folder(run):
 
     assert path == run / "report.html"
     assert path.read_text().rstrip().endswith("</html>")
-    assert not list(run.glob("*.partial"))
+    assert not [left for left in run.iterdir() if left.name.startswith(".")]
 
 
 def test_a_missing_package_names_the_extra(run, monkeypatch):
