@@ -108,7 +108,7 @@ def write_tokenizer(config: TokenizerConfig, base_dir: Path, folder: Path) -> No
         case BpeTokenizer():
             content = read_tokenizer(base_dir / config.path)
         case TiktokenTokenizer():
-            from omniload.source.byte_pairs.as_json import tokenizer_json  # noqa: PLC0415 -- an extra
+            from omniload.source.byte_pairs.encodings import tokenizer_json  # noqa: PLC0415 -- an extra
 
             try:
                 content = tokenizer_json(config, base_dir)

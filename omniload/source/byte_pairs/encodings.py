@@ -1,18 +1,31 @@
-"""The encodings of tiktoken: how text is split before tokens are merged, and which tokens are special.
+"""The encodings of tiktoken, and a file of ranks of one as a ``tokenizer.json``, for what reads no other.
 
-Its own table makes an encoding and fetches the file of ranks in one call; here the file is the user's. A test
-compares this table with that one.
+An encoding is how text is split before tokens are merged, and which tokens are special. The library's own table makes
+one and fetches the file of ranks in one call; here the file is the user's. A test compares this table with that one.
+
+A model on a hub, and its tools, want a ``tokenizer.json``. Both merge byte pairs, but each names merges in its own way,
+and cuts text by another library of regular expressions. So what is written is read back and compared: with every
+token of the vocabulary, with all of them in a random order, and with text that regular expressions differ at.
 
 Source:
     https://github.com/openai/tiktoken, ``tiktoken_ext/openai_public.py``, MIT licence.
 """
 
+import json
+import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from omniload.mix.schema.tokenizers import EncodingName
+import tokenizers
 
-__all__ = ["ENCODINGS", "EncodingRules"]
+from omniload.base.errors import ConfigError
+from omniload.mix.schema.tokenizers import EncodingName, TiktokenTokenizer
+from omniload.source.byte_pairs.files import RANKS, parse_ranks, read_tokenizer
+from omniload.source.tokenize import Tokenizer, open_tokenizer
+
+__all__ = ["ENCODINGS", "EncodingRules", "tokenizer_json"]
 
 _END = "<|endoftext|>"
 _PREFIX, _MIDDLE, _SUFFIX = "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"
@@ -76,3 +89,130 @@ ENCODINGS: Mapping[EncodingName, EncodingRules] = {
     ),
 }
 """By the names that tiktoken has for them."""
+
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+"""Bytes that a ``tokenizer.json`` writes as the letters of Latin-1; the others are letters from 256 on."""
+_LETTERS = {byte: chr(byte) for byte in _PRINTABLE}
+_LETTERS |= {b: chr(256 + i) for i, b in enumerate(sorted({*range(256)} - {*_PRINTABLE}))}
+_POSSESSIVE = re.compile(
+    r"(\\p\{\w+\}|\[(?:\\.|[^\]\\])*\]|\\.|[^\\\[\](){}|+*?])([+*?]|\{\d+(?:,\d*)?\})\+"
+)
+_AT_ONCE = 1_000
+_JOINED = 40
+"""Tokens of a text of many."""
+_PROBES = (
+    "The cat's dog'S can't WON'T we'll they've I'm you'd it'\u017f \u017fs K's İi ǅ ﬁ ß",
+    "  two\t\ttabs \n\n lines\r\n\r\n  \n   end   ",
+    " \u00a0\u2003\u3000x\u0085y\u180ez\u200b \u2028\u2029 ",
+    "1 22 333 4444 1234567 ٣٤٥٦٧ Ⅷ ½ x²",
+    "naïve café Straße Ελληνικά русский العربية עברית हिन्दी ไทย 漢字 かな 한국어 👩\u200d🚀 🇩🇪 e\u0301",
+    "def f(x):\n    return x[0] + 1  # ok!?\n\n\n\tself.y /= -2 // 3\n",
+    "a" * 70 + " " * 70 + "\n" * 7 + "-" * 70 + "0" * 70,
+    "\x00\x01\x7f \ufffd \U0010ffff",
+)
+
+
+def tokenizer_json(config: TiktokenTokenizer, base_dir: Path) -> bytes:
+    """Return the tokenizer of a file of ranks as a ``tokenizer.json`` of the same ids.
+
+    Special tokens in a text become one token each there, as its library has it; the others are those of a document.
+
+    Raises:
+        ConfigError: The file is none of ranks, or one text that was tried has other ids there.
+    """
+    path = base_dir / config.path
+    rules = ENCODINGS[config.encoding]
+    ranks = parse_ranks(read_tokenizer(path, what=RANKS), path)
+    special = dict(rules.special if config.special_tokens is None else config.special_tokens)
+    plain = config.model_copy(update={"end_of_document": None})
+    written = json.dumps(_written(ranks, rules.pattern, special, path), ensure_ascii=False)
+    _require_same(written, open_tokenizer(plain, base_dir), ranks, special, path)
+    return written.encode()
+
+
+def _written(
+    ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int], path: Path
+) -> dict[str, object]:
+    vocabulary = {_lettered(token): rank for token, rank in ranks.items()}
+    if both := sorted(vocabulary.keys() & special.keys()):
+        raise ConfigError(
+            f"{path}: special token {both[0]!r} is a token of text too, and a tokenizer.json tells them apart by "
+            "what they say; export without it: name others in special_tokens"
+        )
+    # In the order in which the library is to merge: by the rank of what a pair becomes, as tiktoken does.
+    merges = [
+        (ranks[token], ranks[token[:cut]], _lettered(token[:cut]), _lettered(token[cut:]))
+        for token in ranks
+        for cut in range(1, len(token))
+        if token[:cut] in ranks and token[cut:] in ranks
+    ]
+    added = [
+        {"id": number, "content": token, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for token, number in sorted(special.items(), key=lambda item: item[1])
+    ]
+    split = {"type": "Split", "pattern": {"Regex": _for_oniguruma(pattern)}, "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [split | {"behavior": "Isolated"}, level | {"use_regex": False}],
+        },
+        "decoder": level | {"use_regex": True},
+        # Special tokens stand among the others: the library would number them on from the last one.
+        "model": {
+            "type": "BPE",
+            # A piece that is a token is that token, as tiktoken has it, whatever merges would make of it.
+            "ignore_merges": True,
+            "vocab": vocabulary | dict(special),
+            "merges": [[left, right] for *_, left, right in sorted(merges)],
+        },
+    }
+
+
+def _lettered(token: bytes) -> str:
+    return "".join(_LETTERS[byte] for byte in token)
+
+
+def _for_oniguruma(pattern: str) -> str:
+    """Write a pattern as a ``tokenizer.json`` has it: there ``{1,3}+`` repeats itself, and ``$`` ends a line."""
+    return _POSSESSIVE.sub(r"(?>\1\2)", pattern).replace("$", r"\z")
+
+
+def _require_same(
+    written: str,
+    ours: Tokenizer,
+    ranks: Mapping[bytes, int],
+    special: Mapping[str, int],
+    path: Path,
+) -> None:
+    """Compare what is written with the tokenizer itself.
+
+    Raises:
+        ConfigError: With the first text that has other ids.
+    """
+    theirs = tokenizers.Tokenizer.from_str(written)
+    each = [text for token in ranks if (text := token.decode(errors="ignore")).encode() == token]
+    mixed = random.Random(0).sample(each, len(each))  # noqa: S311 -- the same in every run
+    joined = ["".join(mixed[at : at + _JOINED]) for at in range(0, len(mixed), _JOINED)]
+    texts = [
+        text for text in (*_PROBES, *each, *joined) if not any(token in text for token in special)
+    ]
+    for start in range(0, len(texts), _AT_ONCE):
+        batch = texts[start : start + _AT_ONCE]
+        column = ours.encode(batch)
+        found = theirs.encode_batch_fast(batch, add_special_tokens=False)
+        for i, (text, other) in enumerate(zip(batch, found, strict=True)):
+            if other.ids != (ids := column[i].tolist()):
+                raise ConfigError(
+                    f"{path}: as a tokenizer.json it would cut text otherwise: {text[:60]!r} is {ids[:12]} and would "
+                    f"be {other.ids[:12]}; give whoever takes the model this file, to be read by tiktoken"
+                )
+    for token, number in special.items():
+        if theirs.token_to_id(token) != number:
+            raise ConfigError(
+                f"{path}: special token {token!r} would be {theirs.token_to_id(token)} in a tokenizer.json, not "
+                f"{number}; give whoever takes the model this file, to be read by tiktoken"
+            )

@@ -28,7 +28,7 @@ def test_weights_come_back_as_they_went(tied):
 
 def test_models_are_read_and_written_without_tiktoken(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    for name in ("omniload.source.byte_pairs.encoder", "omniload.source.byte_pairs.as_json"):
+    for name in ("omniload.source.byte_pairs.encoder", "omniload.source.byte_pairs.encodings"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delitem(sys.modules, "trainer_integration.mixtral.folder")
 
