@@ -20,9 +20,8 @@ from omniload.commands.options import cache_option, json_option, mix_argument
 from omniload.commands.stats_tables import Rate, SourceStats, Stats, print_stats, stats_json
 from omniload.mix.config import MixConfig
 from omniload.plan.forecast import SourceSizes, forecast, steps_per_epoch
-from omniload.source.survey.documents import Survey, open_survey
+from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
 from omniload.source.survey.duplicates import DuplicateCounter
-from omniload.source.survey.lengths import LengthHistogram, trained_on
 
 __all__ = ["stats"]
 

@@ -10,8 +10,8 @@ from rich.text import Text
 from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, say, table
+from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
-from omniload.source.survey.lengths import LengthHistogram
 
 __all__ = ["Rate", "SourceStats", "Stats", "print_stats", "stats_json"]
 

@@ -1,7 +1,9 @@
-"""What documents a source holds: their lengths and hashes, of a stated number of them or of all.
+"""What documents a source holds: lengths and hashes of some of them or of all, and a histogram of lengths.
+
+Lengths are kept in bounded memory: as counts of fine bins, which quantiles are read from.
 
 Shape suffixes:
-    U  units        R  records of a unit        N  documents looked at
+    U  units        R  records of a unit        N  documents looked at        B  bins
 """
 
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.mix.schema.records import Overlong
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.estimate import evenly
 from omniload.source.formats.format import Format, Records
@@ -22,12 +25,19 @@ from omniload.source.survey.duplicates import hashes_of
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["Looked", "Survey", "open_survey"]
+__all__ = ["LengthHistogram", "Looked", "Survey", "open_survey", "trained_on"]
 
 _MOST_UNITS = 16
 """Units that a sample is taken from: each is decoded whole."""
 _READ_TOGETHER = 4096
 """Documents that are tokenised at once."""
+_BINS_A_DOUBLING = 16
+"""A quantile is at most a 16th of a doubling above the true one: 5 %."""
+_DOUBLINGS = 32
+_EDGES_B = np.unique(
+    np.floor(2.0 ** (np.arange(_DOUBLINGS * _BINS_A_DOUBLING) / _BINS_A_DOUBLING)).astype(np.int64)
+)
+"""First length of each bin; short lengths have a bin each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +156,54 @@ def _chosen(
     starts = ends_of_units - rows_U[units]
     for unit, start, end in zip(units.tolist(), starts, ends_of_units, strict=True):
         yield unit, picked[(picked >= start) & (picked < end)] - start
+
+
+class LengthHistogram:
+    """Counts documents by their length; those of no tokens are counted apart."""
+
+    def __init__(self) -> None:
+        self.documents = 0
+        """Of at least one token."""
+        self.empty = 0
+        """Records that gave no token."""
+        self.tokens = 0
+        self.longest = 0
+        self._counts_B = np.zeros(len(_EDGES_B), np.int64)
+
+    def add(self, lengths_N: NDArray[np.int64]) -> None:
+        """Take in lengths, each at least 0."""
+        given = lengths_N[lengths_N > 0]
+        self.empty += len(lengths_N) - len(given)
+        self.documents += len(given)
+        self.tokens += int(given.sum())
+        self.longest = max(self.longest, int(given.max(initial=0)))
+        bins = np.searchsorted(_EDGES_B, given, side="right") - 1
+        self._counts_B += np.bincount(bins, minlength=len(_EDGES_B))
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a record; one that gives none counts."""
+        return self.tokens / max(self.documents + self.empty, 1)
+
+    def quantile(self, part: float) -> int:
+        """Return a length that ``part`` of the documents do not exceed; at most 5 % above the least such length."""
+        if not self.documents:
+            return 0
+        at = int(np.searchsorted(np.cumsum(self._counts_B), part * self.documents))
+        last = int(_EDGES_B[at + 1]) - 1 if at + 1 < len(_EDGES_B) else self.longest
+        return min(last, self.longest)
+
+    def by_doubling(self) -> list[int]:
+        """Return how many documents have 1 token, 2 to 3, 4 to 7 and so on, up to the longest."""
+        doubling_B = np.floor(np.log2(_EDGES_B)).astype(np.int64)
+        counts = np.bincount(doubling_B, weights=self._counts_B).astype(np.int64)
+        return [int(count) for count in counts[: self.longest.bit_length()]]
+
+
+def trained_on(lengths_N: NDArray[np.int64], length: int, overlong: Overlong) -> NDArray[np.int64]:
+    """Return the tokens of each document that a row of ``length`` takes, by the policy for overlong ones."""
+    if overlong == "truncate":
+        return np.minimum(lengths_N, length)
+    if overlong == "drop":
+        return np.where(lengths_N > length, 0, lengths_N)
+    return lengths_N

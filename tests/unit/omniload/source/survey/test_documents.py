@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.source.survey.lengths import LengthHistogram, trained_on
+from omniload.source.survey.documents import LengthHistogram, trained_on
 
 lengths = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**31 - 1)), max_size=50)
 
