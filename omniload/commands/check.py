@@ -25,8 +25,8 @@ from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.kept_findings import FoundSource
-from omniload.source.token_cache.cache import SourceTokens, TokenCache, open_token_cache
-from omniload.source.token_cache.names import why_not_kept
+from omniload.source.token_cache.cache import TokenCache, open_token_cache
+from omniload.source.token_cache.names import SourceTokens, why_not_kept
 from omniload.source.transforms.opening import open_pipeline
 
 __all__ = ["check"]

@@ -15,9 +15,9 @@ from omniload.mix.schema.splits import content_keys
 from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import drained, text_array
 from omniload.source.formats.format import Records
-from omniload.source.token_cache.cache import SourceTokens
 from omniload.source.token_cache.entry import EncodedUnit
 from omniload.source.token_cache.filling import Filling, UnitToFill
+from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.pipeline import Pipeline
 from omniload.source.transforms.samples import Samples
 

@@ -30,8 +30,9 @@ from omniload.source.formats.opening import OpenFormat, open_format
 from omniload.source.index import IndexCache
 from omniload.source.parts.blocks import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
-from omniload.source.token_cache.cache import SourceTokens, TokenCache
+from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.filling import Filling
+from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 from omniload.source.transforms.samples import Samples

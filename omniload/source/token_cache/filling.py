@@ -20,8 +20,8 @@ from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged
 from omniload.source.block_memory import HeldColumn, SpilledColumn
-from omniload.source.token_cache.cache import SourceTokens
 from omniload.source.token_cache.entry import EncodedUnit
+from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.samples import Samples
 
 __all__ = ["Filling", "UnitToFill"]

@@ -1,4 +1,4 @@
-"""What an entry of a token cache is called: a digest of all that decides the tokens of a unit.
+"""The entries of a source in a token cache, by their names: digests of all that decides the tokens of a unit.
 
 A folder is of one way to make tokens of text; a name in it is of one unit of one file. Neither knows the
 name of the source, where its files lie, the order of its records or the transforms of token ids, which are
@@ -7,6 +7,7 @@ done each time: runs that differ in those share entries.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import orjson
 
@@ -22,9 +23,11 @@ from omniload.mix.schema.transforms import (
 from omniload.source.byte_pairs.files import library_of
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import UnitTable
-from omniload.source.token_cache.entry import ENTRY_VERSION
+from omniload.source.formats.opening import OpenFormat
+from omniload.source.token_cache.cache import TokenCache
+from omniload.source.token_cache.entry import ENTRY_VERSION, EncodedUnit
 
-__all__ = ["MAKING_VERSION", "folder_of_source", "names_of_units", "why_not_kept"]
+__all__ = ["MAKING_VERSION", "SourceTokens", "folder_of_source", "names_of_units", "why_not_kept"]
 
 MAKING_VERSION = 1
 """Raised whenever the same text, tokenizer and transforms come to other tokens."""
@@ -33,6 +36,61 @@ _NOT_OF_TOKENS = {
     *("path", "tags", "shuffle", "on_error", "transforms", "max_repetition", "max_fraction"),
     *("splits", "split", "dedupe", "overlong", "drawn_before"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTokens:
+    """The entries of one source."""
+
+    cache: TokenCache
+    folder: str
+    names_U: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        cache: TokenCache | None,
+        config: SourceConfig,
+        *,
+        tokenizer: TokenizerConfig | None,
+        pipeline_digest: str,
+        opened: OpenFormat,
+    ) -> "SourceTokens | None":
+        """Return the entries of a source; ``None`` where its tokens are not kept.
+
+        Args:
+            cache: Where they lie; ``None`` for nowhere.
+            config: What the mix file says of the source.
+            tokenizer: Tokenizer of the mix.
+            pipeline_digest: Of the files that its transforms read.
+            opened: Its units and their files.
+        """
+        if cache is None or why_not_kept(config):
+            return None
+        folder = folder_of_source(
+            config,
+            tokenizer=tokenizer,
+            tokenizer_digest=cache.tokenizer_digest,
+            pipeline_digest=pipeline_digest,
+            seal=cache.seal.name,
+        )
+        names_U = names_of_units(
+            opened.format.units(), opened.files, digests_all=opened.digests_all
+        )
+        return cls(cache=cache, folder=folder, names_U=names_U)
+
+    def get(self, unit: int) -> EncodedUnit | None:
+        """Return what is kept of a unit, if anything."""
+        return self.cache.get(f"{self.folder}/{self.names_U[unit]}")
+
+    def put(self, unit: int, made: EncodedUnit) -> bool:
+        """Keep a unit; tell whether it is kept."""
+        return self.cache.put(f"{self.folder}/{self.names_U[unit]}", made)
+
+    def kept(self) -> int:
+        """Return how many units there is something kept of; raises as ``TokenCache.names``."""
+        there = self.cache.names(self.folder)
+        return sum(name in there for name in self.names_U)
 
 
 def why_not_kept(config: SourceConfig) -> str:

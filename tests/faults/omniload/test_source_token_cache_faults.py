@@ -15,9 +15,8 @@ from omniload.mix.runtime import TokenCacheConfig
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.source import open_source
-from omniload.source.token_cache.cache import TokenCache, open_token_cache
+from omniload.source.token_cache.cache import LocalPlace, TokenCache, open_token_cache
 from omniload.source.token_cache.entry import Seal
-from omniload.source.token_cache.places import LocalPlace
 
 BYTES = ByteTokenizer(type="bytes")
 CONFIG = JsonlSource(type="jsonl", path="*.jsonl", unit=4096)

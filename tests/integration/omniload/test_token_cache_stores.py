@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from omniload.source.token_cache.places import StorePlace
+from omniload.source.token_cache.cache import StorePlace
 from tests.faults.omniload.test_source_token_cache_faults import a_source, read_whole
 from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import why_not
