@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.batch.documents import (
+from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of, unshifted
+from omniload.batch.rows import (
     DocumentLosses,
     Documents,
     Piece,
@@ -22,8 +24,6 @@ from omniload.batch.documents import (
     losses_by_document,
     pieces_of,
 )
-from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
-from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of, unshifted
 
 __all__ = ["Arrays", "Fields", "Labels", "NumpyArrays", "PackedRows", "SideStream", "TrainingBatch"]
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 import omniload
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.batch.documents import documents_of
 from omniload.batch.microbatch import CpSlice
+from omniload.batch.rows import documents_of
 from tests.support.chats import CHATML, write_model
 
 COUNT = 60

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omniload.base.errors import StateError
-from omniload.batch.documents import Piece
+from omniload.batch.rows import Piece
 from omniload.front.sampling.exchange import Exchange
 from omniload.front.sampling.sampler import DynamicSampler
 
