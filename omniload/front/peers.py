@@ -19,8 +19,7 @@ from typing_extensions import override
 from omniload.actors.plane import RankHandle
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import JsonObject
-from omniload.batch.microbatch import Batch
-from omniload.batch.wire import from_bytes, to_bytes
+from omniload.batch.microbatch import Batch, from_bytes, to_bytes
 from omniload.front.meeting import Failure
 from omniload.machine.messages import ResizeAsked
 

@@ -10,7 +10,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import images_of, places_of
-from omniload.batch.wire import from_bytes, to_bytes
+from omniload.batch.microbatch import from_bytes, to_bytes
 from omniload.client import Client
 from omniload.front.delivery import BatchForm
 from omniload.front.rows import NumpyArrays

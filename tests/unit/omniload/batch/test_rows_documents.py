@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
-from omniload.batch.microbatch import IGNORE_LABEL, Batch
+from omniload.batch.microbatch import IGNORE_LABEL, Batch, from_bytes, to_bytes
 from omniload.batch.rows import losses_by_document, pieces_of
 from omniload.batch.slices import slice_for_cp
-from omniload.batch.wire import from_bytes, to_bytes
 from omniload.front.rows import NumpyArrays, PackedRows, TrainingBatch
 from tests.support.plane.builders import a_microbatch, tokens_of
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.batch.microbatch import Batch, CpSlice
+from omniload.batch.microbatch import Batch, CpSlice, from_bytes, to_bytes
 from omniload.batch.slices import slice_for_cp
-from omniload.batch.wire import from_bytes, to_bytes
 from tests.support.plane.builders import a_microbatch
 
 
