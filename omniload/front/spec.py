@@ -18,9 +18,9 @@ from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.secrets import without_secrets
 from omniload.front.launch import Place
-from omniload.mix.config import MixConfig, load_mix, mix_text
+from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
-from omniload.mix.run_record import MixText
+from omniload.mix.run_record import MixText, mix_text
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.index import index_folder
 

@@ -55,7 +55,6 @@ __all__ = [
     "TokenizerConfig",
     "WeightsConfig",
     "load_mix",
-    "mix_text",
 ]
 
 LARGEST_ROW = 1 << 24
@@ -389,12 +388,3 @@ def load_mix(path: str | Path) -> tuple[MixConfig, Path]:
     file = Path(path)
     root = read_settings(file).root
     return validated(root, MixConfig, name=str(file)), file.resolve().parent
-
-
-def mix_text(path: str | Path) -> str:
-    """Return YAML that says by itself what a mix file says now, with what it includes and variables of the environment.
-
-    Raises:
-        ConfigError: As for ``load_mix``, but that the mix may be faulty.
-    """
-    return read_settings(Path(path)).text

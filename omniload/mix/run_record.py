@@ -24,9 +24,10 @@ from pydantic import ValidationError
 from omniload.base.config import parse_yaml
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.reading import read_kept_file
+from omniload.base.settings.include import read_settings
 from omniload.base.state import require_version, shown, whole_number
 from omniload.base.writing import write_whole
-from omniload.mix.config import BalanceConfig, MixConfig, mix_text
+from omniload.mix.config import BalanceConfig, MixConfig
 
 __all__ = [
     "RUN_RECORD_NAME",
@@ -34,6 +35,7 @@ __all__ = [
     "MixText",
     "RunLife",
     "RunRecord",
+    "mix_text",
     "read_run_record",
     "write_run_record",
 ]
@@ -53,6 +55,15 @@ class MixText:
     path: Path
     """The mix file; relative paths start at its folder."""
     text: str
+
+
+def mix_text(path: str | Path) -> str:
+    """Return YAML that says by itself what a mix file says now, with what it includes and variables of the environment.
+
+    Raises:
+        ConfigError: As for ``load_mix``, but that the mix may be faulty.
+    """
+    return read_settings(Path(path)).text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

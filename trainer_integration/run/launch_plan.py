@@ -18,9 +18,9 @@ from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.state import JsonObject
 from omniload.base.units import decimal_of
 from omniload.front.launch import Launch
-from omniload.mix.config import MixConfig, load_mix, mix_text
+from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
-from omniload.mix.run_record import read_run_record, write_run_record
+from omniload.mix.run_record import mix_text, read_run_record, write_run_record
 from omniload.source.index import index_folder
 from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.place import CheckpointPlace, place_of

@@ -9,8 +9,8 @@ from omniload.base.config import parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.secrets import names_secret
 from omniload.base.settings.include import read_settings
-from omniload.mix.config import MixConfig, load_mix, mix_text
-from omniload.mix.run_record import read_run_record, write_run_record
+from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.run_record import mix_text, read_run_record, write_run_record
 
 WHOLE = """
 version: 2
