@@ -50,16 +50,8 @@ class Ragged:
         """Length of each sequence."""
         return np.diff(self.offsets)
 
-    def part(self, begin: int, end: int) -> Self:
-        """Return the sequences ``begin`` to before ``end``; no value is copied."""
-        offsets = self.offsets
-        return type(self)(
-            values_V=self.values_V[offsets[begin] : offsets[end]],
-            offsets=offsets[begin : end + 1] - offsets[begin],
-        )
-
     def between(self, first: int, last: int) -> Self:
-        """Return the sequences from ``first`` to ``last``; the values are not copied."""
+        """Return the sequences ``first`` to before ``last``; no value is copied."""
         offsets = self.offsets[first : last + 1]
         values = self.values_V[offsets[0] : offsets[-1]]
         return type(self)(values_V=values, offsets=offsets - offsets[0])

@@ -175,7 +175,7 @@ def split_rows(
             trained_RT=None if rows.trained_RT is None else rows.trained_RT[a:b],
             keys_K4=rows.keys_K4[row_offsets[a] : row_offsets[b]],
             columns_K={
-                name: column.part(int(row_offsets[a]), int(row_offsets[b]))
+                name: column.between(int(row_offsets[a]), int(row_offsets[b]))
                 for name, column in rows.columns_K.items()
             },
         )

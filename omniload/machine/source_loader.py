@@ -152,7 +152,7 @@ class SourceLoader:
         tokens = found.packed()
         return [
             SampleColumns(
-                tokens=tokens.part(a, b),
+                tokens=tokens.between(a, b),
                 others={
                     name: of_place[place].packed()
                     for name, of_place in others.items()

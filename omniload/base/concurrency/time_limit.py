@@ -79,8 +79,9 @@ def _answered(answer: "Future[Answer]", limit_s: float, what: str) -> Answer:
         try:
             return answer.result(timeout=patience_s)
         except FutureTimeoutError:
-            if answer.done():  # the call itself raised one
-                raise
+            # The call itself raised one, or ended just behind the wait: it has answered either way.
+            if answer.done():
+                return answer.result()
         waited_s += patience_s
         if waited_s >= limit_s:
             raise UnavailableError(

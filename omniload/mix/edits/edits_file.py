@@ -75,7 +75,7 @@ def write_history(run_dir: Path, history: History) -> None:
     """Keep the edits of a run, durably.
 
     Raises:
-        StateError: The disk is full, or the folder cannot be written.
+        OmniloadError: The disk is full, or the folder cannot be written.
     """
     # The lowest that says it all: releases read what they know, and refuse the rest by its version.
     version: Literal[1, 2, 3, 4] = 2 if any(edit.behind for edit in history.edits) else 1

@@ -49,20 +49,27 @@ class StepRecord:
         """Return the state after this step; ``weights_S`` are the integer weights at it.
 
         Raises:
-            StateError: The record belongs to another step than ``state`` stands before, or leads to
-                another state than it did when it was written.
+            StateError: The record belongs to another step than ``state`` stands before, is of a source that the
+                mix of its step has not, or leads to another state than it did when it was written.
         """
         if self.step != state.step:
             raise StateError(
                 f"the journal has step {self.step} where step {state.step} was due; resume from a checkpoint"
             )
         state = state.widened(len(weights_S))  # sources that an edit added at this step
-        idle = [(cursor, 0) for cursor in state.cursors_S]
+        changes_S = [(cursor, 0) for cursor in state.cursors_S]
+        # Names are those of all edits: a record may speak of a source that a later one adds.
+        last = max((*self.drawn, int(self.carried.sources_P.max(initial=0))))
+        if last >= len(changes_S):
+            raise StateError(
+                f"the record of step {self.step} is of source {last}, and the mix has {len(changes_S)} by then; "
+                "resume from a checkpoint"
+            )
         for s, change in self.drawn.items():
-            idle[s] = change
+            changes_S[s] = change
         after = replace(state, mix_revision=self.revision).after(
-            cursors_S=[cursor for cursor, _ in idle],
-            served_S=[served for _, served in idle],
+            cursors_S=[cursor for cursor, _ in changes_S],
+            served_S=[served for _, served in changes_S],
             weights_S=weights_S,
             carried=self.carried,
         )

@@ -18,6 +18,7 @@ from omniload.mix.journal.records import StepRecord
 from omniload.mix.journal.storage import FileStorage
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState
+from tests.support.plane.builders import pieces_of
 from tests.support.plane.journals import (
     NAMES,
     PRINT,
@@ -218,6 +219,17 @@ def test_a_record_that_leads_elsewhere_than_when_it_was_written_is_refused():
         replace(record, carried=PieceTable.empty()).applied_to(found[1], WEIGHTS)
     with pytest.raises(StateError, match="the state after step 1 has digest"):
         record.applied_to(found[1], WEIGHTS[::-1])
+
+
+@pytest.mark.parametrize(
+    "change", [{"drawn": {2: ((4, 0, 0), 5)}}, {"carried": pieces_of([2, 0, 0, 0, 5, 9])}]
+)
+def test_a_record_of_a_source_that_is_not_added_yet_is_refused(change):
+    found = states(2)
+    record = replace(records_between(found)[0], **change)
+
+    with pytest.raises(StateError, match="step 0 is of source 2, and the mix has 2 by then"):
+        record.applied_to(found[0], WEIGHTS)
 
 
 def test_a_missing_journal_is_a_state_error(tmp_path):

@@ -1,10 +1,12 @@
 """Calls that may never return."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
 from omniload.base.concurrency import time_limit
+from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import UnavailableError
 
@@ -22,6 +24,23 @@ def test_what_the_call_raises_is_raised(error):
         call_within(60, fail, what="a store")
 
     assert caught.value is error
+
+
+def test_an_answer_that_comes_just_behind_a_wait_is_returned(monkeypatch):
+    class Late(Future):
+        def result(self, timeout=None):
+            if self.done():
+                return super().result(timeout)
+            self.set_result(3)
+            raise TimeoutError
+
+    class Pool(DaemonPool):
+        def submit(self, call):
+            return Late()
+
+    monkeypatch.setattr(time_limit, "DaemonPool", Pool)
+
+    assert call_within(60, lambda: None, what="a store") == 3
 
 
 def test_a_call_that_does_not_return_is_left_behind_and_named(monkeypatch, caplog):

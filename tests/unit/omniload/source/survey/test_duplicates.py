@@ -62,4 +62,4 @@ def test_a_hash_is_of_the_values_and_of_where_a_document_ends():
     hashes = hashes_of(whole).tolist()
 
     assert Counter(hashes).most_common(1) == [(hashes[0], 2)]
-    assert hashes_of(whole.part(3, 5)).tolist() == hashes[3:]
+    assert hashes_of(whole.between(3, 5)).tolist() == hashes[3:]
