@@ -194,7 +194,8 @@ class _ObjectStream:
                     if self._writer is None:
                         self._writer = self._engine.store.create(self._path)
                     self._writer.write(unit)
-            except (OSError, OmniloadError) as error:
+            # Whatever a client raises, for want of memory or of a thread: what is not noted here was written.
+            except Exception as error:  # noqa: BLE001 -- raised by the next call
                 self.error = error
             finally:
                 # Whatever became of it: writers of other files wait for the same room.
@@ -214,7 +215,7 @@ class _ObjectStream:
                 if self.error is None and self._writer is not None and not self._closed:
                     self._writer.close()
                     self._closed = True
-            except (OSError, OmniloadError) as error:
+            except Exception as error:  # noqa: BLE001 -- as above
                 self.error = error
 
         self._executor.submit(close)
@@ -228,7 +229,9 @@ class _ObjectStream:
                 except (OSError, OmniloadError) as error:
                     self.error = error
             elif self._writer is not None:
-                self._writer.abort()
+                # Once: each settle of a file that failed comes here, and what a stream held is another's by then.
+                given_up, self._writer = self._writer, None
+                given_up.abort()
 
         # Where no thread is left, in a process that was forked off or is ending, it is an orphan.
         with suppress(OmniloadError, RuntimeError):

@@ -355,9 +355,10 @@ class _LocalWriter(ObjectWriter):
 
     @override
     def abort(self) -> None:
+        file, self._file = self._file, -1  # as in ``close``
         with suppress(OSError):
-            if self._file >= 0:
-                os.close(self._file)
+            if file >= 0:
+                os.close(file)
             with self._at.parent(self._path) as (above, name):
                 os.unlink(name, dir_fd=above)
 

@@ -252,8 +252,13 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
                 return
             try:
                 body.flush()
-            except (OSError, OmniloadError) as error:
-                _LOG.error("%s: what was written last is lost: %s", body.pending.path, error)
+            # Whatever it is: this thread has other files to publish.
+            except Exception as error:  # noqa: BLE001 -- said, and the file is counted as lost
+                defect = None if isinstance(error, OSError | OmniloadError) else error
+                lost_path = body.pending.path
+                _LOG.error(
+                    "%s: what was written last is lost: %s", lost_path, error, exc_info=defect
+                )
             else:
                 done.add(id(body))
 

@@ -1,10 +1,16 @@
 """Segments: how bytes are cut into units, and what is left of one that fails."""
 
+import errno
+import os
+
 import pytest
 
 from fusefs.base.serial_executor import ByteBudget
 from fusefs.format.layout import StripeLayout
+from fusefs.stores.local import store as local_store
+from fusefs.stores.local.store import LocalStore
 from fusefs.stores.memory import MemoryStore
+from fusefs.stores.protocol import ObjectWriter
 from fusefs.write.segment_writer import SegmentWriter, UnitBuffer, written_segment
 from omniload.base.errors import StateError
 from tests.support.fusefs.builders import object_paths, tiny_files
@@ -89,6 +95,69 @@ def test_a_segment_that_lacks_a_unit_which_no_thread_would_take_is_never_whole(m
 
 def refuse(*_):
     raise RuntimeError("no thread")
+
+
+class FailingStream(ObjectWriter):
+    """Raises at one of its calls, and counts how often it is given up."""
+
+    def __init__(self, at, error):
+        self.at, self.error, self.aborts = at, error, 0
+
+    def write(self, data):
+        if self.at == "write":
+            raise self.error
+
+    def close(self):
+        if self.at == "close":
+            raise self.error
+
+    def abort(self):
+        self.aborts += 1
+
+
+@pytest.mark.parametrize("at", ["write", "close"])
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("can't start new thread")])
+def test_a_segment_is_not_whole_whatever_a_client_raises(monkeypatch, at, error):
+    with tiny_files(store := MemoryStore()) as files:
+        monkeypatch.setattr(store, "create", lambda _: FailingStream(at, error))
+        writer = SegmentWriter(files.writers.engine, StripeLayout(4, 2))
+        writer.append(DATA[:4])
+
+        with pytest.raises(type(error), match=str(error)):
+            writer.finish()
+
+
+def test_a_stream_that_failed_is_given_up_once_however_often_the_file_is_closed(monkeypatch):
+    stream = FailingStream("write", OSError(errno.ENOSPC, "the disk is full"))
+    with tiny_files(store := MemoryStore()) as files:
+        monkeypatch.setattr(store, "create", lambda _: stream)
+        writer = SegmentWriter(files.writers.engine, StripeLayout(4, 2))
+        writer.append(DATA[:4])
+        writer.seal()
+        for _ in range(2):
+            with pytest.raises(OSError, match="full"):
+                writer.settle()
+        writer.abandon()
+
+    assert stream.aborts == 1
+
+
+def test_a_local_object_that_is_given_up_twice_closes_no_number_that_is_anothers(
+    monkeypatch, tmp_path
+):
+    def refused(*_):
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    writer = LocalStore(tmp_path).create(".omnifs/objects/ab/abc.0")
+    monkeypatch.setattr(local_store, "_write", refused)
+    with pytest.raises(OSError, match="full"):
+        writer.write(DATA)
+    writer.abort()
+    anothers = os.open(tmp_path, os.O_RDONLY)
+
+    writer.abort()
+
+    os.close(anothers)
 
 
 def test_a_process_that_was_forked_off_waits_for_no_room_that_threads_elsewhere_hold(monkeypatch):

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from fusefs.tools.fsck import verify
+from fusefs.vfs.file import open_file
 from fusefs.vfs.file.open_file import OpenFile, SpoolPlace, flush_all
 from tests.support.fusefs.builders import contents, some_files
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
@@ -48,6 +49,22 @@ def test_removed_and_unchanged_files_are_left_alone(files):
 
     assert files.stat("f").entry == before
     assert [info.name for info in files.listing("")] == ["f"]
+
+
+def test_a_defect_in_publishing_one_is_said_and_keeps_no_thread_from_the_others(
+    files, caplog, monkeypatch
+):
+    def flush():
+        raise MemoryError("no room")
+
+    bodies = [a_file_under_way(files, f"f{i}") for i in range(3)]
+    monkeypatch.setattr(bodies[0], "flush", flush)
+    monkeypatch.setattr(open_file, "_AT_ONCE", 1)
+
+    assert flush_all(bodies, within_s=60) == ["f0"]
+
+    assert "f0: what was written last is lost: no room" in caplog.text
+    assert [info.name for info in files.listing("")] == ["f1", "f2"]
 
 
 def test_one_that_cannot_be_published_is_named_and_stops_no_other(files, caplog):
