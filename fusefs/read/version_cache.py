@@ -7,8 +7,12 @@ from fusefs.cache.local_copy import LocalCopy
 from fusefs.format.file_segments import FileSegment, FileUnits, UnitPart
 from fusefs.read.unit_fetcher import Fetcher
 from fusefs.read.unit_source import ReadEngine
+from omniload.base.errors import StateError
+from omniload.base.log import get_logger
 
 __all__ = ["Keeping", "VersionCache"]
+
+_LOG = get_logger(__name__)
 
 Keeping = list[tuple[UnitPart, Future[Data]]]
 """Units on their way to where they are kept."""
@@ -92,13 +96,22 @@ class VersionCache:
         # One at a time: comparing reads the whole copy, and readers of others would wait for the disk.
         if self.copy is not None and self.copy.copy.comparing.acquire(blocking=False):
             self.copy.copy.acquire()
-            self._engine.local_pool.submit(_verify, self.copy)
+            try:
+                self._engine.local_pool.submit(_verify, self.copy)
+            # The pool takes nothing more, or the system gives it no thread: the open that asks here goes on.
+            except (StateError, RuntimeError) as error:
+                _let_go(self.copy)
+                _LOG.debug("%s is not compared: %s", self.copy.version.name, error)
 
 
 def _verify(copy: LocalCopy) -> None:
     try:
         copy.verify()
     finally:
-        # Taken by the thread that opened, let go by this one: hence a lock and no reentrant one.
-        copy.copy.comparing.release()
-        copy.copy.release()
+        _let_go(copy)
+
+
+def _let_go(copy: LocalCopy) -> None:
+    # Taken by the thread that opened, let go by another: hence a lock and no reentrant one.
+    copy.copy.comparing.release()
+    copy.copy.release()

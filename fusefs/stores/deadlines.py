@@ -263,7 +263,14 @@ class Callers:
                     "look after the store"
                 )
             caller = self._idle.pop() if self._idle else _Caller(self, next(self._names))
-        caller.take(call)
+        try:
+            caller.take(call)
+        except RuntimeError as error:
+            # Python's word for a limit of the system, which others may leave room in soon.
+            raise UnavailableError(
+                f"{call.path!r}: no thread is left to {call.name} in: {error}; raise the limit of "
+                "processes (ulimit -u, or pids.max of the container)"
+            ) from error
         return call
 
     def _abandon(self, call: _Call[Result], dropped: Callable[[Result], object]) -> bool:

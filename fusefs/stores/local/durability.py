@@ -47,11 +47,20 @@ class Settling:
     def changed(self) -> None:
         """Note that something was changed that is not durable."""
         with self._lock:
-            if self._waiting is None and not self._closed:
-                # One for all that changes meanwhile, and not put off by it: two seconds are a promise.
-                self._waiting = threading.Timer(self._within_s, self._settle_in_time)
-                self._waiting.name, self._waiting.daemon = "fusefs-settle", True
-                self._waiting.start()
+            if self._waiting is not None or self._closed:
+                return
+            # One for all that changes meanwhile, and not put off by it: two seconds are a promise.
+            timer = threading.Timer(self._within_s, self._settle_in_time)
+            timer.name, timer.daemon = "fusefs-settle", True
+            try:
+                timer.start()
+            except RuntimeError as error:
+                _LOG.warning("no thread is left to wait in (%s): made durable now", error)
+            else:
+                self._waiting = timer
+                return
+        # Noted before it runs, a timer that never began would keep every later one from beginning.
+        self._settle_in_time()
 
     def directory_named(self, path: str) -> None:
         """Note that a directory was made, or got this name."""

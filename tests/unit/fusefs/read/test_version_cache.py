@@ -2,7 +2,10 @@
 
 import pytest
 
+from fusefs.base.thread_pools import StorePool
+from fusefs.config import DiskCacheConfig
 from fusefs.format.attributes import Attributes
+from fusefs.stores.memory import MemoryStore
 from tests.support.fusefs.builders import some_files
 
 DATA = bytes(range(256)) * 64
@@ -53,3 +56,22 @@ def test_a_file_in_its_manifest_is_always_near_and_nothing_of_it_is_forgotten():
             assert opened.reader.cached.held_bytes() == (6, None)
             assert opened.reader.cached.is_complete()
             assert opened.reader.cached.forget() == 0
+
+
+def test_a_copy_that_no_thread_would_compare_is_left_for_a_later_open(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    disk = DiskCacheConfig(directory=str(tmp_path), capacity=1 << 20)
+    store = MemoryStore()
+    with some_files(store, disk_cache=disk, read_ahead=0) as files:
+        files.write_file("f", DATA)
+        with files.open("f") as opened:
+            opened.reader.cached.keep(0, len(DATA))
+    # A process that has compared nothing of it yet.
+    with some_files(store, disk_cache=disk, read_ahead=0) as files, files.open("f") as opened:
+        with monkeypatch.context() as patched:
+            patched.setattr(StorePool, "submit", refuse)
+            assert opened.local_copy() is None
+
+        assert not opened.reader.cached.copy.copy.comparing.locked()

@@ -261,3 +261,20 @@ def test_threads_that_waited_for_markers_share_the_outage():
         # A thread that came late may have asked once more; that each asked is what must not be.
         assert client.calls.count("listing") <= 2
         client.go.set()
+
+
+def test_where_the_system_gives_no_thread_the_store_is_unavailable_and_asked_again(monkeypatch):
+    refusals = ["can't start new thread"]
+
+    def start(caller):
+        if refusals:
+            raise RuntimeError(refusals.pop())
+        threading.Thread.start(caller)
+
+    monkeypatch.setattr(deadlines._Caller, "start", start, raising=False)
+    callers = Callers("client")
+    with within(LONG_S):
+        with pytest.raises(UnavailableError, match=r"no thread is left to find in: .*pids.max"):
+            callers.call("find", "f", lambda: "found")
+
+        assert callers.call("find", "f", lambda: "found") == "found"

@@ -215,3 +215,26 @@ def test_a_store_that_closes_waits_for_the_sync_that_its_timer_began():
     closing[0].join(5)
 
     assert ended == ["sync", "close"]
+
+
+def test_what_no_thread_would_wait_for_is_durable_at_once_and_later_changes_in_time(monkeypatch):
+    flushed, again = [], threading.Event()
+
+    def sync():
+        flushed.append(1)
+        if len(flushed) > 1:
+            again.set()
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    settling = Settling(sync, within_s=0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", refuse)
+        settling.changed()
+    assert flushed == [1]
+
+    settling.changed()
+
+    assert again.wait(30)
+    settling.close()
