@@ -24,8 +24,8 @@ from omniload.base.errors import OmniloadError
 
 __all__ = ["CreationRequests", "ListingRequests", "NameRequests"]
 
-_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
-"""Of renameat2."""
+_RENAME_NOREPLACE = 1
+"""Of renameat2; its others are to exchange two names, and to leave a whiteout."""
 
 
 class ListingRequests:
@@ -203,8 +203,9 @@ class NameRequests:
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
         """Rename over what is there."""
-        if flags & _RENAME_EXCHANGE:
-            raise OSError(errno.EINVAL, "no store exchanges two names")
+        if flags & ~_RENAME_NOREPLACE:
+            # Each of them, or a caller would take for done what was not: overlayfs tries for a whiteout.
+            raise OSError(errno.EINVAL, f"no store knows the flags {flags} of a rename")
         above, text = self._session.place_for(parent, name)
         new_above, new_text = self._session.place_for(new_parent, new_name)
         source = above.child_path(text)

@@ -104,6 +104,15 @@ def test_what_is_renamed_while_it_is_opened_is_written_where_it_lies_now(mount):
         assert bytes(file.reader.read(0, 3)) == b"new"
 
 
+@pytest.mark.parametrize("flags", [2, 4, 1 | 4])
+def test_a_rename_that_no_store_knows_changes_nothing(mount, flags):
+    with pytest.raises(OSError, match="no store knows") as caught:
+        run_blocking(mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", flags))
+
+    assert caught.value.errno == errno.EINVAL
+    assert [info.name for info in mount.files.listing("")] == ["f"]
+
+
 def test_what_is_opened_while_it_is_renamed_is_written_where_it_lies_then(mount):
     inode = mount.lookup()
     renaming = mount.shown.rename(ROOT_INODE, b"f", ROOT_INODE, b"g", 0)
