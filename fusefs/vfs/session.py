@@ -142,6 +142,8 @@ class Session:
         Returns:
             Paths of files that could not be published.
         """
+        # Of what has not begun nobody hears the answer, and behind a store that hangs it may be hundreds of calls.
+        self._pool.shutdown(wait=False, cancel_futures=True)
         bodies = [handle.body for handle in self.handles.files.values()]
         lost = flush_all(bodies, within_s=_LAST_PUBLISH_S)
         self._pool.shutdown()

@@ -246,3 +246,27 @@ def test_a_disk_that_is_full_is_told_to_who_closes(mount, local, monkeypatch):
         run_blocking(mount.shown.flush(opened.handle))
     monkeypatch.undo()
     mount.release(opened)
+
+
+def test_calls_that_have_not_begun_at_the_end_of_a_mount_never_do(monkeypatch):
+    monkeypatch.setattr(session, "_CALLS_WAITING", 1)
+    mount = Mount()
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def hang():
+        begun.set()
+        assert go_on.wait(60)
+        done.append("first")
+
+    waiting = [mount.shown.session.wait(call) for call in (hang, lambda: done.append("second"))]
+    under_way, queued = (handling.send(None) for handling in waiting)
+    assert begun.wait(60)
+    queued.add_done_callback(lambda _: go_on.set())
+
+    mount.close()
+
+    assert done == ["first"]
+    assert under_way.done()
+    assert queued.cancelled()
+    for handling in waiting:
+        handling.close()
