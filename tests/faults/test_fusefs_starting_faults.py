@@ -15,6 +15,7 @@ from fusefs.bridge.process.launch import run_daemon, start_daemon
 from fusefs.mounts import supervisor
 from fusefs.mounts.lifecycle import MountConfig
 from fusefs.mounts.supervisor import watch
+from omniload.base.errors import StateError
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 
 DAEMON = "tests.support.fusefs.interrupting_daemon"
@@ -48,6 +49,13 @@ def test_a_daemon_whose_start_is_interrupted_is_told_to_end_and_gone(
     process, *told = said.read_text(encoding="utf-8").split()
     assert told == ["told", "to", "end", "by", str(int(signal.SIGTERM))]
     assert not is_alive(process)
+
+
+def test_a_daemon_that_ends_before_it_took_its_settings_is_told_by_how_it_ended(tmp_path):
+    settings = bytes(1 << 20)  # more than a pipe holds: nobody reads them
+
+    with pytest.raises(StateError, match="the daemon ended with 1 before its mount was usable"):
+        start_daemon("no_such_module", settings, str(tmp_path), log_path=os.devnull)
 
 
 def test_a_daemon_that_is_ready_when_its_starter_has_gone_ends_as_by_a_signal(signals, monkeypatch):

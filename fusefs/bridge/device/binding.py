@@ -60,6 +60,8 @@ _WANTED = (
 )
 _LOG = get_logger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_BEGINS_WITHIN_S = 30.0
+"""For the kernel's first request, which it sends while it mounts."""
 
 
 def attach(target: str, options: BridgeOptions, name: str) -> int:
@@ -339,7 +341,13 @@ def _served(
 
 def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
     """Answer INIT, the first request of a connection."""
-    select.select([device], [], [])
+    # poll and not select, which takes no descriptor above 1,023.
+    begins = select.poll()
+    begins.register(device, select.POLLIN)
+    if not begins.poll(_BEGINS_WITHIN_S * 1000):
+        raise StateError(
+            f"the kernel has asked nothing of a new mount within {_BEGINS_WITHIN_S:g} s; mount it anew"
+        )
     request = memoryview(os.read(device, 1 << 16 | 1 << 20))
     wanted = options.read_only if options.passthrough is None else options.passthrough
     _, opcode, unique, *_ = IN_HEADER.unpack_from(request)

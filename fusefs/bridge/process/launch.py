@@ -101,8 +101,11 @@ def start_daemon(
     with os.fdopen(ready, "rb") as pipe:
         try:
             assert process.stdin is not None
-            process.stdin.write(settings)
-            process.stdin.close()
+            # Of one that has ended already the other pipe, or its code, says why.
+            with suppress(BrokenPipeError):
+                process.stdin.write(settings)
+            with suppress(BrokenPipeError):
+                process.stdin.close()
             answer = pipe.read()
         except BaseException:  # Ctrl-C above all: nobody would know of the mount
             _take_back(process, mountpoint)

@@ -13,6 +13,7 @@ daemon that was killed. The kernel frees the name with the process.
 
 import os
 import re
+import select
 import socket
 import threading
 import time
@@ -111,6 +112,8 @@ class UnmountNotifier:
                     raise PermissionError("asked by another user")
                 # Held over both: a daemon that ends in between would miss a peer that has heard the first line.
                 with self._lock:
+                    # Whoever asks what the mount is, or finds it busy, goes again: their ends must not pile up.
+                    self._waiting = _without_gone(self._waiting)
                     peer.sendall(orjson.dumps(self._about) + b"\n")
                     self._waiting.append(peer)
             except OSError as error:
@@ -122,6 +125,22 @@ class UnmountNotifier:
             for peer in self._waiting:
                 peer.close()
             self._waiting.clear()
+
+
+def _without_gone(peers: list[socket.socket]) -> list[socket.socket]:
+    """Close the connections that the other side has closed; return the others."""
+    poll = select.poll()
+    for peer in peers:
+        poll.register(peer, select.POLLIN)
+    # Nobody says anything here, so what can be read is an end.
+    gone = {descriptor for descriptor, _ in poll.poll(0)}
+    left = []
+    for peer in peers:
+        if peer.fileno() in gone:
+            peer.close()
+        else:
+            left.append(peer)
+    return left
 
 
 class UnmountClient:

@@ -260,6 +260,23 @@ def test_what_could_not_be_published_is_an_integrity_error_that_names_it(daemon)
         unmount(daemon.folder)
 
 
+def num_descriptors():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_those_who_asked_and_went_leave_nothing_open_in_the_daemon(daemon):
+    daemon.notifier.listen()
+    before = num_descriptors()
+    for _ in range(5):
+        UnmountClient.of(daemon.folder).close()
+
+    last = UnmountClient.of(daemon.folder)
+
+    # Both ends of the last one: the daemon is a thread here.
+    assert num_descriptors() - before == 2
+    last.close()
+
+
 def test_an_end_without_a_word_is_said(daemon):
     daemon.notifier.listen()
     daemon.once_unmounted(daemon.dies)
