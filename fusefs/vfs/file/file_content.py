@@ -19,8 +19,15 @@ from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.tree.version_identity import ids_of, segments_of, spliceable
 from fusefs.vfs.file.states import ContentState
 from fusefs.write.file_writer import FileWriter
-from fusefs.write.splice import MOST_RANGES, MOST_RANGES_CLOSED, filled, is_worn, splice
-from fusefs.write.spool import Spool, SpoolPlace
+from fusefs.write.spool import (
+    MOST_RANGES,
+    MOST_RANGES_CLOSED,
+    Spool,
+    SpoolPlace,
+    filled,
+    is_worn,
+    splice,
+)
 
 __all__ = [
     "CleanContent",
