@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from omniload.machine.progress import Progress, Task
+from omniload.machine.progress import Progress, Watched
 
 __all__ = [
     "Abandoned",
@@ -27,6 +27,7 @@ __all__ = [
     "MemberEnded",
     "MemberReady",
     "MembersSeen",
+    "PlaceFound",
     "RoleAdded",
     "RoleRetired",
     "Roster",
@@ -42,8 +43,6 @@ _SETTLES_S = 1.0
 """Whoever takes over has the processors for so long, before another one that is to stand by is started behind it."""
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
-_SAME_CALL_S = 0.5
-"""Less than this may lie between two beginnings of one call: clocks of two hosts are compared again and again."""
 _LOST_IN_A_ROW = 5
 """Members of one role that may be lost while no step is released; the next one would be lost too."""
 
@@ -112,7 +111,16 @@ class RoleRetired:
     role: str
 
 
-RosterEvent = MemberReady | MemberEnded | MembersSeen | StepsReleased | RoleAdded | RoleRetired
+@dataclass(frozen=True, slots=True)
+class PlaceFound:
+    """There is a better place for a member that stands by than where it is."""
+
+    member: Member
+
+
+RosterEvent = (
+    MemberReady | MemberEnded | MembersSeen | StepsReleased | RoleAdded | RoleRetired | PlaceFound
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,8 @@ class _Role:
     holder: Member | None
     standing_by: list[Member] = field(default_factory=list)
     starting: set[Member] = field(default_factory=set)
+    instead_of: dict[Member, Member] = field(default_factory=dict)
+    """Members that are being started to stand by in place of others."""
     next_number: int = 1
     lost: int = 0
     """Members lost since a step was released."""
@@ -174,43 +184,15 @@ class _Role:
         held = [self.holder] if self.holder is not None else []
         return [*held, *self.standing_by, *sorted(self.starting, key=lambda m: m.number)]
 
+    def start(self, name: str) -> StartMember:
+        member = Member(name, self.next_number)
+        self.next_number += 1
+        self.starting.add(member)
+        return StartMember(member)
+
     def hand_over(self, member: Member) -> HandOver:
         self.holder, self.settles_s = member, _SETTLES_S
         return HandOver(member)
-
-
-@dataclass(slots=True)
-class _Beat:
-    """The last heartbeat of a member, and how long the roster has looked at it."""
-
-    beat_s: float
-    silent_s: float = 0.0
-    stopped_s: float | None = None
-    """Since it was first seen stopped; ``None`` while it runs."""
-    call: Task | None = None
-    """The oldest call to a store that it has under way."""
-    call_s: float = 0.0
-    """How long the roster has looked at that."""
-
-    def see(self, progress: Progress, *, is_stopped: bool, passed_s: float) -> None:
-        """Note another look."""
-        if not is_stopped:
-            self.stopped_s = None
-        else:
-            self.stopped_s = 0.0 if self.stopped_s is None else self.stopped_s + passed_s
-        # By looks, not by the age of the heartbeat: a job that is suspended and goes on replaces nobody.
-        self.silent_s = self.silent_s + passed_s if self.beat_s == progress.beat_s else 0.0
-        self.beat_s = progress.beat_s
-        call = progress.calls[0] if progress.calls else None
-        if call is not None and self.call is not None and _is_same(self.call, call):
-            self.call_s += passed_s
-        else:
-            self.call, self.call_s = call, 0.0
-
-
-def _is_same(first: Task, now: Task) -> bool:
-    """Tell whether a call is the one that was seen first, also where the clock of its host is known better by now."""
-    return now.doing == first.doing and abs(now.since_s - first.since_s) < _SAME_CALL_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,7 +206,7 @@ class Roster:
     stuck_s: float = 300.0
     """In one call to a store for so long a member is stuck."""
     _roles: dict[str, _Role] = field(init=False)
-    _beats: dict[Member, _Beat] = field(default_factory=dict, init=False)
+    _beats: dict[Member, Watched] = field(default_factory=dict, init=False)
     _looked_s: float | None = field(default=None, init=False)
     _released_to: int = field(default=0, init=False)
     _gave_up: bool = field(default=False, init=False)
@@ -251,16 +233,14 @@ class Roster:
             case MembersSeen():
                 return self._see(event)
             case StepsReleased(step=step):
-                if step > self._released_to:
-                    self._released_to = step
-                    for each in self._roles.values():
-                        each.lost = 0
-                return ()
+                return self._release(step)
             case RoleAdded(role=role, shadows=shadows):
                 self._roles[role] = _Role(shadows=shadows, holder=None, next_number=0, is_new=True)
                 return self._fill(role)
             case RoleRetired(role=role):
                 return self._retire(role, "no source is left to it")
+            case PlaceFound(member=member):
+                return self._start_instead_of(member)
             case _:
                 assert_never(event)
 
@@ -281,16 +261,41 @@ class Roster:
         """Return all members, those that are being started too."""
         return [member for role in self._roles.values() for member in role.members()]
 
+    def _release(self, step: int) -> tuple[RosterCommand, ...]:
+        if step > self._released_to:
+            self._released_to = step
+            for each in self._roles.values():
+                each.lost = 0
+        return ()
+
     def _ready(self, member: Member) -> tuple[RosterCommand, ...]:
         role = self._roles.get(member.role)
         if role is None or member not in role.starting:
             return ()  # it was lost meanwhile, or its role retired
         role.starting.remove(member)
+        before = role.instead_of.pop(member, None)
         if role.holder is not None:
             role.standing_by.append(member)
-            return ()
+            return self._relieve(role, before)
         role.is_new = False
         return (role.hand_over(member),)
+
+    def _start_instead_of(self, member: Member) -> tuple[RosterCommand, ...]:
+        role = self._roles.get(member.role)
+        # One after the other: where to start the next one is known once this one is there.
+        if role is None or member not in role.standing_by or role.starting:
+            return ()
+        command = role.start(member.role)
+        role.instead_of[command.member] = member
+        return (command,)
+
+    def _relieve(self, role: _Role, member: Member | None) -> tuple[RosterCommand, ...]:
+        """End a member in whose place another one stands by now, unless it took over or was lost meanwhile."""
+        if member is None or member not in role.standing_by:
+            return ()
+        role.standing_by.remove(member)
+        self._beats.pop(member, None)
+        return (EndMember(member, "another one stands by in a better place"),)
 
     def _lose(self, member: Member, why: str) -> tuple[RosterCommand, ...]:
         """Replace a member; one that is not on the roster any more was replaced before."""
@@ -301,6 +306,8 @@ class Roster:
             return (*self._retire(member.role, why), Abandoned(member.role, why))
         self._beats.pop(member, None)
         role.starting.discard(member)
+        if role.instead_of.pop(member, None) in role.standing_by:
+            return (EndMember(member, why),)  # nothing is lost: another place was only tried
         role.lost += 1
         if role.lost > _LOST_IN_A_ROW:
             self._gave_up = True
@@ -335,10 +342,7 @@ class Roster:
         if role.holder is not None and role.settles_s > 0:
             return ()
         while len(role.members()) < 1 + role.shadows:
-            member = Member(name, role.next_number)
-            role.next_number += 1
-            role.starting.add(member)
-            commands.append(StartMember(member))
+            commands.append(role.start(name))
         return tuple(commands)
 
     def _see(self, seen: MembersSeen) -> tuple[RosterCommand, ...]:
@@ -352,7 +356,7 @@ class Roster:
             progress = seen.beats.get(member.name)
             if progress is None:
                 continue  # it has not begun: its end, or that it stands ready, is told
-            beat = self._beats.setdefault(member, _Beat(progress.beat_s))
+            beat = self._beats.setdefault(member, Watched(progress.beat_s))
             beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
             if (why := self._why_lost(progress, beat)) is not None:
                 commands += self._lose(member, why)
@@ -367,7 +371,7 @@ class Roster:
                 role.settles_s -= passed_s
                 yield from self._fill(name)
 
-    def _why_lost(self, progress: Progress, beat: _Beat) -> str | None:
+    def _why_lost(self, progress: Progress, beat: Watched) -> str | None:
         process = f"process {progress.pid}"
         if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:
             return f"{process} is stopped"

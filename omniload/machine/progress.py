@@ -16,6 +16,7 @@ __all__ = [
     "Progress",
     "Task",
     "Waits",
+    "Watched",
     "is_rank",
     "is_silent",
     "rank_name",
@@ -26,6 +27,9 @@ __all__ = [
 _RANK = "rank dp="
 SILENT_S = 5.0
 """A role whose last heartbeat is older is stopped, or its machine too busy to run it; they come once a second."""
+
+_SAME_CALL_S = 0.5
+"""Less than this may lie between two beginnings of one call: clocks of two hosts are compared again and again."""
 
 USUAL_CALL = "usual_call_seconds"
 """Figure of a role that reads: what a call to a store usually takes."""
@@ -82,6 +86,40 @@ class Progress:
             for key in ("tasks", "calls")
         )
         return cls(**{**stored, "tasks": tasks, "calls": calls})
+
+
+@dataclass(slots=True)
+class Watched:
+    """The last heartbeat of a role, and for how long whoever looks at it has seen no other."""
+
+    beat_s: float
+    silent_s: float = 0.0
+    stopped_s: float | None = None
+    """Since it was first seen stopped; ``None`` while it runs."""
+    call: Task | None = None
+    """The oldest call to a store that it has under way."""
+    call_s: float = 0.0
+    """For how long it has been seen."""
+
+    def see(self, progress: Progress, *, is_stopped: bool, passed_s: float) -> None:
+        """Note another look."""
+        if not is_stopped:
+            self.stopped_s = None
+        else:
+            self.stopped_s = 0.0 if self.stopped_s is None else self.stopped_s + passed_s
+        # By looks, not by the age of the heartbeat: a job that is suspended and goes on replaces nobody.
+        self.silent_s = self.silent_s + passed_s if self.beat_s == progress.beat_s else 0.0
+        self.beat_s = progress.beat_s
+        call = progress.calls[0] if progress.calls else None
+        if call is not None and self.call is not None and _is_same(self.call, call):
+            self.call_s += passed_s
+        else:
+            self.call, self.call_s = call, 0.0
+
+
+def _is_same(first: Task, now: Task) -> bool:
+    """Tell whether a call is the one that was seen first, also where the clock of its host is known better by now."""
+    return now.doing == first.doing and abs(now.since_s - first.since_s) < _SAME_CALL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

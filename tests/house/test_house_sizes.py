@@ -16,7 +16,7 @@ LONGER = {
         "opens and closes every role, has its ranks, and changes its mix",
     ),
     "omniload/actors/ray/keeper.py": (
-        255,
+        260,
         "carries out every command of the roster, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (305, "three roles, and how each begins"),

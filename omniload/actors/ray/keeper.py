@@ -26,6 +26,7 @@ from omniload.machine.lost_roles import (
     MemberEnded,
     MemberReady,
     MembersSeen,
+    PlaceFound,
     RoleAdded,
     RoleRetired,
     Roster,
@@ -128,6 +129,8 @@ class Keeper:
             self._asked_released.add_done_callback(self._hear_released)
         away = {member.name: self._crew.actors[member] for member in self._crew.placing.away()}
         self._relay.ask(away, time.monotonic())
+        for member in self._crew.placing.crowded():
+            self._carry(self._roster.handle(PlaceFound(member)))
         beats = self._crew.board.read()
         for line in self._slow_calls.see(beats):
             _LOG.warning("%s", line)

@@ -155,18 +155,24 @@ class TwoNodes:
             stderr=self.said,
         )
         self.begun.append(self.plane)
+        self.keeper_log = Path(run) / "logs" / "keeper.log"
+
+    def log(self):
+        """Return what the plane said last, and who was replaced, and why."""
+        files = [self.keeper_log, self.scratch / "said"]
+        return "\n".join(f"{file}:\n{file.read_text()[-6000:]}" for file in files if file.exists())
 
     def ask(self, *words):
         self.plane.stdin.write(" ".join(map(str, words)) + "\n")
         self.plane.stdin.flush()
         while not (line := self.plane.stdout.readline()).startswith(ANSWER):
-            assert line, (self.scratch / "said").read_text()[-3000:]
+            assert line, self.log()
         return json.loads(line.removeprefix(ANSWER))
 
     def close(self):
         """Have the plane end as it ends by itself."""
         self.plane.stdin.close()
-        assert self.plane.wait(60) == 0, (self.scratch / "said").read_text()[-3000:]
+        assert self.plane.wait(60) == 0, self.log()
 
     def processes_of(self, number):
         there, found = Path(f"/run/netns/{self.hosts[number]}").stat().st_ino, []
@@ -234,29 +240,38 @@ def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_go
             {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 20.0},
         )
         steps = nodes.ask("take", STEPS)
-        places = [until(lambda: places_of(nodes))]
+        wait_for_places(nodes, here, away)
         nodes.ask("kill", "loader-0")
         steps += nodes.ask("take", STEPS)
-        places.append(until(lambda: places_of(nodes)))
+        wait_for_places(nodes, away, here)
         lost = nodes.ask("holders")["loader-0"]
         getattr(nodes, goes)(1)
         steps += nodes.ask("take", STEPS)
-        places.append(until(lambda: places_of(nodes)))
+        wait_for_places(nodes, here, here)
         steps += nodes.ask("take", STEPS)
         holder = nodes.ask("holders")["loader-0"]
         nodes.close()
 
     assert steps == expected
-    assert places == [(here, away), (away, here), (here, here)]
     assert holder != lost
 
 
+def wait_for_places(nodes, *wanted):
+    """Wait until loader and shadow are on these hosts, and the status knows of nobody else.
+
+    Not at the first look: whoever was killed is there until its end is noticed, and a host that was too busy to
+    start a shadow is tried again.
+    """
+    until_s = time.monotonic() + WHOLE_WITHIN_S
+    while (places := places_of(nodes)) != wanted:
+        assert time.monotonic() < until_s, f"{places} for {wanted}, as {nodes.log()}"
+        time.sleep(0.1)
+
+
 def places_of(nodes):
-    """Return the hosts of loader and shadow once both are there and the status knows of nobody else, else nothing."""
     nodes.ask("whole")
     holder, where = nodes.ask("holders")["loader-0"], nodes.ask("where")
     loaders = sorted(
         (name != holder, host) for name, host in where.items() if name.startswith("loader")
     )
-    is_known = [stands_by for stands_by, _ in loaders] == [False, True]
-    return tuple(host for _, host in loaders) if is_known else None
+    return tuple(host for _, host in loaders)

@@ -1,12 +1,15 @@
 """Which node of Ray each member of a source loader is on: shadows on another than their loader, where there is one.
 
 A first member is on the opener's node, as everything is where there is one node. One more is
-where the fewest of its role are. A node on which a member did not come to stand by, as its data or
-its Python are not there, has no other one; after two such nodes in a row shadows stay at home.
+where the fewest of its role are. A node on which a member did not come to stand by has no other
+one for a while: its data or its Python may never be there, or it was only too busy. After two such nodes in a
+row shadows stay at home for as long. Each while is twice the one before; then shadows that crowd are spread again.
 """
 
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from omniload.base.log import get_logger
 from omniload.machine.lost_roles import Member
@@ -16,43 +19,97 @@ __all__ = ["Placing"]
 _IN_VAIN = 2
 """Nodes in a row on which no member came to stand by; others would do no better."""
 _ASTRAY = 2
-"""Times in a row that a role's members are started once more because Ray started them elsewhere."""
+"""Times in a row that a role's members are started once more at once because Ray started them elsewhere."""
+_FIRST_REST_S = 30.0
+_LONGEST_REST_S = 3600.0
+_LOOK_S = 30.0
+"""Between two looks for a better place: Ray is asked which nodes it has."""
 _LOG = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Rest:
+    """A time in which nobody is started somewhere; each is twice the one before, up to an hour."""
+
+    next_s: float = _FIRST_REST_S
+    until_s: float = float("-inf")
+
+    def begin(self, now_s: float) -> bool:
+        """Begin one, unless one is under way: shadows of many loaders are started at once, and fail for one reason."""
+        if now_s < self.until_s:
+            return False
+        self.until_s, self.next_s = now_s + self.next_s, min(2 * self.next_s, _LONGEST_REST_S)
+        return True
 
 
 class Placing:
     """The nodes of the loaders of a plane. For one thread at a time."""
 
-    def __init__(self, home: str, nodes_with_room: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        home: str,
+        nodes_with_room: Callable[[], Sequence[str]],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin with nobody.
 
         Args:
             home: Node of the opener.
             nodes_with_room: Returns the nodes that may have further members; asked only where a role has one already.
+            now_s: Seconds of a clock that never goes back.
         """
-        self.home, self._nodes_with_room = home, nodes_with_room
+        self.home, self._nodes_with_room, self._now_s = home, nodes_with_room, now_s
         self._node_of: dict[Member, str] = {}
         self._sent: set[Member] = set()
         """Those that were to be on another node than the opener's, wherever they are."""
         self._astray: Counter[str] = Counter()
         self._ready: set[Member] = set()
-        self._shunned: set[str] = set()
+        self._rest_of: defaultdict[str, _Rest] = defaultdict(_Rest)
+        self._rest_of_others = _Rest()
+        """That of all nodes but the opener's."""
         self._in_vain = 0
+        self._look_at_s = now_s() + _LOOK_S
+        self._looked_for: Counter[str] = Counter()
 
     def place(self, member: Member) -> str:
         """Return the node that a member is to be started on."""
         its = Counter(node for each, node in self._node_of.items() if each.role == member.role)
-        nodes = [self.home]
-        if its and self._in_vain < _IN_VAIN:
-            nodes += [
-                n for n in self._nodes_with_room() if n != self.home and n not in self._shunned
-            ]
+        nodes = [self.home, *self._others()] if its else [self.home]
         all_of = Counter(self._node_of.values())
         chosen = min(nodes, key=lambda node: (its[node], node != self.home, all_of[node]))
         self._node_of[member] = chosen
         if chosen != self.home:
             self._sent.add(member)
         return chosen
+
+    def _others(self) -> list[str]:
+        """Return the nodes beside the opener's that may have a member now."""
+        now_s = self._now_s()
+        if now_s < self._rest_of_others.until_s:
+            return []
+        nodes = (node for node in self._nodes_with_room() if node != self.home)
+        return [node for node in nodes if now_s >= self._rest_of[node].until_s]
+
+    def crowded(self) -> list[Member]:
+        """Return members of one role that share a node while another has none of that role; mostly nobody.
+
+        It looks twice a minute at most, and for one role after the other: no node is asked for many processes at once.
+        """
+        if self._now_s() < self._look_at_s:
+            return []
+        self._look_at_s = self._now_s() + _LOOK_S
+        where = Counter((member.role, node) for member, node in self._node_of.items())
+        sharing: dict[str, list[Member]] = {}
+        for member in self._ready:
+            if where[member.role, self._node_of[member]] > 1:
+                sharing.setdefault(member.role, []).append(member)
+        nodes = [self.home, *self._others()] if sharing else []
+        roles = [role for role in sharing if any(where[role, node] == 0 for node in nodes)]
+        if not roles:
+            return []
+        chosen = min(roles, key=lambda role: (self._looked_for[role], role))
+        self._looked_for[chosen] += 1
+        return sharing[chosen]
 
     def is_astray(self, member: Member, node: str) -> bool:
         """Note where Ray has started a member; tell whether that is not where it was to be, and worth another try.
@@ -66,7 +123,10 @@ class Placing:
         self._node_of[member] = node
         self._astray[member.role] += 1
         self._ready.add(member)  # no node is to blame
-        return self._astray[member.role] <= _ASTRAY
+        if self._astray[member.role] <= _ASTRAY:
+            return True
+        self._rest_of[asked].begin(self._now_s())
+        return False
 
     def is_away(self, member: Member) -> bool:
         """Tell whether a member was to be started on another node than the opener's, and has not ended."""
@@ -80,18 +140,21 @@ class Placing:
         """Note that a member could open what it is to serve."""
         if member in self._node_of:  # and has not ended meanwhile
             self._ready.add(member)
-        if self._node_of.get(member, self.home) != self.home:
+        node = self._node_of.get(member, self.home)
+        if node != self.home:
             self._in_vain = 0
+            self._rest_of_others = _Rest()
+            self._rest_of.pop(node, None)
 
     def end(self, member: Member, *, is_replaced: bool) -> None:
-        """Note the end of a member; where it is replaced and never stood ready, its node is not tried again."""
+        """Note the end of a member; where it is replaced and never stood ready, its node is left alone for a while."""
         node = self._node_of.get(member, self.home)
         if is_replaced and node != self.home and member not in self._ready:
-            self._shunned.add(node)
-            self._in_vain += 1
-            _LOG.warning(
-                "%s did not come to stand by on node %s: no shadow is there", member.name, node
-            )
+            _LOG.warning("%s did not come to stand by on node %s", member.name, node)
+            now_s = self._now_s()
+            self._in_vain += self._rest_of[node].begin(now_s)
+            if self._in_vain >= _IN_VAIN:
+                self._rest_of_others.begin(now_s)
         self._node_of.pop(member, None)
         self._ready.discard(member)
         self._sent.discard(member)

@@ -13,6 +13,7 @@ from omniload.machine.lost_roles import (
     MemberEnded,
     MemberReady,
     MembersSeen,
+    PlaceFound,
     RoleAdded,
     RoleRetired,
     Roster,
@@ -287,3 +288,56 @@ def test_all_members_of_a_role_that_retires_are_ended_and_nobody_replaces_them()
     assert roster.handle(MemberEnded(FIRST, "its process has ended")) == ()
     assert roster.handle(MemberReady(THIRD)) == ()
     assert roster.holder_of(ROLE) is None
+
+
+def test_where_a_better_place_is_found_another_one_is_ready_there_before_the_one_that_stands_by_is_ended():
+    roster = a_roster(1, SECOND)
+
+    assert roster.handle(PlaceFound(SECOND)) == (StartMember(THIRD),)
+    assert roster.handle(PlaceFound(SECOND)) == ()
+    assert roster.is_whole()
+    assert roster.handle(MemberReady(THIRD)) == (
+        EndMember(SECOND, "another one stands by in a better place"),
+    )
+    assert roster.members() == [FIRST, THIRD]
+
+
+def test_a_better_place_is_of_use_to_a_member_that_stands_by_alone():
+    roster = a_roster(1)
+
+    assert [roster.handle(PlaceFound(each)) for each in (FIRST, SECOND, Member("gone"))] == [()] * 3
+
+
+def test_a_place_that_turns_out_to_be_none_costs_nothing_however_often_it_is_tried():
+    roster = a_roster(1, SECOND)
+
+    for life in range(2, 12):
+        assert roster.handle(PlaceFound(SECOND)) == (StartMember(Member(ROLE, life)),)
+        assert roster.handle(MemberEnded(Member(ROLE, life), "no data there")) == (
+            EndMember(Member(ROLE, life), "no data there"),
+        )
+    assert roster.handle(MemberEnded(FIRST, "killed"))[-1] == HandOver(SECOND)
+
+
+@pytest.mark.parametrize("lost", [FIRST, SECOND])
+def test_whoever_is_lost_while_another_place_is_tried_is_replaced_by_the_one_that_is_started_there(
+    lost,
+):
+    roster = a_roster(1, SECOND)
+    roster.handle(PlaceFound(SECOND))
+
+    after = [] if lost == SECOND else [HandOver(SECOND)]
+    assert list(roster.handle(MemberEnded(lost, "killed"))) == [EndMember(lost, "killed"), *after]
+    assert roster.handle(MemberReady(THIRD)) == ()
+    assert roster.members() == [SECOND if lost == FIRST else FIRST, THIRD]
+
+
+def test_one_that_is_started_elsewhere_is_replaced_like_any_other_once_nobody_else_stands_by():
+    roster = a_roster(1, SECOND)
+    roster.handle(PlaceFound(SECOND))
+    roster.handle(MemberEnded(SECOND, "killed"))
+
+    assert roster.handle(MemberEnded(THIRD, "killed")) == (
+        EndMember(THIRD, "killed"),
+        StartMember(Member(ROLE, 3)),
+    )

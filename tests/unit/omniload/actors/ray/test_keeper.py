@@ -41,7 +41,10 @@ class FakeCrew:
         self.board = SimpleNamespace(read=dict)
         self.changed = threading.Condition()
         self.placing = SimpleNamespace(
-            away=list, is_astray=lambda _member, _node: False, stands_ready=lambda _member: None
+            away=list,
+            crowded=list,
+            is_astray=lambda _member, _node: False,
+            stands_ready=lambda _member: None,
         )
 
     def actor(self):
@@ -84,6 +87,23 @@ def test_a_member_that_was_replaced_before_its_process_was_known_is_ended_by_tha
     first.process.answers[0].set_result(Process(7, "here"))
 
     assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
+
+
+def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_that_one_stands_by():
+    made, opened = FakeCrew(), Future()
+    opened.set_result({})
+    made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
+    made.placing.crowded = lambda: [Member("loader-0", 1)]
+    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Gate(), None)
+    keeper.begin()
+    done = [made.done.get(timeout=LIMIT_S) for _ in range(3)]
+    keeper.close()
+
+    assert [(what, member.number) for what, member in done] == [
+        ("start", 1),
+        ("start", 2),
+        ("end", 1),
+    ]
 
 
 def test_the_process_of_a_member_that_is_one_is_held(crew):

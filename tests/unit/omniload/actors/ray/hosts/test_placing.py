@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.ray.hosts.placing import Placing
+from omniload.base.clock import FakeClock
 from omniload.machine.lost_roles import Member
 
 
@@ -11,6 +12,28 @@ def a_placing(*others):
     """Return a placing of a plane that was opened on node A, and the nodes that have room beside it."""
     nodes = ["A", *others]
     return Placing("A", lambda: nodes), nodes
+
+
+def a_timed_placing(*others):
+    """Return a placing of a plane that was opened on node A, and its clock."""
+    clock = FakeClock()
+    return Placing("A", lambda: ["A", *others], clock.now_s), clock
+
+
+def fail_on(placing, node, life):
+    """Have a life of loader-0 be started on a node and not come to stand by."""
+    member = Member("loader-0", life)
+    assert placing.place(member) == node
+    placing.end(member, is_replaced=True)
+
+
+def tries(placing, node):
+    """Tell whether a shadow of another loader would be started on a node now."""
+    pair = [Member("loader-9", life) for life in range(2)]
+    found = [placing.place(member) for member in pair]
+    for member in pair:
+        placing.end(member, is_replaced=False)
+    return found[1] == node
 
 
 def placed(placing, role, lives):
@@ -91,6 +114,85 @@ def test_a_node_on_which_one_stood_by_is_tried_again_and_parts_two_failures():
     assert placing.place(Member("loader-0", 4)) == "D"
 
 
+def test_a_node_is_left_alone_for_a_while_that_doubles_up_to_an_hour():
+    placing, clock = a_timed_placing("B")
+    placed(placing, "loader-0", range(1))
+    whiles_s = []
+
+    for life in range(1, 11):
+        fail_on(placing, "B", life)
+        failed_s = clock.now_s()
+        while not tries(placing, "B"):
+            clock.advance(10.0)
+        whiles_s.append(clock.now_s() - failed_s)
+
+    assert whiles_s == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+
+
+def test_shadows_of_many_loaders_that_fail_on_one_node_at_once_count_as_one_failure():
+    placing, clock = a_timed_placing("B")
+    roles = [f"loader-{number}" for number in range(8)]
+    for role in roles:
+        placed(placing, role, range(2))
+    for role in roles:
+        placing.end(Member(role, 1), is_replaced=True)
+
+    clock.advance(30.0)
+    assert tries(placing, "B")
+
+
+def test_after_two_nodes_in_vain_one_more_is_tried_after_a_while_and_once_one_stood_by_all_is_forgotten():
+    placing, clock = a_timed_placing("B", "C", "D")
+    placed(placing, "loader-0", range(1))
+    fail_on(placing, "B", 1)
+    fail_on(placing, "C", 2)
+
+    clock.advance(29.9)
+    fail_on(placing, "A", 3)
+    clock.advance(0.1)
+    fail_on(placing, "B", 4)
+    fail_on(placing, "A", 5)
+    clock.advance(60.0)
+    assert placing.place(Member("loader-0", 6)) == "B"
+    ready(placing, "loader-0", 6)
+    placing.end(Member("loader-0", 6), is_replaced=True)
+    fail_on(placing, "B", 7)
+    clock.advance(30.0)
+    assert placing.place(Member("loader-0", 8)) == "B"
+
+
+def test_shadows_that_share_a_node_with_their_loader_are_found_once_another_node_may_have_them():
+    placing, clock = a_timed_placing("B")
+    for role in ("loader-0", "loader-1"):
+        placed(placing, role, range(2))
+        placing.end(Member(role, 1), is_replaced=True)
+        assert placing.place(Member(role, 2)) == "A"
+        ready(placing, role, 2)
+        clock.advance(0.5)
+
+    clock.advance(28.0)
+    assert placing.crowded() == []
+    clock.advance(1.5)
+    found = placing.crowded()
+    assert placing.crowded() == []  # one role after the other
+    clock.advance(30.0)
+    found += placing.crowded()
+
+    assert found == [Member("loader-0", 2), Member("loader-1", 2)]
+    assert placing.place(Member("loader-0", 3)) == "B"
+
+
+@pytest.mark.parametrize(("others", "lives"), [((), 2), (("B",), 2), (("B",), 3)])
+def test_nobody_is_crowded_where_every_node_has_one_already(others, lives):
+    placing, clock = a_timed_placing(*others)
+    placed(placing, "loader-0", range(lives))
+    for life in range(1, lives):
+        ready(placing, "loader-0", life)
+    clock.advance(3600.0)
+
+    assert placing.crowded() == []
+
+
 def test_the_end_of_a_role_says_nothing_of_the_node():
     placing, _ = a_placing("B")
     placed(placing, "loader-0", range(2))
@@ -111,8 +213,8 @@ def test_a_member_that_ray_started_elsewhere_is_tried_again_and_its_node_is_not_
     assert not placing.is_astray(Member("loader-0", 2), "B")
 
 
-def test_one_that_goes_astray_again_and_again_stays_where_it_is_and_counts_there():
-    placing, _ = a_placing("B")
+def test_one_that_goes_astray_again_and_again_stays_where_it_is_for_a_while_and_counts_there():
+    placing, clock = a_timed_placing("B")
     placed(placing, "loader-0", range(1))
     for life in (1, 2):
         assert placing.place(Member("loader-0", life)) == "B"
@@ -124,7 +226,10 @@ def test_one_that_goes_astray_again_and_again_stays_where_it_is_and_counts_there
     assert placing.away() == [
         Member("loader-0", 3)
     ]  # whose heartbeats are asked for, wherever it is
-    assert placing.place(Member("loader-0", 4)) == "B"
+    assert placing.place(Member("loader-0", 4)) == "A"
+    clock.advance(60.0)
+    assert placing.crowded() == [Member("loader-0", 3)]
+    assert placing.place(Member("loader-0", 5)) == "B"
 
 
 def test_whoever_is_where_it_was_to_be_or_is_no_loader_is_not_astray():
