@@ -41,7 +41,7 @@ LONGER = {
     "omniload/actors/ray/scaling/mover.py": (195, "every step of a move, and what undoes it"),
     "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
-        190,
+        225,
         "builds, asks again, and serves ranks that change",
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),

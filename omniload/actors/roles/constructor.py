@@ -1,10 +1,13 @@
-"""Shell of the Data Constructor: fetches what a plan names, builds, and serves its ranks."""
+"""Shell of the Data Constructor: fetches what a plan names, builds, and serves its ranks.
+
+Where a source loader does not hold what it asked for, it waits to hear why.
+"""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from omniload.actors.heartbeats import Activity
-from omniload.actors.roles.missing import MissingSlices
 from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (
@@ -13,6 +16,7 @@ from omniload.machine.data_constructor import (
     DataConstructor,
     FetchSlices,
     SlicesFetched,
+    SlicesMissing,
 )
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import ColumnRanges
@@ -22,6 +26,11 @@ from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
 __all__ = ["ConstructorShell"]
+
+_TOLD_WITHIN_S = 20.0
+"""Longest wait to hear why a loader lacks samples: another loader takes over in less, on a busy machine too."""
+_TURN_S = 0.2
+"""Whether other loaders serve is looked for so often."""
 
 
 class ConstructorShell:
@@ -40,7 +49,6 @@ class ConstructorShell:
         self._activity, self._loaders = activity, loaders
         activity.rest("has built every step that was planned", ("planner",))
         self._changed = threading.Condition()
-        self._missing = MissingSlices(machine, self._changed, loaders)
         self._error: OmniloadError | None = None
         self._end: int | None = None
 
@@ -62,7 +70,7 @@ class ConstructorShell:
                     slices = self._fetch(command.requests)
             except StateError:
                 with self._activity.doing("waits to hear why a loader lacks samples", loaders):
-                    commands = self._missing.of(command, loaders)
+                    commands = self._hear_why(command, loaders)
                 if not commands:
                     raise
                 continue
@@ -72,6 +80,32 @@ class ConstructorShell:
             self._activity.figures.count("built_steps_total", len(command.steps))
             self._note_queued()
         return len(plans)
+
+    def _hear_why(self, asked: FetchSlices, loaders: tuple[str, ...]) -> Commands:
+        """Wait to hear why a loader has let go of samples, or never had them; return what is to be done now.
+
+        Either all ranks have, meanwhile, a step that a constructor, new in its place, builds again for them. Or the
+        loader is believed dead and lives, and another serves its sources. The call that says so may come after the
+        samples miss.
+
+        Args:
+            asked: What was asked for.
+            loaders: Who served then.
+
+        Returns:
+            Nothing where no reason was heard in time.
+        """
+        missing = SlicesMissing(steps=asked.steps, generation=asked.generation)
+        until_s = time.monotonic() + _TOLD_WITHIN_S
+        while True:
+            with self._changed:
+                if commands := self._machine.handle(missing):
+                    return commands
+                if tuple(self._loaders()) != loaders:
+                    return (asked,)
+                if time.monotonic() >= until_s:
+                    return ()
+                self._changed.wait(_TURN_S)
 
     def _lay_out(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
         fetched = SlicesFetched(steps=of.steps, slices=slices, generation=of.generation)

@@ -7,7 +7,7 @@ import pytest
 
 from omniload.actors.answering_edits import taken_within
 from omniload.actors.heartbeats import Activity
-from omniload.actors.roles import missing as missing_module
+from omniload.actors.roles import constructor as constructor_module
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.base.errors import (
@@ -96,7 +96,7 @@ def test_another_loader_is_asked_for_what_one_lacks_that_was_believed_dead():
 
 
 def test_samples_that_nobody_holds_are_a_state_error(monkeypatch):
-    monkeypatch.setattr(missing_module, "_TOLD_WITHIN_S", 0.0)
+    monkeypatch.setattr(constructor_module, "_TOLD_WITHIN_S", 0.0)
     fetch, asked = a_fetch_that_lacks(1, lambda: None)
 
     with pytest.raises(StateError, match="holds positions 4 to 8"):
