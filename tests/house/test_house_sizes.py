@@ -38,7 +38,10 @@ LONGER = {
     ),
     "omniload/actors/ray/plane.py": (210, "opens and closes every actor"),
     "omniload/actors/ray/planner_link.py": (185, "asks one planner after another"),
-    "omniload/actors/ray/scaling/mover.py": (195, "every step of a move, and what undoes it"),
+    "omniload/actors/ray/scaling/mover.py": (
+        280,
+        "every step of a move, what undoes it, and what is dropped after it",
+    ),
     "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
         225,
