@@ -1,7 +1,5 @@
 """What a mix file says of which records of a source are drawn: conditions on their columns."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Self
 
 from pydantic import (
@@ -16,7 +14,7 @@ from pydantic import (
 
 from omniload.base.config import StrictModel, fault_at
 
-__all__ = ["NO_CONDITIONS", "Between", "Condition", "Value", "Where", "kind_of"]
+__all__ = ["Between", "Condition", "Value", "Where", "kind_of"]
 
 _MOST = 1e300
 Number = Annotated[float, Field(ge=-_MOST, le=_MOST, allow_inf_nan=False)]
@@ -74,5 +72,3 @@ Condition = (
 """A value, one of several, or a range."""
 Where = dict[Annotated[str, Field(min_length=1)], Condition]
 """Conditions by column or key; a record is drawn where all of them hold."""
-NO_CONDITIONS: Mapping[str, Condition] = MappingProxyType({})
-"""For arguments."""

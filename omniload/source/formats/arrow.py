@@ -2,10 +2,15 @@
 
 A batch is a unit. It is read by its range, together with the schema and the dictionaries that come
 before it: a unit is decoded as a stream of one batch.
+
+Messages are found without reading what they carry. One is a length, a flatbuffer that says how much follows, and
+that many bytes. A file is a stream between two magics, with a footer that repeats where its batches lie; so one
+walk serves both (https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess
+Communication"). Every number is checked against the file before it is used.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +19,6 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
-from omniload.mix.columns import NO_COLUMNS, TableColumn
-from omniload.mix.schema.conditions import NO_CONDITIONS, Condition
 from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, read_json, reading
@@ -23,62 +26,44 @@ from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, Unit
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
-    Holds,
     as_objects,
     index_kind,
     kept_of,
     records_of,
-    require_column,
-    require_key,
-    require_others,
+    require_table,
     with_keys,
     with_others,
 )
-from omniload.source.parsing.arrow_messages import END_OF_STREAM, FILE_MAGIC, messages_of
-from omniload.source.parsing.conditions import require_where
-from omniload.source.parsing.image_cells import require_images, with_images
+from omniload.source.parsing.image_cells import with_images
 from omniload.source.patterns import FileNames
 
-__all__ = ["FORMAT", "ArrowFormat"]
+__all__ = ["FORMAT", "ArrowFormat", "messages_of"]
 
 _FIRST_ROWS = 64
 _STATE = "state.json"
-_FILE_HEAD = 8
 _INDICES = ("_indices_files", "_indices_data_files")
+_FILE_HEAD = 8
+_FILE_MAGIC = b"ARROW1"
+_CONTINUATION = b"\xff\xff\xff\xff"
+_END_OF_STREAM = _CONTINUATION + bytes(4)
+
+_FILE_TAIL = 10
+_AT_ONCE = 4 << 10
+"""Bytes that hold the head of most messages."""
+_LARGEST_METADATA = 64 << 20
+_RECORD_BATCH = 3
+_HEADERS = {1: "schema", 2: "dictionary", _RECORD_BATCH: "batch"}
 
 
 class ArrowFormat(Format):
     """Reads a column of text or of lists of integers, one batch at a time."""
 
-    def __init__(  # noqa: PLR0913 -- what the mix file says of the source
-        self,
-        files: Sequence[ShardFile],
-        *,
-        column: str,
-        holds: Holds,
-        cache: IndexCache | None = None,
-        others: Mapping[TableColumn, str] = NO_COLUMNS,
-        images: tuple[str, ...] = (),
-        key: str | None = None,
-        beside: tuple[str, ...] = (),
-        where: Mapping[str, Condition] = NO_CONDITIONS,
+    def __init__(
+        self, files: Sequence[ShardFile], config: ArrowSource, cache: IndexCache | None = None
     ) -> None:
-        self.holds_text, self._holds = holds != "tokens", holds
-        self._files, self._column, self._others, self._key = files, column, others, key
-        self._images = images
-        """The column of images, where it has one."""
-        self._beside, self._where = beside, where
-        """Columns that are read with the one of the text, as one object."""
-        kind = index_kind(
-            "arrow",
-            holds=holds,
-            column=column,
-            others=others,
-            images=images,
-            key=key,
-            beside=beside,
-            where=where,
-        )
+        self.holds_text = config.holds != "tokens"
+        self._files, self._config = files, config
+        kind = index_kind("arrow", config)
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
@@ -89,66 +74,58 @@ class ArrowFormat(Format):
 
     @override
     def read_unit(self, unit: int) -> Records:
-        file, where = self._place(unit)
-        keyed = () if self._key is None else (self._key,)
-        names = (self._column, *self._others.values(), *self._images, *keyed)
-        column, *others = self._columns_of(unit, (*names, *self._beside, *self._where))
-        asked, others = self._asked_of(others)
-        if self._beside:
-            beside, others = others[-len(self._beside) :], others[: -len(self._beside)]
-            column = self._object_of([column, *beside])
-        place = f"{file.path}: {where}"
-        # It was asked for behind the others, and those behind it are taken off.
-        keys = others.pop() if keyed else None
-        kept_B = kept_of(self._where, asked, len(column))
-        records = records_of(column, place, self._holds, kept_B)
-        records = with_others(records, dict(zip(self._others, others, strict=False)), place)
-        records = with_keys(records, keys, place)
-        return with_images(records, others[-1]) if self._images else records
+        config = self._config
+        every = (config.column, *config.pair_columns, *config.columns.values(), config.key_column)
+        table, place = self._columns_of(unit, (*every, *config.where, *config.image_members))
+        records = self._records(table, place)
+        others = {name: table[column] for name, column in config.columns.items()}
+        keys = None if config.key_column is None else table[config.key_column]
+        records = with_keys(with_others(records, others, place), keys, place)
+        return with_images(records, table[config.images]) if config.images else records
 
     @override
     def first_records(self) -> Records:
         filled = np.flatnonzero(self._units.rows_U)
         if not len(filled):
             return Records.of_texts([])
-        unit = int(filled[0])
-        file, where = self._place(unit)
-        columns = self._columns_of(unit, (self._column, *self._beside, *self._where))
-        asked, columns = self._asked_of([column.slice(0, _FIRST_ROWS) for column in columns])
-        column = self._object_of(columns) if self._beside else columns[0]
-        kept_B = kept_of(self._where, asked, len(column))
-        return records_of(column, f"{file.path}: {where}", self._holds, kept_B)
+        config = self._config
+        asked = (config.column, *config.pair_columns, *config.where)
+        table, place = self._columns_of(int(filled[0]), asked)
+        first = {name: column.slice(0, _FIRST_ROWS) for name, column in table.items()}
+        return self._records(first, place)
 
-    def _asked_of(
-        self, columns: list[pa.ChunkedArray]
-    ) -> tuple[dict[str, pa.ChunkedArray], list[pa.ChunkedArray]]:
-        """Part the columns of conditions, which come last, from those before them."""
-        first = len(columns) - len(self._where)
-        return dict(zip(self._where, columns[first:], strict=True)), columns[:first]
-
-    def _object_of(self, columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-        return as_objects(dict(zip((self._column, *self._beside), columns, strict=True)))
+    def _records(self, table: Mapping[str, pa.ChunkedArray], place: str) -> Records:
+        config = self._config
+        names = (config.column, *config.pair_columns)
+        column = table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
+        kept_B = kept_of(config.where, table, len(column))
+        return records_of(column, place, config.holds, kept_B)
 
     def _place(self, unit: int) -> tuple[ShardFile, str]:
         shard = int(self._units.shards_U[unit])
         first = int(np.searchsorted(self._units.shards_U, shard))
         return self._files[shard], f"batch {unit - first}"
 
-    def _columns_of(self, unit: int, names: Sequence[str]) -> list[pa.ChunkedArray]:
+    def _columns_of(
+        self, unit: int, names: Sequence[str | None]
+    ) -> tuple[dict[str, pa.ChunkedArray], str]:
+        """Return the columns of a batch that have a name among ``names``, and where it lies."""
         units = self._units
         file, where = self._place(unit)
         start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
         with reading(file, where):
-            data = self._stream_head(unit) + file.read_range(start, stop) + END_OF_STREAM
-            columns = _read_columns(pa.py_buffer(data), names)
-            for column in columns:
+            data = self._stream_head(unit) + file.read_range(start, stop) + _END_OF_STREAM
+            columns = _read_columns(
+                pa.py_buffer(data), [name for name in names if name is not None]
+            )
+            for column in columns.values():
                 _require_sound(column)
-        rows = len(columns[0])
+        rows = len(next(iter(columns.values())))
         if rows != units.rows_U[unit]:
             raise IntegrityError(
                 f"{file.path}: {where}: holds {rows} rows of the {units.rows_U[unit]} in its head; replace it"
             )
-        return columns
+        return columns, f"{file.path}: {where}"
 
     def _stream_head(self, unit: int) -> bytes:
         """Return what comes before a batch in its stream and is no batch: the schema, and dictionaries."""
@@ -163,7 +140,7 @@ class ArrowFormat(Format):
         if self._before[:2] != (shard, gaps):
             head = b"".join(self._files[shard].read_ranges(gaps))
             # A file is a stream, behind its magic.
-            head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
+            head = head[_FILE_HEAD:] if head.startswith(_FILE_MAGIC) else head
             self._before = shard, gaps, head
         return self._before[2]
 
@@ -183,10 +160,10 @@ class ArrowFormat(Format):
                     starts.append(message.start)
                     stops.append(message.stop)
             head = file.read_range(0, schema_stop)
-            head = head[_FILE_HEAD:] if head.startswith(FILE_MAGIC) else head
-            schema = pa.ipc.open_stream(head + END_OF_STREAM).schema
+            head = head[_FILE_HEAD:] if head.startswith(_FILE_MAGIC) else head
+            schema = pa.ipc.open_stream(head + _END_OF_STREAM).schema
             sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
-            self._require_columns(schema, file.path)
+            require_table(schema, self._config, file.path)
         largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         if largest > MAX_UNIT_BYTES:
             raise ConfigError(
@@ -200,18 +177,8 @@ class ArrowFormat(Format):
             content=f"{digest.hexdigest()}{sampled}",
         )
 
-    def _require_columns(self, schema: pa.Schema, path: str) -> None:
-        """Refuse a shard without what is asked of it; names that are not UTF-8 are read here first."""
-        for column in (self._column, *self._beside):
-            require_column(schema, column, path, self._holds)
-        require_others(schema, self._others, path)
-        for column in self._images:
-            require_images(schema, column, path)
-        require_key(schema, self._key, path)
-        require_where(schema, self._where, path)
 
-
-def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> list[pa.ChunkedArray]:
+def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     schema = pa.ipc.open_stream(data).schema
     # Columns are chosen by number, and so the schema is read before: others are not decoded.
     options = pa.ipc.IpcReadOptions(
@@ -220,7 +187,7 @@ def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> list[pa.ChunkedArr
     )
     with pa.ipc.open_stream(data, options=options) as reader:
         table = reader.read_all()
-        return [table.column(column) for column in columns]
+        return {column: table.column(column) for column in columns}
 
 
 def _require_sound(column: pa.ChunkedArray) -> None:
@@ -235,6 +202,133 @@ def _require_sound(column: pa.ChunkedArray) -> None:
     for chunk in column.chunks:
         kind = raw.get(chunk.type)
         (chunk if kind is None else chunk.view(kind)).validate(full=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message, where it lies."""
+
+    kind: str
+    """``schema``, ``dictionary`` or ``batch``."""
+    start: int
+    """Its first byte."""
+    stop: int
+    """The byte after its body."""
+    rows: int
+    """Rows of a batch; 0 for the others."""
+    metadata: bytes
+    """The flatbuffer."""
+
+
+def messages_of(file: ShardFile) -> Iterator[Message]:
+    """Walk over the messages of a shard.
+
+    Raises:
+        IntegrityError: It is neither a stream nor a file, is cut short, or says of itself what cannot be.
+        OSError: It cannot be read.
+    """
+    at, end = _bounds(file)
+    first = True
+    while True:
+        found = _message(file, at, end)
+        if found is None:
+            break
+        if first != (found.kind == "schema"):
+            raise _fault(
+                file, at, f"a {found.kind} where {'the' if first else 'no'} schema belongs"
+            )
+        yield found
+        at, first = found.stop, False
+    if first:
+        raise _fault(file, at, "no schema")
+
+
+def _fault(file: ShardFile, at: int, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"{file.path}: byte {at} of {file.size_bytes}: {what}; the file is cut short or corrupt, replace it"
+    )
+
+
+def _bounds(file: ShardFile) -> tuple[int, int]:
+    """Return where messages start, and where they stop at the latest."""
+    size = file.size_bytes
+    head = file.read_range(0, min(_FILE_HEAD, size))
+    if head[: len(_FILE_MAGIC)] != _FILE_MAGIC:
+        return 0, size
+    if size < _FILE_HEAD + _FILE_TAIL:
+        raise _fault(file, 0, "an Arrow file without a footer")
+    tail = file.read_range(size - _FILE_TAIL, size)
+    footer = int.from_bytes(tail[:4], "little", signed=True)
+    if tail[4:] != _FILE_MAGIC:
+        raise _fault(
+            file, size - len(_FILE_MAGIC), f"{tail[4:]!r} where {_FILE_MAGIC!r} ends an Arrow file"
+        )
+    if not 0 < footer <= size - _FILE_HEAD - _FILE_TAIL:
+        raise _fault(file, size - _FILE_TAIL, f"a footer of {footer} bytes")
+    return _FILE_HEAD, size - _FILE_TAIL - footer
+
+
+def _message(file: ShardFile, at: int, end: int) -> Message | None:
+    """Return the message at a place; ``None`` where the stream says that it ends."""
+    head = file.read_range(at, min(at + _AT_ONCE, end))
+    prefix = 8 if head[:4] == _CONTINUATION else 4  # before Arrow 0.15 there was no mark
+    if len(head) < prefix:
+        raise _fault(file, at, "the end of the file, and the stream has not ended")
+    length = int.from_bytes(head[prefix - 4 : prefix], "little", signed=True)
+    if length == 0:
+        return None
+    if not 8 <= length <= min(end - at - prefix, _LARGEST_METADATA):
+        raise _fault(file, at, f"a message with {length} bytes of metadata")
+    metadata = head[prefix : prefix + length]
+    if len(metadata) < length:
+        metadata = file.read_range(at + prefix, at + prefix + length)
+    try:
+        kind, body, rows = _read(metadata)
+    except IndexError:
+        raise _fault(file, at, "a message whose metadata points out of itself") from None
+    start = at + prefix + length
+    if kind not in _HEADERS:
+        raise _fault(file, at, f"a message of type {kind}")
+    if not 0 <= body <= end - start:
+        raise _fault(file, at, f"a message with a body of {body} bytes, {end - start} are left")
+    if rows < 0:
+        raise _fault(file, at, f"a batch of {rows} rows")
+    return Message(kind=_HEADERS[kind], start=at, stop=start + body, rows=rows, metadata=metadata)
+
+
+def _read(metadata: bytes) -> tuple[int, int, int]:
+    """Return type, length of the body, and rows of a message (``Message.fbs`` of Arrow).
+
+    Raises:
+        IndexError: An offset leads out of the metadata.
+    """
+    table = _number(metadata, 0, 4)
+    kind = _field(metadata, table, 1, 1)
+    body = _field(metadata, table, 3, 8)
+    rows = 0
+    if kind == _RECORD_BATCH and (place := _place(metadata, table, 2)):
+        rows = _field(metadata, place + _number(metadata, place, 4), 0, 8)
+    return kind, body, rows
+
+
+def _place(metadata: bytes, table: int, field: int) -> int:
+    """Return where a field of a flatbuffer's table lies; 0 where it is left out."""
+    vtable = table - _number(metadata, table, 4)
+    if 4 + 2 * field >= _number(metadata, vtable, 2):
+        return 0
+    offset = _number(metadata, vtable + 4 + 2 * field, 2)
+    return table + offset if offset else 0
+
+
+def _field(metadata: bytes, table: int, field: int, size: int) -> int:
+    place = _place(metadata, table, field)
+    return _number(metadata, place, size) if place else 0
+
+
+def _number(metadata: bytes, at: int, size: int) -> int:
+    if at < 0 or at + size > len(metadata):
+        raise IndexError(at)
+    return int.from_bytes(metadata[at : at + size], "little", signed=size != 2)
 
 
 def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
@@ -272,24 +366,10 @@ def _short(value: object) -> str:
     return f"{value!r:.80}"
 
 
-def _opened(config: ArrowSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return ArrowFormat(
-        files,
-        column=config.column,
-        holds=config.holds,
-        cache=cache,
-        others=config.columns,
-        images=config.image_members,
-        key=config.key_column,
-        beside=config.pair_columns,
-        where=config.where,
-    )
-
-
 FORMAT = FormatSpec(
     what="an Arrow IPC file or stream",
     names=FileNames(suffixes=frozenset({".arrow", ".arrows", ".feather", ".ipc"}), manifest=_STATE),
-    open=_opened,
-    magic=(((0, FILE_MAGIC),), ((0, b"\xff\xff\xff\xff"), (6, b"\0\0"))),
+    open=ArrowFormat,
+    magic=(((0, _FILE_MAGIC),), ((0, _CONTINUATION), (6, b"\0\0"))),
     shards=_shards,
 )

@@ -306,13 +306,9 @@ class _Rows:
         )
 
 
-def _opened(config: CsvSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return CsvFormat(files, config, cache)
-
-
 FORMAT = FormatSpec(
     what="a file of comma-separated values",
     names=FileNames(suffixes=frozenset({".csv", ".tsv"}), compressed=True),
-    open=_opened,
+    open=CsvFormat,
     digests_all=True,
 )

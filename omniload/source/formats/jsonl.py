@@ -17,7 +17,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
-from omniload.mix.schema.conditions import NO_CONDITIONS, Condition
+from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
 from omniload.source.columns import drained, text_bytes
@@ -56,24 +56,19 @@ class JsonlFormat(Format):
 
     holds_text = True
 
-    def __init__(  # noqa: PLR0913 -- what the mix file says of the source
-        self,
-        files: Sequence[ShardFile],
-        *,
-        key: str,
-        unit_bytes: int,
-        cache: IndexCache | None = None,
-        nested: bool = False,
-        known_by: str | None = None,
-        beside: tuple[str, ...] = (),
-        where: Mapping[str, Condition] = NO_CONDITIONS,
+    def __init__(
+        self, files: Sequence[ShardFile], config: JsonlSource, cache: IndexCache | None = None
     ) -> None:
-        self._files, self._unit_bytes = files, unit_bytes
+        self._files, self._unit_bytes = files, config.unit
         self._read = _LineReader(
-            key=key, nested=nested, known_by=known_by, beside=beside, where=where
+            key=config.text,
+            nested=config.is_nested,
+            known_by=config.key_column,
+            beside=config.pair_columns,
+            where=config.where,
         )
         # Whatever key is read, lines are cut alike: one index serves all.
-        self._units = index_of(files, self._index, kind=f"jsonl/{unit_bytes}", cache=cache)
+        self._units = index_of(files, self._index, kind=f"jsonl/{config.unit}", cache=cache)
 
     @override
     def units(self) -> UnitTable:
@@ -287,24 +282,11 @@ class _LineReader:
         return text, known, True
 
 
-def _opened(config: JsonlSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return JsonlFormat(
-        files,
-        key=config.text,
-        unit_bytes=config.unit,
-        cache=cache,
-        nested=config.is_nested,
-        known_by=config.key_column,
-        beside=config.pair_columns,
-        where=config.where,
-    )
-
-
 FORMAT = FormatSpec(
     what="a file of JSON lines",
     names=FileNames(
         suffixes=frozenset({".jsonl", ".json", ".ndjson", ".jsonlines"}), compressed=True
     ),
-    open=_opened,
+    open=JsonlFormat,
     digests_all=True,
 )

@@ -29,14 +29,11 @@ from omniload.source.parsing.arrow_columns import (
     index_kind,
     kept_of,
     records_of,
-    require_column,
-    require_key,
-    require_others,
+    require_table,
     with_keys,
     with_others,
 )
-from omniload.source.parsing.conditions import require_where
-from omniload.source.parsing.image_cells import require_images, with_images
+from omniload.source.parsing.image_cells import with_images
 from omniload.source.parsing.lance_stores import IN_ITS_PLACE, SCHEMES, url_in
 from omniload.source.patterns import FileNames, is_url, listing, natural_order
 
@@ -62,16 +59,7 @@ class LanceFormat(Format):
         self.holds_text = config.holds != "tokens"
         self._files, self._config = files, config
         self._places = _places_of(files)
-        kind = index_kind(
-            "lance",
-            holds=config.holds,
-            column=config.column,
-            others=config.columns,
-            images=config.image_members,
-            key=config.key_column,
-            beside=config.pair_columns,
-            where=config.where,
-        )
+        kind = index_kind("lance", config)
         self._units = index_of(files, self._index, kind=f"{config.unit}/{kind}", cache=cache)
 
     @override
@@ -130,7 +118,7 @@ class LanceFormat(Format):
 
     def _index(self, file: ShardFile) -> FileUnits:
         dataset, number = self._places[file.path]
-        self._require_columns(dataset)
+        require_table(dataset.schema, self._config, dataset.root)
         held = [file, *file.beside]
         with reading(file, "its rows"):
             rows = dataset.rows_of(number)
@@ -142,16 +130,6 @@ class LanceFormat(Format):
         starts = np.arange(0, rows, step, dtype=np.int64)
         stops = np.minimum(starts + step, rows)
         return FileUnits(rows=stops - starts, starts=starts, stops=stops, content="".join(content))
-
-    def _require_columns(self, dataset: "LanceDataset") -> None:
-        config, schema = self._config, dataset.schema
-        for column in (config.column, *config.pair_columns):
-            require_column(schema, column, dataset.root, config.holds)
-        require_others(schema, config.columns, dataset.root)
-        require_key(schema, config.key_column, dataset.root)
-        require_where(schema, config.where, dataset.root)
-        for column in config.image_members:
-            require_images(schema, column, dataset.root)
 
 
 def _dataset(
@@ -301,7 +279,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return [file.path for file in sorted(each, key=natural_order)]
 
 
-def _opened(config: LanceSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+def _opened(files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None) -> Format:
     with listing("a Lance data set"):
         return LanceFormat(files, config, cache)
 

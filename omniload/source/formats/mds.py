@@ -335,7 +335,7 @@ def _present(index: ShardFile, described: MdsShard) -> ShardFile:
         return beside(index, described.name)
 
 
-def _opened(config: MdsSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
+def _opened(files: Sequence[ShardFile], config: MdsSource, cache: IndexCache | None) -> Format:
     indexes = {file.beside[0].path: file.beside[0] for file in files}
     described: dict[str, MdsShard] = {}
     for path, index in indexes.items():

@@ -73,10 +73,10 @@ class MegatronFormat(Format):
     holds_text = False
 
     def __init__(
-        self, files: Sequence[ShardFile], *, unit_bytes: int, cache: IndexCache | None = None
+        self, files: Sequence[ShardFile], config: MegatronSource, cache: IndexCache | None = None
     ) -> None:
-        self._files, self._unit_bytes = files, unit_bytes
-        self._units = index_of(files, self._index, kind=f"megatron/{unit_bytes}", cache=cache)
+        self._files, self._unit_bytes = files, config.unit
+        self._units = index_of(files, self._index, kind=f"megatron/{config.unit}", cache=cache)
 
     @override
     def units(self) -> UnitTable:
@@ -274,14 +274,10 @@ def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
     return tuple(found.values())
 
 
-def _opened(config: MegatronSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return MegatronFormat(files, unit_bytes=config.unit, cache=cache)
-
-
 FORMAT = FormatSpec(
     what="an index of Megatron's",
     names=FileNames(suffixes=frozenset({".bin"}), implied=".bin"),
-    open=_opened,
+    open=MegatronFormat,
     magic=(((0, _MAGIC),),),
     shards=_shards,
 )

@@ -236,13 +236,9 @@ def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple
     return opened.tell(), dtype, shape
 
 
-def _opened(config: NumpySource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return NumpyFormat(files, config, cache)
-
-
 FORMAT = FormatSpec(
     what="a file of numpy's",
     names=FileNames(suffixes=frozenset({".npy", ".bin"})),
-    open=_opened,
+    open=NumpyFormat,
     magic=(((0, _MAGIC),),),
 )

@@ -119,7 +119,7 @@ def open_shards(
                 f"sources.{name}: {file.path} is {spec_of(other).what}; set type: {other}, "
                 f"or name files of type {config.type}"
             )
-    opened = spec.open(config, files, cache)
+    opened = spec.open(files, config, cache)
     return OpenFormat(format=opened, files=files, digests_all=spec.digests_all)
 
 

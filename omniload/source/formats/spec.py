@@ -28,8 +28,8 @@ class FormatSpec:
     """What a file of it is, such as ``a Parquet file``, for messages."""
     names: FileNames
     """What its files are called."""
-    open: Callable[[Any, Sequence[ShardFile], IndexCache | None], Format]
-    """Opens the shards of a source of this type: what the mix file says, the shards, where their index is kept."""
+    open: Callable[[Sequence[ShardFile], Any, IndexCache | None], Format]
+    """Opens the shards of a source of this type: the shards, what the mix file says, where their index is kept."""
     magic: tuple[Magic, ...] = ()
     """Bytes that a file of it holds, one of these; none where it may begin with anything."""
     digests_all: bool = False

@@ -45,17 +45,13 @@ class TextFormat(Format):
     holds_text = True
 
     def __init__(
-        self,
-        files: Sequence[ShardFile],
-        *,
-        files_per_unit: int,
-        cache: IndexCache | None = None,
+        self, files: Sequence[ShardFile], config: TextSource, cache: IndexCache | None = None
     ) -> None:
         self._files = files
         # File by file: however many are read together, the index is the same.
         found = index_of(files, _indexed, kind="text", cache=cache)
-        starts = np.arange(0, len(files), files_per_unit)
-        stops = np.minimum(starts + files_per_unit, len(files))
+        starts = np.arange(0, len(files), config.files_per_unit)
+        stops = np.minimum(starts + config.files_per_unit, len(files))
         self._units = UnitTable(
             rows_U=stops - starts,
             shards_U=np.arange(len(starts)),
@@ -140,12 +136,8 @@ def _bytes_of(file: ShardFile) -> bytes:
     return data
 
 
-def _opened(config: TextSource, files: Sequence[ShardFile], cache: IndexCache | None) -> Format:
-    return TextFormat(files, files_per_unit=config.files_per_unit, cache=cache)
-
-
 FORMAT = FormatSpec(
     what="a text file",
     names=FileNames(suffixes=frozenset({".txt", ".text", ".md", ".rst"}), never=_NO_TEXT),
-    open=_opened,
+    open=TextFormat,
 )

@@ -235,15 +235,9 @@ def _samples(members: Iterator[Member]) -> Iterator[_Sample]:
         yield current
 
 
-def _opened(
-    config: WebDatasetSource, files: Sequence[ShardFile], cache: IndexCache | None
-) -> Format:
-    return WebDatasetFormat(files, config, cache)
-
-
 FORMAT = FormatSpec(
     what="a tar archive",
     names=FileNames(suffixes=frozenset({".tar", ".tgz"}), compressed=True),
-    open=_opened,
+    open=WebDatasetFormat,
     magic=(((257, b"ustar"),),),
 )

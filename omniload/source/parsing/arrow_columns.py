@@ -4,7 +4,7 @@ Shape suffixes:
     B  rows of a unit        V  values of all sequences together
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -18,19 +18,20 @@ from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, TableColumn
 from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
+from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
 from omniload.source.columns import drained, text_bytes
 from omniload.source.formats.format import Records
-from omniload.source.parsing.conditions import kept_columns, wanted_kind
+from omniload.source.parsing.conditions import kept_columns, require_where, wanted_kind
+from omniload.source.parsing.image_cells import require_images
 
 __all__ = [
     "Holds",
+    "TableSource",
     "as_objects",
     "index_kind",
     "kept_of",
     "records_of",
-    "require_column",
-    "require_key",
-    "require_others",
+    "require_table",
     "token_ids",
     "with_keys",
     "with_others",
@@ -43,30 +44,40 @@ _NO_TEXT = b"\xff"
 
 Holds: TypeAlias = Literal["text", "tokens", "nested"]
 """What the column of records holds; ``nested`` is text, or lists and objects that become JSON."""
+TableSource: TypeAlias = ArrowSource | LanceSource | ParquetSource
+"""A source whose shards have columns with types."""
 
 
-def index_kind(  # noqa: PLR0913 -- what the mix file says of the source
-    type_: str,
-    *,
-    holds: Holds,
-    column: str,
-    others: Mapping[TableColumn, str],
-    images: Sequence[str],
-    key: str | None,
-    beside: Sequence[str],
-    where: Mapping[str, Condition],
-) -> str:
+def index_kind(type_: str, config: TableSource) -> str:
     """Return what an index of a table is kept under: whatever was looked at in its shards' schemas, and as what.
 
     A source that asks for a column as another kind of value, or in another place, finds no index, so its
     shards are looked at again.
     """
-    asked = {name: wanted_kind(condition) for name, condition in where.items()}
-    read = [type_, holds, column, dict(others), list(images), key, list(beside), asked]
+    read = [
+        *(type_, config.holds, config.column, dict(config.columns), list(config.image_members)),
+        *(config.key_column, list(config.pair_columns)),
+        {name: wanted_kind(condition) for name, condition in config.where.items()},
+    ]
     return orjson.dumps(read).decode()
 
 
-def require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> None:
+def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
+    """Refuse a shard that lacks a column which the source reads, or has another type of one.
+
+    Raises:
+        ConfigError: With what the shard has.
+    """
+    for column in (config.column, *config.pair_columns):
+        _require_column(schema, column, path, config.holds)
+    _require_others(schema, config.columns, path)
+    _require_key(schema, config.key_column, path)
+    require_where(schema, config.where, path)
+    for column in config.image_members:
+        require_images(schema, column, path)
+
+
+def _require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> None:
     """Refuse a shard without the column, or with another type of it.
 
     Raises:
@@ -98,7 +109,7 @@ def kept_of(
 def records_of(
     column: pa.ChunkedArray, where: str, holds: Holds, kept_B: NDArray[np.bool_] | None = None
 ) -> Records:
-    """Show a column as records; ``require_column`` has seen its type.
+    """Show a column as records; ``require_table`` has seen its type.
 
     Args:
         column: The column.
@@ -168,7 +179,7 @@ def _as_texts(written: Iterable[bytes | None]) -> pa.Array:
     return pa.array(list(written), pa.large_binary()).view(pa.large_string())
 
 
-def require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path: str) -> None:
+def _require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path: str) -> None:
     """Refuse a shard without one of the further columns, or with another type of it.
 
     Raises:
@@ -220,7 +231,7 @@ def with_others(
     return records
 
 
-def require_key(schema: pa.Schema, key: str | None, path: str) -> None:
+def _require_key(schema: pa.Schema, key: str | None, path: str) -> None:
     """Refuse a shard without the column of keys, or with another type of it.
 
     Raises:

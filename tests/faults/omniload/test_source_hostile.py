@@ -15,7 +15,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import NumpySource, OnError
 from omniload.source.files import local_file
-from omniload.source.parsing.arrow_messages import messages_of
+from omniload.source.formats.arrow import messages_of
 from omniload.source.source import open_source
 from tests.support.plane.source_contract import expected_tokens, samples, texts_of_shard
 from tests.support.plane.source_kinds import KINDS

@@ -110,9 +110,8 @@ def opened(tmp_path_factory):
 
     def open_format(data, unit_bytes=1 << 20, name="a.jsonl"):
         (folder / name).write_bytes(data)
-        return JsonlFormat(
-            find_files([name], folder, source="web"), key="text", unit_bytes=unit_bytes
-        )
+        files = find_files([name], folder, source="web")
+        return JsonlFormat(files, JsonlSource(type="jsonl", path=name, unit=unit_bytes))
 
     return open_format
 
@@ -306,7 +305,7 @@ def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     files = find_files(["a.jsonl"], tmp_path, source="web")
 
-    records = JsonlFormat(files, key="text", unit_bytes=1 << 20).read_unit(0)
+    records = JsonlFormat(files, JsonlSource(type="jsonl", path="a.jsonl")).read_unit(0)
 
     texts = [records.column[i].tobytes() for i in range(len(records.column))]
     wanted = [careful_text(line) for line in lines]

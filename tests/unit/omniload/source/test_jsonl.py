@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.sources import JsonlSource
 from omniload.source.formats import jsonl
 from omniload.source.formats.jsonl import JsonlFormat
 from omniload.source.patterns import find_files
@@ -21,7 +22,7 @@ def opened(tmp_path):
     def open_format(data, unit_bytes=1 << 20, name="a.jsonl"):
         (tmp_path / name).write_bytes(data)
         files = find_files([name], tmp_path, source="web")
-        return JsonlFormat(files, key="text", unit_bytes=unit_bytes)
+        return JsonlFormat(files, JsonlSource(type="jsonl", path=name, unit=unit_bytes))
 
     return open_format
 
@@ -195,7 +196,7 @@ def test_a_file_that_begins_with_zeros_is_refused_by_its_first_bytes(tmp_path):
     with pytest.raises(
         ConfigError, match=r"a.jsonl: begins with 1 MiB of zero bytes, which no line"
     ):
-        JsonlFormat(files, key="text", unit_bytes=1 << 20)
+        JsonlFormat(files, JsonlSource(type="jsonl", path="a.jsonl"))
 
 
 def test_a_few_zeros_are_one_bad_record(opened):

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.sources import ParquetSource
 from omniload.source.formats import parquet
 from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.index import IndexCache
@@ -30,11 +31,10 @@ def shard(tmp_path):
 
 @pytest.fixture
 def opened(tmp_path):
-    def open_format(column="tokens", holds_text=False, **options):
+    def open_format(column="tokens", holds_text=False, cache=None, **keys):
         files = find_files(["*.parquet"], tmp_path, source="web")
-        return ParquetFormat(
-            files, column=column, holds="text" if holds_text else "tokens", **options
-        )
+        keys |= {"text" if holds_text else "tokens": column}
+        return ParquetFormat(files, ParquetSource(type="parquet", path="*.parquet", **keys), cache)
 
     return open_format
 
@@ -234,7 +234,8 @@ def with_images(tmp_path, opened):
         column = pa.array(cells, pa.list_(pa.binary()))
         table = pa.table({"text": ["x"] * len(cells), "images": column})
         pq.write_table(table, tmp_path / "a.parquet", **options)
-        return opened("text", holds_text=True, images=("images",))
+        transforms = [{"type": "images", "patch": 2, "placeholder": 0}]
+        return opened("text", holds_text=True, images="images", transforms=transforms)
 
     return open_images
 

@@ -17,9 +17,9 @@ def opened(tmp_path):
     def open_format(*contents, files_per_unit=2):
         for i, content in enumerate(contents):
             (tmp_path / f"{i}.txt").write_bytes(content)
-        return TextFormat(
-            find_files(["*.txt"], tmp_path, source="web"), files_per_unit=files_per_unit
-        )
+        files = find_files(["*.txt"], tmp_path, source="web")
+        config = TextSource(type="text", path="*.txt", files_per_unit=files_per_unit)
+        return TextFormat(files, config)
 
     return open_format
 

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omniload.mix.columns import LOSS_MASK
+from omniload.mix.sources import ParquetSource
 from omniload.source.files import local_file
 from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.parsing.arrow_columns import (
@@ -56,7 +57,11 @@ def test_a_row_group_with_such_a_text_is_read_and_the_record_named(tmp_path):
     pq.write_table(pa.table({"said": said}), tmp_path / "own.parquet")
     file = local_file(str(tmp_path / "own.parquet"))
 
-    records = ParquetFormat([file], column="said", holds="nested").read_unit(0)
+    config = ParquetSource(
+        type="parquet", path="own.parquet", text="said", transforms=[{"type": "chat"}]
+    )
+
+    records = ParquetFormat([file], config).read_unit(0)
 
     assert shown(records) == ([b'["one"]', b"", b'["three"]'], [False, True, False])
     assert "own.parquet: row group 0: row 1: is not UTF-8" in records.reason
