@@ -14,9 +14,9 @@ import numpy as np
 
 from omniload.actors.plane import PlaneSpec
 from omniload.simulation.profile import SourceCosts
+from omniload.source.block import SampleBlock, merged
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
-from omniload.source.parts.blocks import SampleBlock, merged
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, Source, open_source
 

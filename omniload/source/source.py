@@ -20,7 +20,7 @@ from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.samples import SampleTable
 from omniload.mix.schema.splits import TRAIN
-from omniload.source.block import Block, UnitReader, decoded_block
+from omniload.source.block import Block, SampleBlock, UnitReader, decoded_block, joined
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
@@ -28,7 +28,6 @@ from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import OpenFormat, open_format
 from omniload.source.index import IndexCache
-from omniload.source.parts.blocks import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.filling import Filling
