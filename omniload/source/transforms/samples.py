@@ -1,34 +1,37 @@
-"""Samples on their way from records to the source's block: how text becomes them, and how they are cut.
+"""Samples, and how text becomes them: documents as they are, conversations and preference pairs.
 
-They are cut off by a length clamp, left out by a filter, and cut to rows; never within an image.
+Of conversations and pairs there is a mask of what the assistant says. A pair is a prompt with its chosen answer, and
+behind it the prompt with the rejected one::
+
+    tokens        p p p c c c | p p p r r
+    loss_mask     0 0 0 1 1 1 | 0 0 0 1 1
+    rejected_at   6
 
 Shape suffixes:
-    N  records, each a sample or none        I  images of one sample
+    N  records, each a sample or none      S  sides of pairs, twice as many: chosen and rejected in turns
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Protocol
+from itertools import takewhile
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.base.ragged import Ragged, gather_ranges
-from omniload.mix.columns import COLUMNS, GRIDS, IMAGE_COLUMNS, IMAGE_PLACES, IMAGES, LOSS_MASK
-from omniload.mix.schema.transforms import ClampTransform, FilterTransform, ImagesTransform
+from omniload.base.ragged import Ragged
+from omniload.mix.columns import LOSS_MASK, REJECTED_AT
+from omniload.mix.schema.transforms import PreferenceTransform
 from omniload.source.tokenize import Tokenizer
+from omniload.source.transforms.template import BadConversationError, ChatTemplate, Rendered
 
-__all__ = [
-    "Encoder",
-    "PlainEncoder",
-    "Samples",
-    "clamped",
-    "cut_to_rows",
-    "filtered",
-]
+__all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples"]
+
+_NOTHING = Rendered("", ())
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,188 +67,172 @@ class PlainEncoder(Encoder):
         return Samples(tokens=self._tokenizer.encode(texts))
 
 
-def _before_images(
-    places: Ragged, lengths_N: NDArray[np.int64], config: ImagesTransform
-) -> NDArray[np.int64]:
-    """Return ``lengths_N``, less where one would cut an image or what stands around it: there, up to that."""
-    out_N = lengths_N.copy()
-    for i in np.flatnonzero(places.lengths_N).tolist():
-        begins_I, ends_I = _extents(places[i], config)
-        cut_I = (begins_I < out_N[i]) & (out_N[i] < ends_I)
-        if cut_I.any():
-            out_N[i] = begins_I[cut_I][0]
-    return out_N
+class ChatEncoder(Encoder):
+    """Renders conversations one by one and tokenises them together."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, loss: Literal["assistant", "all"]
+    ) -> None:
+        self._template, self._tokenizer, self._masks = template, tokenizer, loss == "assistant"
+
+    @override
+    def encode(self, texts: pa.Array) -> Samples:
+        records: Sequence[Any] = texts.to_pylist()
+        rendered, reason = [], ""
+        bad_N = np.zeros(len(records), np.bool_)
+        for i, record in enumerate(records):
+            try:
+                rendered.append(self._template.render(record, wants_spans=self._masks))
+            except BadConversationError as error:
+                bad_N[i] = True
+                reason = reason or str(error)
+                # It keeps its place among the others, and has no token.
+                rendered.append(Rendered("", ()))
+        tokens, mask = self._tokenizer.encode_spans(
+            [each.text for each in rendered], [each.spans for each in rendered]
+        )
+        others: dict[str, Ragged] = {LOSS_MASK: mask} if self._masks else {}
+        return Samples(
+            tokens=tokens, others=others, bad_N=bad_N if bad_N.any() else None, reason=reason
+        )
 
 
-def _first_images(
-    others: Mapping[str, Ragged], lengths_N: NDArray[np.int64], config: ImagesTransform
-) -> dict[str, Ragged]:
-    """Return the columns of the images that lie before the end of shortened samples."""
-    places = others[IMAGE_PLACES]
-    counts = [
-        int(np.count_nonzero(_extents(places[i], config)[1] <= length))
-        for i, length in enumerate(lengths_N.tolist())
-    ]
-    starts = np.zeros(len(counts), np.int64)
-    return _images_between(others, np.arange(len(counts)), starts, np.asarray(counts, np.int64))
-
-
-def _extents(
-    places_I2: NDArray[np.int32], config: ImagesTransform
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return where each image of a sample begins and ends, with what stands around it."""
-    before, behind = config.begin is not None, config.end is not None
-    return places_I2[::2] - before, places_I2[::2] + places_I2[1::2] + behind
-
-
-def cut_to_rows(
-    samples: Samples, row_length: int, config: ImagesTransform
-) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]]:
-    """Cut samples that are longer than a row into several, between images.
+class PreferenceEncoder(Encoder):
+    """Renders both sides of each pair, and tokenises all of them together.
 
     Args:
-        samples: As records gave them; each image, with what stands around it, fits a row.
-        row_length: Tokens of a row.
-        config: What stands around an image.
-
-    Returns:
-        Samples of at most a row each, all but the last of a record cut as late as images allow; of
-        which sample each is a part; and its number among the parts.
+        config: What the mix file says.
+        chosen: Key of the chosen answer.
+        template: For pairs of messages; ``None`` for texts.
+        tokenizer: Tokenizer of the mix.
     """
-    lengths_N = samples.tokens.lengths_N
-    everything = np.arange(len(lengths_N))
-    if lengths_N.max(initial=0) <= row_length:
-        return samples, everything, np.zeros(len(everything), np.int32)
-    bounds_N = [
-        _bounds(int(length), samples.others[IMAGE_PLACES][i], row_length, config)
-        for i, length in enumerate(lengths_N.tolist())
-    ]
-    parts = [(i, a, b) for i, bounds in enumerate(bounds_N) for a, b in pairwise(bounds)]
-    owner, starts, stops = (np.array(column, np.int64) for column in zip(*parts, strict=True))
-    subs = np.concatenate([np.arange(len(bounds) - 1) for bounds in bounds_N])
-    places = samples.others[IMAGE_PLACES]
-    ranges = [np.searchsorted(places[i][::2], (a, b)) for i, a, b in parts]
-    firsts, lasts = (np.array([r[k] for r in ranges], np.int64) for k in (0, 1))
-    others = _images_between(samples.others, owner, firsts, lasts)
-    others[IMAGE_PLACES].values_V[::2] -= np.repeat(
-        starts, others[IMAGE_PLACES].lengths_N // 2
-    ).astype(np.int32)
-    for name, column in samples.others.items():
-        if name not in IMAGE_COLUMNS:
-            others[name] = _cut(column, owner, starts, stops, aligned=COLUMNS[name].aligned)
-    tokens = _cut(samples.tokens, owner, starts, stops, aligned=True)
-    return Samples(tokens=tokens, others=others), owner, subs.astype(np.int32)
 
+    def __init__(
+        self,
+        config: PreferenceTransform,
+        chosen: str,
+        template: ChatTemplate | None,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._config, self._chosen = config, chosen
+        self._template, self._tokenizer = template, tokenizer
 
-def _bounds(
-    length: int, places_I2: NDArray[np.int32], row_length: int, config: ImagesTransform
-) -> list[int]:
-    """Return where a sample of ``length`` tokens is cut, its begin and end among them."""
-    begins_I, ends_I = _extents(places_I2, config)
-    bounds = [0]
-    # Ends, for an image and what stands around it fit a row: the encoder refuses others.
-    while length - bounds[-1] > row_length:
-        stop = bounds[-1] + row_length
-        inside = np.flatnonzero((begins_I < stop) & (stop < ends_I))
-        bounds.append(int(begins_I[inside[0]]) if len(inside) else stop)
-    return [*bounds, length]
-
-
-def _cut(
-    column: Ragged,
-    owner_N: NDArray[np.int64],
-    starts_N: NDArray[np.int64],
-    stops_N: NDArray[np.int64],
-    *,
-    aligned: bool,
-) -> Ragged:
-    if not aligned:  # each part has what belongs to the whole
-        return column.take(owner_N)
-    begins = column.offsets[owner_N]
-    values, offsets = gather_ranges(
-        np.ascontiguousarray(column.values_V), begins + starts_N, begins + stops_N
-    )
-    return Ragged(values_V=values, offsets=offsets)
-
-
-def _images_between(
-    others: Mapping[str, Ragged],
-    owner_N: NDArray[np.int64],
-    firsts_N: NDArray[np.int64],
-    lasts_N: NDArray[np.int64],
-) -> dict[str, Ragged]:
-    """Return the columns of images ``firsts_N`` to before ``lasts_N`` of the samples ``owner_N``, copied."""
-    grids, places, images = (others[name] for name in (GRIDS, IMAGE_PLACES, IMAGES))
-    patches = grids.values_V[::2].astype(np.int64) * grids.values_V[1::2]
-    # Values of a patch: within a source all have as many.
-    depth = len(images.values_V) // max(1, int(patches.sum()))
-    before = np.concatenate(([0], np.cumsum(patches * depth)))
-    first_image = grids.offsets[owner_N] // 2
-    firsts, lasts = first_image + firsts_N, first_image + lasts_N
-    made = {}
-    for name, column, a, b in (
-        (GRIDS, grids, 2 * firsts, 2 * lasts),
-        (IMAGE_PLACES, places, 2 * firsts, 2 * lasts),
-        (IMAGES, images, before[firsts], before[lasts]),
-    ):
-        values, offsets = gather_ranges(np.ascontiguousarray(column.values_V), a, b)
-        # Copied, for places are moved in it: what is gathered may lie in memory of Arrow's, which is read alone.
-        made[str(name)] = Ragged(values_V=values.copy(), offsets=offsets)
-    return made
-
-
-def clamped(
-    samples: Samples, config: ClampTransform, images: ImagesTransform | None = None
-) -> Samples:
-    """Return the first tokens of each sample; an image that would be cut is left out, and all behind it."""
-    lengths_N = samples.tokens.lengths_N
-    return _shortened(samples, np.minimum(lengths_N, config.tokens), images)
-
-
-def filtered(
-    samples: Samples, config: FilterTransform, images: ImagesTransform | None = None
-) -> Samples:
-    """Return the samples with those empty that are left out."""
-    lengths_N = samples.tokens.lengths_N
-    kept_N = (lengths_N >= config.min_tokens) & (lengths_N <= config.max_tokens)
-    if config.min_trained_tokens:
-        mask = samples.others.get(LOSS_MASK)
-        trained_N = lengths_N if mask is None else _sums(mask)
-        kept_N &= trained_N >= config.min_trained_tokens
-    return _shortened(samples, np.where(kept_N, lengths_N, 0), images)
-
-
-def _sums(mask: Ragged) -> NDArray[np.int64]:
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask.values_V, dtype=np.int64)))
-    return before[mask.offsets[1:]] - before[mask.offsets[:-1]]
-
-
-def _shortened(
-    samples: Samples, lengths_N: NDArray[np.int64], images: ImagesTransform | None
-) -> Samples:
-    """Cut the tokens of each sample, and what is aligned with them, to so many, or fewer: images stay whole."""
-    if np.array_equal(lengths_N, samples.tokens.lengths_N):
-        return samples
-    kept: dict[str, Ragged] = {}
-    if images is not None:
-        lengths_N = _before_images(samples.others[IMAGE_PLACES], lengths_N, images)
-        kept = _first_images(samples.others, lengths_N, images)
-
-    def cut(column: Ragged) -> Ragged:
-        starts_N = column.offsets[:-1]
-        values, offsets = gather_ranges(
-            np.ascontiguousarray(column.values_V), starts_N, starts_N + lengths_N
+    @override
+    def encode(self, texts: pa.Array) -> Samples:
+        rendered: list[Rendered] = []
+        reason = ""
+        bad_N = np.zeros(len(texts), np.bool_)
+        for i, record in enumerate(texts.to_pylist()):
+            try:
+                rendered += self._sides(record) if record else (_NOTHING, _NOTHING)
+            except BadConversationError as error:
+                bad_N[i] = True
+                reason = reason or str(error)
+                rendered += (_NOTHING, _NOTHING)
+        tokens_S, mask_S = self._tokenizer.encode_spans(
+            [each.text for each in rendered],
+            [each.spans for each in rendered],
+            # What a template writes is meant as special tokens; what stands in a text of somebody's is text.
+            special=self._template is not None,
         )
-        return Ragged(values_V=values, offsets=offsets)
+        if self._template is None:
+            tokens_S, mask_S = self._ended(tokens_S, mask_S)
+        return _pairs(tokens_S, mask_S, bad_N, reason)
 
+    def _sides(self, record: str) -> tuple[Rendered, Rendered]:
+        found, config = orjson.loads(record), self._config
+        if self._template is None:
+            assert config.prompt is not None, "the model has seen to it"
+            prompt, *answers = (
+                _text(found[key], key) for key in (config.prompt, self._chosen, config.rejected)
+            )
+            first, second = (
+                Rendered(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
+                for answer in answers
+            )
+            return first, second
+        keys = self._chosen, config.rejected
+        sides = [_messages(found[key], key) for key in keys]
+        if config.prompt is not None:
+            asked = _messages(found[config.prompt], config.prompt, role="user")
+        else:
+            pairs = zip(*sides, strict=False)
+            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            asked, sides = sides[0][:alike], [side[alike:] for side in sides]
+        for key, side in zip(keys, sides, strict=True):
+            if not asked or not side:
+                raise BadConversationError(
+                    f"{key} has {len(side)} messages behind a prompt of {len(asked)}; a pair has a prompt and two "
+                    "answers that differ"
+                )
+        first, second = (self._template.render_answer(asked, side) for side in sides)
+        return first, second
+
+    def _ended(self, tokens_S: Ragged, mask_S: Ragged) -> tuple[Ragged, Ragged]:
+        """Put the end of a document behind each side that is there."""
+        end = self._tokenizer.end_of_document_id
+        if end is None:
+            return tokens_S, mask_S
+        there_S = tokens_S.lengths_N > 0
+        at = tokens_S.offsets[1:][there_S]
+        offsets = tokens_S.offsets.copy()
+        offsets[1:] += np.cumsum(there_S)
+        return (
+            Ragged(values_V=np.insert(tokens_S.values_V, at, np.int32(end)), offsets=offsets),
+            Ragged(values_V=np.insert(mask_S.values_V, at, np.True_), offsets=offsets),
+        )
+
+
+def _text(value: object, key: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise BadConversationError(f"{key} is {_shown(value)}, not a text that says something")
+    return value
+
+
+def _messages(value: object, key: str, *, role: str = "assistant") -> list[Any]:
+    """Return the messages under a key; a message alone, or the text of one by ``role``, stands for a list of it."""
+    if isinstance(value, str) and value:
+        value = {"role": role, "content": value}
+    given = [value] if isinstance(value, dict) else value
+    if not isinstance(given, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) for each in given
+    ):
+        raise BadConversationError(
+            f"{key} is {_shown(value)}, not a list of messages with role and content"
+        )
+    return given
+
+
+def _shown(value: object) -> str:
+    return orjson.dumps(value).decode()[:_SHOWN]
+
+
+def _pairs(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str) -> Samples:
+    """Make a sample of every two sides; a pair of which a side trains on nothing is bad."""
+    ends_S = tokens_S.offsets[1:]
+    mask_V = mask_S.values_V.copy()
+    # The first token of a side follows nothing: else the last one of the chosen side would predict it.
+    mask_V[tokens_S.offsets[:-1][tokens_S.lengths_N > 0]] = False
+    trained = np.concatenate(([0], np.cumsum(mask_V)))
+    trained_S = trained[ends_S] - trained[tokens_S.offsets[:-1]]
+    there_N = tokens_S.lengths_N[::2] > 0
+    silent_N = there_N & ((trained_S[::2] == 0) | (trained_S[1::2] == 0))
+    if silent_N.any():
+        bad_N, there_N = bad_N | silent_N, there_N & ~silent_N
+        reason = reason or "an answer has no token; both sides of a pair say something"
+    sizes_N = np.diff(tokens_S.offsets[::2])
+    keeps_V = np.repeat(there_N, sizes_N)
+    offsets = np.concatenate(([0], np.cumsum(sizes_N * there_N)))
+    places = Ragged(
+        values_V=tokens_S.lengths_N[::2][there_N].astype(np.int32),
+        offsets=np.concatenate(([0], np.cumsum(there_N, dtype=np.int64))),
+    )
     return Samples(
-        tokens=cut(samples.tokens),
+        tokens=Ragged(values_V=tokens_S.values_V[keeps_V], offsets=offsets),
         others={
-            name: cut(column) if COLUMNS[name].aligned else column
-            for name, column in samples.others.items()
-            if name not in IMAGE_COLUMNS
-        }
-        | kept,
-        bad_N=samples.bad_N,
-        reason=samples.reason,
+            LOSS_MASK: Ragged(values_V=mask_V[keeps_V], offsets=offsets),
+            REJECTED_AT: places,
+        },
+        bad_N=bad_N if bad_N.any() else None,
+        reason=reason,
     )
