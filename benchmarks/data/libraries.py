@@ -31,8 +31,13 @@ from benchmarks.data.library_ways import (
     tokenising_ways,
 )
 from benchmarks.report import Table, print_table, write_report
-from omniload.source.sample_corpus import this_installation, train_tokenizer
-from omniload.source.sample_texts import Text, functions_and_docstrings, texts_of
+from omniload.source.sample_corpus import (
+    Text,
+    functions_and_docstrings,
+    texts_of,
+    this_installation,
+    train_tokenizer,
+)
 from tests.support.chats import CHATML, MARKED, write_model
 
 __all__ = ["main", "rates_of", "table_of", "write_chats", "write_texts"]

@@ -25,7 +25,8 @@ from omniload.commands.display import (
 )
 from omniload.commands.options import BYTES, json_option
 from omniload.mix.schema.json_schema import mix_schema
-from omniload.source.sample_corpus import SampleCorpus, SampleSource, build_sample_corpus
+from omniload.source.kept_corpus import SampleCorpus, SampleSource
+from omniload.source.sample_corpus import build_sample_corpus
 
 __all__ = ["MIX_NAME", "sample", "sample_mix"]
 

@@ -2,20 +2,24 @@
 
 It needs no network and no data set, holds real text of real length distributions, and
 comes out the same every time on one installation. One source is tokenised beforehand.
+
+Texts are what every installation holds: modules, functions, docstrings, notices, reference. Files are visited in
+the order of a digest of their paths, so that a small budget still takes from everywhere.
 """
 
-import errno
+import ast
 import gzip
-import json
+import hashlib
 import os
 import shutil
+import textwrap
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from sysconfig import get_path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -25,34 +29,31 @@ import zstandard
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.mix.config import BpeTokenizer
-from omniload.source.sample_texts import (
-    Installation,
-    Text,
-    functions_and_docstrings,
-    texts_of,
+from omniload.source.kept_corpus import (
+    END_OF_DOCUMENT,
+    MARKER,
+    TOKENIZER,
+    SampleCorpus,
+    SampleSource,
+    existing,
+    marker_of,
+    put_in_place,
 )
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 
 __all__ = [
-    "CORPUS_VERSION",
-    "END_OF_DOCUMENT",
+    "Installation",
     "SampleCorpus",
-    "SampleSource",
+    "Text",
     "build_sample_corpus",
+    "functions_and_docstrings",
+    "texts_of",
     "this_installation",
     "train_tokenizer",
 ]
 
-CORPUS_VERSION = 1
-"""Version of the corpus and its marker file."""
-END_OF_DOCUMENT = "<eos>"
-"""Special token of the corpus' tokenizer."""
-
-_MARKER = "corpus.json"
-_TOKENIZER = "tokenizer.json"
 _TRAINING_BYTES = 4 << 20
 _SHARE_OF = {
     "modules": 0.35,
@@ -62,48 +63,68 @@ _SHARE_OF = {
     "notices": 0.08,
     "reference": 0.04,
 }
+_TEST_FOLDERS = {"test", "tests", "idle_test"}
+_OTHER_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
+_LONG_BYTES = 32 << 10
+_SHORTEST_FUNCTION_LINES = 3
+_SHORTEST_DOCSTRING = 40
 
 Progress = Callable[[str, float], None]
 """Told what is being done and which part of the whole is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSource:
-    """One source of the corpus."""
+class Text:
+    """One document and where it comes from."""
 
     name: str
-    """Its name, and that of its folder."""
-    config: dict[str, str]
-    """What a mix file in the corpus' folder says of it."""
-    records: int
-    """Documents."""
-    text_bytes: int
-    """Bytes of their text."""
-    stored_bytes: int
-    """Bytes of its files."""
-    tokens: int
-    """Tokens, with one end-of-document token a document."""
-    lengths_log2: tuple[int, ...]
-    """Documents by length: entry ``i`` counts those of ``2**i`` to ``2**(i + 1) - 1`` tokens."""
+    """Path or qualified name."""
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleCorpus:
-    """What ``build_sample_corpus`` made or found."""
+class Installation:
+    """Where to look."""
 
-    folder: Path
-    """Where it lies; the sources' paths start here."""
-    sources: tuple[SampleSource, ...]
-    """Its sources."""
-    vocab_size: int
-    """Vocabulary of its tokenizer."""
-    built: bool
-    """False when it was there already."""
+    stdlib: Path
+    """Folder of the standard library."""
+    site_packages: Path
+    """Folder of installed packages."""
 
-    @property
-    def tokenizer(self) -> BpeTokenizer:
-        """What a mix file in the corpus' folder says of the tokenizer."""
-        return BpeTokenizer(type="bpe", path=_TOKENIZER, end_of_document=END_OF_DOCUMENT)
+    def modules(self) -> list[Path]:
+        """Return the standard library's modules but for its tests, in digest order."""
+        return _by_digest(_walk(self.stdlib, _OTHER_FOLDERS | _TEST_FOLDERS), self.stdlib)
+
+    def long_modules(self) -> list[Path]:
+        """Return long modules, in digest order: the library's tests or, without those, packages'.
+
+        Some systems ship the tests apart from the library.
+        """
+        places = (
+            _walk(self.stdlib / "test", _OTHER_FOLDERS),
+            _walk(self.site_packages, {"__pycache__"}),
+            self.modules(),
+        )
+        long = ([path for path in place if _size(path) >= _LONG_BYTES] for place in places)
+        return _by_digest(next(filter(None, long), []), self.stdlib)
+
+    def notices(self) -> list[Path]:
+        """Return metadata and licences of packages, and the library's own licence."""
+        found = [self.stdlib / "LICENSE.txt"]
+        for folder in sorted(self.site_packages.glob("*.dist-info")):
+            found += [folder / "METADATA", *sorted(folder.rglob("LICEN[CS]E*"))]
+        return _by_digest([path for path in found if path.is_file()], self.site_packages.parent)
+
+    def reference(self) -> list[Text]:
+        """Return the chapters of the language reference that ``help()`` shows."""
+        path = self.stdlib / "pydoc_data" / "topics.py"
+        if not path.is_file():
+            return []
+        for node in _parsed(_read(path)).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+                topics: dict[str, str] = ast.literal_eval(node.value)
+                return [Text(name=name, text=text) for name, text in sorted(topics.items())]
+        return []
 
 
 def this_installation() -> Installation:
@@ -134,7 +155,7 @@ def build_sample_corpus(
         ConfigError: The folder holds something else, or a corpus of another version or size.
     """
     target = Path(folder).absolute()
-    there = _existing(target, size)
+    there = existing(target, size)
     if there is not None:
         return there
     tell = progress or (lambda _stage, _part: None)
@@ -143,70 +164,12 @@ def build_sample_corpus(
     try:
         texts = _gather(installation or this_installation(), size, tell)
         corpus = _write(unfinished, texts, vocab_size, tell)
-        (unfinished / _MARKER).write_text(_marker(corpus, size), encoding="utf-8")
-        there = _put_in_place(unfinished, target, size)
+        (unfinished / MARKER).write_text(marker_of(corpus, size), encoding="utf-8")
+        there = put_in_place(unfinished, target, size)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     tell("done", 1.0)
     return there or replace(corpus, folder=target)
-
-
-def _put_in_place(unfinished: Path, target: Path, size: int) -> SampleCorpus | None:
-    """Rename the finished folder; return the corpus that somebody else put there meanwhile."""
-    try:
-        os.replace(unfinished, target)  # noqa: PTH105 -- takes the place of an empty folder in one step
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return _existing(target, size)
-    return None
-
-
-def _existing(target: Path, size: int) -> SampleCorpus | None:
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return None
-    if not (target / _MARKER).is_file():
-        raise ConfigError(f"{target} is not empty and holds no {_MARKER}; choose another folder")
-    marker = _read_marker(target / _MARKER)
-    found = {key: marker.get(key) for key in ("version", "size")}
-    wanted = {"version": CORPUS_VERSION, "size": size}
-    if found != wanted:
-        raise ConfigError(
-            f"{target} holds a corpus of {found}, not {wanted}; choose another folder"
-        )
-    try:
-        sources = tuple(
-            SampleSource(**(source | {"lengths_log2": tuple(source["lengths_log2"])}))
-            for source in marker["sources"]
-        )
-        vocab_size = int(marker["vocab_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{target / _MARKER}: does not say what the corpus holds ({error!r:.80}); remove the folder, or choose "
-            "another"
-        ) from error
-    return SampleCorpus(folder=target, sources=sources, vocab_size=vocab_size, built=False)
-
-
-def _read_marker(path: Path) -> dict[str, Any]:
-    try:
-        marker = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: is not JSON: {error}; expected the marker of a sample corpus; choose another folder"
-        ) from error
-    return marker if isinstance(marker, dict) else {}
-
-
-def _marker(corpus: SampleCorpus, size: int) -> str:
-    sources = [asdict(source) for source in corpus.sources]
-    content = {
-        "version": CORPUS_VERSION,
-        "size": size,
-        "vocab_size": corpus.vocab_size,
-        "sources": sources,
-    }
-    return json.dumps(content, indent=1)
 
 
 def _gather(installation: Installation, size: int, tell: Progress) -> dict[str, list[Text]]:
@@ -228,20 +191,24 @@ def _gather(installation: Installation, size: int, tell: Progress) -> dict[str, 
     return {name: found for name, found in texts.items() if found}
 
 
-def _up_to(texts: Sequence[Text], budget_bytes: int) -> list[Text]:
-    ends = np.cumsum([0, *(len(text.text.encode()) for text in texts)])
-    return [
-        text for text, before in zip(texts, ends.tolist(), strict=False) if before < budget_bytes
-    ]
+def _up_to(texts: Iterable[Text], budget_bytes: int) -> list[Text]:
+    """Take texts until they hold so many bytes; the last one may hold more."""
+    taken: list[Text] = []
+    for text in texts:
+        if budget_bytes <= 0:
+            break
+        taken.append(text)
+        budget_bytes -= len(text.text.encode())
+    return taken
 
 
 def _write(
     folder: Path, texts: dict[str, list[Text]], vocab_size: int, tell: Progress
 ) -> SampleCorpus:
     tell("training the tokenizer", 0.4)
-    train_tokenizer(texts, vocab_size).save(str(folder / _TOKENIZER))
+    train_tokenizer(texts, vocab_size).save(str(folder / TOKENIZER))
     tokenizer = open_tokenizer(
-        BpeTokenizer(type="bpe", path=_TOKENIZER, end_of_document=END_OF_DOCUMENT), folder
+        BpeTokenizer(type="bpe", path=TOKENIZER, end_of_document=END_OF_DOCUMENT), folder
     )
     sources = []
     for i, (name, found) in enumerate(texts.items()):
@@ -340,3 +307,92 @@ def _write_lines(place: Path, texts: list[Text], suffix: str, shards: int) -> No
             # Without the time: the corpus is the same, byte for byte, whenever it is built.
             data = gzip.compress(data, mtime=0)
         (place / f"part-{i:03}.jsonl{suffix}").write_bytes(data)
+
+
+def texts_of(paths: list[Path], budget_bytes: int) -> list[Text]:
+    """Read files until they hold ``budget_bytes``; those that are not UTF-8 are passed over."""
+    held = ((path, _read(path)) for path in paths)
+    return _up_to(
+        (Text(name=path.name, text=text) for path, text in held if text.strip()), budget_bytes
+    )
+
+
+def functions_and_docstrings(
+    paths: list[Path], *, function_bytes: int, docstring_bytes: int
+) -> tuple[list[Text], list[Text]]:
+    """Cut modules into functions and docstrings until there are enough bytes of both."""
+    functions: list[Text] = []
+    docstrings: list[Text] = []
+    for path in paths:
+        if function_bytes <= 0 and docstring_bytes <= 0:
+            break
+        source = _read(path)
+        tree = _parsed(source)
+        lines = source.splitlines(keepends=True)
+        for node in ast.walk(tree):
+            if function_bytes > 0 and (cut := _function(node, lines)):
+                functions.append(Text(name=f"{path.stem}.{getattr(node, 'name', '')}", text=cut))
+                function_bytes -= len(cut.encode())
+            if docstring_bytes > 0 and (said := _docstring(node)):
+                docstrings.append(Text(name=f"{path.stem}.{getattr(node, 'name', '')}", text=said))
+                docstring_bytes -= len(said.encode())
+    return functions, docstrings
+
+
+def _function(node: ast.AST, lines: list[str]) -> str:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.end_lineno is None:
+        return ""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    if node.end_lineno - first + 1 < _SHORTEST_FUNCTION_LINES:
+        return ""
+    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+
+
+def _docstring(node: ast.AST) -> str:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    said = ast.get_docstring(node) or ""
+    # An escape for a lone surrogate makes a string that no format can hold.
+    writable = said.encode(errors="ignore").decode() == said
+    return said if writable and len(said) >= _SHORTEST_DOCSTRING else ""
+
+
+def _parsed(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old modules hold escapes that newer Pythons warn of
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError):
+            return ast.Module(body=[], type_ignores=[])
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    # Tokenizers and viewers stumble over NUL; a few test modules hold it.
+    return "" if "\0" in text else text
+
+
+def _walk(folder: Path, left_out: set[str]) -> Iterator[Path]:
+    """Yield the Python files below ``folder``, in order."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in left_out)
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield Path(here, name)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _by_digest(paths: list[Path] | Iterator[Path], base: Path) -> list[Path]:
+    def key(path: Path) -> bytes:
+        return hashlib.blake2b(os.path.relpath(path, base).encode(), digest_size=8).digest()
+
+    return sorted(paths, key=key)

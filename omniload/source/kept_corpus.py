@@ -1,0 +1,135 @@
+"""A sample corpus that is kept: what it holds, and the marker in its folder that says so."""
+
+import errno
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omniload.base.errors import ConfigError
+from omniload.mix.config import BpeTokenizer
+
+__all__ = [
+    "CORPUS_VERSION",
+    "END_OF_DOCUMENT",
+    "MARKER",
+    "TOKENIZER",
+    "SampleCorpus",
+    "SampleSource",
+    "existing",
+    "marker_of",
+    "put_in_place",
+]
+
+CORPUS_VERSION = 1
+"""Version of the corpus and its marker file."""
+END_OF_DOCUMENT = "<eos>"
+"""Special token of the corpus' tokenizer."""
+MARKER = "corpus.json"
+"""File that says what a corpus holds; it is written last."""
+TOKENIZER = "tokenizer.json"
+"""Its tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSource:
+    """One source of the corpus."""
+
+    name: str
+    """Its name, and that of its folder."""
+    config: dict[str, str]
+    """What a mix file in the corpus' folder says of it."""
+    records: int
+    """Documents."""
+    text_bytes: int
+    """Bytes of their text."""
+    stored_bytes: int
+    """Bytes of its files."""
+    tokens: int
+    """Tokens, with one end-of-document token a document."""
+    lengths_log2: tuple[int, ...]
+    """Documents by length: entry ``i`` counts those of ``2**i`` to ``2**(i + 1) - 1`` tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCorpus:
+    """What ``build_sample_corpus`` made or found."""
+
+    folder: Path
+    """Where it lies; the sources' paths start here."""
+    sources: tuple[SampleSource, ...]
+    """Its sources."""
+    vocab_size: int
+    """Vocabulary of its tokenizer."""
+    built: bool
+    """False when it was there already."""
+
+    @property
+    def tokenizer(self) -> BpeTokenizer:
+        """What a mix file in the corpus' folder says of the tokenizer."""
+        return BpeTokenizer(type="bpe", path=TOKENIZER, end_of_document=END_OF_DOCUMENT)
+
+
+def existing(target: Path, size: int) -> SampleCorpus | None:
+    """Return the corpus in a folder; ``None`` where the folder is missing or empty.
+
+    Raises:
+        ConfigError: It holds something else, or a corpus of another version or size.
+    """
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return None
+    if not (target / MARKER).is_file():
+        raise ConfigError(f"{target} is not empty and holds no {MARKER}; choose another folder")
+    marker = _read_marker(target / MARKER)
+    found = {key: marker.get(key) for key in ("version", "size")}
+    wanted = {"version": CORPUS_VERSION, "size": size}
+    if found != wanted:
+        raise ConfigError(
+            f"{target} holds a corpus of {found}, not {wanted}; choose another folder"
+        )
+    try:
+        sources = tuple(
+            SampleSource(**(source | {"lengths_log2": tuple(source["lengths_log2"])}))
+            for source in marker["sources"]
+        )
+        vocab_size = int(marker["vocab_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{target / MARKER}: does not say what the corpus holds ({error!r:.80}); remove the folder, or choose "
+            "another"
+        ) from error
+    return SampleCorpus(folder=target, sources=sources, vocab_size=vocab_size, built=False)
+
+
+def _read_marker(path: Path) -> dict[str, Any]:
+    try:
+        marker = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: is not JSON: {error}; expected the marker of a sample corpus; choose another folder"
+        ) from error
+    return marker if isinstance(marker, dict) else {}
+
+
+def marker_of(corpus: SampleCorpus, size: int) -> str:
+    """Return what the marker of a corpus says."""
+    sources = [asdict(source) for source in corpus.sources]
+    content = {
+        "version": CORPUS_VERSION,
+        "size": size,
+        "vocab_size": corpus.vocab_size,
+        "sources": sources,
+    }
+    return json.dumps(content, indent=1)
+
+
+def put_in_place(unfinished: Path, target: Path, size: int) -> SampleCorpus | None:
+    """Rename the finished folder; return the corpus that somebody else put there meanwhile."""
+    try:
+        os.replace(unfinished, target)  # noqa: PTH105 -- takes the place of an empty folder in one step
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return existing(target, size)
+    return None
