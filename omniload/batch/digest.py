@@ -18,6 +18,7 @@ from omniload.batch.microbatch import Batch, Microbatch
 
 __all__ = ["DIGEST_MODULUS", "batch_digest", "combined", "image_digest", "microbatch_digest"]
 
+# As unsigned numbers of 64 bits wrap around: any collective that adds them up comes to the same.
 DIGEST_MODULUS = 1 << 64
 
 
@@ -36,6 +37,7 @@ def microbatch_digest(microbatch: Microbatch) -> int:
         digest = xxhash.xxh3_64()
         # Of one byte order everywhere: digests of all hosts are added up, and compared with those of other runs.
         digest.update(np.ascontiguousarray(microbatch.tokens_RT[row], "<i4").data)
+        # Labels too: a mask or a cut that moved trains on something else with the same tokens.
         digest.update(np.ascontiguousarray(microbatch.labels_RT[row], "<i4").data)
         digest.update((begins[bound_rows[row] : bound_rows[row + 1]] - row * length).tobytes())
         keys = microbatch.keys_K4[key_bounds[row] : key_bounds[row + 1]]

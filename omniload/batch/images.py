@@ -99,6 +99,7 @@ def places_of(microbatch: Microbatch) -> NDArray[np.int64]:
         return np.empty((0, 2), np.int64)
     begins_D = microbatch.cu_seqlens[:-1].astype(np.int64)
     begins_K = begins_D[microbatch.sources_D >= 0]
+    # A copy, for another type: what is added below must not reach the column, which the batch keeps.
     places_I2 = places.values_V.reshape(-1, 2).astype(np.int64)
     places_I2[:, 0] += np.repeat(begins_K, places.lengths_N // 2)
     return places_I2
@@ -145,6 +146,7 @@ class PatchArrays:
 
     def floats(self, mean: float = 0.5, deviation: float = 0.5) -> Any:  # noqa: ANN401
         """Return the patches as float32: pixels from 0 to 1, less ``mean``, over ``deviation``."""
+        # Only where it is asked for: as float32 the patches would be four times as many bytes on the way to a rank.
         scaled = self._patches_PV.astype(np.float32) / _LARGEST_VALUE
         return self._tensor((scaled - mean) / deviation, np.float32)
 

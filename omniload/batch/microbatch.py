@@ -43,6 +43,7 @@ IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
 _WIRE_VERSION = 2
 _LENGTH_BYTES = 8
+# A line of the processor's cache, and more than any type of numpy asks for: arrays are used where they lie.
 _ALIGNMENT = 64
 _SHARE_ARRAYS = ("grids_I2", "keys_I4", "sends_W", "receives_W", "places_E")
 _NUMBERS = "biuf"
@@ -86,6 +87,7 @@ class Microbatch:
         """
         tokens = self.tokens_RT.reshape(-1)
         labels = np.empty_like(tokens)
+        # Of all rows in one go, over every bound: the last token of each document is put right below.
         labels[:-1] = tokens[1:]
         labels[self.cu_seqlens[1:] - 1] = self.next_D
         self._fill_padding(labels, IGNORE_LABEL)
@@ -119,6 +121,7 @@ class Microbatch:
     @property
     def max_seqlen(self) -> int:
         """Longest document."""
+        # Padding counts: kernels size their work by the longest document among the bounds, whatever it is of.
         return int(np.diff(self.cu_seqlens).max(initial=0))
 
 
@@ -204,6 +207,7 @@ def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:
             tokens_RC=np.concatenate([rows_of(p, "tokens") for p in parts]),
             labels_RC=np.concatenate([rows_of(p, "labels") for p in parts]),
             positions_RC=np.concatenate([rows_of(p, "positions") for p in parts]),
+            # The same of every part: a peer holds the same columns of all rows.
             indices_C=first.indices_C,
             cu_seqlens=cu_seqlens,
             sources_D=np.concatenate([p.sources_D for p in slices]),
@@ -266,6 +270,7 @@ def to_bytes(batch: Batch) -> NDArray[np.uint8]:
     }
     text = json.dumps(head).encode()
     starts = list(_starts(len(text), [array.nbytes for array in arrays]))
+    # Zeroed, not empty: what lies between two arrays is sent too, and would be whatever this process had there.
     out_B = np.zeros(starts[-1], np.uint8)
     out_B[:_LENGTH_BYTES] = np.frombuffer(len(text).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
     out_B[_LENGTH_BYTES : _LENGTH_BYTES + len(text)] = np.frombuffer(text, np.uint8)
@@ -282,6 +287,7 @@ def from_bytes(data_B: NDArray[np.uint8]) -> Batch:
     """
     length = int.from_bytes(data_B[:_LENGTH_BYTES].tobytes(), "little")
     try:
+        # JSON and arrays of numbers: what another rank sends is never unpickled.
         head = json.loads(data_B[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
         if head["version"] != _WIRE_VERSION:
             raise IntegrityError(

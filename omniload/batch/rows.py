@@ -68,7 +68,9 @@ def build_rows(
     laid = _laid_out(pieces.lengths_P.astype(np.int64), row_offsets, length)
     sources_D = np.full(len(laid.lengths_D), -1, np.int16)
     sources_D[laid.places_K] = pieces.sources_P
+    # One blank row is the padding of all: parts of it are gathered as the pieces are, in the same call.
     tokens, bounds_D = _gathered(fetched_K, laid, np.zeros(length, np.int32))
+    # Where a sample goes on, a token more was fetched than lies in the row: the label of the last one that does.
     cut = np.flatnonzero(fetched_K.lengths_N > pieces.lengths_P)
     next_D = np.full(len(laid.lengths_D), IGNORE_LABEL, np.int32)
     next_D[laid.places_K[cut]] = _last_values(fetched_K.take(cut))
@@ -108,6 +110,8 @@ def _laid_out(
 ) -> _LaidOut:
     num_rows = len(row_offsets) - 1
     begins_R = np.concatenate(([0], np.cumsum(lengths_K)))[row_offsets]
+    # Each row before adds a document, its padding, also where that is empty: places are arithmetic, without full rows
+    # as a special case.
     places_K = np.arange(len(lengths_K)) + np.repeat(np.arange(num_rows), np.diff(row_offsets))
     places_R = row_offsets[1:] + np.arange(num_rows)
     lengths_D = np.empty(len(lengths_K) + num_rows, np.int64)
@@ -208,6 +212,7 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
         ConfigError: Pairs lie in rows that are shared among cp peers.
     """
     rejected_K = part.columns_K.get(REJECTED_AT)
+    # Of a step without a pair the column may be there and empty: another step of its window had one.
     none = rejected_K is None or not len(rejected_K.values_V)
     if isinstance(part, CpSlice):
         if not none:
@@ -231,6 +236,7 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
     positions = part.positions_RT - np.cumsum(back[:-1], dtype=np.int32).reshape(
         part.positions_RT.shape
     )
+    # Sought, not counted: each pair moves the numbers of all documents behind it by one.
     second_P = np.searchsorted(bounds, between_P)
     return Documents(
         cu_seqlens=bounds.astype(np.int32),
@@ -245,6 +251,7 @@ def _without_pairs(cu_seqlens: NDArray[np.int32], positions: NDArray[np.int32]) 
     )
 
 
+# Equal only to itself: arrays have no truth, and two pieces are told apart by their keys.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
     """A document, or the part of one that lies in a row."""
@@ -327,11 +334,14 @@ def losses_by_document(
             "as cross_entropy(..., reduction='none') does"
         )
     labelled = labels_RT.reshape(-1) != IGNORE_LABEL
+    # Chosen, not multiplied by 0: without a label a loss may be nan. As doubles: a float32 has 7 digits, and a sum
+    # goes over thousands of tokens.
     losses = np.where(labelled, losses_RT.reshape(-1), 0.0).astype(np.float64)
     starts_D = rows.cu_seqlens[:-1]
     holds_D = rows.sources_D >= 0
     return DocumentLosses(
         keys_K4=rows.keys_K4,
+        # Padding is summed too and then left out: reduceat goes from one start to the next, over any gap.
         sums_K=np.add.reduceat(losses, starts_D)[holds_D],
         labels_K=np.add.reduceat(labelled.astype(np.int64), starts_D)[holds_D],
     )

@@ -79,7 +79,9 @@ def whole_rows(
         tokens_RT=tokens_RT,
         cu_seqlens=piece.cu_seqlens,
         sources_D=piece.sources_D,
+        # The token behind a cut lies in no row: only the labels tell it.
         next_D=labels_RT.reshape(-1)[piece.cu_seqlens[1:] - 1],
+        # A mask went into the labels before they were sliced, and is read off them.
         trained_RT=np.not_equal(labels_RT, IGNORE_LABEL),
         keys_K4=piece.keys_K4,
         columns_K=piece.columns_K,

@@ -117,7 +117,7 @@ def reachable_bound(
 
     It is the largest of: the mean; the largest item with as many of the smallest as
     the counts force upon its bin; and, for every ``q``, the ``q + 1`` smallest among
-    the ``q * B + 1`` largest items, of which two or more must meet in a bin.
+    the ``q * B + 1`` largest items, as so many of these meet in some bin.
 
     Raises:
         ValueError: As for ``balance``.
@@ -134,6 +134,7 @@ def _checked(
         raise ValueError(f"num_bins is {num_bins}; give at least one bin")
     if costs.ndim != 1:
         raise ValueError(f"costs_N has shape {costs.shape}; give one cost for each item")
+    # By negation: nan is neither at least 0 nor below it.
     wrong = ~(costs >= 0) | ~np.isfinite(costs)
     if wrong.any():
         at = int(np.argmax(wrong))
@@ -182,6 +183,7 @@ def _longest_first(
             costs[order].tolist(), ([0.0] * num_bins, [0] * num_bins), most, least
         )
         return bins_N
+    # The same dealing as one by one, ties included: plans must not change at a number of bins.
     rounds = _Rounds(falling=costs[order], most=most, least=least, num_bins=num_bins)
     rounds.deal()
     bins_N[order] = np.concatenate((*rounds.dealt, rounds.rest()))
@@ -194,6 +196,7 @@ def _one_by_one(
     """Deal items to bins of such loads and counts; return the bin of each."""
     loads, counts = bins
     reserved = sum(least - min(count, least) for count in counts)  # items that bins still need
+    # Pairs: of equal loads the bin of the lower number comes first, on every machine.
     lightest = [(load, b) for b, load in enumerate(loads) if counts[b] < limit]
     heapq.heapify(lightest)
     dealt: list[int] = []
@@ -292,6 +295,7 @@ def _differenced(costs: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]
         loads_of[new] = joined
         joins.append((a, b, order.astype(small)))
         heapq.heapreplace(widest, (float(joined[-1] - joined[0]), new))
+    # Backwards each dealing is let go as its parts take over: kept whole, all of them would be N * B numbers more.
     bins_of = {widest[0][1]: np.arange(num_bins)} if widest else {}
     for new in range(num + len(joins) - 1, num - 1, -1):
         a, b, places = joins.pop()
@@ -318,6 +322,7 @@ def _repaired(
             taker = int(counts_B.argmin())
             giver = int(np.where(counts_B > least, loads_B, -np.inf).argmax())
         members = np.flatnonzero(out_N == giver)
+        # The lightest: what counts force to move shall change the loads least.
         item = int(members[costs[members].argmin()])
         out_N[item] = taker
         for b, sign in ((giver, -1), (taker, 1)):

@@ -113,6 +113,7 @@ def require_costs(
     """
     if missing := [name for name in of if name not in columns]:
         raise ValueError(f"columns {missing} are not among {sorted(columns)}; load them")
+    # A user's function: of whatever type, but of one value each, or a later sum would be over other pieces.
     values = np.asarray(function(*(columns[name] for name in of)), np.float64)
     if values.shape != columns["lengths"].shape:
         raise ValueError(
@@ -188,6 +189,7 @@ def _one_coefficient(
     With two unknowns the constrained optimum lies on an axis whenever the free one
     is outside the quadrant, so this is exact. Ties go to the linear term.
     """
+    # Columns have the norm 1, so that a product with them is the fit by one alone.
     alone = np.maximum(scaled_M2.T @ seconds_M, 0.0)
     residuals = [float(np.sum((scaled_M2[:, i] * alone[i] - seconds_M) ** 2)) for i in (0, 1)]
     best = 0 if residuals[0] <= residuals[1] else 1

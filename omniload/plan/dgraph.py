@@ -296,6 +296,7 @@ class DGraph:
         dealt, microbatches_N = place(
             cost_N, num_buckets, self.distribution, method=self.method, dealing=self.dealing
         )
+        # Only for the figures: what balance is measured against.
         in_order = balanced_over(cost_N, num_buckets, method="none")
         flat_N = dealt.bins_N * np.int64(self.distribution.microbatches) + microbatches_N
         shape = (num_buckets, self.distribution.microbatches)

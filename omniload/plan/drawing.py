@@ -87,6 +87,7 @@ def draw_step(
     counted = [known.counted_U for known in known_S]
     sizes = lengths if mix.pack.method != "none" else [np.ones(len(c), np.int64) for c in lengths]
     is_by_token, goes_on = mix.mix.level == "token", mix.mix.stop in GOES_ON
+    # Only one that is known to its end: of any other, that it is drawn up may mean that a loader is behind.
     skipped = [s for s, k in enumerate(known_S) if k.is_whole and goes_on]
 
     def drawing(size: int) -> Drawn:
@@ -100,12 +101,15 @@ def draw_step(
     counts = drawn.counts_S.tolist()
     ending_S = _ending(mix, state, weights_S)
     for s in ending_S:
+        # Whether that was its last unit nobody can tell yet, and what is last must not hang on how far loaders have
+        # read.
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
             return Starved(s)
     if goes_on:
         return _unless_starved(drawn, is_last=_size_of(sizes, counts) < budget)
     if mix.mix.stop == "all_exhausted" and drawn.starved is not None:
         return Starved(drawn.starved)
+    # Drawn to its end in this step, or in one before: then nothing is left of it.
     over = [s for s in ending_S if counts[s] >= known_S[s].left]
     if len(over) < (1 if mix.mix.stop == "first_exhausted" else len(ending_S)):
         return _unless_starved(drawn, is_last=False)

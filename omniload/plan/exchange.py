@@ -53,6 +53,7 @@ def exchanged(
     """
     enough = bound * (1 + TOLERANCE)
     loads_B = np.bincount(bins_N, weights=costs, minlength=num_bins).astype(np.float64, copy=False)
+    # Looked at before anything is made: longest-first dealing of many items mostly comes close enough by itself.
     if loads_B.max() <= enough:
         return bins_N
     kind = _ListBins if len(costs) <= _FEW * num_bins else _ArrayBins
@@ -69,6 +70,7 @@ def exchanged(
             if found is not None:
                 before = loads_B[heavy], loads_B[light]
                 bins.exchange(heavy, light, *found)
+                # Then out at once: what is iterated over has just changed, and another bin may be the heaviest.
                 lightest.move((heavy, light), before)
                 break
             if trials <= 0:
@@ -152,6 +154,7 @@ class _ListBins(_Bins):
         smallest, found = half * _SMALLEST_GAIN, None
         for at, give in enumerate(give_H):
             place = bisect_left(back_L, give - half)
+            # What comes nearest to half of the gap is one of the two beside its place: the rest need no look.
             if place <= last:
                 missed = abs(give - back_L[place] - half)
                 if missed < smallest:
@@ -238,6 +241,7 @@ class _ArrayBins(_Bins):
 
     @override
     def exchange(self, heavy: int, light: int, give: int, take: int) -> None:
+        # Views, and sound: an exchange puts new arrays in the place of old ones, and changes none.
         given = self.items[heavy][give : give + 1]
         taken = self.items[light][take : take + 1] if take >= 0 else given[:0]
         given_cost = self.costs[heavy][give : give + 1]
@@ -297,6 +301,7 @@ class _Lightest:
         """Yield the other bins by load, of ties the first, as long as none is moved."""
         for at in range(len(self.loads_B)):
             if at == len(self.sorted):
+                # Four times as many each time: all sorts before come to a part of the last one.
                 self.sort(max(_FIRST_SORTED, 4 * at))
             if (light := self.sorted[at][1]) != heavy:
                 yield light
@@ -305,6 +310,7 @@ class _Lightest:
         """Note that the loads of two bins have changed."""
         for b, load in zip(bins, before, strict=True):
             if load <= self.limit:
+                # By the load that it was sorted by: the bin has another one by now.
                 del self.sorted[bisect_left(self.sorted, (load, b))]
             if (now := float(self.loads_B[b])) <= self.limit:
                 insort(self.sorted, (now, b))

@@ -25,7 +25,7 @@ from omniload.plan.units import Units, pieces_of, units_of_sources
 
 __all__ = ["Exhausted", "Membership", "Starved", "budget_of", "losses", "membership_of"]
 
-_NO_END = 1 << 62
+_NO_END = 1 << 62  # above any position, and a sum of two still fits 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,7 @@ def budget_of(mix: MixConfig, state: MixState) -> int:
     """Return what a step draws, as ``draw_step`` counts it: tokens, or rows where each unit has one to itself."""
     if mix.pack.method == "none":
         return mix.rows_per_step
+    # Less what is carried: with the same budget for every step, pieces that wait would become more with each.
     rows = mix.rows_per_step + mix.pack.rows_ahead
     return rows * mix.pack.length - int(state.carried.lengths_P.sum())
 
@@ -183,6 +184,7 @@ def losses(
     """
     dropped_S, lost_S = (np.zeros(len(units_S), np.int64) for _ in range(2))
     loses_S = [overlong != "split" for overlong in mix.overlong_S]
+    # Mostly nothing is lost, and there may be hundreds of sources: one look for all of them.
     for s, first, stop in used if any(loses_S) else ():
         if loses_S[s]:
             dropped_S[s] = np.count_nonzero(units_S[s].kept_N[first:stop] == 0)

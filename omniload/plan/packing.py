@@ -150,6 +150,7 @@ def fill_in_order(
     ends = np.cumsum(lengths_P, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.arange(1, num_rows + 1, dtype=np.int64) * capacity
+    # Each once: where a piece ends at the end of a row there is no empty part.
     bounds = np.unique(np.concatenate(([0], ends, cuts[cuts < total])))
     starts, stops = bounds[:-1], bounds[1:]
     piece = np.searchsorted(ends, starts, side="right")
@@ -173,6 +174,7 @@ def packed(
             pool.lengths_P, num_first=len(carried), num_rows=num_rows, capacity=capacity
         )
     elif mix.pack.method == "none":
+        # A step draws as many units as it has rows: nothing is carried, and each has its own.
         rows_P = np.arange(len(pool), dtype=np.int32)
     else:
         piece, starts, stops, rows = fill_in_order(
@@ -191,6 +193,7 @@ def packed(
     if is_last:
         # Every method begins a row only once those before it are begun: none of these is empty.
         num_rows = int(rows_P.max()) + 1
+    # Stable: pieces of a row keep the order in which they were drawn, and so do those carried, the oldest first.
     order = np.argsort(rows_P, kind="stable")
     num_carried = int((rows_P == CARRIED).sum())
     row_offsets = np.searchsorted(rows_P[order[num_carried:]], np.arange(num_rows + 1)).astype(

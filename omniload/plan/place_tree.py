@@ -166,6 +166,7 @@ class ClientPlaceTree:
         self._check_broadcast(broadcast)
         fetcher = 0
         for axis, at in self.coordinates_of(rank).items():
+            # The rank's own number, digit by digit, with a 0 for each axis that the trainer broadcasts along.
             fetcher = fetcher * self.size_of(axis) + (0 if axis in broadcast else at)
         return fetcher
 
@@ -194,11 +195,13 @@ class ClientPlaceTree:
             ValueError: The axis deals no samples, or ``group_size`` does not divide the consumers.
         """
         levels, num = self._consumers_along(axis, group_size)
+        # A mesh without axes is one rank, at no place.
         places = np.unravel_index(np.arange(self.world_size), self.sizes or (1,))
         consumer = np.zeros(self.world_size, np.int64)
         for level, place in zip(self.axes, places, strict=False):
             if level in levels:
                 consumer = consumer * self.size_of(level) + place
+        # Neighbouring consumers lie side by side, and all have as many ranks: equal cuts are groups of them.
         order = np.argsort(consumer, kind="stable").reshape(num, -1)
         return tuple(map(tuple, order.tolist()))
 
@@ -226,6 +229,7 @@ class ClientPlaceTree:
             raise ValueError(
                 f"num_constructors is {num_constructors} for {dp} dp ranks; choose one from 1 to {dp}"
             )
+        # Without a table: ranks, constructors and the planner each work it out, and never differ.
         return dp_rank * num_constructors // dp
 
     def dp_ranks_of(self, constructor: int, num_constructors: int) -> range:

@@ -141,6 +141,7 @@ def num_microbatches_of(num_rows: int, dp: int, rows_per_microbatch: int) -> int
     ):
         if value < least:
             raise ValueError(f"{name} is {value}; it is at least {least}")
+    # One number for all ranks: a rank with a microbatch less would miss a collective of the others, and hang them.
     return max(1, -(-num_rows // (dp * rows_per_microbatch)))
 
 
@@ -180,6 +181,7 @@ def place(
     counts_B = np.bincount(over_buckets.bins_N, minlength=num_buckets)
     if method == "greedy_swap" and counts_B.max() <= num and _is_one_each(costs_N, counts_B, deal):
         return over_buckets, _by_falling_cost(costs_N, over_buckets.bins_N, counts_B)
+    # By bucket in one sort: a look through all members for each bucket takes seconds at thousands of them.
     order = np.argsort(over_buckets.bins_N, kind="stable")
     for members in np.split(order, np.cumsum(counts_B)[:-1]):
         inside = balance(
@@ -252,6 +254,7 @@ def _by_hand(
     buckets_N, microbatches_N = dealing
     if (most := int(buckets_N.max(initial=0))) >= num_buckets:
         raise ValueError(f"a member is dealt to bucket {most} of {num_buckets}, numbered from 0")
+    # In 64 bits: a user's numbers of buckets and microbatches may multiply to more than 32 hold.
     flat_N = buckets_N * np.int64(deal.microbatches) + microbatches_N
     counts = np.bincount(flat_N, minlength=num_buckets * deal.microbatches)
     if deal.max_count is not None and counts.max() > deal.max_count:

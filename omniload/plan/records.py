@@ -70,11 +70,13 @@ class StepPlan:
     def part_of(self, dp_ranks: Sequence[int]) -> "StepPlan":
         """Return the plan with the rows of ``dp_ranks`` only; what is said of the whole step stays."""
         is_theirs_R = _are_among(self.dp_ranks_R, dp_ranks)
+        # Small jobs have one constructor: it is given the plan itself.
         if is_theirs_R.all():
             return self
         rows = np.flatnonzero(is_theirs_R)
         counts = np.diff(self.row_offsets)[rows]
         offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        # Places of the pieces of each row, without a loop: a step may have a million rows.
         pieces = np.repeat(self.row_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
         return replace(
             self,

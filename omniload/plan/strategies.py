@@ -56,6 +56,7 @@ _STRATEGIES, _COSTS = "omniload.strategies", "omniload.costs"
 """Groups of entry points."""
 
 
+# As balance.encoder_linear and encoder_quadratic are where a mix file does not say.
 _ENCODER = QuadraticCost(768.0, 1.0)
 
 
@@ -174,6 +175,7 @@ def hybrid(rows: DGraph, request: PlacementRequest, /) -> Placement:
         )
         loads_W = encoder.loads_BM[:, 0]
         rank_of_W = np.empty(len(loads_W), np.int32)
+        # Buckets of images are anybody's until here: what one microbatch leaves uneven the next makes up for.
         rank_of_W[np.argsort(-loads_W, kind="stable")] = np.argsort(work_W, kind="stable")
         encoders_I[mine] = rank_of_W[encoder.buckets_N]
         work_W[rank_of_W] += loads_W

@@ -74,6 +74,7 @@ class Units:
             # The unit that reaches the amount is its last.
             count = int(np.searchsorted(reached_U, left)) + 1 if left > 0 else 0
         else:
+            # Samples count with their first unit: the others of the last sample still belong to the amount.
             count = int(np.searchsorted(reached_U, left, side="right"))
         have = int(reached_U[-1]) if len(reached_U) else 0
         # The rest of a sample that was begun may be all that is left, and not be known yet.
@@ -108,6 +109,7 @@ class Units:
         if count == 0:
             return 0
         sample = int(self.samples_U[count - 1])
+        # Of a sample that goes on in another step the tokens are still needed.
         return sample + int(self.stops_U[count - 1] == self.kept_N[sample])
 
     def cursor_after(self, count: int) -> Cursor | None:
@@ -144,8 +146,11 @@ def units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTable
             stops_U=kept_N,
             first_U=np.ones(len(table), np.bool_),
         )
+    # Where the cursor's record gives no sample the table begins with a later one, drawn from its start.
     if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
         begins_N[0] = cursor[2]
+    # None for a sample that is dropped, of which nothing is kept: it gives no unit, and is passed over by the next
+    # one.
     parts_N = -(-(kept_N - begins_N) // length)
     samples_U = np.repeat(np.arange(len(table)), parts_N)
     part_U = np.arange(len(samples_U)) - np.repeat(np.cumsum(parts_N) - parts_N, parts_N)

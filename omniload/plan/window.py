@@ -123,6 +123,7 @@ class _Pass:
             budget=budget_of(mix, state) + later + over,
             sizes=None if sizes is counted else sizes,
         )
+        # Starved or not: steps are taken as far as they are whole, and the first that is not is asked for by itself.
         fresh = pieces_of(ahead, units_S, drawn)
         lengths_P = fresh.lengths_P.astype(np.int64)
         num_sources = len(units_S)
@@ -142,6 +143,7 @@ class _Pass:
         # What is carried fills the step by itself.
         if budget <= 0:
             return begin
+        # The unit that reaches the budget is the step's last, as where a draw of its own ends.
         target = budget + (int(self.ends_P[begin - 1]) if begin else 0)
         end = int(np.searchsorted(self.ends_P, target)) + 1
         return end if end <= len(self.fresh) else None
@@ -152,6 +154,7 @@ class _Pass:
         drawn_S = np.bincount(sources_P, minlength=len(self.units_S))
         served_S = _sums_by(sources_P, self.served_P[begin:end], len(self.units_S))
         cursors, finished = list(state.cursors_S), [0] * len(self.units_S)
+        # Of hundreds of sources a small step draws from a few: the others cost it nothing.
         touched = np.flatnonzero(drawn_S).tolist()
         lost = [(s, self.finished_S[s]) for s in touched]
         for s in touched:
@@ -159,6 +162,7 @@ class _Pass:
             cursors[s] = units.cursor_after(self.counts_S[s]) or cursors[s]
             before, self.finished_S[s] = self.finished_S[s], units.finished_by(self.counts_S[s])
             finished[s] = self.finished_S[s] - before
+        # Packed step by step: what a row takes depends on what the step before carried on.
         pieces, row_offsets, carried = packed(
             self.mix, state.carried, self.fresh.part(begin, end), is_last=False
         )

@@ -127,6 +127,7 @@ class World:
             sizes: Mapping[str, Json] = stored["sizes"]  # type: ignore[assignment]
             numbers = [whole_number(s, least=1, below=_RANKS_LIMIT) for s in sizes.values()]
             return cls(
+                # The keys' order is that of the levels, which JSON keeps and ``to_json`` wrote.
                 tree=ClientPlaceTree(axes=tuple(sizes), sizes=tuple(numbers)),  # type: ignore[arg-type]
                 generation=whole_number(stored["generation"], below=COUNT_LIMIT),
                 step=whole_number(stored["step"], below=COUNT_LIMIT),

@@ -11,6 +11,7 @@ __all__ = ["EVERYBODY", "dealt", "in_order", "shares_of"]
 
 EVERYBODY = -1
 """Owner of a group that every rank holds."""
+# Of splitmix64: 2**64 over the golden ratio, odd, and the two factors of its finisher.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -61,5 +62,6 @@ def dealt(owners_B: NDArray[np.int64], num_ranks: int) -> NDArray[np.int64]:
         own = np.flatnonzero(owners_B == rank)[: left_W[rank]]
         found_B[own] = rank
         left_W[rank] -= len(own)
+    # In the order of the batch to ranks with room, of the lower number first: a batch is dealt alike when it is replayed.
     found_B[found_B == EVERYBODY] = np.repeat(np.arange(num_ranks), left_W)
     return found_B

@@ -49,6 +49,7 @@ def verdicts_of(
     """
     lowest_N, highest_N = rewards_NG.min(axis=1), rewards_NG.max(axis=1)
     equal_N = highest_N - lowest_N <= tolerance
+    # By the smallest: within a tolerance one answer of a group may be right and another not.
     is_right_N = lowest_N > right_above
     found = np.where(equal_N, np.where(is_right_N, ALL_RIGHT, ALL_WRONG), KEPT)
     return found.astype(np.int8)

@@ -57,6 +57,7 @@ class ImagePlan:
         assert placement.encoders_I is not None, "the placement deals images"
         rows_I = images.rows_I(row_offsets)
         begins_P = np.cumsum(pieces.lengths_P, dtype=np.int64) - pieces.lengths_P
+        # From the row's start: tokens before the piece in the step, less those before the row.
         columns_I = begins_P[images.pieces_I] - begins_P[row_offsets[rows_I]] + images.firsts_I
         dp_ranks_R, microbatches_R = placement.buckets_N, placement.microbatches_N
         # As constructors lay rows out: those of a microbatch in the order of the step.
@@ -67,6 +68,7 @@ class ImagePlan:
         row_in_cell_R = np.empty(len(order_R), np.int64)
         row_in_cell_R[order_R] = np.arange(len(order_R)) - np.searchsorted(cells_R, cells_R)
         places_I = row_in_cell_R[rows_I] * row_length + columns_I
+        # Sorted once: what a rank encodes, and what it receives, is then in order by leaving out the rest.
         order_I = np.lexsort((places_I, microbatches_R[rows_I], dp_ranks_R[rows_I]))
         found = pieces.take(images.pieces_I)
         keys_I4 = np.column_stack(

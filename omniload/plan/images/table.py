@@ -47,6 +47,7 @@ class ImageTable:
 
     def patches_P(self, num_pieces: int) -> NDArray[np.int64]:
         """Return the patches of each piece."""
+        # Summed as doubles, and exact: patches of a step are far fewer than 2**53.
         return np.bincount(self.pieces_I, self.patches_I, num_pieces).astype(np.int64)
 
     def rows_I(self, row_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
