@@ -20,14 +20,15 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fusefs.bridge.api.protocol import Kernel
-from fusefs.bridge.api.waiting import in_thread
+from fusefs.bridge.api.waiting import all_done, in_thread
 from fusefs.stores.deadlines import within
 from fusefs.stores.protocol import MAX_NAME_BYTES, RESERVED
 from fusefs.tools.statistics import Statistics
@@ -36,7 +37,6 @@ from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.attribute_cache import AttributeCache
 from fusefs.vfs.file.open_file import SpoolPlace, flush_all
 from fusefs.vfs.file.rename_open import LeavingPaths
-from fusefs.vfs.fresh_single_flight import FreshSingleFlight
 from fusefs.vfs.handle_table import HandleTable
 from fusefs.vfs.inode_table import ROOT, InodeTable, Node
 from omniload.base.errors import UnavailableError
@@ -44,6 +44,7 @@ from omniload.base.errors import UnavailableError
 __all__ = [
     "STATS_DIRECTORY_INODE",
     "STATS_INODE",
+    "FreshSingleFlight",
     "InlineCalls",
     "Session",
     "checked_name",
@@ -111,6 +112,102 @@ class InlineCalls:
             # A core that another program took says nothing of the disk: a thread gives it away itself only to wait.
             if (took := now - begun) > _QUICK_S and self._waits() != waits:
                 self._not_before = now + _REST * took
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """One call of the function: callers before its beginning share its answer."""
+
+    has_begun: bool
+    """True from the first for a change, which is not shared."""
+    answer: "Future[Any]" = field(default_factory=Future)
+    """Cancelled where the task that ran the function was stopped; those that share it begin anew."""
+
+
+class FreshSingleFlight:
+    """Rounds of calls, one after the other for each key: nobody gets an answer that was under way before they called.
+
+    The processes of a node open one checkpoint in the same moment, and each must learn what the
+    store holds *now*: what was closed elsewhere before it asked. So no caller may take the answer
+    of a round that was under way when it called; but all that come meanwhile wait together for
+    the next round, and share its answer::
+
+        calls     a     b c       d
+        round     |--1--|---2---|---3---|
+        answered        a       b c     d
+
+    However many call at once, the store is asked twice in a row. A change of the same key has a
+    round of its own, which no caller shares.
+
+    Used on one thread, that of the mount's loop. The first caller of a round runs the function itself; what
+    it raises reaches all that share the round. A function must not call with its own key: it would wait for
+    itself.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[Hashable, _Round] = {}
+        """The youngest round of each key; none that has ended."""
+
+    async def call(self, key: Hashable, fn: Callable[[], Awaitable[Result]]) -> Result:
+        """Return the result of a run of ``fn`` that began after this call.
+
+        Args:
+            key: Calls with the same key may share a run.
+            fn: Run, unless another call of the same round runs its own.
+
+        Raises:
+            Exception: What the run raised.
+        """
+        while True:
+            youngest = self._rounds.get(key)
+            if youngest is None or youngest.has_begun:
+                return await self._run(key, fn, youngest)
+            await all_done((youngest.answer,))
+            if not youngest.answer.cancelled():
+                answer: Result = youngest.answer.result()
+                return answer
+
+    async def exclusive(self, key: Hashable, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a change of ``key`` while no other run of it is under way."""
+        return await self._run(key, change, self._rounds.get(key), is_shared=False)
+
+    async def _run(
+        self,
+        key: Hashable,
+        fn: Callable[[], Awaitable[Result]],
+        before: _Round | None,
+        *,
+        is_shared: bool = True,
+    ) -> Result:
+        # Before it waits for its turn: calls that come meanwhile must find it, to share it.
+        mine = self._rounds[key] = _Round(has_begun=not is_shared)
+        try:
+            if before is not None:
+                await all_done((before.answer,))
+            mine.has_begun = True
+            answer = await fn()
+        except GeneratorExit:
+            self._end(key, mine, before)
+            mine.answer.cancel()
+            raise
+        except BaseException as error:
+            self._end(key, mine, before)
+            mine.answer.set_exception(error)
+            raise
+        else:
+            self._end(key, mine, before)
+            mine.answer.set_result(answer)
+            return answer
+        finally:
+            del mine  # or an error, its traceback and the round would hold each other
+
+    def _end(self, key: Hashable, ended: _Round, before: _Round | None) -> None:
+        # Else a younger round stands there, which waits for this one by itself.
+        if self._rounds[key] is ended:
+            if before is not None and not before.answer.done():
+                self._rounds[key] = before  # stopped while it waited for its turn
+            else:
+                del self._rounds[key]
 
 
 class Session:

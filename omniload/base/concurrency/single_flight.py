@@ -21,7 +21,7 @@ class SingleFlight(Generic[Key, Result]):
         answered                       1, 2, 3             4
 
     A result may have begun before the call that gets it. Where it must not, see
-    ``fusefs/vfs/fresh_single_flight.py``.
+    ``FreshSingleFlight`` in ``fusefs/vfs/session.py``.
     """
 
     def __init__(self) -> None:

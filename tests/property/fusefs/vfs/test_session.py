@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.bridge.api.waiting import result_of
-from fusefs.vfs.fresh_single_flight import FreshSingleFlight
+from fusefs.vfs.session import FreshSingleFlight
 
 steps = st.lists(
     st.tuples(
