@@ -8,10 +8,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusefs.cache.copy_state import CopyState, Span
+from fusefs.cache.copy_state import CopyState, Ledger, Span
 from fusefs.cache.disk_directory import CopyFiles, DiskDirectory, Stamp
 from fusefs.cache.disk_format import CopyVersion, decode_map, footprint, room_for
-from fusefs.cache.eviction import Ledger
 from fusefs.config import FilesConfig
 from fusefs.format.manifest import unit_checksum
 from fusefs.metrics.counters import Traffic

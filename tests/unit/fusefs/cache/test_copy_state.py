@@ -1,6 +1,6 @@
-"""What is known of a copy after a script of events: no disk is asked."""
+"""What is known of a copy after a script of events, and which copies may stay: no disk is asked."""
 
-from fusefs.cache.copy_state import CopyState
+from fusefs.cache.copy_state import CopyState, Ledger
 from tests.support.fusefs.disk import a_version
 
 
@@ -77,3 +77,42 @@ def test_files_are_borrowed_until_they_are_retired_and_retired_once():
     copy.retire()
 
     assert (files.users, files.is_retired, copy.borrowed()) == (1, True, None)
+
+
+# The account
+
+
+def test_no_room_is_made_where_it_would_not_be_enough():
+    ledger = Ledger(10)
+    ledger.charge("a", 4)
+    ledger.charge("b", 4)
+    ledger.pin("b")
+
+    assert ledger.make_room("c", 7) is None
+    assert "a" in ledger
+    assert ledger.make_room("c", 6) == ["a"]
+    assert ledger.used_bytes == 4
+
+
+def test_a_copy_makes_no_room_for_itself():
+    ledger = Ledger(10)
+    ledger.charge("a", 8)
+
+    assert ledger.make_room("a", 4) is None
+    assert ledger.make_room("b", 4) == ["a"]
+
+
+def test_a_pin_outlives_the_bytes_and_is_counted():
+    ledger = Ledger(10)
+    ledger.pin("a")
+    ledger.pin("a")
+    ledger.charge("a", 8)
+    ledger.forget("a")
+    ledger.charge("a", 6)
+    ledger.unpin("a")
+
+    assert ledger.make_room("b", 8) is None
+    ledger.unpin("a")
+    ledger.unpin("never")
+    assert ledger.make_room("b", 8) == ["a"]
+    assert ledger.size_of("a") == 0

@@ -1,4 +1,4 @@
-"""The disk cache: what is kept, what is handed out, what goes first, and its account."""
+"""The disk cache: what is kept, what is handed out, and what goes first."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,6 @@ from fusefs.cache.disk_format import (
     header_of,
     size_in_map,
 )
-from fusefs.cache.eviction import Ledger
 from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.metrics.counters import Traffic
 from omniload.base.errors import ConfigError, StateError
@@ -362,45 +361,6 @@ def test_the_format_is_the_one_that_is_written_down():
     assert header[:20] == b"omnifs-copy\n\0\0\0\0\x01\0\0\0"
     assert header[24:40] == (10).to_bytes(8, "little") + (2).to_bytes(8, "little")
     assert header[40:56].hex() == CopyVersion("key", 10, 2).name
-
-
-# The account
-
-
-def test_no_room_is_made_where_it_would_not_be_enough():
-    ledger = Ledger(10)
-    ledger.charge("a", 4)
-    ledger.charge("b", 4)
-    ledger.pin("b")
-
-    assert ledger.make_room("c", 7) is None
-    assert "a" in ledger
-    assert ledger.make_room("c", 6) == ["a"]
-    assert ledger.used_bytes == 4
-
-
-def test_a_copy_makes_no_room_for_itself():
-    ledger = Ledger(10)
-    ledger.charge("a", 8)
-
-    assert ledger.make_room("a", 4) is None
-    assert ledger.make_room("b", 4) == ["a"]
-
-
-def test_a_pin_outlives_the_bytes_and_is_counted():
-    ledger = Ledger(10)
-    ledger.pin("a")
-    ledger.pin("a")
-    ledger.charge("a", 8)
-    ledger.forget("a")
-    ledger.charge("a", 6)
-    ledger.unpin("a")
-
-    assert ledger.make_room("b", 8) is None
-    ledger.unpin("a")
-    ledger.unpin("never")
-    assert ledger.make_room("b", 8) == ["a"]
-    assert ledger.size_of("a") == 0
 
 
 def test_one_copy_is_compared_at_a_time(directory):
