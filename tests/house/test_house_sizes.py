@@ -12,8 +12,8 @@ LONGER = {
     "omniload/actors/heartbeats.py": (215, "what a role says, in memory, in a file and in its log"),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
     "omniload/actors/local/plane.py": (
-        235,
-        "opens and closes every role, has its ranks, and changes its mix",
+        290,
+        "opens and closes every role, has its ranks, changes its mix, and the ways between its threads",
     ),
     "omniload/actors/ray/keeper.py": (
         260,

@@ -1,6 +1,7 @@
 """The local runtime: planner, loader and constructor as threads of this process. No Ray."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +16,6 @@ from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity, MemoryBoard
 from omniload.actors.journal import open_journal
 from omniload.actors.local.handle import CONSTRUCTOR, LocalHandle
-from omniload.actors.local.links import LocalConstructor, LocalLoader
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import (
     DataPlane,
@@ -25,6 +25,7 @@ from omniload.actors.plane import (
 )
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.constructor import ConstructorShell
+from omniload.actors.roles.links import ConstructorLink, LoaderLink
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
@@ -32,15 +33,24 @@ from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
 from omniload.base.concurrency.calls_under_way import calls_under_way
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import StateError, UnavailableError
+from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import RoleLogs, get_logger, logs_folder
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.messages import ChangeAsked, ResizeAsked
+from omniload.machine.messages import (
+    ChangeAsked,
+    ReadAhead,
+    ReleaseSamples,
+    ReleaseSteps,
+    ResizeAsked,
+    SamplesReported,
+    TakeOver,
+)
 from omniload.machine.progress import rank_name
 from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SkipShard
 from omniload.mix.edits.shards import shard_meant
-from omniload.plan.world import World
+from omniload.plan.records import StepPlan
+from omniload.plan.world import RanksServed, World
 from omniload.source.parts.divided import ThreadReader
 
 __all__ = ["LocalPlane"]
@@ -117,13 +127,13 @@ class LocalPlane(DataPlane):
             self.loader.ranges,
             self.activity_of(CONSTRUCTOR),
         )
-        link = LocalLoader(self.loader, self._readers, _LOADER)
+        link = _LocalLoaderLink(self.loader, self._readers, _LOADER)
         planning = self.activity_of("planner")
         planning.figures.note(restarts=spec.restarts)
         self.planner = PlannerShell(
             planner,
             lambda _source: link,
-            [LocalConstructor(self.constructor, dp_ranks, self._builder)],
+            [_LocalConstructorLink(self.constructor, dp_ranks, self._builder)],
             open_journal(spec.run_dir, planner),
             planning,
             spec.run_dir,
@@ -221,3 +231,58 @@ def _changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
         plane.constructor.know(mix)
     asked = ChangeAsked(change=change, at=request.at, facts=facts)
     return taken_within(plane.planner.change(asked))
+
+
+class _LocalLoaderLink(LoaderLink):
+    """A way to the source loader."""
+
+    def __init__(self, shell: LoaderShell, pool: DaemonPool, name: str) -> None:
+        self._shell, self._pool, self._name = shell, pool, name
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._name
+
+    @override
+    def read_ahead(self, command: ReadAhead) -> "Future[SamplesReported]":
+        return self._pool.submit(lambda: self._shell.read_ahead(command))
+
+    @override
+    def take_over(self, command: TakeOver) -> "Future[None]":
+        return self._pool.submit(lambda: self._shell.take_over(command))
+
+    @override
+    def release(self, command: ReleaseSamples) -> None:
+        self._shell.release(command)
+
+
+class _LocalConstructorLink(ConstructorLink):
+    """A way to the data constructor."""
+
+    def __init__(
+        self, shell: ConstructorShell, dp_ranks: tuple[int, ...], pool: DaemonPool
+    ) -> None:
+        self._shell, self._pool = shell, pool
+        self._dp_ranks = dp_ranks
+
+    @property
+    @override
+    def dp_ranks(self) -> Sequence[int]:
+        return self._dp_ranks
+
+    @override
+    def build(self, plans: Sequence[StepPlan], served: RanksServed) -> "Future[int]":
+        return self._pool.submit(lambda: self._shell.build(plans, served))
+
+    @override
+    def release(self, command: ReleaseSteps) -> None:
+        self._shell.release(command)
+
+    @override
+    def end(self, step: int) -> None:
+        self._shell.end(step)
+
+    @override
+    def fail(self, error: OmniloadError) -> None:
+        self._shell.fail(error)
