@@ -1,6 +1,8 @@
 """The roles as Ray actors, and the planner's ways to them."""
 
+import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,14 +13,16 @@ from typing import Any
 from typing_extensions import override
 
 from omniload.actors.answering_edits import taken_within
-from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.heartbeats import Activity, Board, FolderBoard, MemoryBoard
 from omniload.actors.journal import open_journal
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
-from omniload.actors.ray.hosts.presence import PresentActor
+from omniload.actors.ray.hosts.connection import node_here
+from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks
+from omniload.actors.ray.processes import Process
 from omniload.actors.ray.scaling.readers import RayReader
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.loader import LoaderShell
@@ -26,6 +30,7 @@ from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import (
     Commands,
@@ -66,7 +71,47 @@ class PlannerOpening:
     """Planners before this one; it takes over from the last of them."""
 
 
-class LoaderActor(PresentActor, LoaderShell):
+class _PresentActor:
+    """What every actor answers to whoever keeps the roster, or waits on another host."""
+
+    _told_board: Board
+
+    def _appear(
+        self, name: str, board: FolderBoard | None, logs: Path | None, *, reads: bool = False
+    ) -> Activity:
+        """Be seen to be there; return the role's activity. Whatever this process logs is the role's.
+
+        Without a board on this host its heartbeats are told to whoever asks.
+        """
+        log = RoleLogs(logs).of(name)
+        speak_for(log)
+        activity = Activity(name, reads=reads, log=log, host=host_here())
+        if board is None:
+            own = MemoryBoard()
+            self._told_board = own
+            return own.add(activity)
+        self._told_board = board
+        board.post(activity)
+        return activity
+
+    def stay(self) -> None:
+        """Return never: the call fails with the process, and so tells of its end."""
+        threading.Event().wait()
+
+    def pid(self) -> int:
+        """Return the actor's process."""
+        return os.getpid()
+
+    def process(self) -> Process:
+        """Return where the actor's process is."""
+        return Process.own(node_here())
+
+    def heartbeats(self) -> tuple[float, list[JsonObject]]:
+        """Return the clock of this host, and by it the heartbeats of all roles of this host."""
+        return time.monotonic(), [role.to_json() for role in self._told_board.read().values()]
+
+
+class LoaderActor(_PresentActor, LoaderShell):
     """A source loader; its methods run in several threads.
 
     Sources are opened by a method, not by the constructor: an error in a constructor
@@ -136,7 +181,7 @@ class LoaderActor(PresentActor, LoaderShell):
             )
 
 
-class ConstructorActor(PresentActor, ConstructorShell):
+class ConstructorActor(_PresentActor, ConstructorShell):
     """A data constructor that fetches from loader actors."""
 
     def __init__(
@@ -166,7 +211,7 @@ class ConstructorActor(PresentActor, ConstructorShell):
         return self._holders.turns(sources)
 
 
-class PlannerActor(PresentActor):
+class PlannerActor(_PresentActor):
     """The planner. The first is opened by a method, for the reason that loaders are; those after it begin at once."""
 
     def __init__(

@@ -30,7 +30,7 @@ from omniload.actors.ray.hosts.members import (
     lifeline_of,
     listening_of,
 )
-from omniload.actors.ray.hosts.room import host_here
+from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import cores_here, dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover

@@ -22,7 +22,7 @@ from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.connection import AttachedCluster, node_here
-from omniload.actors.ray.hosts.room import nodes_with_room
+from omniload.actors.ray.hosts.placing import nodes_with_room
 from omniload.actors.status_file import read_status
 from omniload.batch.digest import batch_digest
 from omniload.client import Client

@@ -1,4 +1,4 @@
-"""Which node of Ray each member of a source loader is on: shadows on another than their loader, where there is one.
+"""Which node of Ray each member of a source loader is on: shadows on another than their loader, where one has room.
 
 A first member is on the opener's node, as everything is where there is one node. One more is
 where the fewest of its role are. A node on which a member did not come to stand by has no other
@@ -6,15 +6,19 @@ one for a while: its data or its Python may never be there, or it was only too b
 row shadows stay at home for as long. Each while is twice the one before; then shadows that crowd are spread again.
 """
 
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
+from omniload.actors.ray.environment import RayError, ray
 from omniload.base.log import get_logger
 from omniload.machine.lost_roles import Member
 
-__all__ = ["Placing"]
+__all__ = ["Placing", "host_here", "nodes_with_room"]
 
 _IN_VAIN = 2
 """Nodes in a row on which no member came to stand by; others would do no better."""
@@ -24,6 +28,8 @@ _FIRST_REST_S = 30.0
 _LONGEST_REST_S = 3600.0
 _LOOK_S = 30.0
 """Between two looks for a better place: Ray is asked which nodes it has."""
+_LEAST_CORES = 1.0
+"""Of a node that has room: cores that nobody in the Ray has claimed."""
 _LOG = get_logger(__name__)
 
 
@@ -158,3 +164,35 @@ class Placing:
         self._node_of.pop(member, None)
         self._ready.discard(member)
         self._sent.discard(member)
+
+
+def host_here() -> str:
+    """Return the name that people know this host by: the address of its node, on loopback alone the host's own name."""
+    address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return socket.gethostname() if address.startswith("127.") else address
+
+
+def nodes_with_room() -> list[str]:
+    """Return the numbers of the nodes that live and have a core that nobody has claimed, always in one order."""
+    try:
+        living = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        free = _free_by_node()
+    except (RayError, RuntimeError, ConnectionError) as error:
+        _LOG.warning("Ray does not say which nodes it has, so shadows stay on this one: %s", error)
+        return []
+    return sorted(
+        node["NodeID"]
+        for node in living
+        if free.get(node["NodeID"], node["Resources"]).get("CPU", 0.0) >= _LEAST_CORES
+    )
+
+
+def _free_by_node() -> dict[str, dict[str, float]]:
+    """Return what nobody has claimed of each node; nothing where this version of Ray does not say so."""
+    try:
+        state: Any = import_module("ray._private.state")
+        found: dict[str, dict[str, float]] = state.available_resources_per_node()
+    except (ImportError, AttributeError) as error:
+        _LOG.debug("what nodes have is taken for free: %s", error)
+        return {}
+    return found

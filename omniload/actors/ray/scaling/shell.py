@@ -9,7 +9,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.heartbeats import Activity
 from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import PLANNER, Crew
-from omniload.actors.ray.hosts.room import host_here
+from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import OmniloadError, UnavailableError

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.ray import actors as actors_module
 from omniload.actors.ray.actors import ConstructorActor, heard_within
 from omniload.actors.ray.holders import LoaderHolders, Loaders
-from omniload.actors.ray.hosts import presence
 from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
@@ -23,7 +23,7 @@ NOBODY = Loaders(of={}, names={}, roles={}, turn=0, limit_s=1.0)
 
 
 def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, monkeypatch):
-    monkeypatch.setattr(presence, "host_here", lambda: "here")
+    monkeypatch.setattr(actors_module, "host_here", lambda: "here")
     own = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
     monkeypatch.setattr(LoaderHolders, "fetch", lambda _self, _requests: own)
     built_in = set()

@@ -1,8 +1,11 @@
-"""Which node each loader and each of its shadows is on."""
+"""Which node each loader and each of its shadows is on, and which nodes have room."""
+
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
+from omniload.actors.ray.hosts import placing as placing_module
 from omniload.actors.ray.hosts.placing import Placing
 from omniload.base.clock import FakeClock
 from omniload.machine.lost_roles import Member
@@ -239,3 +242,56 @@ def test_whoever_is_where_it_was_to_be_or_is_no_loader_is_not_astray():
     assert not placing.is_astray(Member("loader-0"), "A")
     assert not placing.is_astray(Member("loader-0", 1), "B")
     assert not placing.is_astray(Member("constructor-0"), "C")
+
+
+def a_node(name, *, cores=4.0, alive=True):
+    return {"NodeID": name, "Alive": alive, "Resources": {"CPU": cores} if cores else {}}
+
+
+def ray_with(monkeypatch, *nodes, free=None):
+    monkeypatch.setattr(placing_module, "ray", SimpleNamespace(nodes=lambda: list(nodes)))
+    state = SimpleNamespace(
+        **({} if free is None else {"available_resources_per_node": lambda: free})
+    )
+    monkeypatch.setattr(placing_module, "import_module", lambda _: state)
+
+
+def test_a_node_that_lives_and_has_a_core_that_nobody_claimed_has_room(monkeypatch):
+    nodes = [
+        a_node("C"),
+        a_node("A"),
+        a_node("gone", alive=False),
+        a_node("full"),
+        a_node("head", cores=0),
+    ]
+    free = {"C": {"CPU": 1.0}, "A": {"CPU": 4.0}, "full": {"CPU": 0.5}, "head": {"memory": 1.0}}
+
+    ray_with(monkeypatch, *nodes, free=free)
+
+    assert placing_module.nodes_with_room() == ["A", "C"]
+
+
+def test_where_ray_does_not_say_what_is_claimed_a_node_has_what_it_began_with(monkeypatch):
+    ray_with(monkeypatch, a_node("B"), a_node("head", cores=0))
+
+    assert placing_module.nodes_with_room() == ["B"]
+
+
+def test_where_ray_does_not_answer_there_is_no_other_node(monkeypatch):
+    def silent():
+        raise ConnectionError("no head")
+
+    monkeypatch.setattr(placing_module, "ray", SimpleNamespace(nodes=silent))
+
+    assert placing_module.nodes_with_room() == []
+
+
+@pytest.mark.parametrize(("address", "host"), [("127.0.0.1", "node7"), ("10.0.0.2", "10.0.0.2")])
+def test_a_host_is_called_by_the_address_of_its_node_or_on_loopback_by_its_name(
+    monkeypatch, address, host
+):
+    util = SimpleNamespace(get_node_ip_address=lambda: address)
+    monkeypatch.setattr(placing_module, "ray", SimpleNamespace(util=util))
+    monkeypatch.setattr(placing_module.socket, "gethostname", lambda: "node7")
+
+    assert placing_module.host_here() == host
