@@ -17,8 +17,8 @@ from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray.answers import answer_to, is_lost, plain_error, there
+from omniload.actors.ray.changes import changed_by
 from omniload.actors.ray.crew import PLANNER, Crew
-from omniload.actors.ray.editing import changed_by
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.hosts.boards import boards_of

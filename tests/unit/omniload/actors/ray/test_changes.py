@@ -1,6 +1,8 @@
-"""Whom a plane of actors counts on while a source is added: roles are lost at the worst moments."""
+"""Whom a plane of actors counts on while a source is added or a loader replaced: roles are lost at any moment."""
 
+import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,11 +11,11 @@ pytest.importorskip("ray")
 from omniload.actors.address import PlaneAddress
 from omniload.actors.gate import Gate
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray import editing
+from omniload.actors.ray import changes
+from omniload.actors.ray.changes import HandingOver, changed_by
 from omniload.actors.ray.crew import PLANNER, Crew
-from omniload.actors.ray.editing import changed_by
 from omniload.actors.ray.keeper import opened
-from omniload.base.errors import ConfigError, UnavailableError
+from omniload.base.errors import ConfigError, DefectError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.lost_roles import Member, MemberEnded, MemberReady
 from omniload.mix.edits.answers import EditRequest, EditTaken
@@ -62,7 +64,7 @@ class FakePlanner:
 
 @pytest.fixture
 def crew(tmp_path, monkeypatch):
-    monkeypatch.setattr(editing, "answer_to", lambda answer, role: answer())
+    monkeypatch.setattr(changes, "answer_to", lambda answer, role: answer())
     tree = ClientPlaceTree.of(dp=1)
     spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=tree, run_dir=tmp_path)
     address = PlaneAddress(
@@ -188,7 +190,7 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended
     def silent(number, mix):
         raise UnavailableError("loader-0+1 gave no answer")
 
-    monkeypatch.setattr(editing, "has_ended", lambda answer: ended)
+    monkeypatch.setattr(changes, "has_ended", lambda answer: ended)
     crew.actors[Member("loader-0", 1)] = FakeLoader(silent)
 
     if ended:
@@ -208,7 +210,7 @@ def test_a_shadow_is_passed_over_only_once_it_has_ended(crew, monkeypatch, ended
 def test_an_edit_that_a_move_holds_up_is_refused_with_its_name_and_not_taken_up_later(
     crew, monkeypatch, coming, named
 ):
-    monkeypatch.setattr(editing, "_TURN_S", 0.01)
+    monkeypatch.setattr(changes, "_TURN_S", 0.01)
     crew.coming = coming
     with crew.changing, pytest.raises(UnavailableError, match=f"not changed: {named}"):
         changed_by(crew, Gate(), adding("books"))
@@ -217,3 +219,82 @@ def test_an_edit_that_a_move_holds_up_is_refused_with_its_name_and_not_taken_up_
     crew.coming = {}
     changed_by(crew, Gate(), adding("books"))
     assert serving(crew, 2) == ["loader-0"]
+
+
+LEADS, NEXT = Member("loader-0", 1), Member("loader-0", 2)
+PLANS, BUILDS = Member("planner"), Member("constructor-0")
+
+
+class Hearer:
+    """Hears of loaders; its answers are made by the test."""
+
+    def __init__(self):
+        self.heard, self.answers = [], []
+        self.replace_loader = SimpleNamespace(remote=self._hear)
+
+    def _hear(self, serving):
+        self.heard.append(serving)
+        self.answers.append(Future())
+        return SimpleNamespace(future=lambda answer=self.answers[-1]: answer)
+
+
+class CrewOfOne:
+    """A planner and a constructor, and a loader of two sources that has just taken over."""
+
+    def __init__(self):
+        self.holders = {m.role: m for m in (LEADS, PLANS, BUILDS)}
+        self.dp_ranks_of, self.sources_of = {"constructor-0": (0,)}, {"loader-0": (0, 1)}
+        self.actors = {m: Hearer() for m in self.holders.values()}
+        self.changed, self.noted = threading.Condition(), []
+
+    def holding(self, role):
+        return self.actors[self.holders[role]]
+
+    def as_serving(self, member, sources):
+        return SimpleNamespace(sources=tuple(sources), name=member.name)
+
+    def note_serving(self, member, sources):
+        self.noted.append((member, tuple(sources)))
+
+
+@pytest.fixture
+def handed_over():
+    made = CrewOfOne()
+    made.planner, made.constructor = made.actors[PLANS], made.actors[BUILDS]
+    HandingOver(made, lambda call: call()).to(LEADS)
+    return made
+
+
+def test_constructors_are_told_once_the_planner_has_handed_over(handed_over):
+    assert not handed_over.constructor.heard
+
+    handed_over.planner.answers[0].set_result(None)
+
+    assert [serving.sources for serving in handed_over.constructor.heard] == [(0, 1)]
+    assert handed_over.noted == [(LEADS, (0, 1))]
+
+
+def test_a_planner_that_is_late_is_told_again_and_constructors_after_that(handed_over):
+    handed_over.planner.answers[0].set_exception(UnavailableError("its journal waits for a store"))
+    assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (2, [])
+
+    handed_over.planner.answers[1].set_result(None)
+
+    assert [serving.name for serving in handed_over.constructor.heard] == [LEADS.name]
+
+
+@pytest.mark.parametrize(
+    ("role", "held_by"), [("loader-0", NEXT), ("planner", Member("planner", 1))]
+)
+def test_of_roles_that_were_replaced_meanwhile_nothing_is_told_again(handed_over, role, held_by):
+    handed_over.holders[role] = held_by
+
+    handed_over.planner.answers[0].set_exception(UnavailableError("late"))
+
+    assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (1, [])
+
+
+def test_what_fails_at_once_is_not_tried_for_ever(handed_over):
+    handed_over.planner.answers[0].set_exception(DefectError("a fault of omniload itself"))
+
+    assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (1, [])
