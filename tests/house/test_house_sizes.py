@@ -32,14 +32,16 @@ LONGER = {
         270,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
-    "omniload/actors/ray/links.py": (180, "the ways to both roles, and which way a source takes"),
+    "omniload/actors/ray/links.py": (
+        355,
+        "the planner's ways, which of them a source takes, and a rank's",
+    ),
     "omniload/actors/ray/cluster.py": (170, "starts, joins, looks at and ends a Ray of our own"),
     "omniload/actors/ray/hosts/node.py": (
         175,
         "starts a node of Ray without the processes that no data plane asks",
     ),
     "omniload/actors/ray/plane.py": (210, "opens and closes every actor"),
-    "omniload/actors/ray/planner_link.py": (185, "asks one planner after another"),
     "omniload/actors/ray/scaling/mover.py": (
         280,
         "every step of a move, what undoes it, and what is dropped after it",

@@ -9,7 +9,8 @@ from typing import Any
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import answer_to, has_ended, is_lost, log_failure, plain_error
-from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.crew import Crew
+from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.lost_roles import Member

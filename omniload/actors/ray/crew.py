@@ -16,16 +16,15 @@ from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.hosts.placing import Placing, nodes_with_room
 from omniload.actors.ray.hosts.relay import BEATS
-from omniload.actors.ray.layout import ranks_with_threads
+from omniload.actors.ray.layout import PLANNER, ranks_with_threads
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.lost_roles import Member, Roster
 from omniload.mix.fingerprint import SourceFacts
 
-__all__ = ["PLANNER", "Crew"]
+__all__ = ["Crew"]
 
-PLANNER = "planner"
 _LEAST_LOADER_THREADS = 5
 """Four calls at once, and one that stays."""
 _PLANNER_THREADS = 6

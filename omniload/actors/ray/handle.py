@@ -25,7 +25,7 @@ from omniload.actors.ray.answers import (
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.hosts.placing import host_here
-from omniload.actors.ray.planner_link import PlannerLink
+from omniload.actors.ray.links import PlannerLink
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
 from omniload.base.log import RoleLogs, get_logger

@@ -12,8 +12,9 @@ from typing import Any, assert_never
 from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.changes import HandingOver
-from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
+from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger

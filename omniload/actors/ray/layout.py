@@ -1,4 +1,4 @@
-"""How many actors a plane takes, whom they serve, and how much memory they share."""
+"""How many actors a plane takes and what they are called, whom they serve, and how much memory they share."""
 
 import os
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
 
 __all__ = [
+    "PLANNER",
     "constructors_by_host",
     "cores_here",
     "dp_ranks_of_constructors",
@@ -16,6 +17,7 @@ __all__ = [
     "store_bytes",
 ]
 
+PLANNER = "planner"
 _RANKS_PER_CONSTRUCTOR = 8
 _CORES_PER_CONSTRUCTOR = 2
 """Of the one host of a job: more constructors than have cores, beside what feeds them, take memory and gain nothing."""

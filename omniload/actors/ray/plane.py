@@ -18,7 +18,7 @@ from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray.answers import answer_to, is_lost, plain_error, there
 from omniload.actors.ray.changes import changed_by
-from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.hosts.boards import boards_of
@@ -32,7 +32,7 @@ from omniload.actors.ray.hosts.members import (
 )
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.keeper import Keeper
-from omniload.actors.ray.layout import cores_here, dp_ranks_of_constructors, store_bytes
+from omniload.actors.ray.layout import PLANNER, cores_here, dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.status_file import write_status

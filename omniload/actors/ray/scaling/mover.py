@@ -18,8 +18,9 @@ from typing import Any
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import answer_to, has_ended
-from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.keeper import Keeper
+from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.lost_roles import Member

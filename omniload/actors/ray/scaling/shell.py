@@ -8,9 +8,10 @@ from typing import assert_never
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeats import Activity
 from omniload.actors.ray.answers import answer_to
-from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.keeper import Keeper
+from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLog, get_logger

@@ -13,8 +13,9 @@ from omniload.actors.gate import Gate
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray import changes
 from omniload.actors.ray.changes import HandingOver, changed_by
-from omniload.actors.ray.crew import PLANNER, Crew
+from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.keeper import opened
+from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import ConfigError, DefectError, UnavailableError
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.lost_roles import Member, MemberEnded, MemberReady

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.gate import Gate
-from omniload.actors.ray.crew import PLANNER
+from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.scaling import shell
 from omniload.actors.ray.scaling.mover import MoveUnderWayError
 from omniload.actors.ray.scaling.shell import Scaling
