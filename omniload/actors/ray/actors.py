@@ -17,8 +17,8 @@ from omniload.actors.heartbeats import Activity, Board, FolderBoard, MemoryBoard
 from omniload.actors.journal import open_journal
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planning import make_planner, taken_over
+from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
-from omniload.actors.ray.hosts.connection import node_here
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks

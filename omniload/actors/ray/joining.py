@@ -2,9 +2,9 @@
 
 from omniload.actors.address import PlaneAddress, check_rank
 from omniload.actors.plane import RankHandle
+from omniload.actors.ray.cluster import connect
 from omniload.actors.ray.environment import ray
 from omniload.actors.ray.handle import RayHandle
-from omniload.actors.ray.hosts.connection import connect
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.network import host_id
 from omniload.machine.messages import ResizeAsked

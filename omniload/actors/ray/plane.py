@@ -18,11 +18,11 @@ from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray.answers import answer_to, is_lost, plain_error, there
 from omniload.actors.ray.changes import changed_by
+from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.hosts.boards import boards_of
-from omniload.actors.ray.hosts.connection import node_here
 from omniload.actors.ray.hosts.members import (
     address_of,
     cluster_of,

@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.ray.cluster import AttachedCluster, node_here
 from omniload.actors.ray.environment import RayError, ray
-from omniload.actors.ray.hosts.connection import AttachedCluster, node_here
 from omniload.actors.ray.hosts.placing import nodes_with_room
 from omniload.actors.status_file import read_status
 from omniload.batch.digest import batch_digest

@@ -3,9 +3,14 @@
 from omniload.actors.address import Head, HostPlace, Hosts, PlaneAddress
 from omniload.actors.lifeline import Lifeline
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.ray.cluster import PrivateCluster
+from omniload.actors.ray.cluster import (
+    AttachedCluster,
+    Cluster,
+    Listening,
+    PrivateCluster,
+    node_here,
+)
 from omniload.actors.ray.environment import ray, token, use_token
-from omniload.actors.ray.hosts.connection import AttachedCluster, Cluster, Listening, node_here
 from omniload.actors.ray.layout import (
     constructors_by_host,
     cores_here,
