@@ -87,15 +87,18 @@ class JsonlFormat(Format):
                 f"{file.path}: bytes {start} to {stop} hold {len(ends)} lines, {rows} in the index; "
                 "the file is not the one that was indexed, start anew"
             )
+        # Lines are told by their number in the file, as editors count them.
         first = int(np.searchsorted(self._units.shards_U, shard))
         before = int(self._units.rows_U[first:unit].sum())
         return _records(data, ends, self._read, file.path, before + 1)
 
     @override
     def first_records(self) -> Records:
-        file = next((file for file in self._files if file.size_bytes), None)
-        if file is None:
+        # By its records, not by its size: what is compressed has bytes, and may hold no line.
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
             return Records.of_texts([])
+        file = self._files[self._units.shards_U[filled[0]]]
         with reading(file, "its first lines"), stream_of(file) as stream:
             data = stream.read_buffer(FIRST_BYTES)
         ends = _line_ends(data)
@@ -206,6 +209,7 @@ def _records(
     keys, kept = np.zeros(num_lines, np.uint64), np.ones(num_lines, np.bool_)
     bad = np.zeros(num_lines, np.bool_)
     reason = ""
+    # A unit without a line has a column too.
     parts = [Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(1, np.int64))]
     for first, stop in _parts(ends):
         spans = zip(begins[first:stop].tolist(), ends[first:stop].tolist(), strict=True)

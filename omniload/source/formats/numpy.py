@@ -86,9 +86,11 @@ class NumpyFormat(Format):
 
     @override
     def first_records(self) -> Records:
-        shard = next((i for i, file in enumerate(self._files) if file.size_bytes), None)
-        if shard is None or not self._units.rows_U.any():
+        # By its records, not by its size: an empty array has a header.
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
             return _records(np.empty(0, np.int32), np.zeros(1, np.int64))
+        shard = int(self._units.shards_U[filled[0]])
         file = self._files[shard]
         with reading(file, "its first ids"):
             layout = self._layout_of(shard)
@@ -162,6 +164,7 @@ def _document_ends(
 
 
 def _chunks(file: ShardFile, at: int) -> Iterator[tuple[int, bytes]]:
+    # A multiple of every width of an id, so that none is cut.
     for start in range(at, file.size_bytes, _SCAN_BYTES):
         yield start, file.read_range(start, min(start + _SCAN_BYTES, file.size_bytes))
 
@@ -188,6 +191,7 @@ def _layout(file: ShardFile, config: NumpySource) -> _Layout:
     else:
         start, dtype = config.header, np.dtype(config.dtype)
         shape = (max(0, file.size_bytes - start) // dtype.itemsize,)
+    # In numbers of Python: a damaged shape would wrap round in those of numpy.
     stop = start + prod(shape) * dtype.itemsize
     if stop != file.size_bytes:
         raise IntegrityError(
@@ -215,6 +219,7 @@ def _npy_header(file: ShardFile, head: bytes) -> tuple[int, np.dtype[Any], tuple
     try:
         version = read.read_magic(opened)
         by_version = {
+            # Version 3 has names of fields beyond Latin-1: no array of ids has fields.
             (1, 0): read.read_array_header_1_0,
             (2, 0): read.read_array_header_2_0,
         }

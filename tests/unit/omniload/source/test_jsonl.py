@@ -188,6 +188,18 @@ def test_many_lines_are_cut_into_units_of_about_the_size_asked_for(opened):
     assert len(read(reader)) == 2000
 
 
+def test_first_records_are_those_of_the_first_shard_that_holds_any(tmp_path):
+    for name, data in (("a", b""), ("b", b'{"text": "one"}\n')):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(data))
+    files = find_files(["*.jsonl.gz"], tmp_path, source="web")
+    config = JsonlSource(type="jsonl", path="*.jsonl.gz")
+
+    first = JsonlFormat(files, config).first_records()
+
+    assert first.column[0].tobytes() == b"one"
+    assert len(JsonlFormat(files[:1], config).first_records().column) == 0
+
+
 def test_a_file_that_begins_with_zeros_is_refused_by_its_first_bytes(tmp_path):
     with (tmp_path / "a.jsonl").open("wb") as hole:
         hole.truncate(1 << 41)
