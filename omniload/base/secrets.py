@@ -80,6 +80,7 @@ def note_secret(secret: str) -> None:
         for form in forms:
             if len(form) >= _SHORTEST:
                 _noted[form] = None
+        # The oldest go: each one that is noted is looked for in every line that is shown.
         while len(_noted) > _MOST_NOTED:
             del _noted[next(iter(_noted))]
 
@@ -92,7 +93,8 @@ def note_secrets_of(url: str, options: Mapping[str, object] | None = None) -> No
         name, _, password = user.partition(":")
         note_secret(password)
         note_secret(f"{user}@")  # short passwords, and what no pattern of a URL takes for one
-        if head in {"s3", "s3a"}:
+        # Of S3 the name is the id of an access key, which is nobody else's either.
+        if head.lower() in {"s3", "s3a"}:
             note_secret(name)
     # Not ``urlsplit``: it refuses a URL whose host is none, and its secrets are as secret.
     query = rest.partition("?")[2].partition("#")[0]

@@ -44,6 +44,7 @@ _STATFS_BYTES = 256
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """Put a file system at ``target``; an empty text says nothing."""
+    # None for an empty text: the kernel tells a null pointer from a text of no letters.
     texts = [os.fsencode(text) or None for text in (source, target, kind)]
     data = os.fsencode(options) or None
     _checked(_libc().mount(*texts, ctypes.c_ulong(flags), data), target)
@@ -83,6 +84,7 @@ def openat2(directory: int, path: bytes, flags: int, mode: int = 0, resolve: int
     Raises:
         OSError: ``ENOSYS``, ``EPERM`` where kernel or sandbox do not have the call (Linux 5.6).
     """
+    # Closed by exec, as Python's own calls have it: no child is to inherit the file.
     how = _HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
     size = ctypes.c_size_t(len(how))
     while True:

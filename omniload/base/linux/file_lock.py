@@ -28,6 +28,7 @@ def locked(
         BlockingIOError: Another process holds it, and ``waits`` is off.
         OSError: The file cannot be made or locked.
     """
+    # A folder is opened, not made: O_CREAT on one is refused.
     flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT
     descriptor = os.open(
         path, flags | (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC, 0o644
@@ -37,7 +38,13 @@ def locked(
         fcntl.flock(descriptor, how if waits else how | fcntl.LOCK_NB)
         yield descriptor
     finally:
-        os.close(descriptor)
+        _let_go(descriptor)
+
+
+def _let_go(descriptor: int) -> None:
+    # Said, not only closed: a process that was forked meanwhile holds the descriptor as well.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 class FileLock:
@@ -61,6 +68,7 @@ class FileLock:
         except OSError:
             os.close(self._descriptor)
             raise
+        # Only now: before the lock was taken these words were another's.
         os.ftruncate(self._descriptor, 0)
         os.pwrite(
             self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0
@@ -70,7 +78,5 @@ class FileLock:
         """Let go of the file; once more does nothing."""
         if self._descriptor < 0:
             return
-        # Said, not only closed: a process that was forked meanwhile holds the descriptor as well.
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        os.close(self._descriptor)
+        _let_go(self._descriptor)
         self._descriptor = -1

@@ -64,6 +64,7 @@ def parse_mounts(text: str) -> list[Mount]:
     found = []
     for line in filter(None, text.split("\n")):
         words = line.split(" ")
+        # Behind the sixth there are as many optional fields as there are, up to a lone dash.
         rest = words[words.index("-", 6) + 1 :]
         found.append(Mount(_plain(words[4]), rest[0], _plain(rest[1]), _plain(rest[2]), words[2]))
     return found

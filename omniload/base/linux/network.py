@@ -23,6 +23,7 @@ def host_id() -> str:
 
     Names do not: containers share them, and so do network namespaces of one machine.
     """
+    # Of the boot, not of the disk: machines that were cloned share /etc/machine-id.
     boot = _BOOT_ID.read_text(encoding="ascii").strip()
     return f"{boot}-{_NETWORK.stat().st_ino}"
 
@@ -106,9 +107,8 @@ def _address_toward(host: str | None, setting: str) -> str:
         )
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(
-                (host, 9)
-            )  # the port of discard; a datagram socket connects without a word
+            # To the port of discard: a datagram socket connects without a word, and only then has an address.
+            probe.connect((host, 9))
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(

@@ -32,6 +32,7 @@ def has_ended(pid: int, limit_s: float) -> bool:
     ``Process.join`` with a limit waits for a pipe that the process's own children keep open.
     """
     try:
+        # A handle means this very process: its number may be another's as soon as it is reaped.
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return True

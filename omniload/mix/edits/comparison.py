@@ -244,7 +244,7 @@ def _other_sources(
     sources: Mapping[str, SourceConfig], held: Mapping[str, SourceConfig]
 ) -> Iterator[Refused]:
     """Yield the sources that are other ones under the same name."""
-    for name in sources.keys() & held.keys():
+    for name in sorted(sources.keys() & held.keys()):
         now, then = (
             each[name].model_dump(mode="json", exclude=_LATER_OF_SOURCE) for each in (sources, held)
         )
@@ -265,6 +265,7 @@ def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refu
     """Yield the first stage to come that begins at another step, or whose ramp is another one."""
     wanted = stages_from(file.mix.stages, step)
     held = stages_from(history.latest.mix.stages, step)
+    # Those that are over are cut off in front: what is left has the last numbers of the file.
     first = len(file.mix.stages) - len(wanted)
     said = [[_times(stage) for stage in stages] for stages in (wanted, held)]
     for i in range(max(map(len, said))):
@@ -325,6 +326,7 @@ def _weights(
         kept = sum(w for n, w in weights.items() if n in file.names and n not in new)
         # Those that stay keep what they have, and the new ones get their shares of the whole.
         whole = kept / left if i == 0 and kept and left > _SAME else sum(weights.values())
+        # In twelve digits, as somebody might type it: the rest is rounding.
         weight = float(f"{shares[i][name] * whole:.12g}")
         change: Change = AddSource(name=name, source=sources[name], weight=weight)
         # Tried on what holds with those before it: one that is refused is told before any is asked for.
@@ -342,6 +344,7 @@ def _weights(
         if _differ(shares[i], _shares(held()[i], file.names)):
             gone = dict.fromkeys(held()[i].weights, 0.0)
             known = {n: w for n, w in stage.weights.items() if n in history.latest.names}
+            # Every source of the stage by name: one that is not named keeps its weight.
             change = SetWeights(weights=gone | known)
             history = history.edited(change, stage.from_step if i else step)
             yield change, stage.from_step if i else None
@@ -368,6 +371,7 @@ def _wanted_amounts(
         for name, amount in wanted.items()
         if name not in history.latest.sources
     ]
+    # Behind those that come: the last source of a run cannot be retired.
     changes += [RetireSource(name=name) for name in held if name not in wanted]
     for change in changes:
         history = history.edited(change, step)

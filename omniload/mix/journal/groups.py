@@ -48,6 +48,7 @@ VERSION = 1
 Surplus = Literal["carry", "drop"]
 """What becomes of groups beyond those of a batch: they are the first of the next one, or left out."""
 _LETTERS = "krw"
+# As orjson writes a line: batches that are not asked for are passed over by their first bytes.
 _BATCH = re.compile(rb'\{"version":1,"batch":([0-9]{1,18}),')
 _LARGEST_LINE_BYTES = 1 << 28
 _LIMIT = 1 << 62
@@ -93,7 +94,7 @@ class RoundDecision:
             ValueError: A part is out of its range.
         """
         verdicts = found["verdicts"]
-        columns = [np.array(found[name], np.int64).reshape(-1) for name in _KEY]
+        columns = [_whole_numbers(found[name]) for name in _KEY]
         if any(len(column) != len(verdicts) or (column < 0).any() for column in columns):
             raise ValueError(f"a round has {len(verdicts)} verdicts, and keys that are not theirs")
         return cls(
@@ -101,6 +102,14 @@ class RoundDecision:
             keys_N3=np.column_stack(columns),
             verdicts_N=np.array([_LETTERS.index(letter) for letter in verdicts], np.int8),
         )
+
+
+def _whole_numbers(found: Any) -> NDArray[np.int64]:  # noqa: ANN401 -- JSON of another process
+    column = np.array(found).reshape(-1)
+    # Told by its type: asked for whole numbers, numpy would cut 0.5 to 0, another source.
+    if len(column) and column.dtype.kind != "i":
+        raise ValueError(f"a column of keys is of type {column.dtype}, not of whole numbers")
+    return column.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

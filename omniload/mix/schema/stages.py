@@ -47,11 +47,12 @@ def _names_in(amounts: object) -> list[str]:
     return names
 
 
+# Left out of what is written: a mix that says nothing of it keeps the digest that older releases gave it.
 def _is_linear(ramp: object) -> bool:
     return ramp == "linear"
 
 
-def _is_none(steps: object) -> bool:
+def _is_zero(steps: object) -> bool:
     return steps == 0
 
 
@@ -60,6 +61,7 @@ class Stage(StrictModel):
 
     from_step: Count = Field(default=0, ge=0, le=LARGEST_STEP)
     """First step at which these weights hold (a ramp starts here)."""
+    # Not written: what holds is the step, and a mix has one digest however it was dated.
     from_tokens: Count | None = Field(default=None, ge=0, exclude=True)
     """Version 2, in place of ``from_step``: these weights hold from the first step before which so many tokens were
     taken, ``batch.tokens`` a step."""
@@ -73,7 +75,7 @@ class Stage(StrictModel):
     ramp: Literal["linear", "cosine"] = Field(default="linear", exclude_if=_is_linear)
     """Version 2: how they move. ``linear``: one equal part a step. ``cosine``: slowly at first and at last, along half
     a wave."""
-    ramp_done: Count = Field(default=0, ge=0, le=LARGEST_STEP, exclude_if=_is_none)
+    ramp_done: Count = Field(default=0, ge=0, le=LARGEST_STEP, exclude_if=_is_zero)
     """Steps of a cosine ramp that come before this stage: an edit in the middle of one says so; of no use in a
     file."""
 

@@ -117,6 +117,9 @@ def changed(**changes):
         changed(surplus="kept"),
         changed(rounds=[{"step": 1, "source": [0], "position": [1], "sub": [0], "verdicts": "kk"}]),
         changed(rounds=[{"step": 1, "source": [0], "position": [1], "sub": [0], "verdicts": "x"}]),
+        changed(
+            rounds=[{"step": 1, "source": [0.5], "position": [1], "sub": [0], "verdicts": "k"}]
+        ),
         changed(rounds=[{"step": 1, "source": [-1], "position": [1], "sub": [0], "verdicts": "k"}]),
         changed(rounds=[7]),
         changed(answers={"0": [1, 2]}),

@@ -33,6 +33,15 @@ def test_a_folder_is_held_alone_and_free_again_after_an_error(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_is_free_again_though_a_process_that_was_forked_still_has_it_open(tmp_path):
+    with locked(tmp_path / "lock") as file:
+        kept = os.dup(file)  # as a fork does
+
+    with locked(tmp_path / "lock", waits=False):
+        pass
+    os.close(kept)
+
+
 def test_a_holder_may_write_where_it_asked_for_that(tmp_path):
     with locked(tmp_path / "lock", writable=True) as file:
         os.pwrite(file, b"12", 0)
