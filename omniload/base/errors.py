@@ -43,6 +43,7 @@ class OmniloadError(Exception):
     exit_code: int = 1
 
     def __init__(self, message: str) -> None:
+        # One argument and no other: an exception is pickled as its class and its arguments.
         super().__init__(message_text(message))
 
 
@@ -124,6 +125,7 @@ Any other number, such as ``EBADF`` or ``EINVAL``, comes from asking wrongly: a 
 
 def system_refusal(error: OSError | MemoryError) -> OmniloadError | None:
     """Return what the system refused as an error of this project; ``None`` where code asked wrongly."""
+    # Raised by numpy too, with the size and the shape that were asked for.
     if isinstance(error, MemoryError):
         return UnavailableError(
             f"no memory is left ({error}); ask for less, such as a lower batch.tokens or "

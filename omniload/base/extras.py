@@ -71,6 +71,7 @@ def refuse_namesake() -> None:
         ConfigError: With the version found and the lines that mend it.
     """
     site = Path(omniload.__file__).parents[1]
+    # Beside our own files: a namesake elsewhere on the path lies over nothing.
     for record in site.glob(f"{_NAMESAKE}-*.dist-info"):
         version = record.name.removeprefix(f"{_NAMESAKE}-").removesuffix(".dist-info")
         raise ConfigError(

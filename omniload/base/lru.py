@@ -51,11 +51,13 @@ class Lru(Generic[Key, Value]):
         return len(self._lines)
 
     def __contains__(self, key: object) -> bool:
+        # Without the lock: one look into a dictionary is one step of the interpreter.
         return key in self._lines
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the keys of this moment, the least recently used first."""
         with self._lock:
+            # A copy: whoever goes through the keys may put and pop meanwhile.
             return iter(list(self._lines))
 
     def get(self, key: Key) -> Value | None:
@@ -168,6 +170,7 @@ class Lru(Generic[Key, Value]):
         missing = self._used + size - self.capacity
         if missing <= 0:
             return []
+        # Chosen first: where all that may go is too little nothing goes.
         leaving: list[Key] = []
         for key, line in self._lines.items():
             if line.size and not line.pins and key != but:

@@ -19,6 +19,7 @@ __all__ = [
     "serve",
 ]
 
+# Not the library's own: a trainer may serve that one, and what else is in it is not ours to show.
 REGISTRY = CollectorRegistry()
 """Holds this project's metrics and no one else's."""
 

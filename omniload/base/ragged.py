@@ -157,6 +157,7 @@ def gather_across(
     np.cumsum(lengths_N, out=offsets[1:])
     if not offsets[-1]:
         return np.empty(0, dtype), offsets
+    # A place below the window's size and a length below it add up to what 31 bits hold.
     if int(lengths_N.max()) * dtype.itemsize >= _WINDOW_BYTES:
         return _gather_long(columns, which_N, starts_N, offsets), offsets
     binary = pa.Array.from_buffers(
@@ -180,6 +181,7 @@ def _gather_few(
     for which, start, stop in zip(
         which_N.tolist(), starts_N.tolist(), stops_N.tolist(), strict=True
     ):
+        # Not refused here: the way for many ranges tells which of them is wrong.
         if not (0 <= which < len(columns) and 0 <= start <= stop <= len(columns[which])):
             return None
         parts.append(columns[which][start:stop])

@@ -72,6 +72,8 @@ def read_small_file(path: Path, *, most_bytes: int, what: str) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
+    # The greater of both: what grew while it was read, or lies in ``/proc`` with a size of 0, is over the limit by
+    # what was held.
     if (size := max(status.st_size, len(held))) > most_bytes:
         raise ConfigError(
             f"{path}: holds {format_bytes(size)}, more than {format_bytes(most_bytes)}; is it {what}?"

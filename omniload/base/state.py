@@ -61,6 +61,7 @@ def json_digest(value: Mapping[str, Json]) -> str:
     Raises:
         TypeError: The value is not JSON, or holds an integer of more than 64 bits.
     """
+    # Sorted: whoever wrote the object may have had its keys in another order than whoever checks it.
     data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 

@@ -20,8 +20,10 @@ __all__ = [
 ]
 
 _PORT = re.compile(r"[0-9]{1,5}")
+# Below the first only root may listen.
 _FIRST_PORT, _LAST_PORT = 1024, 65_535
 _DIGITS = re.compile(r"[0-9]{1,19}")
+# Within bounds: a number of a million digits is no quantity, and takes long to work out.
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*$")
 
 _COUNT_OF_SUFFIX = {
@@ -127,6 +129,7 @@ def decimal_of(text: str) -> int | None:
 def format_bytes(size_bytes: float) -> str:
     """Write a size for people, in binary units with three significant digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
+        # Rounded first: 1023.6 is written as 1 of the next unit, and not as 1024 of this one.
         if abs(round(size_bytes)) < 1024:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{_short(size_bytes)} {unit}"
         size_bytes /= 1024
@@ -144,6 +147,7 @@ def format_count(count: float) -> str:
 
 def _short(value: float) -> str:
     """Write three significant digits, and never an exponent."""
+    # From 999.5 on three digits would be written as 1e+03.
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 

@@ -31,6 +31,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
     name = path.name.encode(errors="ignore")[:200].decode(errors="ignore")
     partial = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}")
     try:
+        # Exclusive, under a name that nobody guesses: of two that write at once each has a draft of its own.
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -69,6 +70,7 @@ def require_replaceable(path: Path) -> None:
         FileExistsError: A folder, a device, a pipe or a socket is there.
     """
     with suppress(FileNotFoundError):
+        # Not followed: a rename takes the place of the link itself, and leaves alone what it leads to.
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             raise FileExistsError(errno.EEXIST, f"{kind_of(mode)} is there, no file", str(path))

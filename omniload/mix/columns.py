@@ -122,6 +122,7 @@ class ColumnRanges:
                         for part in parts
                     ],
                 )
+                # Sorted: a set has another order in every process, and what is built must not.
                 for name in sorted(names)
             },
         )
@@ -199,6 +200,7 @@ def metadata_of(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
         grids, places = others[GRIDS], others[IMAGE_PLACES]
         patches_I = grids.values_V[::2] * grids.values_V[1::2]
         spans_I3 = np.column_stack((places.values_V.reshape(-1, 2), patches_I))
+        # Grids have two numbers an image, and its span has three.
         found[IMAGE_SPANS] = Ragged(
             values_V=spans_I3.astype(np.int32).reshape(-1), offsets=grids.offsets // 2 * 3
         )

@@ -169,6 +169,7 @@ class MixConfig(StrictModel):
     def _version_1_means_what_it_meant(cls, content: object) -> object:
         if not isinstance(content, Mapping) or content.get("version") != 1:
             return content
+        # Refused, not taken: releases that know no other version read these files as well, and must read the same.
         if "include" in content:
             raise fault_at("include came with version 2; write version: 2", "include")
         mix = content.get("mix")
@@ -255,6 +256,8 @@ class MixConfig(StrictModel):
         """Hand down the splits: whoever is given a source is told what of it is drawn."""
         for name, source in self.sources.items():
             try:
+                # The one thing that is set behind the model's back: the dictionary is its own, and nobody has seen it
+                # yet.
                 self.sources[name] = self.inherited(source)
             except PydanticCustomError as fault:
                 below = (fault.context or {}).get("at", ())
@@ -358,6 +361,7 @@ class MixConfig(StrictModel):
         fitting = max(_LEAST_AHEAD, tokens // self.batch.tokens)
         return self.runtime.prefetch_steps or min(fitting, _MOST_AHEAD)
 
+    # Kept: it is asked for with every step, and a mix may have thousands of sources.
     @cached_property
     def _holds_images(self) -> bool:
         return any(source.images_transform is not None for source in self.sources.values())
@@ -365,6 +369,7 @@ class MixConfig(StrictModel):
     @property
     def steps_at_once(self) -> int:
         """Steps that are planned, built and handed over together: what each costs beside its tokens is shared."""
+        # Half of what is ahead at most: one window is made while ranks take the other.
         most = min(_MOST_AT_ONCE, self.steps_ahead // 2)
         return max(1, min(_TOKENS_AT_ONCE // self.batch.tokens, most))
 

@@ -225,7 +225,7 @@ def _serve_at_once(
             return None
         if (served := ahead.serve(live, len(lengths), budget, ended)) is not None:
             return served
-        until *= 4
+        until *= 4  # edges were missing: the guess was too low
     return None
 
 
@@ -287,7 +287,7 @@ class _Ahead:
         credits_E = np.repeat(np.array([credits_S[s] for s in live]), counts_L + 1)
         whole_E, rest_E = np.divmod(after_E * WEIGHT_ONE - credits_E, weights_E)
         ticks_E = (rest_E << _TICK_BITS) // weights_E
-        if whole_E.min() >= -(1 << 31) and whole_E.max() < 1 << 31:
+        if whole_E.min() >= -(1 << 31) and whole_E.max() < 1 << 31:  # both fit one number
             rising_E = np.argsort((whole_E << _TICK_BITS) | ticks_E, kind="stable")
         else:
             rising_E = np.lexsort((ticks_E, whole_E))
@@ -315,7 +315,7 @@ class _Ahead:
         keys_E[falling_E] = np.arange(num_edges)
         lasts_L = self.firsts_L + self.counts_L
         next_E = np.append(keys_E[1:], 0)
-        next_E[lasts_L] = -1 - np.arange(num_live)
+        next_E[lasts_L] = -1 - np.arange(num_live)  # behind its last sample a source must have more
         starts_E = self.starts_E[self.rising_E]
         within = int(np.searchsorted(starts_E, self.until))
         drawn, starved, starved_at = _in_order(

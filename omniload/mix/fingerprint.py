@@ -109,6 +109,8 @@ def source_parts(name: str, source: SourceBase, facts: SourceFacts) -> dict[str,
 
 
 def _digest(value: Mapping[str, object]) -> str:
+    # Sorted: a release that moves the keys of a model must not turn every state away. Short, as they stand in
+    # messages.
     return hashlib.blake2b(
         orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=6
     ).hexdigest()

@@ -44,6 +44,7 @@ def held_out(mix: MixConfig, split: str) -> MixConfig:
         "stop": "each_once",
         "stages": [{"from_step": 0, "weights": dict.fromkeys(drawn, 1.0)}],
     }
+    # Validated anew and not copied: what was sound for training may not be for one time through.
     return MixConfig.model_validate(
         mix.model_dump()
         | {

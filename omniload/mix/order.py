@@ -86,6 +86,7 @@ class Order:
         source: str,
         shuffle: ShuffleConfig,
     ) -> None:
+        # In 64 bits: rows of units are summed up, and readers may count them in 32.
         rows_U, shards_U = np.asarray(unit_rows, np.int64), np.asarray(unit_shards, np.int64)
         if rows_U.shape != shards_U.shape:
             raise ValueError(
@@ -121,6 +122,7 @@ class Order:
         """
         digest = hashlib.blake2b(digest_size=16)
         settings = (ORDER_VERSION, self._seed, self._source, self._method, self._block_units)
+        # Parted by what no name holds: else two settings might be written alike.
         digest.update("\0".join(map(str, settings)).encode())
         digest.update(self._rows_of_unit[self._units_U].astype("<i8").tobytes())
         digest.update(self._shards_U.astype("<i8").tobytes())
@@ -225,6 +227,7 @@ class Order:
         if epoch == self._epoch:
             return
         if self._method != "none":
+            # Places turned round: from the shard at each place to the place of each shard, which units are sorted by.
             rank = np.empty(self._num_shards, np.int64)
             rank[self._permutation(self._num_shards, epoch, "shards")] = np.arange(self._num_shards)
             # Stable: units of a shard stay in their order.

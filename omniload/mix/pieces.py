@@ -77,6 +77,7 @@ class PieceTable:
     @staticmethod
     def from_rows(rows: Sequence[Sequence[int]]) -> "PieceTable":
         """Return the pieces that ``rows`` gave."""
+        # Shaped for no rows as well, of which numpy makes an array without columns.
         columns = np.asarray(rows, np.int64).reshape(-1, len(PIECE_COLUMNS)).T
         return PieceTable(
             **{

@@ -153,6 +153,7 @@ def _faults_of_credits(state: MixState, mix: MixConfig, skipped_steps: int) -> I
         yield f"credits sum to {total}, not to 0"
     drawn = sum(state.drawn_S)
     stages = [stage for stage in mix.mix.stages if stage.from_step < state.step]
+    # Those of every step where one stage alone has been reached: the first has no ramp.
     weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, 0))
     for s, name in enumerate(mix.names):
         credit, least = state.credits_S[s], -WEIGHT_ONE * state.drawn_S[s]
@@ -177,10 +178,12 @@ def _faults_of_amounts(state: MixState, mix: MixConfig, steps: int) -> Iterator[
         yield f"{carried} tokens are carried, a step leaves {most} at most"
     if mix.mix.level == "token" and drawn < carried:
         yield f"{carried} tokens are carried of {drawn} drawn"
+    # Of samples too: each has a token at least. Amounts may count records, and a record may give none.
     if mix.mix.amounts is None and drawn - carried > steps * mix.batch.tokens:
         yield f"{drawn} were drawn and {carried} of them carried on, more than {steps} steps hold"
     if mix.mix.stop == "never" and state.step:
         yield from _faults_of_full_steps(mix, drawn, carried, steps)
+    # No step is without a row, and no row without a token.
     if mix.mix.level == "token" and state.step > drawn - carried:
         yield f"{drawn} were drawn and {carried} of them carried on, fewer than a token for each step"
 

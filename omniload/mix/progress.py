@@ -202,6 +202,7 @@ def _ways_S(mix: MixConfig, state: MixState, records_S: Sequence[int]) -> list[t
     since_S = state.since_S or (0,) * len(wanted_S)
     retired_S = [name not in (mix.mix.amounts or {}) for name in mix.names]
     ends = zip(wanted_S, state.drawn_S, retired_S, strict=True)
+    # A source that was retired has come to its end with what was drawn of it.
     whole_S = [float(drawn if retired else wanted) for wanted, drawn, retired in ends]
     return list(zip(since_S, whole_S, strict=True))
 

@@ -153,6 +153,7 @@ def write_run_record(
     if text is None:
         text = mix_text(mix_path)
     run_dir.mkdir(parents=True, exist_ok=True)
+    # One that is damaged stops the start: written over, the mixes of earlier steps would be gone.
     earlier = read_run_record(run_dir).lives if (run_dir / RUN_RECORD_NAME).exists() else ()
     life = RunLife(
         from_step=from_step,

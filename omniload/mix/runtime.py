@@ -155,7 +155,9 @@ class RuntimeConfig(StrictModel):
         try:
             parts = urlsplit(journal)
         except ValueError:
+            # Brackets that do not close, or hold no address: what that says is no help to whoever wrote the URL.
             parts = urlsplit("")
+        # Behind a user and a password, where there are such.
         host = parts.netloc.rpartition("@")[2]
         wrong = ""
         if "://" not in journal or parts.scheme in {"", "mem"}:
@@ -183,6 +185,7 @@ class RuntimeConfig(StrictModel):
     def _is_where_one_listens(cls, bind: str) -> str:
         if bind in {"", "auto"} or _is_network(bind):
             return bind
+        # Almost any word may be an interface: of digits and dots alone it is an address with a slip.
         if _INTERFACE.fullmatch(bind) and not _NUMBERS.fullmatch(bind):
             return bind
         raise ValueError(

@@ -45,6 +45,7 @@ def weights_at(stages: Sequence[Stage], names: Sequence[str], step: int) -> tupl
     done = step - stage.from_step + 1
     if done >= stage.ramp_steps:
         return target
+    # Where the stage before had come to: its own ramp has ended, as no stage begins within one.
     before = _shares(stages[current - 1], names)
     part = part_done(stage, done)
     return tuple(b + (t - b) * part for b, t in zip(before, target, strict=True))
@@ -76,6 +77,7 @@ def _live(weights_S: tuple[int, ...], ended_S: Sequence[bool]) -> tuple[int, ...
     """Return the weights without those of sources that have ended, to which nobody owes anything."""
     if not any(ended_S):
         return weights_S
+    # Scaled anew: credits sum to zero only where weights sum to ``WEIGHT_ONE``.
     live = [0 if ended else weight for ended, weight in zip(ended_S, weights_S, strict=True)]
     return integer_weights(live) if any(live) else tuple(live)
 
@@ -140,6 +142,7 @@ def amount_tokens_S(
 def steps_alike(stages: Sequence[Stage], step: int) -> int:
     """Return for how many steps from ``step`` on the weights stay as they are there; at least 1."""
     current = stage_at(stages, step)
+    # Within a ramp every step has weights of its own.
     if step - stages[current].from_step + 1 < stages[current].ramp_steps:
         return 1
     return stages[current + 1].from_step - step if current + 1 < len(stages) else _FOR_EVER

@@ -271,6 +271,7 @@ class CsvSource(SourceBase):
     type: Literal["csv"]
     text: str = "text"
     """Column of the text."""
+    # Any character but the quote, which begins a field of its own kind.
     delimiter: Annotated[str, Field(pattern=r"^[\x09\x20-\x21\x23-\x7e]$")] = ","
     """What stands between fields: one character, such as a tab."""
     quoted: bool = True

@@ -120,6 +120,7 @@ class MixState:
         carried: PieceTable,
     ) -> Self:
         """Return the state after a step that drew ``served_S`` under ``weights_S``."""
+        # As ``draw`` has it, of sums alone: a fold of the journal knows no draws.
         total = sum(served_S)
         return replace(
             self,
@@ -140,6 +141,7 @@ class MixState:
             return self
         return replace(
             self,
+            # At the end: a source that is added takes no number of another.
             cursors_S=(*self.cursors_S, *((0, 0, 0) for _ in zeros)),
             credits_S=self.credits_S + zeros,
             drawn_S=self.drawn_S + zeros,
@@ -157,6 +159,7 @@ class MixState:
     def digest(self) -> str:
         """Return a digest of every value: equal states, and no others, have equal digests."""
         digest = hashlib.blake2b(digest_size=16)
+        # Of one width and byte order: a journal is gone on with on any machine.
         digest.update(np.asarray([self.step, self.mix_revision], "<i8").tobytes())
         digest.update(np.asarray(self.cursors_S, "<i8").tobytes())
         digest.update(np.asarray(self.drawn_S, "<i8").tobytes())
@@ -225,6 +228,7 @@ class MixState:
             raise StateError(
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
+        # By what it holds: a state without edits is still written as releases read it that know none.
         require_version(state, _version_of(state), of="mix")
         # The digest before the fingerprint: a byte that was turned is damage, and no other mix.
         content = unsealed(state, of="the mix state")
@@ -266,6 +270,7 @@ def _since(since: Json, names: Sequence[str], entries: "Sequence[_Entry]") -> tu
 
 def writer_of(state: object) -> str | None:
     """Return which other loader a state shows to be of; ``None`` where it shows none."""
+    # By the name of its module: whoever holds such a state has the package, and we have not.
     if type(state).__module__.startswith(_ENERGON):
         return "Megatron-Energon"
     if not isinstance(state, Mapping) or "version" in state:
@@ -353,6 +358,7 @@ class _Entry:
     @classmethod
     def from_json(cls, entry: Json) -> Self:
         match entry:
+            # Nothing beside: a key that is not known here may decide what comes next.
             case {"cursor": cursor, "credit": credit, "drawn": drawn, **rest} if not rest:
                 return cls(
                     cursor=cursor_of(cursor),

@@ -14,6 +14,7 @@ _calls: dict[int, tuple[str, float]] = {}
 """By number, so that the oldest comes first. One entry is set or removed at once, so no lock is needed."""
 
 
+# A median of so many tells how a store is now: what it was an hour ago blames nobody.
 _ended_s: deque[float] = deque(maxlen=64)
 """How long the last calls took."""
 _ENOUGH = 8

@@ -87,4 +87,5 @@ class SingleFlight(Generic[Key, Result]):
 
     def _ended(self, key: Key) -> "Future[Result]":
         with self._lock:
+            # Before the result is told: a call that comes from here on begins a run of its own.
             return self._running.pop(key)

@@ -80,6 +80,7 @@ class DaemonPool:
         surplus = threading.Semaphore(0)
 
         def work() -> None:
+            # A permit of ``surplus`` is one thread that leaves; whichever takes it.
             while not self._closed and not surplus.acquire(blocking=False):
                 try:
                     number, item = waiting.popleft()
@@ -115,6 +116,7 @@ class DaemonPool:
                 self._calls.put(None)
         until_s = time.monotonic() + limit_s
         for thread in threads:
+            # One limit for all of them together: a hundred threads must not take a hundred times as long.
             thread.join(max(0.0, until_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 

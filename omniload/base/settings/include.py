@@ -61,6 +61,7 @@ def read_settings(path: Path, environment: Mapping[str, str] | None = None) -> S
     """
     text = read_text(path)
     root = compose(text, name=str(path))
+    # One without a version is left to the model, which says that it is missing.
     if root is None or not isinstance(root.content, dict) or _version(root) in {None, 1}:
         return SettingsTree(root=root, text=text)
     reading = _Reading(os.environ if environment is None else environment)
@@ -106,6 +107,7 @@ class _Reading:
             raise ConfigError(
                 f"{path}:{root.line}: an included file holds keys and values; found none"
             )
+        # Taken out: the merged tree is what the model is built of, and it has no such key.
         entry = root.content.pop(_INCLUDE, None)
         merged = Node(line=root.line, content={}, file=str(path))
         for line, name in () if entry is None else _names(path, entry[1]):
@@ -148,6 +150,7 @@ class _Reading:
                 f"{place} holds '${{' that names no variable; write ${{NAME}} or ${{NAME:-word}}, or $${{ for the two "
                 "signs"
             )
+        # Before it is looked up: that it is not set must not be said of it either.
         if names_secret(name):
             raise ConfigError(
                 f"{place} names ${{{name}}}, a secret by its name, and settings are kept with the run; leave it out: "
@@ -186,8 +189,10 @@ def _over(below: Node, above: Node) -> Node:
     for key, (line, node) in above.content.items():
         held = entries.get(key)
         entries[key] = line, node if held is None else _over(held[1], node)
+    # A fault of the whole mapping is blamed on the file that has the last word.
     return Node(line=above.line, content=entries, file=above.file)
 
 
 def _is_same(one: Path, other: Path) -> bool:
+    # By what links lead to: a circle may go through a second name of a file.
     return one.resolve() == other.resolve()

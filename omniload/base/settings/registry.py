@@ -25,6 +25,7 @@ class Registered:
     """What was installed, and its version, as ``lab 1.2.0``."""
 
 
+# Kept: a look through the metadata of all that is installed takes tens of milliseconds.
 @cache
 def registered(group: str, name: str, built_in: Iterable[str] = ()) -> Registered:
     """Return the function that an installed distribution registers under ``name``.
@@ -49,6 +50,7 @@ def registered(group: str, name: str, built_in: Iterable[str] = ()) -> Registere
     (point,) = found
     try:
         function = point.load()
+    # Whatever a stranger's module comes to as it is imported, and no fault of ours.
     except Exception as error:
         raise ConfigError(
             f"{name!r} of the entry points {group!r} ({point.value}) cannot be imported: "

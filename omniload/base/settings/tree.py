@@ -23,6 +23,7 @@ _DEEPEST = 32
 """Deepest nesting; no model of ours has a tenth of it below its root."""
 _MOST_VALUES = 100_000
 """Most values once aliases are written out; what fits into the largest file without any."""
+# More than any setting has, and few: what ``int`` takes for a text grows by the square of its digits.
 _MOST_DIGITS = 40
 _MERGE = "<<"
 
@@ -200,6 +201,7 @@ class _Composer:
             else:
                 entries[event.value] = line, value
             self._path.pop()
+        # What a mapping says itself counts, also where it stands before what is merged.
         return merged | entries
 
     def _merged(self, value: Node, line: int) -> dict[str, tuple[int, Node]]:
@@ -207,6 +209,7 @@ class _Composer:
         for node in value.content if isinstance(value.content, list) else [value]:
             if not isinstance(node.content, dict):
                 raise self.fault(line, f"{self._here} merges what is no mapping; give *NAME of one")
+            # Of several that are merged the earlier counts, as YAML 1.1 has it.
             found = node.content | found
         return found
 

@@ -223,7 +223,9 @@ def spread_anew(state: MixState, history: "History", edits: Sequence[Edit]) -> M
     return replace(
         state,
         drawn_S=tuple(drawn_S),
+        # Empty where it says nothing: such a state is still of the version before.
         since_S=tuple(drawn_S) if any(drawn_S) else (),
+        # Nobody is owed anything: the whole rest is spread from here on.
         credits_S=(0,) * len(drawn_S),
     )
 

@@ -36,6 +36,7 @@ MOST_EDITS = 4096
 """Edits of a run at most: a state carries all that hold at its step."""
 
 
+# Left out of what is written: an edit without amounts reads as releases wrote it that had none.
 def _is_none(value: object) -> bool:
     return value is None
 

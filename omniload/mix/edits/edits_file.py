@@ -105,6 +105,7 @@ def edits_in(state: Mapping[str, Json] | None) -> tuple[Edit, ...]:
     return _in_order(edits, "the mix state")
 
 
+# Made when it is first needed: few states carry edits, and a model of every change takes a while.
 @cache
 def _edits_adapter() -> TypeAdapter[tuple[Edit, ...]]:
     return TypeAdapter(tuple[Edit, ...])

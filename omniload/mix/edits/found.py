@@ -44,6 +44,7 @@ def taken_up(
     Raises:
         ConfigError: As for ``History.edited`` and ``require_drawable``.
     """
+    # As its step begins: behind what is skipped there, and with amounts spread anew.
     _, state = history.entered(reached[0])
     records_S = [*reached[1], *([] if facts is None else [facts.positions_per_epoch])]
     after = history.edited(change, step, found_in(change, facts))
@@ -61,6 +62,7 @@ def merged(kept: History, carried: Sequence[Edit]) -> History:
     Raises:
         StateError: Folder and state say different things, or the state's edits are of another mix.
     """
+    # The folder may have more: edits that came after the state was taken.
     if not carried or kept.edits[: len(carried)] == tuple(carried):
         return kept
     if not kept.edits:
@@ -79,6 +81,7 @@ def require_named(history: History, where: str) -> History:
     """
     for edit in history.edits:
         given: set[str] = set().union(edit.amounts or (), *(stage.weights for stage in edit.stages))
+        # By its own revision: a source that a later edit adds is not there yet.
         if unknown := given - history.of_revision(edit.revision).sources.keys():
             raise StateError(
                 f"{where}: edit {edit.revision} speaks of source {min(unknown)!r}, which the mix does not have; "

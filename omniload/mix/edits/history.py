@@ -124,6 +124,7 @@ class History:
         """Return the numbers of the shards of each source that are left out at a step."""
         found = self._left_out.get(step)
         if found is None:
+            # One step's are enough: it is asked for by every source of that step, and then no more.
             self._left_out.clear()
             found = self._left_out[step] = left_out_of(self.edits, step)
         return found
@@ -174,6 +175,7 @@ class History:
         """Return the state behind skipped steps, as the first of them begins."""
         assert skip.behind is not None, "it skips steps"
         names = tuple(skip.behind["sources"])
+        # Without a fingerprint, as it was kept: the run's own is compared wherever it goes on.
         behind = MixState.from_json(skip.behind, names, {}).widened(len(entered.cursors_S))
         return replace(behind, step=entered.step, mix_revision=entered.mix_revision)
 
@@ -359,6 +361,7 @@ class History:
 
     def _require_stages(self, stages: Sequence[Stage], step: int) -> None:
         """Hold the weights from ``step`` on to the rules of a mix file."""
+        # Counted from the step: by the rules of a file its first stage begins at 0.
         moved = [s.model_copy(update={"from_step": s.from_step - step}) for s in stages]
         content = self.base.mix.model_dump() | {"stages": [s.model_dump() for s in moved]}
         try:

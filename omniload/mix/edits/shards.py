@@ -154,6 +154,7 @@ def _plain(path: str) -> str:
 
 
 def _likeness(base: str, path: str) -> float:
+    # An upper bound of the likeness, and enough: names of shards differ in a number, and thousands are compared.
     return difflib.SequenceMatcher(None, base, path.rpartition("/")[2]).quick_ratio()
 
 
@@ -163,4 +164,5 @@ def _writable(path: str) -> str:
 
 
 def _as_text(path: str) -> str:
+    # A name may be no UTF-8, and what is kept is JSON.
     return path.encode(errors="backslashreplace").decode()

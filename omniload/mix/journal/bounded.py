@@ -38,6 +38,7 @@ class BoundedLog:
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # In this mode writes go to the end, wherever was sought for reading.
         with self._path.open("a+b") as file:
             size = file.seek(0, os.SEEK_END)
             if size:
@@ -61,6 +62,7 @@ def take_from(folder: Path, first: int, take: Callable[[bytes], None]) -> int:
     stop = first
     for path, file in opened_logs(folder):
         for line in file:
+            # By its first bytes: of a long run few lines are asked for, and the others are not parsed.
             at = _STEP.match(line)
             if at is None or int(at[1]) < first or not line.endswith(b"\n"):
                 continue

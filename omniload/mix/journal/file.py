@@ -79,6 +79,7 @@ class Journal:
         self.has_worlds = head.has_worlds or bool(head.moved)
         """Whether ranks are noted in it: those that go on are noted as well."""
         self._end, self._last = head.size_bytes, head.checksum
+        # Up to here all is written: what is staged lies behind it, and is taken back to it.
         self._sure = self._end, self._last
         self._staged: list[bytes] = []
         self._together = False
@@ -183,6 +184,7 @@ class Journal:
         known = self._known.pop(step, None)
         if known is None:
             self._append(line_of(record, self._last))
+        # Byte for byte: of equal values and keys in one order orjson makes equal bytes.
         elif known != orjson.dumps(record):
             raise IntegrityError(
                 f"{self._storage}: step {step} planned again has digest {record['digest']}, not the one of "
@@ -201,6 +203,7 @@ class Journal:
         assert isinstance(step, int), "the planner made it"
         if step <= self._base_step:
             return  # it was written before, or its place is taken
+        # The last but one is begun with: a planner that takes over may have to plan steps before the last.
         before, self._base_step = self._base, step
         note: JsonObject = {"kind": BASE, "step": step, "state": state, "after": digest}
         self._base = Since(self._end, self._last)
@@ -231,6 +234,7 @@ class Journal:
         """Add what was staged; where that fails, nothing of it was appended."""
         if not self._staged:
             return
+        # Emptied before it is tried: what was refused must not come along with the next record.
         content, self._staged = b"".join(self._staged), []
         try:
             self._storage.append(content)

@@ -46,6 +46,7 @@ LARGEST_LINE_BYTES = 1 << 28
 _VERSIONS = (2, JOURNAL_VERSION)
 """Version 2 had no notes, and nothing else that is read differently."""
 _KINDS = frozenset({BASE, WORLD})
+# As orjson writes the first keys: what a line is can be told from its first bytes, unparsed.
 _NOTE, _BASE_NOTE = b'{"kind":', b'\n{"kind":"base","step":'
 _WORLD_NOTE = b'{"kind":"world",'
 _BLOCK = 1 << 20
@@ -255,6 +256,7 @@ def _no_object(text: bytes, reason: str) -> IntegrityError:
 
 
 def _checksum(before: bytes, text: bytes) -> bytes:
+    # Tells damage, and not malice; and fast, as opening a journal goes over every byte of it.
     digest = xxhash.xxh64(before)
     digest.update(text)
     return digest.hexdigest().encode()

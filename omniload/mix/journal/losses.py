@@ -59,6 +59,7 @@ class LossLog:
             sums_K: Sum of the losses of each.
             labels_K: Labels of each.
         """
+        # Copied side by side: orjson takes no array with gaps between its values.
         columns = dict(zip(_COLUMNS, (np.ascontiguousarray(c) for c in keys_K4.T), strict=True))
         line = orjson.dumps(
             {
@@ -120,6 +121,7 @@ def losses_by_source(run_dir: Path, first: int) -> tuple[dict[str, SourceLoss], 
 def _add_line(found: dict[str, SourceLoss], line: dict[str, Any]) -> None:
     losses_K, labels_K = (np.asarray(line[name], np.float64) for name in ("loss", "labels"))
     sources_K = np.asarray(line["source"], np.int64)
+    # Below 0 numpy would count from the end: the loss would be another source's.
     if labels_K.min(initial=0) < 0 or sources_K.min(initial=0) < 0:
         raise ValueError(f"labels from {labels_K.min()}, sources from {sources_K.min()}")
     sound_K = np.isfinite(losses_K)
@@ -143,6 +145,7 @@ def _pieces_in(written: bytes) -> tuple[float, list[tuple[PieceKey, PieceLoss]]]
     return float(line["at"]), [
         (
             (str(names[int(source)]), int(position), int(sub), int(first)),
+            # JSON has no nan: orjson writes null for it.
             (nan if loss is None else float(loss), int(labels)),
         )
         for source, position, sub, first, loss, labels in columns

@@ -75,6 +75,7 @@ class ObjectStorage(JournalStorage):
             # Segments tell of lives as well, whose claims were tidied away.
             lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
             last = max(lives, default=Life(0, ""))
+            # A name has eight digits: the next number would be read as no life at all.
             if last.number >= LAST_LIFE:
                 raise StateError(
                     f"{self}: {self._holder(last)} has the last number that a planner can have, which none of ours "
@@ -102,6 +103,7 @@ class ObjectStorage(JournalStorage):
             reader = _Reader(self)
         if not reader.size_bytes:
             raise FileNotFoundError(f"{self}: no segment")
+        # A journal is read by lines, and a store is asked for a megabyte at once.
         return io.BufferedReader(reader, _BUFFER)
 
     @override
@@ -223,6 +225,7 @@ class ObjectStorage(JournalStorage):
         """Describe the planner of a claim; what it says is shown, and nothing hangs on it."""
         try:
             path = f"{_CLAIMS}/{life}"
+            # Whatever lies there: no more of it is read than a claim of ours has.
             size = self.store.stat(path).size_bytes
             says = orjson.loads(self.store.read(path, 0, min(size, _LARGEST_CLAIM)))
         except (OSError, OmniloadError, ValueError):
@@ -250,6 +253,7 @@ class ObjectStorage(JournalStorage):
             return ()
 
     def _replace(self, merged: Segment, content: bytes, small: Sequence[Segment]) -> None:
+        # Put before any is removed: in between the bytes lie twice, which readers know.
         self.store.publish(f"{_LINES}/{merged.name}", content)
         for segment in small:
             self._remove(f"{_LINES}/{segment.name}")
@@ -271,12 +275,14 @@ class ObjectStorage(JournalStorage):
                 self._remove(f"{_CLAIMS}/{life}")
 
     def _remove(self, path: str) -> None:
+        # Another planner that tidies may have been first.
         with suppress(FileNotFoundError):
             self.store.remove(path)
 
     def _later(self, call: Callable[[], None]) -> None:
         """Have a thread do what nobody waits for; what fails leaves objects that are read as well."""
         if self._tidying is None:
+            # One thread, so in order: a merge of merges that overtook them would remove what is only then written.
             self._tidying = DaemonPool(1, "omniload-journal")
 
         def quietly() -> None:

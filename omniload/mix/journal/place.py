@@ -103,6 +103,7 @@ def require_store(url: str) -> None:
 
 def _require_folder(folder: Path) -> None:
     """Refuse a folder that can neither be written nor be made."""
+    # A link that leads nowhere is there as well: no folder can be made in its place.
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(

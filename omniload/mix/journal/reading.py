@@ -136,6 +136,7 @@ def state_before(
     for record in records:
         if state.step == step:
             break
+        # Of the record's own revision: it was drawn under the edits that were known then.
         begun = entering(state, record.revision)
         state = record.applied_to(begun, weights_by_state(begun))
     if state.step != step:

@@ -125,6 +125,7 @@ def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
                 "missing or cut short; resume from a checkpoint"
             )
         if -negative_stop > at:
+            # From where the one before ends: what both hold are the same bytes, as their names say.
             extents.append(Extent(at, -negative_stop, segment))
             at = -negative_stop
     return extents

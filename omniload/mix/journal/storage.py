@@ -119,6 +119,7 @@ class FileStorage(JournalStorage):
         with _writing(self._path, len(content)):
             with partial.open("wb", buffering=0) as file:
                 _write_whole(file, content, 0)
+                # The bytes before the name: a power cut must not leave a name that leads to nothing.
                 os.fsync(file.fileno())
             partial.replace(self._path)
             sync_folder(self._path.parent)
@@ -127,6 +128,7 @@ class FileStorage(JournalStorage):
     @override
     def go_on(self, kept_bytes: int) -> None:
         with _writing(self._path, 0):
+            # Unbuffered: what a write took is known at once, and no rest of a failed one is written later.
             self._file = self._path.open("r+b", buffering=0)
             # A kill may have left the newline out: the line counts, and the next must not run into it.
             _write_whole(self._file, b"\n", kept_bytes - 1)
@@ -157,6 +159,7 @@ class FileStorage(JournalStorage):
             # Not synced: a journal is shortened where it need not outlive the machine.
             partial.write_bytes(content)
             partial.replace(self._path)
+            # What was open is the file that is gone by now, under no name.
             self.close()
             self._file = self._path.open("r+b", buffering=0)
         self._end = len(content)

@@ -72,6 +72,7 @@ def seen_at(
             name = edit.change.name
             mix = history.of_revision(edit.revision)
             shares_S = weights_at(mix.mix.stages, mix.names, edit.step)
+            # All others have made room for it in proportion, as its edit says.
             given = shares_S[mix.names.index(name)]
             declared = {other: share * (1 - given) for other, share in declared.items()}
             declared[name] = given
@@ -179,6 +180,7 @@ def _asked(config: RegisteredPolicy, seen: Seen) -> dict[str, float]:
     function: Callable[..., Mapping[str, object]] = called.function
     who = f"policy {config.function!r} ({called.distribution})"
     try:
+        # A copy: what the function keeps, and changes later, is its own.
         found = dict(function(seen, **config.options))
     except Exception as error:
         raise ConfigError(
@@ -224,6 +226,7 @@ def capped(shares: Mapping[str, float], most: Mapping[str, float]) -> dict[str, 
             whole[name] = most[name] if over else left * free[name] / total
         if not over:
             return whole
+        # One at least is settled in each turn, so that it ends.
         left -= sum(whole[name] for name in over)
         free = {name: share for name, share in free.items() if name not in over}
     if left > _ROUNDING:

@@ -18,6 +18,7 @@ __all__ = ["Between", "Condition", "Value", "Where", "kind_of"]
 
 _MOST = 1e300
 Number = Annotated[float, Field(ge=-_MOST, le=_MOST, allow_inf_nan=False)]
+# Strict: else pydantic would take a truth for a number, and a number for a text.
 Value = (
     StrictBool
     | Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)]
@@ -57,6 +58,7 @@ def kind_of(value: object) -> str | None:
 
 
 def _of_one_kind(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    # One kind: a column is compared in its own type, and has no value of another.
     if len({kind_of(value) for value in values}) > 1:
         raise fault_at(
             f"the values {list(values)!r:.60} are of several kinds; give texts, numbers or truths alone"

@@ -12,6 +12,7 @@ from omniload.mix.sources import SourceBase
 __all__ = ["Packing", "documents_cut"]
 
 
+# A protocol, as the model of ``pack`` is in ``mix.config``, which asks this module.
 class Packing(Protocol):
     """What of ``pack`` may cut documents."""
 

@@ -177,6 +177,7 @@ def _require_transforms_fit(source: SourceBase) -> None:
     for i, transform in enumerate(source.transforms):
         at = ("transforms", i)
         before = source.transforms[:i]
+        # Behind maps of text alone: whatever else stands before it has made tokens of the text.
         if isinstance(transform, _MAKES_TOKENS) and not (
             source.holds_text and all(map(is_of_text, before))
         ):

@@ -76,6 +76,7 @@ def in_split(
     exact = Fraction(0)
     for share in splits.values():
         exact += Fraction(share)
+        # At most the last key: 2**64 itself is no number of 64 bits.
         bounds.append(min(ceil(exact * _KEYS), _KEYS - 1))
     # From the right: a key on a bound is of the split behind it.
     places_R = np.searchsorted(np.asarray(bounds, np.uint64), keys_R, side="right")
@@ -92,6 +93,7 @@ def key_of(content: bytes | memoryview) -> int:
 def content_keys(column: Ragged) -> NDArray[np.uint64]:
     """Return the key of each record by its content: its text, or its token ids as little-endian int32."""
     width = column.values_V.itemsize
+    # As bytes where they lie: each record is hashed from a part of this view, without a copy.
     data = np.ascontiguousarray(column.values_V).data.cast("B")
     ends = (column.offsets * width).tolist()
     digests = (xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in pairwise(ends))

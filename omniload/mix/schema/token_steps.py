@@ -46,6 +46,7 @@ def with_steps(stage: Mapping[Any, Any], batch_tokens: object) -> dict[Any, Any]
             )
         count = _count_of(stage[tokens])
         if count is not None and per_step:
+            # Rounded up: a stage begins no earlier than its tokens were taken.
             found[steps] = -(-count // per_step)
     return found
 
