@@ -148,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(INTERRUPTED_EXIT)
     except Exception as error:  # noqa: BLE001 -- the outermost loop: every error is told and ends it
         sys.exit(_tell(error))
+    # Out of its standalone mode click hands on what a verb returned, and ends nothing.
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -126,6 +126,7 @@ class RoleLog(RotatingFileHandler):
         return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 -- a descriptor
 
 
+# Of one thread: those that it starts speak for nobody until they say so.
 _SPEAKER: ContextVar[RoleLog | None] = ContextVar("omniload_role_log", default=None)
 
 
@@ -259,4 +260,5 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
     # What hands lines to roles stays: roles may begin before logging is set up.
     logger.handlers[:] = [handler, *(h for h in logger.handlers if h is _TO_ROLES)]
     logger.setLevel(level)
+    # Else a program that has set up the root logger would show each line twice.
     logger.propagate = False

@@ -42,6 +42,7 @@ def log_text(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Return a text with what a terminal would not print spelt out; ends of lines and tabs stay."""
+    # The usual case in one look: every message and every line of a log comes by here.
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -112,6 +112,7 @@ def fold(
         StateError: The journal is of another mix, does not reach ``step``, or starts after it.
     """
     begun = len(edits_in(base))
+    # With what was found of the sources that edits up to the base had added.
     held = history.found_by(begun, fingerprint)
     state = MixState.from_json(base, history.of_revision(begun).names, held)
     names = history.latest.names

@@ -87,6 +87,7 @@ class RunLife:
         Raises:
             ConfigError: This release reads the text no longer.
         """
+        # As it stands: what it included, and variables, were put into it when it was noted.
         mix = parse_yaml(self.text, MixConfig, name=str(self.mix_path))
         return mix if self.balance is None else mix.model_copy(update={"balance": self.balance})
 

@@ -133,6 +133,7 @@ class RuntimeConfig(StrictModel):
     """Port where the planner's process answers Prometheus at ``/metrics``; 0 for none."""
     metrics_bind: str = ""
     """Where it does: loopback by default; otherwise as ``bind``."""
+    # Three heartbeats at least: with fewer, one that comes late would cost a role.
     silent_after: Annotated[Seconds, Field(ge=3)] = 10.0
     """A role on Ray that gave no heartbeat for so long is replaced; they come once a second, and late on a busy
     machine. One whose process has ended or is stopped is replaced at once."""

@@ -63,6 +63,8 @@ def draw_weights_at(
     """
     if mix.mix.amounts is not None:
         assert records_S is not None, "amounts are of sources that were opened"
+        # By the rest of the last change, and not of now: weights that moved with every draw would be off by two units
+        # (0029).
         wanted_S = amounts_S(mix, records_S)
         since_S = state.since_S or (0,) * len(wanted_S)
         ended_S = _drawn_whole_S(mix, state, wanted_S)

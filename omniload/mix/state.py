@@ -331,6 +331,7 @@ _MEANING = {
 def _difference(part: str, saved: Json, now: str | None) -> str:
     """Return what differs, and in words what a digest is of: which source, and what of it."""
     digests = f"{part}: {saved or 'absent'} saved, {now or 'absent'} now"
+    # From the right: names of sources may have dots, and names of parts have none.
     source, _, found = part.removeprefix("sources.").rpartition(".")
     if not part.startswith("sources."):
         return f"{digests}, {_MEANING[part]}" if part in _MEANING else digests

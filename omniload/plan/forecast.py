@@ -41,7 +41,7 @@ _MOST_EPOCHS = 4
 _MUCH_MEMORY_BYTES = 16 << 30
 """More than the nodes of a small cluster can spare."""
 _WORTH_A_WARNING = 0.01
-_HALVINGS = 60
+_HALVINGS = 60  # a double has 53 bits
 _ROUNDING = 1e-9
 """What sums of shares may be off by."""
 _MOST_POINTS = 1024

@@ -126,6 +126,7 @@ def _add(rooms: list[int], rows_of: dict[int, list[int]], room: int, rows: list[
         return
     if room in rows_of:
         rows_of[room] += rows
+        # Of rows with equal room the first is taken, and these came by another way than by their numbers.
         rows_of[room].sort()
     else:
         rows_of[room] = rows

@@ -118,6 +118,7 @@ class ClientPlaceTree:
                 f"rank is {rank}; this mesh has ranks 0 to {self.world_size - 1} ({self._shape()})"
             )
         found: dict[MeshAxis, int] = {}
+        # From the innermost axis, which runs fastest.
         for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
             rank, found[axis] = divmod(rank, size)
         return MappingProxyType({axis: found[axis] for axis in self.axes})
@@ -304,6 +305,7 @@ def _draw(
         return
     stride = math.prod(s for _, s in below)
     cut = size > _CHILDREN_SHOWN
+    # The last one as well: it tells where the numbers of ranks end.
     shown = [*range(_CHILDREN_SHOWN - 1), size - 1] if cut else list(range(size))
     for place in shown:
         last = place == size - 1

@@ -64,6 +64,7 @@ def free_ports(address: str, ports: range | None, count: int, *, setting: str) -
     Raises:
         ConfigError: The range has too few.
     """
+    # 0 is any that the kernel finds free.
     candidates = [0] * count if ports is None else ports
     held: list[socket.socket] = []
     try:

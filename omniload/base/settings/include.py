@@ -156,6 +156,7 @@ class _Reading:
                 f"{place} names ${{{name}}}, a secret by its name, and settings are kept with the run; leave it out: "
                 "clients of stores find their credentials in the environment by themselves"
             )
+        # Empty is as good as not set, as ``:-`` has it in a shell.
         value = self._environment.get(name, "")
         if not value and otherwise is None:
             raise ConfigError(

@@ -151,6 +151,7 @@ class _Composer:
             raise self.fault(
                 line, f"{self._here} has the tag {event.tag}; tags are not read, leave it out"
             )
+        # This is recursive, and Python gives up at a thousand levels.
         if len(self._path) > _DEEPEST:
             raise self.fault(line, f"nests deeper than {_DEEPEST} levels; no setting lies there")
         if event.anchor is not None:

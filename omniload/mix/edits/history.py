@@ -321,6 +321,7 @@ class History:
 
     def _latest_not_undone(self) -> int:
         gone = {edit.undoes for edit in self.edits}
+        # An undo is not undone: said once more, it undoes the edit before.
         left = [e.revision for e in self.edits if e.undoes is None and e.revision not in gone]
         if not left:
             raise ConfigError(

@@ -75,6 +75,7 @@ def edited_mix(before: MixConfig, edit: Edit) -> MixConfig:
         stage = Stage(from_step=0, weights=dict.fromkeys(edit.amounts, 1.0))
         weights = before.mix.model_copy(update={"stages": (stage,), "amounts": edit.amounts})
     elif edit.stages:
+        # An edit says all that holds from its step on: nobody who reads it has to know how it came about.
         kept = [stage for stage in before.mix.stages if stage.from_step < edit.step]
         weights = before.mix.model_copy(update={"stages": (*kept, *edit.stages)})
     else:

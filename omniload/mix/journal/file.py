@@ -250,6 +250,7 @@ class Journal:
         state, _ = base_of(base)
         written = [_first_line(state, str(base.parsed()["after"]))]
         for line in lines:
+            # Each checksum is of the one before it: behind another first line all are made anew.
             written.append(chained(line.text, written[-1].checksum))
         self._storage.shorten(b"".join(map(bytes, written)))
         last = written[-1]
@@ -317,6 +318,7 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
     moved: list[JsonObject] = []
     # Counted and not parsed: opening a long journal costs the checksum of each line, and no memory.
     for line in lines:
+        # Notes of a step stand before its record: the base, and the ranks, that it is planned with.
         if reached < step or (reached == step and line.is_note):
             size, last = size + len(bytes(line)), line
             has_worlds |= line.is_world

@@ -197,6 +197,7 @@ def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[
                 )
             text, _, checksum = line.rstrip(b"\n").rpartition(b"\t")
             if _checksum(before, text) != checksum:
+                # Torn only where nothing follows: anywhere else it is damage.
                 if _is_torn(line, text) and not file.read(1):
                     break  # in mid-write; its batch was never handed out
                 raise IntegrityError(

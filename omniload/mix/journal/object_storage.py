@@ -158,6 +158,7 @@ class ObjectStorage(JournalStorage):
         with _asking(self, "moved"):
             there = {entry.name for entry in self.store.listing("")}
             number = next(n for n in range(1, 1 << 20) if f"aside-{n}" not in there)
+            # The claims stay where they are: who adds to the journal is settled, and begins it anew.
             self.store.rename(_LINES, f"aside-{number}")
         return f"{self}/aside-{number}"
 

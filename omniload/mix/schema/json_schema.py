@@ -86,10 +86,12 @@ class _OfFile(GenerateJsonSchema):
         made = super().model_field_schema(schema)
         kinds = made.get("anyOf", [made])
         is_closed = any("enum" in kind or "pattern" in kind for kind in kinds)
+        # Numbers have it already, by their own kind.
         return _or_variable(made) if is_closed and _VARIABLE not in kinds else made
 
 
 def _or_variable(made: Schema) -> Schema:
+    # A default is of the key, and not of one of the ways to write it.
     outside = {key: made[key] for key in ("default",) if key in made}
     inside = {key: value for key, value in made.items() if key not in outside}
     return {"anyOf": [*inside.get("anyOf", [inside]), _VARIABLE], **outside}

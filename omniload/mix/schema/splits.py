@@ -44,6 +44,7 @@ def _leave_some(splits: dict[str, float]) -> dict[str, float]:
             f"{TRAIN} is {splits[TRAIN]}, and {TRAIN} is what the splits leave; remove it, or choose another name",
             TRAIN,
         )
+    # Exactly: as doubles ten times 0.1 come to less than 1, and training would be left nothing all the same.
     if (held_out := sum(map(Fraction, splits.values()))) >= 1:
         raise fault_at(
             f"shares sum to {float(held_out):g}, and training takes what is left of 1; lower one"
