@@ -173,13 +173,27 @@ class DiskDirectory:
         """Return where the map of a copy lies."""
         return self._root / COPIES / name[:2] / f"{name}.map"
 
-    def found(self) -> Iterator[tuple[str, int]]:
-        """Yield the copies that lie here, least recently used first, and their bytes on the disk.
+    def found(self) -> list[tuple[str, int]]:
+        """Return the copies that lie here, least recently used first, and their bytes on the disk.
 
         What is no whole pair of files, of whatever a crash left, is removed.
+
+        Raises:
+            ConfigError: The directory cannot be read; it is let go.
         """
+        try:
+            return list(self._found())
+        except OSError as error:
+            # Else the lock stays with this process, which its next attempt would take for another one.
+            self.close()
+            raise ConfigError(
+                f"disk cache {str(self._root)!r} cannot be read: {error}; give another directory"
+            ) from error
+
+    def _found(self) -> Iterator[tuple[str, int]]:
         whole = []
-        for folder in (self._root / COPIES).iterdir():
+        # Folders alone: what else lies there, such as what NFS leaves of a file in use, is none of ours.
+        for folder in filter(Path.is_dir, (self._root / COPIES).iterdir()):
             for name in sorted({path.stem for path in folder.iterdir()}):
                 data_path, map_path = self.data_path(name), self.map_path(name)
                 if self._is_pair(name):

@@ -265,19 +265,23 @@ def _read_all(files: StripedFiles, path: str, report: Report) -> None:
 
 def _below(store: Store, path: str) -> Iterator[tuple[str, Entry]]:
     """Yield every file below a directory; what vanishes meanwhile is left out."""
-    try:
-        entries = store.listing(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        child = f"{path}/{entry.name}" if path else entry.name
-        # What is the store's own has walks of its own.
-        if child == RESERVED:
+    # No recursion: users make trees that are deeper than Python's stack.
+    pending = [path]
+    while pending:
+        above = pending.pop()
+        try:
+            entries = store.listing(above)
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        if entry.is_directory:
-            yield from _below(store, child)
-        else:
-            yield child, entry
+        for entry in entries:
+            child = f"{above}/{entry.name}" if above else entry.name
+            # What is the store's own has walks of its own.
+            if child == RESERVED:
+                continue
+            if entry.is_directory:
+                pending.append(child)
+            else:
+                yield child, entry
 
 
 def _objects(store: Store) -> Iterator[tuple[str, Entry]]:

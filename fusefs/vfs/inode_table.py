@@ -143,11 +143,13 @@ class Node:
 
     def open_below(self) -> "Iterator[Node]":
         """Yield this one and all below it that are open."""
-        if self.body is not None:
-            yield self
-        # A list: what is done to one of them may drop it from here.
-        for child in list(self.children.values()):
-            yield from child.open_below()
+        # No recursion: users make trees that are deeper than Python's stack.
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            if node.body is not None:
+                yield node
+            pending += reversed(node.children.values())
 
 
 class InodeTable:

@@ -193,16 +193,17 @@ def serve(
     asked |= {"allow_other"} if options.allow_other else set()
     asked |= {"suid", "dev"} if options.trusted else set()
     loop = Loop(pyfuse3.terminate, _loop_in_use)
+    service = _Service(filesystem, options, target, loop)
     trio = pyfuse3.trio  # type: ignore[attr-defined]  # a name of its own, see ``Loop``
     try:
         pyfuse3.init(Requests(filesystem), mountpoint, asked)
     except RuntimeError as error:
         reason = why_not(target, options) or f"{error}; see the log"
         raise StateError(f"{mountpoint!r} cannot be mounted: {reason}") from error
-    filesystem.connected(_Libfuse())
-    service = _Service(filesystem, options, target, loop)
-    pyfuse3.trio = loop.as_trio  # type: ignore[attr-defined]
+    # From here on whatever comes up, a signal too, takes the mount away: else it would be a dead one.
     try:
+        filesystem.connected(_Libfuse())
+        pyfuse3.trio = loop.as_trio  # type: ignore[attr-defined]
         service.run(ready)
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]

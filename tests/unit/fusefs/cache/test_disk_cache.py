@@ -404,3 +404,33 @@ def test_a_map_that_the_disk_does_not_give_costs_the_copy_and_not_the_open(direc
         copy = cache.open(ONE)
 
         assert not any(copy.has(unit) for unit in range(4))
+
+
+def test_what_is_no_folder_of_copies_is_left_alone(directory):
+    with a_cache(directory) as cache:
+        fill(cache.open(ONE), ONE)
+    stray = directory / "copies" / ".nfs0001"
+    stray.touch()
+
+    with a_cache(directory) as cache:
+        assert cache.open(ONE).is_whole
+
+    assert stray.exists()
+
+
+def test_a_directory_that_cannot_be_read_is_let_go_and_said(directory, monkeypatch):
+    with a_cache(directory) as cache:
+        fill(cache.open(ONE), ONE)
+
+    def fails(_):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", fails)
+        with pytest.raises(
+            ConfigError, match=r"cannot be read: .*Input/output error; give another"
+        ):
+            DiskCache(str(directory), 1 << 20)
+
+    with a_cache(directory) as cache:
+        assert cache.open(ONE).is_whole

@@ -1,9 +1,12 @@
 """Checking and repairing a store: what is found, what is removed, and above all what is not."""
 
+import sys
+
 import pytest
 from pyarrow import fs as pafs
 
 from fusefs.stores.memory import MemoryStore
+from fusefs.stores.protocol import Entry
 from fusefs.stores.remote.arrow import store_on
 from fusefs.stores.remote.rename_intents import Intent, encode_intent, intent_path
 from fusefs.tools.fsck import verify
@@ -291,3 +294,23 @@ def test_an_intent_whose_folder_is_a_file_by_now_does_not_stop_the_check(tmp_pat
 
     assert [(f.kind, f.path) for f in report.harmful] == [("missing", "d/f")]
     assert store.read(".omnifs/new/content", 0, 1) == b"1"
+
+
+class Deep(MemoryStore):
+    """A folder in a folder, and so on, and a file in the last."""
+
+    def listing(self, path):
+        if path.startswith(".omnifs"):
+            return super().listing(path)
+        is_last = path.count("d") > sys.getrecursionlimit()
+        return [Entry("f", False, 4, 0) if is_last else Entry("d", True, 0, 0)]
+
+    def stat(self, path):
+        return Entry("f", False, 4, 0) if path.endswith("/f") else super().stat(path)
+
+
+def test_a_tree_that_is_deeper_than_a_stack_is_checked():
+    with some_files(Deep()) as files:
+        report = verify(files)
+
+    assert (report.files, report.faults) == (1, [])
