@@ -71,11 +71,13 @@ class _ReportedSpans:
             count = int(np.searchsorted(last.keys_N, position * SUB_LIMIT))
             if count:
                 spans_N = last.spans_N.between(0, count)
+                # A report that reaches over the position is cut there: what lies before it is not told again.
                 known.append(_Reported(position, last.keys_N[:count], spans_N))
 
     def release(self, floors: Mapping[int, int]) -> None:
         """Let go of samples before these positions."""
         for source, known in self._of_source.items():
+            # Whole reports: the rest of one goes with its last sample.
             while known and known[0].stop <= floors.get(source, 0):
                 known.popleft()
 
@@ -102,6 +104,7 @@ class LossSpans(_ReportedSpans):
         """Return how many labels of a step's pieces are not trained on: of the tokens behind each piece's first."""
         left_out, starts_P, stops_P = 0, pieces.starts_P + 1, stops_with_next(pieces)
         for at, keys_P, reported in self._pieces_of(pieces):
+            # First all labels of the source's pieces; what its spans cover is taken off below.
             left_out += int((stops_P[at] - starts_P[at]).sum())
             for each in reported:
                 here, rows = each.rows_of(keys_P)
@@ -203,6 +206,7 @@ class ImageRequests:
     @classmethod
     def of(cls, plan: ImagePlan, dp_ranks: Sequence[int]) -> "ImageRequests":
         """Return what is asked for so that ``dp_ranks`` can encode their part."""
+        # By who encodes them: an image may be encoded on another rank than the one that trains on its row.
         theirs = np.flatnonzero(np.isin(plan.encoders_I, dp_ranks))
         # Some releases of NumPy give the inverse of rows in two dimensions, hence `reshape`.
         samples_U3, owner = np.unique(plan.keys_I4[theirs, :3], axis=0, return_inverse=True)
@@ -263,6 +267,7 @@ class ImageRequests:
             return Ranges.of([], np.uint8), np.empty((0, 2), np.int32)
         samples, numbers = self.sample_I[mine], self.plan.keys_I4[mine, 3]
         values, grids = fetched.others[IMAGES].take(samples), fetched.others[GRIDS].take(samples)
+        # Copied, unlike the images themselves: a grid is two numbers.
         packed = grids.packed()
         if (numbers >= packed.lengths_N // 2).any():
             at = int((numbers >= packed.lengths_N // 2).argmax())
@@ -270,6 +275,7 @@ class ImageRequests:
                 f"sample {self.plan.keys_I4[mine[at]].tolist()[:3]} gave {packed.lengths_N[at] // 2} images where "
                 f"{numbers[at] + 1} were planned; the source changed while it was read"
             )
+        # In 64 bits: a side of a grid is small, but values of all images of a step are counted with it.
         patches = packed.values_V[::2].astype(np.int64) * packed.values_V[1::2]
         before = np.concatenate(([0], np.cumsum(patches)))
         first = packed.offsets[:-1] // 2

@@ -172,6 +172,7 @@ class DataConstructor:
             case SlicesMissing():
                 return self._leave_out(event)
             case ReleaseSteps(step=step):
+                # Never back: a planner that takes over says again what the one before it had said.
                 self._released_to = max(self._released_to, step)
                 for key in [key for key in self._built if key[0] < step]:
                     del self._built[key]
@@ -180,6 +181,7 @@ class DataConstructor:
     @property
     def num_steps(self) -> int:
         """Steps that are held: built, and not released."""
+        # Batches are held by step and rank; all ranks of a step are built together.
         return len(self._built) // max(1, len(self.dp_ranks))
 
     def has(self, step: int) -> bool:
@@ -218,6 +220,7 @@ class DataConstructor:
         # Never back: word of an earlier world may come late.
         if served.generation > self.generation:
             self.generation, self.dp_ranks = served.generation, served.dp_ranks
+            # What is being fetched for the ranks of before is dropped as it comes: its generation tells.
             self._pending.clear()
             self._built.clear()
         return served.generation == self.generation
@@ -237,6 +240,7 @@ class DataConstructor:
         if missing.generation != self.generation or steps not in self._pending:
             return (BatchesBuilt(steps=steps),)
         needed = [p for p in self._pending[steps].plans if not self.is_released(p.step)]
+        # Every step is wanted yet, so the samples are missing for another reason, which is still to come.
         if len(needed) == len(steps):
             return ()
         del self._pending[steps]

@@ -155,6 +155,7 @@ class Supervisor:
                 assert_never(event)
 
     def _on_checkpoint(self, event: CheckpointCommitted | CheckpointDamaged) -> tuple[Command, ...]:
+        # A checkpoint of an attempt before may be noted late, and says nothing of this one.
         if event.attempt == self.attempt and isinstance(event, CheckpointCommitted):
             self.restarts = 0
         elif event.attempt == self.attempt:
@@ -180,6 +181,7 @@ class Supervisor:
 
     def _verdict(self, rank: int, code: int) -> GiveUp | None:
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        # There is an earlier checkpoint, and one fewer of them each time: no restart that could go on for ever.
         if code == _INTEGRITY_EXIT and self._falls_back:
             return None
         if code in _GRAVITY:
@@ -202,6 +204,7 @@ class Supervisor:
             return (self._ending,)
         self._stopping = False
         self.attempt += 1
+        # Going back to an earlier checkpoint is bounded by how many there are.
         self.restarts += not self._falls_back
         self._falls_back = False
         self.done.clear()

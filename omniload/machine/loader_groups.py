@@ -173,9 +173,11 @@ def costs_of(
     costs = []
     per_token_S = _seconds_per_token(mix, profiles)
     for s, name in enumerate(mix.names):
+        # At its greatest: a plane that stays as it starts is to carry the heaviest stage as well.
         share = max(weights[s] for weights in ends)
         measured = profiles.get(name)
         preprocess_s = share * tokens_per_s * per_token_S[s]
+        # A reader is a core for itself at most: more of them would wait for each other.
         free = max(1, min(math.ceil(preprocess_s / _BUSY_SHARE), most))
         costs.append(
             SourceCost(

@@ -235,6 +235,7 @@ class Roster:
             case StepsReleased(step=step):
                 return self._release(step)
             case RoleAdded(role=role, shadows=shadows):
+                # Its first life is number 0, as that of every role that the plane was opened with.
                 self._roles[role] = _Role(shadows=shadows, holder=None, next_number=0, is_new=True)
                 return self._fill(role)
             case RoleRetired(role=role):
@@ -264,6 +265,7 @@ class Roster:
     def _release(self, step: int) -> tuple[RosterCommand, ...]:
         if step > self._released_to:
             self._released_to = step
+            # Of every role: a step takes all of them, so each has shown that it can.
             for each in self._roles.values():
                 each.lost = 0
         return ()
@@ -302,6 +304,7 @@ class Roster:
         role = self._roles.get(member.role)
         if role is None or member not in role.members():
             return ()
+        # Nothing is served by it yet: the plane goes on without it, and whoever adds it may try again.
         if role.is_new:
             return (*self._retire(member.role, why), Abandoned(member.role, why))
         self._beats.pop(member, None)
@@ -310,6 +313,7 @@ class Roster:
             return (EndMember(member, why),)  # nothing is lost: another place was only tried
         role.lost += 1
         if role.lost > _LOST_IN_A_ROW:
+            # No further event is heard: what is lost from now on is lost with the plane.
             self._gave_up = True
             reason = (
                 f"{member.role} was lost {role.lost} times while no step was taken, the last time: {why}; "
@@ -341,6 +345,7 @@ class Roster:
         # Starting a process takes a core for a second or two, in which the holder has steps to catch up on.
         if role.holder is not None and role.settles_s > 0:
             return ()
+        # Those in place of others count: where the one before them is lost meanwhile, they are its next.
         while len(role.members()) < 1 + role.shadows:
             commands.append(role.start(name))
         return tuple(commands)
@@ -350,6 +355,7 @@ class Roster:
         passed_s = 0.0 if self._looked_s is None else seen.now_s - self._looked_s
         self._looked_s = seen.now_s
         commands = list(self._settle(passed_s))
+        # Settling went on above: whoever took over had the processors in that time, as the roster had not.
         if passed_s > _LONGEST_LOOK_S:
             return tuple(commands)
         for member in self.members():
@@ -373,6 +379,7 @@ class Roster:
 
     def _why_lost(self, progress: Progress, beat: Watched) -> str | None:
         process = f"process {progress.pid}"
+        # First what the kernel knows: it is said within a tenth of a second, silence only after many.
         if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:
             return f"{process} is stopped"
         if beat.silent_s >= self.silent_s:

@@ -299,6 +299,7 @@ class Planner:
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             mix, state = self.history.entered(self.state)
             unused = [0] * (len(self._queues) - len(mix.names))
+            # One that is added draws nothing before the step of its edit, but is read ahead by its target.
             needs = needs_of(mix, state, steps) + unused
             self._demand = Demand(
                 step=step,

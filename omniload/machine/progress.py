@@ -172,6 +172,7 @@ def way_of(name: str, roles: Mapping[str, Progress], now_s: float) -> list[str]:
         # While a call to a store is under way, all that the role does waits for that.
         if role is None or is_silent(role, now_s) or not role.tasks or role.calls:
             break
+        # A role may do several things: the one that waits for others is what holds the rest up.
         ahead = [task for task in role.tasks if task.waits_for] or list(role.tasks)
         if not ahead[0].waits_for:
             break
@@ -184,6 +185,7 @@ def _newest(name: str, roles: Mapping[str, Progress]) -> str:
     if name in roles:
         return name
     lives = [each for each in roles if each.startswith(f"{name}+")]
+    # By number, not by name: +10 comes after +9.
     return max(lives, key=lambda each: int(each.rpartition("+")[2]), default=name)
 
 

@@ -180,6 +180,7 @@ class SampleQueue:
             self.shortest = found if self.shortest is None else min(self.shortest, found)
         position, sub, _ = cursor
         if table.start <= position:
+            # By sub as well: a record that gave several samples may have been drawn in part.
             fresh = (table.positions_N > position) | (
                 (table.positions_N == position) & (table.subs_N >= sub)
             )

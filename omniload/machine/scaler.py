@@ -63,6 +63,7 @@ class WorkMeter:
             last_s, last_tokens = self._last.get((loader, source), (0.0, 0))
             done_s, done_tokens = self._done.get(source, (0.0, 0))
             self._done[source] = done_s + busy_s - last_s, done_tokens + tokens - last_tokens
+            # By life: one that follows counts from nothing, and its first word would seem to be less than none.
             self._last[loader, source] = busy_s, tokens
 
     def since_last(self, now_s: float) -> tuple[dict[int, float], dict[int, float]]:
@@ -153,6 +154,7 @@ class Scaler:
     _allowance: float = field(init=False)
 
     def __post_init__(self) -> None:
+        # To begin with, a change for each loader that may come to be: a plane finds its size without waiting.
         self._allowance = self.most
 
     def handle(self, seen: LoadersSeen) -> tuple[ScalerCommand, ...]:
@@ -161,6 +163,7 @@ class Scaler:
         load_S = self._loads(seen)
         loads = {role: sum(load_S[s] for s in each) for role, each in seen.sources_of.items()}
         self._note_thresholds(loads, seen.now_s)
+        # Looked at first, changed last: averages and times over a threshold go on while nothing may be changed.
         if self._allowance < 1 or seen.now_s < self._changed_s + _SETTLE_S:
             return ()
         command = self._relief(seen, load_S, loads) or self._merger(seen, loads)
@@ -195,6 +198,7 @@ class Scaler:
         loads = {}
         for s in {s for each in seen.sources_of.values() for s in each}:
             busy, soon = self._busy_S.get(s, 0.0), seen.soon_S.get(s, 0.0)
+            # What it takes now, scaled by the mix: measured in this run, which the cost of a profile is not.
             if now := seen.shares_S.get(s, 0.0):
                 expected = busy * soon / now
             else:
@@ -205,6 +209,7 @@ class Scaler:
     def _note_thresholds(self, loads: Mapping[str, float], now_s: float) -> None:
         over = [role for role, load in loads.items() if self._is_over(role, load)]
         self._over_since_s = {role: self._over_since_s.get(role, now_s) for role in over}
+        # The two lightest: where these do not fit into one, no two do.
         two = sum(sorted(loads.values())[:2])
         if len(loads) <= max(self.least, 1) or two > _UNDER:
             self._under_since_s = None

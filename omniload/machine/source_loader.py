@@ -75,6 +75,7 @@ class SourceLoader:
         """Apply one event and return what must now be done, in order."""
         match event:
             case ReadAhead(source=source, start=start, stop=stop, life=life, without=without):
+                # Noted before anything is read: what a planner before this one lets go of from now on is kept.
                 self._life = max(self._life, life)
                 held = self._of(source).find(start, stop, frozenset(without))
                 if held is not None:  # asked again
@@ -83,6 +84,7 @@ class SourceLoader:
             case SamplesRead(source=source, table=table, skipped=skipped, without=without):
                 block = HeldBlock(table, event.tokens, event.others, frozenset(without))
                 held_of = self._of(source)
+                # By the difference: a block may take the place of others, or be held already.
                 self._held_bytes -= held_of.size_bytes
                 held_of.hold(block)
                 self._held_bytes += held_of.size_bytes
@@ -106,6 +108,7 @@ class SourceLoader:
                 )
             case HandedOver(sources=sources):
                 # What the next loader reads is asked of this one too, until constructors know better.
+                # From the first position on: nobody says here where the next loader began.
                 self._taken_over |= dict.fromkeys(sources, 0)
                 return ()
 
@@ -125,6 +128,8 @@ class SourceLoader:
                 continue
             keys_N = self._of(request.source).index().keys_N
             held_N = _are_held(keys_N, sample_keys(request.positions_N, request.subs_N))
+            # Not before the floor: all ranks have those, and a request for them is one of a step that is built anew
+            # in vain.
             positions = request.positions_N[~held_N & (request.positions_N >= floor)]
             if len(positions):
                 # Between two that lie far apart may be all of a shard that is left out.

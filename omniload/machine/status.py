@@ -49,6 +49,7 @@ def status_of(
         before: Those of an earlier look.
         now_s: Now, by the clock of the heartbeats.
     """
+    # The end of the way, not all on it: whoever waits for somebody in trouble is in none itself.
     causes = {
         way_of(name, roles, now_s)[-1]
         for name, role in roles.items()
@@ -76,6 +77,7 @@ def _is_held_up(role: Progress, now_s: float) -> bool:
 
 def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus:
     age_s = max(0.0, now_s - role.beat_s)
+    # A call to a store first: it is what the task waits for.
     task = (*role.calls, *role.tasks)[:1]
     waits_for = next((t.waits_for for t in role.tasks if t.waits_for), ())
     doing = task[0].doing if task else "idle"
@@ -97,6 +99,7 @@ def _rates(role: Progress, before: Progress | None) -> dict[str, float]:
     # Another process counts from nothing.
     if before is None or before.pid != role.pid or role.beat_s <= before.beat_s:
         return {}
+    # By its own clock: looks come unevenly, and two may show the same heartbeat.
     seconds = role.beat_s - before.beat_s
     return {
         name: max(0.0, value - before.figures.get(name, 0.0)) / seconds

@@ -105,6 +105,7 @@ class RankSteps:
         self._wanted[rank] = step + 1
         self._ranks_at[step + 1] += 1
         self._ranks_at[before] -= 1
+        # Ends: some rank wants a step, and none wants one before the slowest's.
         while not self._ranks_at[self.slowest]:
             del self._ranks_at[self.slowest]
             self.slowest += 1
@@ -152,6 +153,7 @@ def next_world(held: World, asked: ResizeAsked, mix: MixConfig, within: range) -
             "open it with elastic=True, or runtime.elastic: true in the mix"
         )
     require_rows(mix, world.tree)
+    # Not before the ranks of now: a world that has begun is not taken back.
     least, most = max(held.step, within.start), within.stop - 1
     if not least <= world.step <= most:
         raise StateError(

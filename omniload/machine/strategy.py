@@ -70,6 +70,7 @@ def place(
 
 def place_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> StepPlan:
     """Return the plan of the same step for other ranks, as it would be had they been there from the start."""
+    # What is in the step stays as it was drawn, and so does its digest: only places change.
     return replace(plan, **_dealt(mix, tree, plan.step, plan, plan.image_table))
 
 
@@ -88,6 +89,7 @@ def _dealt(
     if dp * num_microbatches > 1 or deals_images(mix.balance.strategy):
         dealt = dealt_by_chain(mix, tree, step, membership, num_microbatches, images=images)
         return {"num_microbatches": num_microbatches, **dealt}
+    # One array for both: neither is ever written to.
     everything = np.zeros(num_rows, np.int32)
     return {
         "num_microbatches": num_microbatches,
@@ -133,6 +135,7 @@ def dealt_by_chain(
     )
     patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
     tags = {
+        # A source without the tag has an empty one: a cost function sees a column of text, whole.
         column: np.array([held.get(column.removeprefix(_TAGS), "") for held in request.source_tags])
         for column in cost_columns
         if column.startswith(_TAGS)

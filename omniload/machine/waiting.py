@@ -65,6 +65,7 @@ class Wait:
         waited_s = event.waited_s
         if self.due_in_s(waited_s) > 0:
             return ()
+        # Before the limit is looked at: what has moved since the last look gives the wait its whole time again.
         if self.while_still:
             self._see(event)
         reason = reason_of(self.first, event.roles, event.now_s)
@@ -107,6 +108,7 @@ class SlowCalls:
             for call in role.calls
             if role.beat_s - call.since_s >= _limit_s(role)
         }
+        # Once for each call: one that hangs would be told of four times a second.
         new = sorted(slow.keys() - self._said)
         # Calls that ended are forgotten: a run makes no end of them.
         self._said = set(slow)

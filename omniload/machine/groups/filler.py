@@ -219,6 +219,7 @@ class Filler:
 
     def _order_of(self, event: _Round) -> NDArray[np.int64]:
         """Return the order of the groups of a round; a prompt that two ranks report is refused."""
+        # With those that wait: a prompt that comes again in a later round is one that was drawn twice.
         known = {group.key: group.owner for group in self.waiting}
         for key, owner in zip(map(_key_of, event.keys_N3), event.owners_N.tolist(), strict=True):
             if key in known:
@@ -246,6 +247,7 @@ class Filler:
                 counts.waiting += 1
                 owner = int(event.owners_N[place])
                 self.waiting.append(Waiting(key, owner, event.digests[place]))
+        # A replay tries nothing: its rounds were rolled out before, and the limit is on rollouts.
         self._tried += isinstance(event, RoundReported)
         return self._next()
 
@@ -275,6 +277,7 @@ class Filler:
         for group in groups:
             self.counts[group.key[0]].waiting -= 1
             self.counts[group.key[0]].kept += 1
+        # A rank's own before others': who rolled a group out has its answers at hand, and few are sent.
         ranks_B = dealt(np.array([group.owner for group in groups]), filling.num_ranks)
         decision = BatchDecision(
             batch=self.batch,
@@ -308,6 +311,7 @@ class Filler:
 
     def _carried(self, groups: list[Waiting]) -> tuple[Waiting, ...]:
         """Return groups that wait, with the owners that they have now: every rank is to hold them."""
+        # Held by all: which ranks there are at the next batch, nobody knows.
         self.waiting = [Waiting(group.key, EVERYBODY, group.digest) for group in groups]
         return tuple(groups)
 
@@ -329,5 +333,6 @@ def _require_same(event: RoundReplayed, keys_N3: NDArray[np.int64]) -> None:
 def _digest_of(groups: Sequence[Waiting]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for group in groups:
+        # With the prompts' tokens: a key says where a prompt stood, not that its file is still the same.
         digest.update(f"{group.key}{group.digest}".encode())
     return digest.hexdigest()

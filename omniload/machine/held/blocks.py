@@ -41,6 +41,7 @@ class HeldBlock:
         if (start, stop) == (self.table.start, self.table.stop):
             return self
         table = self.table.within(start, stop)
+        # By position: a record may have given several samples, or none.
         first = int(np.searchsorted(self.table.positions_N, start))
         last = first + len(table)
         others = {name: column.between(first, last) for name, column in self.others.items()}
@@ -104,6 +105,8 @@ class HeldSamples:
     def hold(self, read: HeldBlock) -> None:
         """Take in of a block what is not held yet: it may have been read twice, in other parts."""
         first, last = read.table.start, read.table.stop
+        # A block that lacks records which this one has gives way, as far as they overlap; the other way round it
+        # stays.
         for block in [b for b in self.blocks if not b.without <= read.without]:
             if block.table.start < last and first < block.table.stop:  # it lacks what this one has
                 self._remove(block)
@@ -111,6 +114,7 @@ class HeldSamples:
                     self._insert(part)
         new, start = [], first
         for block in self.blocks:
+            # A gap before this block: the part of what was read that lies in it is new.
             if start < block.table.start:
                 new.append(read.within(start, min(block.table.start, last)))
             start = max(start, block.table.stop)
@@ -124,6 +128,7 @@ class HeldSamples:
 
     def release(self, floor: int) -> None:
         """Let go of blocks that end before a position."""
+        # Whole blocks: a part of one would be a view that keeps all of it in memory.
         while self.blocks and self.blocks[0].table.stop <= floor:
             self._remove(self.blocks[0])
 
@@ -137,6 +142,7 @@ class HeldSamples:
         at = bisect_left(self.blocks, block.table.start, key=lambda held: held.table.start)
         self.blocks.insert(at, block)
         self.size_bytes += block.size_bytes
+        # Not kept up to date: several blocks come and go before somebody asks for samples.
         self._index = None
 
     def _remove(self, block: HeldBlock) -> None:
@@ -164,6 +170,7 @@ def _index_of(blocks: Iterable[HeldBlock]) -> SampleIndex:
         name: Column(
             *bounds([b.others[name] for b in held]), [b.others[name].values_V for b in held]
         )
+        # All blocks of a source have the same columns: its configuration decides them.
         for name in (held[0].others if held else ())
     }
     return SampleIndex(
