@@ -130,6 +130,7 @@ class PlaneAddress(StrictModel):
         """Return roles of every other host, any of which can tell the heartbeats of its host."""
         roles: dict[str, tuple[str, ...]] = {}
         if host != self.host:
+            # Two of them: the one may be lost just now, and the loader may have been merged with another.
             roles[self.host] = ("planner", "loader-0")
         for name, there in self.host_of.items():
             if there != host:
@@ -162,6 +163,7 @@ def _place_on(axis: str, rank: object, size: int) -> int:
         raise ConfigError(
             f"{axis}_rank is {rank!r}, of type {type(rank).__name__}; {ranks}, give an integer"
         )
+    # What numpy calls an integer becomes Python's, which travels in JSON and makes one name of a rank.
     place = operator.index(rank)
     if not 0 <= place < size:
         raise ConfigError(

@@ -49,6 +49,7 @@ def taken_within(
         UnavailableError: It is withdrawn, and nothing has changed; or the planner has begun with it and not ended.
         OmniloadError: It is refused.
     """
+    # A question that the planner has begun with cannot be cancelled any more: it is waited for below.
     if not wait([answer], limit_s).done and answer.cancel():
         raise UnavailableError(
             f"the planner did not come to {what} within {limit_s:.0f} s, and it is withdrawn: ask again"
@@ -104,6 +105,8 @@ def _mark_of(place: Path) -> _Mark | None:
         status = place.stat()
     except OSError:
         return None
+    # Each question is a new file, put in place by its name: its number tells it from one of the same tick of the
+    # clock, the time from an earlier one whose number is given out again.
     return status.st_ino, status.st_mtime_ns
 
 
@@ -124,6 +127,7 @@ def _answer(folder: Path, change: Callable[[EditRequest], EditTaken]) -> None:
 def _read(place: Path) -> EditRequest | None:
     """Return a question; nothing where it is none of ours, and nobody could be answered."""
     try:
+        # Whoever may write into the folder of a run, a group for one, may not change the run by that alone.
         owner = place.stat().st_uid
         if owner not in (os.geteuid(), _ROOT):
             _LOG.warning(

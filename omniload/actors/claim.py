@@ -54,6 +54,7 @@ def claim(spec: PlaneSpec, environment: Mapping[str, str] = os.environ) -> Plane
     launch = launch_of(environment)
     if launch is None or spec.tree.world_size == 1:
         return PlaneClaim(None)
+    # With mix and ranks: one launch may open several planes, one to train from and one to evaluate with.
     identity = f"{os.getuid()}\n{launch}\n{spec.tree!r}\n{spec.mix.model_dump_json()}"
     digest = hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
     return PlaneClaim(_bound(f"\0omniload-plane-{digest}", launch))
@@ -102,6 +103,7 @@ def _bound(name: str, launch: str) -> socket.socket | None:
 def _holder(name: str) -> tuple[int, int]:
     """Return process and user that listen on a name; -1 where nobody answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        # The holder takes nobody's connection, so a connect behind a full queue would wait for as long as it lives.
         asking.setblocking(False)
         try:
             asking.connect(name)

@@ -28,6 +28,8 @@ class Gate:
             UnavailableError: The gate is closed.
         """
         with self._changed:
+            # In the lock: whoever closes the gate either counts this call or has it refused, and misses none between
+            # the two.
             self.check()
             self._inside += 1
         try:
@@ -43,6 +45,7 @@ class Gate:
         Raises:
             UnavailableError: It is closed.
         """
+        # Without the lock: it is set once, and whoever waits looks again.
         if self._closed:
             raise UnavailableError(CLOSED)
 

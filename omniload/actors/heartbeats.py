@@ -68,6 +68,7 @@ class Activity:
         self.name, self._reads, self._log = name, reads, log
         self._host = host or socket.gethostname()
         self._lock = threading.Lock()
+        # In the order in which they began: the first is the oldest, which is what a role is said to do.
         self._tasks: dict[object, Task] = {}
         self.figures = Figures()
         self.idle: Callable[[], Task | None] = lambda: None
@@ -97,6 +98,7 @@ class Activity:
 
     def _note_failure(self, what: str, error: Exception) -> None:
         if self._log is not None:
+            # What is wrong outside is said by its words; a trace is for a fault of ours.
             traced = None if isinstance(error, OmniloadError) else error
             self._log.note(logging.ERROR, f"{what}: {type(error).__name__}: {error}", traced)
 
@@ -113,6 +115,7 @@ class Activity:
         """Return the role's heartbeat of now."""
         with self._lock:
             tasks = tuple(self._tasks.values())
+        # Not in the lock: a planner looks into its machine for what it waits for, under a lock of its own.
         if not tasks and (idle := self.idle()) is not None:
             tasks = (idle,)
         found = calls_under_way() if self._reads else []
@@ -170,12 +173,15 @@ class FolderBoard(Board):
             A function that ends it.
         """
         ended = threading.Event()
+        # Before the thread: a role is on the board once it is there, for whoever waits for it.
         self.note(activity.progress())
 
         def beat() -> None:
             while not ended.wait(_BEAT_S):
                 self.note(activity.progress())
 
+        # A thread of its own: a call that hangs keeps the role's own thread, and the heartbeat is to say in which
+        # call.
         thread = threading.Thread(target=beat, name="omniload-heartbeat", daemon=True)
         thread.start()
 

@@ -56,5 +56,7 @@ def claimed_place(folder: Path, url: str) -> Path | JournalStorage:
     """Return where a planner's journal lies; nobody who had it before adds to it any more."""
     place = journal_at(folder, url)
     if not isinstance(place, Path):
+        # A store has no lock that ends with a process: the claim is written, and whoever had the journal finds it
+        # changed.
         place.claim()
     return place

@@ -19,6 +19,7 @@ _MOST_HELD = 1 << 16
 """Connections at once: whatever connects is held, and a process has only so many descriptors."""
 _AGAIN_S = 0.1
 """A connection that could not be taken, for want of a descriptor, waits so long in the kernel's queue."""
+# The kernel's own: 2 hours until the first probe. So a host that is cut off is missed after 25 s.
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 10, 5, 3
 
 
@@ -119,6 +120,7 @@ class LifelineEnd:
             return
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
+        # Whatever it is: nothing is ever sent, so only an end or an error can be told.
         if poll.poll(0):
             raise UnavailableError(
                 f"the process that opened the data plane at {self._address} has ended; start again from the last "

@@ -18,6 +18,7 @@ def runtime_of(spec: PlaneSpec) -> str:
     kind = spec.mix.runtime.kind
     if kind != "auto":
         return kind
+    # For one rank threads are enough, and start at once; several are several processes.
     return "local" if spec.tree.world_size == 1 else "ray"
 
 

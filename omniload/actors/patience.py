@@ -27,6 +27,7 @@ def wait_until(ready: Callable[[float], bool], wait: Wait, board: Board) -> None
     """
     began_s = time.monotonic()
     while not ready(wait.due_in_s(time.monotonic() - began_s)):
+        # Read once: the heartbeats are held against the moment at which the machine is asked.
         now_s = time.monotonic()
         # Some wait in shorter turns of their own.
         if wait.due_in_s(now_s - began_s) > 0:

@@ -62,6 +62,7 @@ class PlaneSpec:
         Raises:
             StateError: They are damaged, of another mix, or contradict each other.
         """
+        # Both are taken: a state may be older than the folder, or of a folder that is another.
         kept = read_history(self.run_dir, self.mix) if self.run_dir else self.history
         return replace(self, edits=merged(kept, edits_in(self.state)).edits)
 

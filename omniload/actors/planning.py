@@ -46,7 +46,9 @@ def make_planner(
     """
     mix, history = spec.mix, spec.history
     facts_S = facts_S[: len(history.latest.names)]
+    # First of all: a state cannot be held against data that is not what the edits found.
     require_found(history, facts_S)
+    # Of the file's sources alone: what was found in one that an edit added, stands with its edit.
     fingerprint = fingerprint_of(
         mix,
         facts_S[: len(mix.names)],
@@ -95,6 +97,7 @@ def taken_over(
         IntegrityError: The journal is damaged.
     """
     spec = spec.with_edits()
+    # Without a folder the journal lies with the heartbeats, for planners of this plane alone.
     durable, history = spec.run_dir is not None, spec.history
     if len(history.latest.names) > len(facts_S):
         raise StateError(
@@ -103,8 +106,11 @@ def taken_over(
         )
     place = claimed_place(folder, spec.mix.runtime.journal if durable else "")
     tail = read_tail(place, spec.mix.steps_held)
+    # No planner goes back behind where the run began: no loader has read what was before.
     step = max(first_step_of(spec), tail.next_step - spec.mix.steps_held)
     world = None if tail.world is None else World.from_json(tail.world)
+    # The later ones as well: ranks may stand there, and a trainer may ask for such a state before it is planned
+    # again.
     begin, *known = [state for state in states_of(history, tail) if state.step >= step]
     kept = history.kept_with(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))
@@ -119,6 +125,7 @@ def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:
     if mix.tokenizer.type == "bytes":
         return "bytes"
     content = content_of(mix.tokenizer, base_dir)
+    # The same file gives other tokens where documents end otherwise.
     return hashlib.blake2b(content, digest_size=6).hexdigest() + (
         mix.tokenizer.end_of_document or ""
     )

@@ -65,6 +65,8 @@ def end_all(mark: str, folders: Sequence[Path] = ()) -> list[int]:
 def _lost_its_mark(process: psutil.Process, marked: set[int], folders: Sequence[Path]) -> bool:
     """Tell whether a process is one of Ray, started by a marked one, whose title stands where its mark did."""
     with suppress(psutil.Error, OSError):
+        # One that is dead and not waited for has no file open, is the child of a marked one for ever, and cannot be
+        # ended.
         if not process.name().startswith(_TITLE) or process.status() == psutil.STATUS_ZOMBIE:
             return False
         return process.ppid() in marked or any(
@@ -110,11 +112,13 @@ def _wait_for_end(opener: int) -> None:
     waiting.register(sys.stdin, select.POLLIN)
     with suppress(OSError):  # it has ended, or the kernel is older than 5.3
         waiting.register(os.pidfd_open(opener), select.POLLIN)
+    # Else it had ended before its descriptor was opened, which may be another process's by then.
     if os.getppid() == opener:
         waiting.poll()
 
 
 def _main(mark: str, opener: str, *folders: str) -> None:
+    # Whoever ends a job, or a container, signals all of its processes: this one goes last.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _wait_for_end(int(opener))

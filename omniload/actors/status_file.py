@@ -127,6 +127,7 @@ def _status(roles: dict[str, Progress], before: dict[str, Progress], here: str) 
         )
         for status in status_of(roles, before, time.monotonic())
     ]
+    # The one time by the clock on the wall: whoever reads the file may be on another host, or come after a restart.
     return PlaneStatus(written_at=time.time(), host=here, pid=os.getpid(), roles=tuple(lines))
 
 

@@ -9,14 +9,14 @@ MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
 FOLDER_MODULES = 16
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
-    "omniload/actors/heartbeats.py": (215, "what a role says, in memory, in a file and in its log"),
+    "omniload/actors/heartbeats.py": (220, "what a role says, in memory, in a file and in its log"),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
     "omniload/actors/local/plane.py": (
-        290,
+        295,
         "opens and closes every role, has its ranks, changes its mix, and the ways between its threads",
     ),
     "omniload/actors/ray/keeper.py": (
-        260,
+        265,
         "carries out every command of the roster, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
@@ -25,15 +25,15 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        245,
+        250,
         "every actor of a plane, who holds what, and which sources",
     ),
     "omniload/actors/ray/handle.py": (
-        270,
+        280,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        355,
+        360,
         "the planner's ways, which of them a source takes, and a rank's",
     ),
     "omniload/actors/ray/cluster.py": (
@@ -41,25 +41,25 @@ LONGER = {
         "starts, joins, looks at and ends a Ray: our own, and another's",
     ),
     "omniload/actors/ray/hosts/node.py": (
-        175,
+        180,
         "starts a node of Ray without the processes that no data plane asks",
     ),
-    "omniload/actors/ray/plane.py": (210, "opens and closes every actor"),
+    "omniload/actors/ray/plane.py": (215, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         280,
         "every step of a move, what undoes it, and what is dropped after it",
     ),
     "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
-        225,
+        230,
         "builds, asks again, and serves ranks that change",
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (
-        285,
+        295,
         "reads ahead, reads again, answers, looks for shards, and hands sources over",
     ),
-    "omniload/actors/roles/planner.py": (345, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (350, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         205,
         "where members are, and for how long a node is left alone",

@@ -85,6 +85,7 @@ class LocalPlane(DataPlane):
         """Ranks that have been held; one that joins in such a place is of the next generation."""
         self._closed = False
         self._readers = DaemonPool(_READER_THREADS, "omniload-reader")
+        # One thread: steps are built in the order in which they are planned, and ranks wait for the first.
         self._builder = DaemonPool(1, "omniload-builder")
         self._opened = ExitStack()
         try:
@@ -120,6 +121,7 @@ class LocalPlane(DataPlane):
         planner = make_planner(spec, [facts[s] for s in every_source])
         spec.keep()
         self.first_step = planner.state.step
+        # Before the planner begins: a port that is taken ends the start.
         self._opened.callback(serve_metrics(mix, self.board))
         dp_ranks = tuple(range(tree.size_of("dp")))
         self.constructor = ConstructorShell(
@@ -140,6 +142,7 @@ class LocalPlane(DataPlane):
         )
         self.planner.start()
         self._opened.callback(write_status(spec.run_dir, self.board))
+        # Last of all: a change that is asked for finds everything that takes it up.
         self._opened.callback(answer_edits(spec.run_dir, partial(_changed_by, self)))
 
     def activity_of(self, role: str, *, reads: bool = False) -> Activity:
@@ -228,6 +231,7 @@ def _changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
         history = plane.planner.history()
         mix = history.edited(change, request.at or history.edited_to).latest
         facts = plane.loader.open_also(len(mix.names) - 1, mix)
+        # Before the planner, which may plan the source's first rows at once.
         plane.constructor.know(mix)
     asked = ChangeAsked(change=change, at=request.at, facts=facts)
     return taken_within(plane.planner.change(asked))

@@ -84,6 +84,7 @@ class _PresentActor:
         Without a board on this host its heartbeats are told to whoever asks.
         """
         log = RoleLogs(logs).of(name)
+        # Before anything can fail: Ray's own files of the process are gone with its folder.
         speak_for(log)
         activity = Activity(name, reads=reads, log=log, host=host_here())
         if board is None:
@@ -237,12 +238,15 @@ class PlannerActor(_PresentActor):
             planner = make_planner(spec, opening.facts)
             durable = spec.run_dir is not None
             journal = open_journal(opening.folder, planner, durable=durable)
+        # Behind the journal: a planner that is refused leaves the port to the one that is not.
         self._end_metrics = serve_metrics(spec.mix, self._told_board)
         self._first_step = first_step_of(spec)
         self._links = RayLoaderLinks(opening.loaders)
         self._constructors = [RayConstructorLink(*told) for told in opening.constructors]
         self._ranks_served = min(
-            ranks_with_threads(spec, len(ranks)) for _, ranks, _ in opening.constructors
+            # The least of all: ranks that join are dealt evenly, whatever a constructor was opened for.
+            ranks_with_threads(spec, len(ranks))
+            for _, ranks, _ in opening.constructors
         )
         self._shell = PlannerShell(
             planner,
@@ -283,6 +287,7 @@ class PlannerActor(_PresentActor):
 
     def change(self, asked: ChangeAsked, beside: int | None) -> EditTaken:
         """Change the mix; a source that is added is served by the loader of source ``beside``."""
+        # Before the planner takes it up: its first command for the new source needs a way to its loader.
         if beside is not None:
             self._links.add(len(self._shell.history().latest.names), beside)
         return taken_within(self._shell.change(asked))
@@ -309,6 +314,7 @@ class PlannerActor(_PresentActor):
 
     def check(self) -> None:
         """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""
+        # A rank that asks a planner which could not take over is told why, and not that it knows nothing of steps.
         self.begun()
         self._shell.check()
 

@@ -46,6 +46,7 @@ def newest_of(role: str) -> str | None:
     for name in ray.util.list_named_actors():
         of, _, number = name.partition("+")
         if of == role:
+            # By number: a lost life may be in Ray's list beside the next one for a moment.
             lives[int(number or 0)] = name
     return lives[max(lives)] if lives else None
 

@@ -118,6 +118,7 @@ def _opened(crew: Crew, role: str, number: int, mix: MixConfig) -> SourceFacts:
     _stand_by(crew, role, number, mix)
     crew.note_serving(member, (number,))
     serving = crew.as_serving(member, (number,))
+    # Both are asked of all before one is waited for: they answer together.
     told = [crew.holding(name).know.remote(mix) for name in crew.dp_ranks_of]
     told += [crew.holding(name).replace_loader.remote(serving) for name in crew.dp_ranks_of]
     for answer in told:
@@ -135,6 +136,7 @@ def _taken(crew: Crew, asked: ChangeAsked, beside: int | None, before: History) 
         told = crew.holding(PLANNER).change.remote(asked, beside)
         taken: EditTaken = answer_to(told, PLANNER)
     except UnavailableError as error:
+        # Up to this one edit: whoever asks next may have had another kept by the planner that follows.
         kept = History(mix, read_history(run_dir, mix).edits[: len(before.edits) + 1])
         if kept.edits == before.edits or kept.edits[-1].change != asked.change:
             raise

@@ -143,6 +143,7 @@ class AttachedCluster(Cluster):
                 "is opened"
             )
         use_given_token()
+        # A new one each time: actors are found by name, and two planes in one Ray have the same roles.
         self.namespace = namespace or f"omniload-{secrets.token_hex(4)}"
         self.node_address = ""
         try:
@@ -156,6 +157,7 @@ class AttachedCluster(Cluster):
         try:
             self.address = str(ray.get_runtime_context().gcs_address)
             self._folder = Path(tempfile.gettempdir()) / f"omniload-ray-{secrets.token_hex(4)}"
+            # Before the folder: it is removed, too, where this process is killed with the next line.
             self._reaper = Reaper(self.namespace, [self._folder])
             self._folder.mkdir(mode=0o700)
         except BaseException:
@@ -209,6 +211,7 @@ class PrivateCluster(Cluster):
                 "this process is connected to a Ray cluster already; close it (ray.shutdown()) "
                 "or set runtime.kind to local"
             )
+        # Who joins was given the head's token by now.
         if join is None:
             own_token()
         self._object_store_bytes, self._workers = object_store_bytes, workers
@@ -310,6 +313,7 @@ class PrivateCluster(Cluster):
             if not is_used:
                 ray.shutdown()
             if self._node is not None:
+                # Not gracefully: nothing of Ray's is kept, and its own way out waits for each process in turn.
                 self._node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
                 self._node = None
         finally:

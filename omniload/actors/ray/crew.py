@@ -100,6 +100,7 @@ class Crew:
         """Have one loader more; return its role, which was never that of another."""
         role = f"loader-{next(self._numbers)}"
         self._threads[role] = threads
+        # Another dictionary each time: other threads go through the one they have.
         self.sources_of = {**self.sources_of, role: sources}
         return role
 
@@ -150,6 +151,7 @@ class Crew:
             actor = self._start_constructor(member)
         else:
             bare = _actor_of(PlannerActor, threads=_PLANNER_THREADS, node=self._node)
+            # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
             opening = self._planner_opening(member) if member.number else None
             actor = bare.options(name=member.name).remote(
                 member.name, self.board, self._address.logs, opening
@@ -160,6 +162,7 @@ class Crew:
     def _start_constructor(self, member: Member) -> Any:  # noqa: ANN401 -- as above
         mix, cp = self.spec.history.latest, self.spec.tree.size_of("cp")
         ranks = self.dp_ranks_of[member.role]
+        # The latest mix: it knows the sources that edits have added, of which a plan may name some.
         machine = DataConstructor.of(mix, ranks, cp_size=cp)
         node = self._address.node_of(member.role, self._node)
         most = ranks_with_threads(self.spec, len(ranks))
@@ -179,6 +182,7 @@ class Crew:
         return self.actors[member].open.remote(self._planner_opening(member))
 
     def _planner_opening(self, member: Member) -> PlannerOpening:
+        # Noted as it is told: whoever takes over while it begins is told of once it has.
         self.known_to_planner = dict(self.holders)
         return PlannerOpening(
             spec=self.spec,
@@ -232,6 +236,7 @@ class Crew:
         """End a member for good, also one that is stopped; it may have ended already."""
         self.placing.end(member, is_replaced=is_replaced)
         process = self._processes.pop(member, None)
+        # Before Ray is asked: a process that is stopped hears nothing, and Ray waits for it.
         if process is not None:
             process.kill()
             process.close()

@@ -75,7 +75,9 @@ class RayHandle(RankHandle):
         try:
             if asked is None:  # else the planner is asked first
                 self._lock = self._claim(0, dp_rank)
+                # Of the first world its number is enough: the address says who serves each of its ranks.
                 self._be(World(tree=ClientPlaceTree.of()), dp_rank)
+            # On the opener's own host none is needed: its end closes Ray's node there, and every call fails at once.
             away = address.host != host_id()
             self._line = LifelineEnd(address.lifeline if away else "")
             self._planner = PlannerLink(dp_rank, self._cp_rank, self._check_alive)
@@ -143,6 +145,7 @@ class RayHandle(RankHandle):
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
         asked = of_next(asked, self._generation)
         check_rank(self._address.sizes_with(asked), dp_rank, self._cp_rank)
+        # A rank that is another one now leaves no heartbeat under its old name, which would seem to be stopped.
         before = self._name
         with self._gate.inside():
             # Whatever can be refused comes before anything changes here.
@@ -151,6 +154,7 @@ class RayHandle(RankHandle):
             lock = self._claim(world.generation, dp_rank)
             self._let_go()
             self._lock, self._asked = lock, None
+            # What was prefetched is of ranks that are gone: the same steps are built anew for those that are there.
             self._held.clear()
             self._planner.be(dp_rank, world.generation)
             self._be(world, dp_rank)
@@ -175,6 +179,7 @@ class RayHandle(RankHandle):
                 with self._activity.doing(f"waits for step {step}", (self._of,)):
                     self._held.extend(self._batches_from(step, wait))
                 if self._held:
+                    # Before the trainer has used what it gets: the next batches come while it computes.
                     self._ask(step + len(self._held))
         self._activity.figures.count("wait_seconds_total", time.monotonic() - began_s)
         self._activity.figures.count("taken_steps_total")
@@ -200,6 +205,7 @@ class RayHandle(RankHandle):
         """Look for the constructor that took the place of a lost one; return whether it is there."""
         self._planner.look()
         name = newest_of(self._role)
+        # The name of the lost one stays in Ray's list until its end has come through.
         if name is None or name == self._of:
             self._left.wait(min(timeout_s, _LOOK_S))
             return False
@@ -243,7 +249,9 @@ class RayHandle(RankHandle):
         Returns:
             Whether that happened within the limit.
         """
+        # First: a rank that waits for another constructor wakes by this, and leaves the gate.
         self._left.set()
+        # Before anything is given back: a call that is inside may use all of it.
         left = self._gate.close(limit_s)
         self._end_heartbeats()
         self._logs.close()

@@ -71,6 +71,7 @@ class LoaderHolders:
     def replace(self, serving: Serving) -> None:
         """Ask another loader for its sources, also for what was asked of the one before it."""
         with self._changed:
+            # Names stay: an error of a loader that was asked before it was replaced still names it.
             self._names[serving.actor] = serving.name
             for source in serving.sources:
                 if serving.turn > self._turns.get(source, -1):  # calls may overtake each other

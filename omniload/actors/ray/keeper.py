@@ -128,8 +128,10 @@ class Keeper:
             planner = self._crew.holding(PLANNER)
             self._asked_released = future_of(planner.released_to.remote(), PLANNER)
             self._asked_released.add_done_callback(self._hear_released)
+        # Members here write their heartbeats into the folder that is read below.
         away = {member.name: self._crew.actors[member] for member in self._crew.placing.away()}
         self._relay.ask(away, time.monotonic())
+        # All of one role: only the roster knows which of them holds it, and which stands by.
         for member in self._crew.placing.crowded():
             self._carry(self._roster.handle(PlaceFound(member)))
         beats = self._crew.board.read()
@@ -151,6 +153,7 @@ class Keeper:
                     is_replaced = self._roster.wants(member.role)
                     done = "is replaced" if is_replaced else "ends"
                     _LOG.warning("%s %s: %s", member.name, done, why)
+                    # First: an answer that is on its way would put it on the board again.
                     self._relay.forget(member.name)
                     self._crew.end(member, is_replaced=is_replaced)
                 case HandOver(member=member):
@@ -234,6 +237,7 @@ class Keeper:
                 if member.role in self._crew.dp_ranks_of:  # it has nothing to open
                     self._events.put(MemberReady(member))
 
+        # One call for the whole life of a member: Ray fails it as the process ends, sooner than any look would tell.
         actor.stay.remote().future().add_done_callback(ended)
         future_of(actor.process.remote(), member.name).add_done_callback(held)
 

@@ -54,6 +54,7 @@ def constructors_by_host(
         host_of_R: Host of each data-parallel rank.
     """
     dp = len(host_of_R)
+    # Not by cores: those of other hosts are not known here.
     asked = spec.mix.runtime.constructors or -(-dp // _RANKS_PER_CONSTRUCTOR)
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for host in dict.fromkeys(host_of_R):

@@ -96,10 +96,12 @@ class RayLoaderLink(LoaderLink):
                 answer.cancel()  # the next loader was asked for it
             elif not is_lost(error):
                 answer.set_exception(plain_error(error, name))
+            # The same loader still has the source: it was only cut off, or its end has not come through yet.
             elif self._actor == actor:
                 again = threading.Timer(
                     _ASK_AGAIN_S, lambda: self._ask_same(actor, command, answer)
                 )
+                # A process that ends waits for no timer.
                 again.daemon = True
                 again.start()
             else:
@@ -141,6 +143,7 @@ class RayLoaderLinks:
     def follow(self, serving: Serving) -> None:
         """Have sources take the way to the loader that serves them from now on."""
         link = self._roles.get(serving.role)
+        # A loader that was added after this planner had begun.
         if link is None:
             link = self._link(serving.actor, serving.name, serving.turn)
             self._roles[serving.role] = link
@@ -182,6 +185,8 @@ class RayConstructorLink(ConstructorLink):
             if error is None:
                 built.set_result(done.result())
             elif is_lost(error):
+                # Nobody fails of it: the roster replaces the constructor, and the planner tells the next one all of
+                # it again.
                 built.cancel()
             else:
                 built.set_exception(plain_error(error, "a data constructor"))
@@ -225,6 +230,7 @@ class PlannerLink:
 
     def taken(self, step: int) -> None:
         """Tell that the trainer has the batch of ``step``."""
+        # Noted before it is told: a planner that is lost in between is told by ``_follow``.
         self._taken = step
         self._tell(step)
 
@@ -275,6 +281,7 @@ class PlannerLink:
                 self._follow()
         elif self._asked is None:
             if now_s >= self._look_at_s:
+                # Twice a second and not always: hundreds of ranks ask one process.
                 self._look_at_s = now_s + _CHECK_S
                 self._asked = self._actor.check.remote()
         elif ray.wait([self._asked], timeout=0)[0]:

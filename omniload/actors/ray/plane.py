@@ -69,6 +69,7 @@ class RayPlane(DataPlane):
             ConfigError: A source or the batch is refused.
             StateError: ``spec.state`` does not fit, or this process uses Ray already.
         """
+        # Before anything is started: a fault of the file costs no start of Ray.
         require_rows(spec)
         runtime = spec.mix.runtime
         listening = listening_of(runtime, os.environ.get("MASTER_ADDR"))
@@ -87,6 +88,7 @@ class RayPlane(DataPlane):
                 bytes_=store_bytes(spec.mix),
                 workers=len(shares) + len(dp_ranks_of_constructors(spec, cores_here())) + 1,
             )
+            # From here on: what is opened below ends before its Ray does, in the order of an exit stack.
             self._opened.push(self._end_cluster)
             self._node = node_here()
             hosts = None if gather is None else gather(head_of(runtime, self._cluster))
@@ -116,12 +118,15 @@ class RayPlane(DataPlane):
             crew.start(crew.holders[role])
         opening = [crew.open_loader(member) for member in loaders]
         for member, found in zip(loaders, opening, strict=True):
+            # The patience is with each in turn, though all open at once: a limit on the time in which nothing goes
+            # on.
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
         spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
         self._keeper = Keeper(crew, crew.roster(), self._gate, logs.of("keeper"))
+        # Behind the first opening: what fails there is a fault of the run, which another process would not mend.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":
             cost_S = seconds_in_loaders(spec.mix, kept(spec.cache_dir, spec.mix.names))

@@ -22,6 +22,7 @@ class Process:
     @classmethod
     def own(cls, node: str = "") -> Self:
         """Return this process."""
+        # Numbers of namespaces are those of a boot: two machines may well have the same.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
         return cls(os.getpid(), f"{boot} {namespace}", node)

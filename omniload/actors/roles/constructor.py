@@ -70,6 +70,8 @@ class ConstructorShell:
                     slices = self._fetch(command.requests)
             except StateError:
                 with self._activity.doing("waits to hear why a loader lacks samples", loaders):
+                    # Samples are let go of once every rank has the step, or by a loader that is none any more: both
+                    # are told us, later.
                     commands = self._hear_why(command, loaders)
                 if not commands:
                     raise
@@ -140,6 +142,7 @@ class ConstructorShell:
                     f"are of generation {self._machine.generation} by now: call resize, or close the loader of a rank "
                     "that left"
                 )
+            # Before the failure is told: a step that is built is served, whatever has failed behind it.
             if self._machine.has(step):
                 return self._machine.batch_of(step, dp_rank, cp_rank)
             if self._error is not None:
@@ -172,6 +175,7 @@ class ConstructorShell:
         batches = [first]
         with self._changed:
             while (
+                # The lock was let go of since the first was taken: there may be other ranks by now.
                 generation == self._machine.generation
                 and len(batches) < most
                 and self._machine.has(step + len(batches))

@@ -99,6 +99,7 @@ class LoaderLinks:
                 told = self.of(next(iter(ranges))).take_over(command)
                 told.add_done_callback(partial(_pass_on, self.taken_over))
             case ReleaseSamples(floors=floors):
+                # One message for each loader, not for each source: of those there are hundreds.
                 for link in {id(link): link for link in map(self.of, floors)}.values():
                     link.release(command)
 
@@ -153,6 +154,7 @@ class ConstructorLinks:
 
     def _build(self, number: int, plans: Sequence[StepPlan]) -> None:
         served = self._served[number]
+        # Its rows alone: with many constructors a whole plan would be most of what the planner sends.
         parts = [plan.part_of(served.dp_ranks) for plan in plans]
         built = self._links[number].build(parts, served)
         built.add_done_callback(partial(self._hear_built, number, served))

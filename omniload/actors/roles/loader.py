@@ -76,6 +76,7 @@ class LoaderShell:
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         calls = LimitedCalls("omniload-listing")
         with calls, DaemonPool(_OPENING_THREADS, "omniload-opening") as pool:
+            # In their order, whatever comes back first: what fails first by number is what a user is told.
             opened = pool.map(lambda s: self._opened(s, mix, calls), sources)
             self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
         self._reading_again = DaemonPool(1, "omniload-reading-again")
@@ -97,6 +98,7 @@ class LoaderShell:
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
         """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""
         self._readers |= readers_of(mix, kept(self._cache_dir, (mix.names[number],)))
+        # Before the lock: constructors are answered from the other sources meanwhile.
         source = self._opened(number, mix)
         with self._lock:
             self._reading[number] = threading.Lock()
@@ -122,6 +124,7 @@ class LoaderShell:
             dropped = [self._sources.pop(source, None) for source in sources]
             for source in sources:
                 self._machine.forget(source)
+        # Not in the lock: Ray is asked to end them, and may take its time.
         _end_readers(dropped)
         self._count_held()
 
@@ -153,6 +156,7 @@ class LoaderShell:
         with self._activity.doing(doing), self._reading[command.source]:
             with self._lock:
                 (answer,) = self._machine.handle(command)
+            # A planner that took over asks for what the lost one had asked for: it is held, and not read twice.
             if isinstance(answer, SamplesReported):
                 return answer
             began_s = time.thread_time()  # waiting for a store is no work
@@ -183,6 +187,7 @@ class LoaderShell:
         """Hold what was read, unless the source was dropped meanwhile; return what is to be reported."""
         source, table, without = asked.source, block.table, asked.without
         with self._lock:
+            # What the planner heard of this source stands with its next loader, which reads it by itself.
             if source not in self._sources:
                 return SamplesReported(
                     source=source, table=table, skipped=block.skipped, without=without
@@ -208,6 +213,7 @@ class LoaderShell:
         """Serve what another loader served: from now on its samples may be asked for, and they are read again."""
         with self._lock:
             reads = self._machine.handle(command)
+        # In a thread of its own: what constructors ask for meanwhile is read in theirs.
         self._reading_again.submit(lambda: self._read_again(reads))
 
     def slices(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
@@ -230,6 +236,7 @@ class LoaderShell:
 
     def close(self) -> None:
         """Read no more: a read that waits for its store to come back gives up at its next attempt."""
+        # A flag, not a lock: a read that hangs in a store's client is left to end with its process.
         self._closed = True
         self._reading_again.close(0.0)
         _end_readers(self._sources.values())
@@ -243,6 +250,7 @@ class LoaderShell:
         """Leave so much less to decoded blocks."""
         with self._lock:
             held_bytes = self._machine.held_bytes()
+        # One limit for both, as ``loader.memory`` says what the process takes.
         self._memory.set_others(held_bytes)
         self._activity.figures.note(held_bytes=held_bytes)
 

@@ -105,6 +105,8 @@ class PlannerShell:
         self._planner, self._run_dir = planner, run_dir
         self._activity = activity
         self._quiet_from_s = time.monotonic()
+        # Asked when a heartbeat is due, not noted as it changes: with hundreds of sources it changes with each
+        # report.
         activity.idle = self._waits
         self._loaders = LoaderLinks(loader_of, self._on_report)
         self._constructors = ConstructorLinks(constructors, self._on_built)
@@ -120,6 +122,7 @@ class PlannerShell:
 
     def start(self) -> None:
         """Begin to plan."""
+        # Before the thread: no report is applied to a planner that has not begun.
         self._events.put(Started())
         self._thread.start()
 
@@ -181,6 +184,7 @@ class PlannerShell:
 
     def released_to(self) -> int:
         """Return the step before which every rank has taken all."""
+        # Without the lock: one number, and a plan may hold the lock for a second.
         return self._planner.released_to
 
     def check(self) -> None:
@@ -217,8 +221,10 @@ class PlannerShell:
         failure = project_error(error, "the planner")
         with self._activity.speaking():
             _LOG.error("the data plane stops: %s", failure, exc_info=failure is not error and error)
+        # Before anybody is refused: who asks from now on is told this, and not that the plane was closed.
         self._failure = failure
         self._refuse(failure)
+        # Last: a rank that is woken asks what ended the planning, and is to find it.
         self._constructors.fail(failure)
 
     def _refuse(self, cause: OmniloadError) -> None:
@@ -247,6 +253,7 @@ class PlannerShell:
         if not self._taken_up(asked, lambda: self._planner.world):
             return
         world = self._planner.world
+        # The same world again: each of its ranks asks for it, and the first has made it.
         if world is not before:
             _LOG.warning("dp is %d from step %d on (was %d)", world.dp, world.step, before.dp)
         asked.answer.set_result(world)
@@ -277,9 +284,11 @@ class PlannerShell:
             self._resize(event)
             return
         if isinstance(event, _Replaced):
+            # From here on the link leads to the new holder, so that what follows from the event is told to that one.
             event.change()
             self._loaders.taken_over, event = event.taken_over, event.event
         doing = self._activity.doing(f"plans step {self._planner.state.step}")
+        # Carrying out is not in the lock: a journal on a store may hang, and states are asked for meanwhile.
         with doing, self._lock, PLAN_SECONDS.time():
             commands = self._planner.handle(event)
         self._activity.figures.note(planned_step=self._planner.state.step)
@@ -292,6 +301,7 @@ class PlannerShell:
         for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):
             if not kept:
                 self._tell(group)
+            # Before what follows is told: a step is recorded before anybody may have trained on it.
             elif self._journal is not None:
                 with self._activity.doing("writes the journal"):
                     keep(self._journal, group)
@@ -303,6 +313,7 @@ class PlannerShell:
                 self._loaders.tell(command)
             elif isinstance(command, KeepEdits):
                 if self._run_dir is not None:
+                    # Before the commands behind it: no step is journaled under an edit that nobody would find again.
                     write_history(self._run_dir, command.history)
             elif isinstance(command, Republish):
                 self._constructors.tell_again(command)

@@ -51,6 +51,7 @@ def count_skipped(name: str, skipped: int) -> None:
 
 def measure(plans: Sequence[StepPlan], names: Sequence[str]) -> None:
     """Count what plans hold of each source, and how even the last of them is."""
+    # Of the last alone: a gauge that is set several times between two scrapes shows the last one anyway.
     IMBALANCE_RATIO.set(plans[-1].imbalance)
     tokens_S = np.sum([plan.tokens_S for plan in plans], axis=0)
     for s in np.flatnonzero(tokens_S).tolist():
@@ -78,6 +79,7 @@ def serve_metrics(mix: MixConfig, board: Board) -> Callable[[], None]:
     toward = os.environ.get("MASTER_ADDR")
     address = listening_address(bind, setting="runtime.metrics_bind", toward=toward)
     roles = RoleMetrics(board)
+    # Before the port is open: the first scrape finds the roles.
     REGISTRY.register(roles)
     try:
         end = serve(port, address=address)
@@ -106,6 +108,7 @@ class RoleMetrics(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
+        # Without an earlier look: Prometheus makes rates of totals by itself.
         roles = status_of(self._board.read(), {}, time.monotonic())
         age = GaugeMetricFamily(
             "omniload_role_age_seconds", "Since the last heartbeat of a role", labels=["role"]

@@ -54,6 +54,7 @@ class SourceOpening:
         """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""
         tokens = open_token_cache(self.mix.loader.token_cache, self.mix.tokenizer, self.base_dir)
         source = self.open(tokens)
+        # A part of the one limit: readers are processes, and the limit is of a loader with all of them.
         source.share(block_memory(self.mix, self.base_dir, readers=part.of))
         return source
 

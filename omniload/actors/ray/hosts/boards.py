@@ -46,10 +46,12 @@ class HostsBoard(Board):
     @override
     def read(self) -> dict[str, Progress]:
         for now_s, roles in self._answers():
+            # At most so far: the answer took a while, and a heartbeat looks the younger for it.
             ahead_s = time.monotonic() - now_s
             for stored in roles:
                 progress = Progress.from_json(stored).moved(ahead_s)
                 self._told[progress.name] = progress
+        # What this host has seen itself comes last: nobody tells it better.
         return self._told | self._here.read()
 
     def _answers(self) -> list[tuple[float, list[dict[str, Any]]]]:

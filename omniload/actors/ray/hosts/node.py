@@ -83,6 +83,7 @@ def start_node(plan: NodePlan) -> RayNode | None:
             def start_ray_processes(self) -> None:
                 if self not in begun:
                     begun.append(self)
+                # Before the raylet is started, which reads them from its folder.
                 _leave_out_services(self)
                 with _no_dashboard_agent():
                     super().start_ray_processes()  # type: ignore[no-untyped-call]
@@ -94,11 +95,13 @@ def start_node(plan: NodePlan) -> RayNode | None:
             temp_dir=plan.folder,
             object_store_memory=plan.object_store_bytes,
             include_dashboard=False,
+            # Roles write their own lines, by role; Ray's copies of standard error would only be copied once more.
             include_log_monitor=False,  # type: ignore[arg-type]  # annotated as text, used as a flag
             no_monitor=True,
             gcs_address=plan.head,
             **ports_of(plan),
         )
+        # ``spawn_reaper``: Ray's own watch on its processes, beside ours, which ends what that one misses.
         node: RayNode = LeanNode(
             parameters, head=plan.head is None, shutdown_at_exit=False, spawn_reaper=True
         )

@@ -82,7 +82,9 @@ class Placing:
         its = Counter(node for each, node in self._node_of.items() if each.role == member.role)
         nodes = [self.home, *self._others()] if its else [self.home]
         all_of = Counter(self._node_of.values())
+        # At home rather than anywhere else where that is equal: what a first member reads is surely there.
         chosen = min(nodes, key=lambda node: (its[node], node != self.home, all_of[node]))
+        # Noted before it is there: the next of its role is placed at once, and is to be elsewhere.
         self._node_of[member] = chosen
         if chosen != self.home:
             self._sent.add(member)

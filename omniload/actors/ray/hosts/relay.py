@@ -46,6 +46,7 @@ class Relay:
                 continue
             self._asked_s[name] = now_s
             self._waiting.add(name)
+            # In threads of their own there: a loader whose every thread reads would seem to hang.
             answer = future_of(actor.heartbeats.options(concurrency_group=BEATS).remote(), name)
             answer.add_done_callback(partial(self._hear, name))
 
@@ -65,6 +66,8 @@ class Relay:
             return  # it has ended, or its end is told by itself
         then_s, roles = done.result()
         ahead_s = min(self._ahead_s.get(name, heard_s - then_s), heard_s - then_s)
+        # By the quickest answer of all: by its own, each answer would make another heartbeat of the same one, and a
+        # member that hangs would seem to go on.
         self._ahead_s[name] = ahead_s
         for role in roles:
             self._board.note(Progress.from_json(role).moved(ahead_s))

@@ -67,6 +67,7 @@ def measured_calls(calls: int) -> Call:
     alone = _spent(actor, one_by_one)
     asking_s, answering_s = _spent(actor, together)
     done = calls // _TOGETHER * _TOGETHER
+    # Both ends work one after the other while the caller waits: what is left is the way itself.
     ends_s = sum(alone) / calls
     return Call(
         waits_s=tuple(max(0.0, round_s - ends_s) for round_s in rounds_s),

@@ -101,6 +101,8 @@ class Mover:
         with self._gate.inside(), self._crew.changing:
             if left := self._crew.sources_of[role]:
                 raise StateError(f"{role} serves {len(left)} sources; move them first")
+            # It is asked yet by whoever has not heard of a move: a call to one that has ended would be asked again
+            # elsewhere, late.
             if self._leaving.answers(role):
                 raise StateError(
                     f"{role} still answers for sources that were moved; end it once all constructors ask others"

@@ -80,6 +80,7 @@ def _spent_of(plane: RayPlane, spec: PlaneSpec) -> PlaneSpent:
                 handle.take(step)
                 handle.taken(step)
 
+        # The first windows find empty buffers and cold caches; none of it comes again.
         take(2 * (ahead + window))
         before, began_s, steps = _spent_by_role(roles), time.perf_counter(), 0
         while time.perf_counter() - began_s < _RUN_S or steps < _LEAST_WINDOWS * window:

@@ -56,10 +56,12 @@ class RayReader(PartReader):
         """Start a reader on this node; nobody waits until it stands ready."""
         self._name = f"{loader}-reader-{opening.number}-{part.number}"
         self._stuck_s = opening.mix.runtime.stuck_after
+        # Never elsewhere: a reader hands its blocks over in the node's shared memory.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         remote: Any = ray.remote
         actor_of = remote(max_restarts=0, num_cpus=0, scheduling_strategy=here)(ReaderActor)
         self._actor = actor_of.remote(self._name, logs)
+        # Asked for first: calls of one actor are answered in turn, and opening may take minutes.
         self._process = self._actor.process.remote()
         self._opening = self._actor.open.remote(opening, part)
         self._held: HeldProcess | None = None
@@ -102,6 +104,7 @@ class RayReader(PartReader):
         runs_at_s = began_s
         while not ray.wait([asked], timeout=_TURN_S)[0]:
             now_s, held = time.monotonic(), self._held
+            # Closed by another thread: a source that is dropped ends its readers under a read.
             if held is None:
                 raise ReaderLostError(f"{self._name} was ended")
             if not held.is_stopped():

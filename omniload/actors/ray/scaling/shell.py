@@ -74,10 +74,13 @@ class Scaling:
         with self.activity.speaking():
             try:
                 while not self._ended.wait(_LOOK_S):
+                    # Each time, also where nothing changes: what is left of a move that took too long is dropped
+                    # here.
                     self._mover.clean_up()
                     for command in self._scaler.handle(self._look()):
                         self._carry(command)
             except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on as it is
+                # A plane that is being closed ends the gate under a look: that is no fault to be told.
                 if not self._ended.is_set():
                     _LOG.exception("loaders of this data plane are not scaled any more")
 
@@ -100,6 +103,7 @@ class Scaling:
             shares_S={number_of[name]: share for name, share in shares.items()},
             soon_S={number_of[name]: share for name, share in soon.items()},
             waited=frozenset(
+                # The planner names members, and what is scaled are roles.
                 name.partition("+")[0]
                 for task in self._planner_of(beats)
                 for name in task.waits_for
@@ -138,6 +142,7 @@ class Scaling:
         try:
             said = self._changed(command)
         except MoveUnderWayError as error:
+            # It has happened, whoever has not heard of it yet: it counts, and is not tried again.
             said = str(error)
         except OmniloadError as error:
             self._gate.check()
