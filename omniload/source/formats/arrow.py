@@ -42,6 +42,7 @@ __all__ = ["FORMAT", "ArrowFormat", "messages_of"]
 _FIRST_ROWS = 64
 _STATE = "state.json"
 _INDICES = ("_indices_files", "_indices_data_files")
+# The magic and two zeros; at the end the length of the footer, of four bytes, and the magic.
 _FILE_HEAD = 8
 _FILE_MAGIC = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -51,6 +52,7 @@ _FILE_TAIL = 10
 _AT_ONCE = 4 << 10
 """Bytes that hold the head of most messages."""
 _LARGEST_METADATA = 64 << 20
+# Numbers of ``MessageHeader`` in Arrow's ``Message.fbs``.
 _RECORD_BATCH = 3
 _HEADERS = {1: "schema", 2: "dictionary", _RECORD_BATCH: "batch"}
 
@@ -152,6 +154,7 @@ class ArrowFormat(Format):
             if not file.size_bytes:
                 raise IntegrityError(f"{file.path}: is empty, without a schema; replace it")
             for message in messages_of(file):
+                # All of every head, and a sample of what the messages carry.
                 digest.update(message.metadata)
                 # The first message is the schema.
                 schema_stop = schema_stop or message.stop
@@ -205,7 +208,7 @@ def _require_sound(column: pa.ChunkedArray) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class _Message:
     """One message, where it lies."""
 
     kind: str
@@ -220,7 +223,7 @@ class Message:
     """The flatbuffer."""
 
 
-def messages_of(file: ShardFile) -> Iterator[Message]:
+def messages_of(file: ShardFile) -> Iterator[_Message]:
     """Walk over the messages of a shard.
 
     Raises:
@@ -265,10 +268,11 @@ def _bounds(file: ShardFile) -> tuple[int, int]:
         )
     if not 0 < footer <= size - _FILE_HEAD - _FILE_TAIL:
         raise _fault(file, size - _FILE_TAIL, f"a footer of {footer} bytes")
+    # What the footer says of its batches is not looked at: the walk finds them, and what is damaged there.
     return _FILE_HEAD, size - _FILE_TAIL - footer
 
 
-def _message(file: ShardFile, at: int, end: int) -> Message | None:
+def _message(file: ShardFile, at: int, end: int) -> _Message | None:
     """Return the message at a place; ``None`` where the stream says that it ends."""
     head = file.read_range(at, min(at + _AT_ONCE, end))
     prefix = 8 if head[:4] == _CONTINUATION else 4  # before Arrow 0.15 there was no mark
@@ -277,6 +281,7 @@ def _message(file: ShardFile, at: int, end: int) -> Message | None:
     length = int.from_bytes(head[prefix - 4 : prefix], "little", signed=True)
     if length == 0:
         return None
+    # Before memory is taken for it: a damaged length is any number.
     if not 8 <= length <= min(end - at - prefix, _LARGEST_METADATA):
         raise _fault(file, at, f"a message with {length} bytes of metadata")
     metadata = head[prefix : prefix + length]
@@ -293,7 +298,7 @@ def _message(file: ShardFile, at: int, end: int) -> Message | None:
         raise _fault(file, at, f"a message with a body of {body} bytes, {end - start} are left")
     if rows < 0:
         raise _fault(file, at, f"a batch of {rows} rows")
-    return Message(kind=_HEADERS[kind], start=at, stop=start + body, rows=rows, metadata=metadata)
+    return _Message(kind=_HEADERS[kind], start=at, stop=start + body, rows=rows, metadata=metadata)
 
 
 def _read(metadata: bytes) -> tuple[int, int, int]:
@@ -313,6 +318,7 @@ def _read(metadata: bytes) -> tuple[int, int, int]:
 
 def _place(metadata: bytes, table: int, field: int) -> int:
     """Return where a field of a flatbuffer's table lies; 0 where it is left out."""
+    # By hand, and not by the library of flatbuffers: that follows offsets wherever they lead.
     vtable = table - _number(metadata, table, 4)
     if 4 + 2 * field >= _number(metadata, vtable, 2):
         return 0
