@@ -51,6 +51,7 @@ class CsvFormat(Format):
         self, files: Sequence[ShardFile], config: CsvSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._config = files, config
+        # With the column: the header is looked at for it when a shard is indexed, and never again.
         kind = f"csv/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
         self._units = index_of(files, self._index, kind=kind, cache=cache)
 
@@ -68,6 +69,7 @@ class CsvFormat(Format):
         with reading(file, where):
             # The header goes in front of every unit: the column is found by its name.
             if codec_of(file) is None:
+                # It ends where the first unit begins.
                 header = range_of(file, 0, int(units.starts_U[first]))
                 body = range_of(file, start, stop)
             else:
@@ -165,6 +167,7 @@ class CsvFormat(Format):
         with reading(file, "its header"):
             self._require_column(file, int(ends[0]))
         start, ends = int(ends[0]), ends[1:]
+        # A compressed shard is one unit, whatever its size: none of it can be read without what lies before.
         found = cuts(ends - start, self._config.unit if plain else int(rows.at) + 1)
         stops = ends[found[1:] - 1]
         starts = np.concatenate(([start], stops))[:-1] if len(stops) else stops
@@ -194,6 +197,7 @@ class CsvFormat(Format):
 
 
 def _from_latin(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    # Back to the bytes that they were before they were made text.
     values = [value.decode().encode("latin-1") for value in column.to_pylist()]
     return pa.chunked_array([pa.array(values, pa.large_binary())])
 
@@ -275,10 +279,12 @@ class _Rows:
         return np.append(ends, self.at) if self.at > self.row_start else ends
 
     def _outside(self, quotes: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        # An even number of quotes before a place closes what they opened.
         outside: NDArray[np.bool_] = (np.searchsorted(quotes, places) + self.quotes) % 2 == 0
         return outside
 
     def _require_openings(self, previous: NDArray[np.uint8], quotes: NDArray[np.int64]) -> None:
+        # Every second one opens a field; which ones, the quotes of earlier chunks decide.
         opening = quotes[self.quotes % 2 :: 2]
         left = previous[opening]
         wrong = opening[

@@ -81,6 +81,7 @@ class Records:
     @classmethod
     def of_texts(cls, texts: "list[str | None]", reason: str = "") -> Self:
         """Hold texts; ``None`` is a bad record."""
+        # Large: texts of a unit may be more than the 2 GiB that offsets of 32 bits reach.
         array = pa.array(texts, pa.large_string())
         bad = np.fromiter((text is None for text in texts), np.bool_, len(texts))
         return cls(column=text_bytes(array), bad_B=bad, reason=reason)
@@ -88,6 +89,7 @@ class Records:
     def first(self, count: int) -> "Records":
         """Return the first records, as many as ``count``."""
         count = min(count, len(self.column))
+        # Keys and further columns are left behind: whoever looks at first records asks for texts and lengths.
         offsets = self.column.offsets[: count + 1]
         column = Ragged(values_V=self.column.values_V[: offsets[-1]], offsets=offsets)
         bad_B = self.bad_B[:count]

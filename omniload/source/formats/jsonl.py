@@ -117,6 +117,7 @@ class JsonlFormat(Format):
                 f"{file.path}: a line makes a unit of {format_bytes(widest)}, more than "
                 f"{format_bytes(MAX_UNIT_BYTES)}; lower unit, or split the line"
             )
+        # Of every byte: newlines are looked for in all of them anyway.
         return replace(units, content=digest.hexdigest())
 
 

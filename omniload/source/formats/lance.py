@@ -125,6 +125,7 @@ class LanceFormat(Format):
             content = [digest_of_ranges(each, even_ranges(each.size_bytes)) for each in held]
             if rows:  # a file that is cut short says so at the first row
                 dataset.take(number, 0, 1, self._columns())
+        # Lists of deleted rows are no part of what is decoded.
         stored = sum(each.size_bytes for each in held if each.path.endswith(".lance"))
         step = max(1, min(_MOST_ROWS, self._config.unit * rows // max(stored, 1)))
         starts = np.arange(0, rows, step, dtype=np.int64)
@@ -146,6 +147,7 @@ def _dataset(
 def _places_of(files: Sequence[ShardFile]) -> dict[str, tuple["LanceDataset", int]]:
     """Return the data set of each shard, at the version that it was found in, and its fragment's number there."""
     places: dict[str, tuple[LanceDataset, int]] = {}
+    # At the version in which they were found: by now another may be the newest.
     for found, store in {file.part_of: file.remote for file in files}.items():
         assert found is not None, "its data set found it"
         dataset = _dataset(*found, store)
@@ -173,6 +175,7 @@ def _at_versions(
         datasets = _datasets(source, config, base_dir)
         if shards_digest and len(datasets) == 1:
             (newest,) = datasets
+            # From the newest back: a run that goes on read one of the last.
             for version in range(newest.version, max(0, newest.version - _MOST_VERSIONS), -1):
                 if _digest_at(newest, version) == shards_digest:
                     return config.model_copy(update={"version": version})
@@ -183,6 +186,7 @@ def _digest_at(dataset: "LanceDataset", version: int) -> str:
     """Return the digest of the shards of a version, as a run keeps it; empty where it is no longer there."""
     try:
         found = dataset.at(version)
+        # Of shards that hold records, as a run's own digest is.
         return digest_of([shard for i, shard in enumerate(found.shards) if found.rows_of(i)])
     except (ConfigError, IntegrityError, pa.ArrowInvalid):
         return ""
@@ -199,6 +203,7 @@ def _datasets(source: str, config: LanceSource, base_dir: Path) -> list["LanceDa
                 found = _in_stores(pattern, where)
             else:
                 found = dict.fromkeys(_roots(pattern.removeprefix("file://"), base_dir, where))
+        # A data set that two patterns name keeps its place under the first.
         roots = roots | {root: store for root, store in found.items() if root not in roots}
     version = config.version
     versions = version if isinstance(version, tuple) else (version,) * len(roots)
@@ -280,6 +285,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def _opened(files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None) -> Format:
+    # Lance asks the system and the store as it opens: what they refuse is told of the source.
     with listing("a Lance data set"):
         return LanceFormat(files, config, cache)
 

@@ -68,6 +68,7 @@ class MdsFormat(Format):
         self._files, self._described, self._config = files, described, config
         self._of_path = {file.path: each for file, each in zip(files, described, strict=True)}
         for file, each in zip(files, described, strict=True):
+            # Here and not as shards are indexed: a kept index serves every column.
             _require_column(file, each, config)
         self._units = index_of(files, self._index, kind=f"mds/{config.unit}", cache=cache)
 
@@ -171,6 +172,7 @@ def _unzipped(file: ShardFile, described: MdsShard) -> bytes:
     Raises:
         IntegrityError: It holds another number of bytes.
     """
+    # Before memory is taken: the index is a file like any other, and may be damaged.
     if described.size_bytes > MAX_UNIT_BYTES:
         raise ConfigError(
             f"{file.path}: holds {described.size_bytes} bytes when decompressed, more than {MAX_UNIT_BYTES}, and a "
@@ -220,6 +222,7 @@ def _column(
     sizes = np.array(described.sizes, np.int64)
     differing = np.flatnonzero(sizes == 0)
     begins_N, ends_N = offsets[:-1], offsets[1:]
+    # Only columns that differ have a length in front; the others have the one that the index says.
     head = 4 * len(differing)
     if len(begins_N) and int((ends_N - begins_N).min()) < head:
         at = int((ends_N - begins_N).argmin())
@@ -252,6 +255,7 @@ def _ids(values: Ragged, encoding: str, dtype: str | None, where: str) -> Ragged
     named, _, shape = rest.partition(":")
     starts, stops = values.offsets[:-1].copy(), values.offsets[1:]
     types: list[np.dtype[Any]]
+    # ``ndarray:TYPE:SHAPE``: what is left out there stands before each array.
     if kind == "bytes" or named:
         types = [np.dtype(dtype) if kind == "bytes" else _DTYPE_OF_NAME[named]]
         chosen = np.zeros(len(values), np.int64)
@@ -298,6 +302,7 @@ def _cast(
             f"{where}: the array of sample {at} of them has {sizes[at]} bytes of ids of {widths[at]}; replace the shard"
         )
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes // widths)))
+    # Nearly always: a writer gives a column one type.
     if len(types) == 1:
         found, _ = gather_ranges(data, starts, stops)
         return Ragged(values_V=token_ids(found.view(types[0]), where), offsets=offsets)
@@ -309,6 +314,7 @@ def _cast(
         inside = np.arange(len(part)) - np.repeat(
             ends[:-1] // dtype.itemsize, np.diff(ends) // dtype.itemsize
         )
+        # Back to the places of their samples.
         ids[np.repeat(offsets[mine], np.diff(ends) // dtype.itemsize) + inside] = part
     return Ragged(values_V=ids, offsets=offsets)
 

@@ -99,6 +99,7 @@ class MegatronFormat(Format):
         file = self._files[shard]
         with reading(file, "its first documents"):
             places = _places(file, start, stop)
+        # As many whole documents as lie within the bytes that may be looked at.
         inside = int(np.searchsorted(places.bytes_N, places.bytes_N[0] + FIRST_BYTES, "right")) - 1
         return self._read(shard, start, start + inside) if inside else _records(Ragged.of([]))
 
@@ -169,6 +170,7 @@ def _head(index: ShardFile) -> _Head:
             f"{', '.join(map(str, _DTYPES))}"
         )
     wanted = _HEAD + 12 * sequences + 8 * boundaries
+    # A mode is a byte for each sequence, behind all the rest.
     if size == wanted + sequences and sequences:
         raise ConfigError(
             f"{index.path}: has a mode for each of its {sequences} sequences: it is multimodal, which is not read"
@@ -238,6 +240,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
     (index,) = file.beside
     head = _head(index)
     documents = _array(index, head.documents_at + 8 * start, stop - start + 1, "<i8")
+    # Looked at again, though it was when the source was opened: numbers that were changed since would be read anywhere.
     first, last = int(documents[0]), int(documents[-1])
     if not 0 <= first <= last <= head.sequences or (np.diff(documents) < 0).any():
         raise IntegrityError(
@@ -245,6 +248,7 @@ def _places(file: ShardFile, start: int, stop: int) -> _Places:
             "the file is not the one that was indexed, start anew"
         )
     lengths = _array(index, _HEAD + 4 * first, last - first, "<i4") * head.dtype.itemsize
+    # One pointer: sequences lie end to end, so lengths say where the others begin.
     (begin,) = _array(index, head.pointers_at + 8 * first, 1, "<i8") if last > first else (0,)
     ends = begin + np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
     if lengths.min(initial=0) < 0 or begin < 0 or ends[-1] > file.size_bytes:

@@ -123,6 +123,7 @@ class NumpyFormat(Format):
             layout = _layout(file, self._config)
             if layout.row:
                 ends = _row_ends(file, layout)
+                # Rows are cut without a look at them, and so a sample is digested.
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
             else:
                 ends = _document_ends(file, layout, self._config.end_of_document, digest)

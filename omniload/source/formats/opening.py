@@ -112,6 +112,7 @@ def open_shards(
 ) -> OpenFormat:
     """Index the units of the files of a source; raises as ``open_format`` does."""
     spec = spec_of(config.type)
+    # What finds its data sets by itself has seen what they are.
     found = () if spec.find is not None else files
     for file in next(((each, *each.beside) for each in found if each.size_bytes), ()):
         if other := _other_type(spec, file):
@@ -132,6 +133,7 @@ def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
         return None
     with reading(file, "its first bytes"):
         head = file.read_range(0, min(_HEAD_BYTES, file.size_bytes))
+    # Bytes below a tab, and above the first byte of any character of UTF-8.
     if spec.matches(head) or not any(byte < 9 or byte > 0xF7 for byte in head):
         return None
     return next((kind for kind in SOURCE_TYPES if spec_of(kind).matches(head)), None)

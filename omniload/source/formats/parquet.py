@@ -59,6 +59,7 @@ class ParquetFormat(Format):
         part = f"row group {group}"
         with reading(self._files[shard], part):
             opened = self._shard(shard)
+            # In one thread: loaders are many, and each has a core of its own.
             table = opened.read_row_group(group, columns=self._columns(), use_threads=False)
             images = self._images_of(opened, group, self._files[shard].path)
             column = self._texts(table)
@@ -84,7 +85,9 @@ class ParquetFormat(Format):
         file = self._files[self._units.shards_U[unit]]
         group = int(self._units.starts_U[unit])
         part = f"row group {group}, its first rows"
+        # Opened for this look alone, and closed: a check looks at a thousand sources, and reads on in none.
         with reading(file, part), _open(file) as shard:
+            # A row group may be of a gigabyte, of which a few rows are looked at.
             batches = shard.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],

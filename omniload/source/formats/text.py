@@ -100,6 +100,7 @@ def _text_of(data: bytes, *, whole: bool = True) -> tuple[str | None, str]:
     if fault := _fault_of(data):
         return None, fault
     try:
+        # The incremental one lets half a character stand at the end, where that is not the end of the file.
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=whole), ""
     except UnicodeDecodeError as error:
         return None, f"is not UTF-8: {error}"
@@ -107,6 +108,7 @@ def _text_of(data: bytes, *, whole: bool = True) -> tuple[str | None, str]:
 
 def _fault_of(data: bytes) -> str:
     """Return what shows that a file is no text, or nothing."""
+    # By name, though most of them hold a byte that no text does: that would say less.
     kind = next((kind for start, kind in _BEGINNINGS if data.startswith(start)), None)
     if data[_TAR_AT : _TAR_AT + 5] == b"ustar":
         kind = "a tar archive"

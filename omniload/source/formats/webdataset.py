@@ -125,6 +125,7 @@ class WebDatasetFormat(Format):
             except BadLineError as error:
                 texts.append(None)
                 reason = reason or f"{path}: sample {sample.key!a} at byte {sample.start}: {error}"
+            # Images of a record that is left out are not decoded.
             images.append(self._images(sample, data, start) if texts[-1] is not None else [])
         records = Records.of_texts(texts, reason)
         if not self._config.images:
@@ -149,6 +150,7 @@ class WebDatasetFormat(Format):
                 f"has no member .{extension}; it has .{', .'.join(sorted(sample.members)[:12])}"
             )
         held = data[member.start - start : member.stop - start]
+        # Of ``seg.json`` as well: all behind the first dot is the extension.
         if extension.endswith("json"):
             return text_of(held, self._config.key).decode()
         try:
@@ -167,6 +169,7 @@ class WebDatasetFormat(Format):
             stop = 0
             for sample in _samples(members_of(archive)):
                 starts.append(sample.start)
+                # Members that belong to no sample may lie behind the last one: they are read by nobody.
                 stop = max(member.next for member in sample.members.values())
             if file.size_bytes:
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
@@ -193,6 +196,7 @@ def _plain(file: ShardFile) -> TarBytes:
         at, held = window
         assert isinstance(at, int)
         assert isinstance(held, bytes)
+        # Headers come in order: what lies before the window is not asked for again.
         if not at <= start <= stop <= at + len(held):
             at = start
             held = file.read_range(start, min(max(stop, start + _WINDOW_BYTES), file.size_bytes))
@@ -222,6 +226,7 @@ def _samples(members: Iterator[Member]) -> Iterator[_Sample]:
         stem, dot, extension = name.partition(".")
         if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
             continue
+        # In small letters, as the library of WebDataset has it.
         key, extension = f"{folder}{slash}{stem}", extension.lower()
         if current is None or current.key != key:
             if current is not None:
