@@ -123,6 +123,7 @@ def records_of(
     if holds == "nested" and not _is_text(column.type):
         column = pa.chunked_array([_as_json(chunk) for chunk in column.chunks], pa.large_string())
     found = _token_column(column, where) if holds == "tokens" else _text_column(column)
+    # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
     if found is None:
         return _checked(column, where, kept_B)
     nulls_B = _nulls(column)
@@ -172,6 +173,7 @@ def _value_of(cell: pa.Scalar) -> object:
 
 
 def _json(value: object) -> bytes:
+    # Dates, decimals and bytes of a column are written as Python shows them.
     return orjson.dumps(value, default=str)
 
 
@@ -208,6 +210,7 @@ def with_others(
     """Add further columns to records; a record that one of them does not fit is bad."""
     for name, column in columns.items():
         other = _other(name, column, where)
+        # What else is wrong with a record that is left out already is all one.
         sound_B = records.usable_B
         unlike_B = _nulls(column) & sound_B
         fault = "is null"
@@ -253,6 +256,7 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> R
     if column is None:
         return records
     null_B = _nulls(column) & records.usable_B
+    # Numbers become digits as text, and text is taken as bytes: a key need not be UTF-8.
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     return replace(
         records,
@@ -277,6 +281,7 @@ def _other(name: str, column: pa.ChunkedArray, where: str) -> Ragged:
             if values.null_count:
                 raise IntegrityError(f"{where}: {values.null_count} values of {name} are null")
         else:
+            # A number stands for a list of one.
             values, lengths = chunk.drop_null(), chunk.is_valid().cast(pa.int64())
         values_V = values.to_numpy(zero_copy_only=False)
         if kind.dtype == np.bool_ and values_V.dtype != np.bool_:
@@ -336,6 +341,7 @@ def _text_column(column: pa.ChunkedArray) -> Ragged | None:
     chunks = column.chunks if plain else column.cast(pa.large_string()).chunks
     try:
         for chunk in chunks:
+            # Arrow takes the bytes of a text as they are; at one that is no UTF-8 a whole batch could not be tokenised.
             chunk.validate(full=True)
     except pa.ArrowInvalid:
         return None
@@ -346,6 +352,7 @@ def _checked(column: pa.ChunkedArray, where: str, kept_B: NDArray[np.bool_] | No
     """Decode text row by row, to find the rows that are not UTF-8."""
     texts: list[str | None] = []
     reason = ""
+    # As bytes: no text of Python could be made of the one that is looked for.
     for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
         try:
             texts.append(None if value is None else value.decode())
@@ -372,6 +379,7 @@ def _ragged(lists: pa.Array, where: str) -> Ragged:
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
     else:
         stored = lists.offsets.to_numpy()
+        # A slice begins somewhere in the values; ``flatten`` has cut them there.
         offsets = stored.astype(np.int64) - int(stored[0])
     if values.null_count:
         raise IntegrityError(f"{where}: {values.null_count} token ids are null; write integers")

@@ -13,6 +13,7 @@ from omniload.source.formats.format import MAX_UNIT_BYTES
 __all__ = ["chunks_of", "codec_of", "range_of", "require_held_whole", "stream_of"]
 
 _SCAN_BYTES = 8 << 20
+# By the name, as every reader of such shards goes by it; what is none fails as it is decompressed.
 _CODEC_OF_SUFFIX = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip", ".tgz": "gzip"}
 
 
@@ -44,6 +45,7 @@ def range_of(file: ShardFile, start: int, stop: int) -> pa.Buffer:
         if codec_of(file) is None:
             stream.seek(start)
         data = stream.read_buffer(stop - start)
+        # Read to its end: only there does a stream say that it was cut short, or that its check is wrong.
         more = codec_of(file) is not None and len(stream.read_buffer(1)) > 0
     if len(data) != stop - start or more:
         raise IntegrityError(

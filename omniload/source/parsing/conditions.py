@@ -32,6 +32,7 @@ def keeps(where: Mapping[str, Condition], line: Mapping[str, object]) -> bool:
     Raises:
         BadLineError: It has no such key, or a value of another kind.
     """
+    # All of them are looked up first: a key that is missing is told whatever the others say.
     found = {key: value_in(line, key) for key in where}
     for key, value in found.items():
         wanted = wanted_kind(where[key])
@@ -96,6 +97,7 @@ def kept_columns(
 
 
 def _kept(condition: Condition, column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    # Read as its values: an index into a dictionary says nothing of order.
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if isinstance(condition, Between):
@@ -106,6 +108,7 @@ def _kept(condition: Condition, column: pa.ChunkedArray) -> NDArray[np.bool_]:
             least, most = (_whole(limit, of) for limit, of in ((least, ceil), (most, floor)))
         else:
             values = column.cast(pa.float64()).to_numpy()
+        # Whether a null stands there is asked at last: what stands in its place is any number.
         kept: NDArray[np.bool_] = (values >= least) & (values <= most) & _there(column)
         return kept
     wanted = [value for value in _values(condition) if _fits(value, column.type)]

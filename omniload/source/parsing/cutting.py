@@ -30,6 +30,7 @@ def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
     found = [0]
     start = 0
     while found[-1] < len(ends_N):
+        # A search for each unit, and not a look at each record: a shard of tokens has millions.
         cut = int(np.searchsorted(ends_N, start + unit_bytes)) + 1
         found.append(min(max(cut, found[-1] + 1), len(ends_N)))
         start = int(ends_N[found[-1] - 1])

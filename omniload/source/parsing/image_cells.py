@@ -70,6 +70,7 @@ def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
     """Yield the images of each cell."""
     if _is_list(cells.type):
         lengths = cells.value_lengths().fill_null(0).to_pylist()
+        # By ``flatten``, which leaves out what lies under a null; ``values`` would not.
         cells = cells.flatten()
     else:
         lengths = [1] * len(cells)
@@ -77,6 +78,7 @@ def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
     values = pc.struct_field(cells, _FIELD) if pa.types.is_struct(cells.type) else cells
     found = iter(values.to_pylist())
     for length in lengths:
+        # An object without bytes names a path, on whichever machine it was written: that is no image.
         yield [image for image in islice(found, length) if image]
 
 

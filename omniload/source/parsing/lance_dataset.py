@@ -167,6 +167,7 @@ class LanceDataset:
                     f"unit at most {format_bytes(MAX_UNIT_BYTES)}; lower unit"
                 )
             at, each = until, size_bytes // max(1, until - start) + 1
+            # By what the rows before took: Lance says nothing of the size of rows that it has not decoded.
             rows = max(1, min(_MOST_ROWS, _SLICE_BYTES // each))
         return pa.concat_tables(parts)
 
@@ -201,6 +202,7 @@ class LanceDataset:
     def _look_at(self, names: Sequence[str]) -> None:
         """Look at files that were not looked at before."""
         new = [name for name in dict.fromkeys(names) if name not in self._files]
+        # A folder answers at once, and few files of a store sooner than threads are started.
         if self._store is None or len(new) < _LOOKERS:
             found = [self._file(name) for name in new]
         else:
@@ -214,6 +216,7 @@ class LanceDataset:
         Raises:
             IntegrityError: It is of another.
         """
+        # Earlier releases of Lance wrote no sizes.
         if size_bytes and file.size_bytes != size_bytes:
             raise IntegrityError(
                 f"{file.path}: holds {file.size_bytes} bytes, and version {self.version} of its data set says "
@@ -262,6 +265,7 @@ class LanceDataset:
         Raises:
             ConfigError: It is not.
         """
+        # Newer data sets count down, so that a listing of a store begins with the newest.
         for name in (f"{_LARGEST - version:020}", f"{version}"):
             with suppress(FileNotFoundError, ValueError):
                 self._found(f"_versions/{name}.manifest")
@@ -293,11 +297,13 @@ def _told() -> Iterator[None]:
     except OmniloadError:
         raise
     except BaseException as error:
+        # A fault of its Rust is no ``Exception``; anything else is a fault of ours.
         known = isinstance(error, OSError | ValueError | RuntimeError | pa.ArrowException)
         if not known and type(error).__name__ != PANIC:
             raise
         told = _PLACE.sub("", str(error))
         line = shortened(told.partition("\n")[0])  # the next ones are what a server wrote in XML
+        # Its own classes have no number: it stands in the words.
         if number := _OF_SYSTEM.search(told):
             raise OSError(int(number[1]), line) from error
         status = _STATUS.search(told)

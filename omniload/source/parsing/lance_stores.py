@@ -96,10 +96,12 @@ def _s3_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
     waits = {"connect_timeout", "read_timeout", "retries", "max_pool_connections"}
     _require_told("s3 config_kwargs", settings, waits)
     found = {
+        # s3fs takes each of them under two names.
         name: getattr(store, attribute) or client.get(name)
         for name, attribute in _OF_S3_CLIENT.items()
     }
     options = {name: value for name, value in found.items() if value}
+    # Our client signs nothing then, whatever keys are set beside it.
     if store.anon:
         options = {"aws_skip_signature": "true"}
     if store.requester_pays:
@@ -126,10 +128,12 @@ def _gcs_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
         options["google_skip_signature"] = "true"
     elif isinstance(token, Mapping) and token.get("type") == "service_account":
         options["google_service_account_key"] = json.dumps(dict(token))
+    # gcsfs takes a path, what the file holds, or the name of a way to find one.
     elif isinstance(token, str) and os.path.isfile(token):  # noqa: PTH113
         options["google_application_credentials"] = token
     elif token not in (None, "google_default", "cloud"):
         raise _untold("gs", "token")
+    # gcsfs looks there too.
     endpoint = given.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
     return options | (_endpoint("google_base_url", endpoint) if endpoint else {})
 
@@ -141,6 +145,7 @@ def _azure_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
         store.storage_options,
         {*keys, "account_name", "connection_string", "anon", "assume_container_exists"},
     )
+    # It says in one text what the other settings say one by one.
     parts = (part.partition("=") for part in (store.connection_string or "").split(";"))
     named = {name: value for name, _, value in parts}
     account = store.account_name or named.get("AccountName") or store.service_client.account_name
@@ -149,8 +154,10 @@ def _azure_options(store: fsspec.AbstractFileSystem) -> dict[str, str]:
         "sas_token": store.sas_token or named.get("SharedAccessSignature"),
     }
     options = {f"azure_storage_{name}": value for name, value in told.items() if value}
+    # True unless it is said otherwise: credentials that are there count.
     if store.anon and not options:
         options["azure_skip_signature"] = "true"
+    # A signature may stand behind the question mark.
     endpoint = store.service_client.url.partition("?")[0].rstrip("/")
     if endpoint != f"https://{account}.blob.core.windows.net":
         options |= _endpoint("azure_storage_endpoint", endpoint)

@@ -77,6 +77,7 @@ def plain_texts(lines: Sequence[memoryview], key: str) -> list[str] | None:
         ``None`` where any line asks for a closer look: it is blank, is read leniently or not at all, or has no text.
     """
     try:
+        # Only the text of each is kept: objects of a whole unit would be many times its bytes.
         found = [orjson.loads(line)[key] for line in lines]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None
@@ -94,6 +95,7 @@ def object_of(line: memoryview) -> dict[str, object] | None:
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
+        # Blank lines are few: they are looked for once JSON has refused one.
         if not bytes(line).strip(_BLANK):
             return None
         value = _leniently(bytes(line), error)
@@ -134,6 +136,7 @@ def key_in(value: dict[str, object], key: str) -> bytes:
         BadLineError: There is no such key, or it holds something else.
     """
     known_by = value_in(value, key)
+    # A bool is an int to Python, and nobody's key.
     if isinstance(known_by, bool) or not isinstance(known_by, str | int):
         raise BadLineError(f"{key!r} is {known_by!r:.40}, not a text or an integer, as a key is")
     return _utf8(str(known_by), key)

@@ -56,6 +56,7 @@ def _shard(where: str, value: object) -> MdsShard:
         )
     raw, zipped = value.get("raw_data"), value.get("zip_data")
     compression = value.get("compression")
+    # Behind the colon stands how hard it was compressed, which a reader need not know.
     if zipped is not None and str(compression).partition(":")[0] != "zstd":
         raise ConfigError(
             f"{where}: is compressed by {shown(compression)}; zstd is read, or nothing: "
@@ -80,6 +81,7 @@ def _shard(where: str, value: object) -> MdsShard:
         size_bytes=_count(where, "raw_data.bytes", raw.get("bytes")),
         columns=columns,
         encodings=encodings,
+        # Null where samples differ in it.
         sizes=tuple(_count(where, "column_sizes", size or 0) for size in sizes),
     )
 
@@ -89,6 +91,7 @@ def _fault(where: str, key: str, value: object) -> IntegrityError:
 
 
 def _count(where: str, key: str, value: object) -> int:
+    # Offsets of a shard are of 32 bits: no count of it is larger.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
         raise _fault(where, key, value)
     return value

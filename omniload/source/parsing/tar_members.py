@@ -18,6 +18,7 @@ __all__ = ["Member", "TarBytes", "members_of"]
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _ADLER = 65_521
+# ``7`` is a file that was to lie in one piece; to a reader it is a file.
 _FILES = frozenset({b"0", b"\0", b"7"})
 _EMPTY = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
 """Links, devices, folders, pipes: they hold no bytes."""
@@ -90,6 +91,7 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
         if at == archive.stop and not ends and began is None:
             return
         header = archive.read(at, _BLOCK, "a header")
+        # One block of zeros is an end: writers leave the second one out, or many behind it.
         if header == _ZEROS:
             if began is not None:
                 raise archive.fault(at, "an end, where a member was announced")
@@ -99,10 +101,12 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
             archive.digest.update(header)
         began = at if began is None else began
         body = at + _BLOCK
+        # Said of the member behind it; several of them may stand before one.
         if kind in {b"x", b"g", b"L", b"K"}:
             said |= _announced(archive, kind, body, size)
             at = body + -(-size // _BLOCK) * _BLOCK
             continue
+        # In a header of octal digits a file ends at 8 GiB: larger ones say their size before it.
         size = _stated(archive, at, said.get("size"), size)
         if kind not in _FILES | _EMPTY:
             raise archive.fault(at, f"a member of type {kind!r}, which is not read")
@@ -164,11 +168,13 @@ def _announced(archive: TarBytes, kind: bytes, body: int, size: int) -> dict[str
     data = archive.read(body, size, "a header")
     if archive.digest is not None:
         archive.digest.update(data)
+    # The name of what a link leads to, and links hold no bytes.
     if kind == b"K":
         return {}
     if kind == b"L":
         return {"path": _text(archive, body, data.partition(b"\0")[0])}
     found = dict(_pairs(archive, body, data))
+    # Of times and owners nothing is read. A path for all members would make one sample of them.
     if kind == b"g" and found.keys() & {"path", "size"}:
         raise archive.fault(body, "one path or size for all members")
     return {} if kind == b"g" else {key: found[key] for key in ("path", "size") if key in found}

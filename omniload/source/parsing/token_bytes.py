@@ -54,6 +54,7 @@ class TokenBytes:
         ):
             return None
         vocabulary = library.get_vocab(with_added_tokens=False)
+        # By id: a vocabulary may have holes, whose ids no text comes to.
         lengths = np.full(max((*vocabulary.values(), *added), default=-1) + 1, _NOT_BYTES, np.int64)
         letters = frozenset(tokenizers.pre_tokenizers.ByteLevel.alphabet())
         for word, number in vocabulary.items():
@@ -80,8 +81,10 @@ class TokenBytes:
         sizes_N = np.fromiter((_size(text) for text in texts), np.int64, len(texts))
         ends_V = np.cumsum(self.lengths[tokens.values_V])
         stops_N = np.concatenate((np.zeros(1, np.int64), ends_V))[tokens.offsets[1:]]
+        # Text by text, not their sum: what one lacks another may have too much.
         if not np.array_equal(stops_N, np.cumsum(sizes_N)):
             return None
+        # A letter and its accent become one character, of other bytes, of which the lengths may still add up.
         if self.is_composed and not all(unicodedata.is_normalized("NFC", text) for text in texts):
             return None
         begins_N = (stops_N - sizes_N).tolist()
@@ -92,6 +95,7 @@ class TokenBytes:
         ]
         at = np.searchsorted(ends_V, np.asarray(places, np.int64), side="right")
         edges = np.zeros(len(ends_V) + 1, np.int32)
+        # ``at``: spans that begin at one token each count; by index the last alone would.
         np.add.at(edges, at[0::2], 1)
         np.add.at(edges, at[1::2] + 1, -1)
         inside: NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
@@ -105,6 +109,7 @@ def _size(text: str) -> int:
 def _places(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
     """Yield the byte that the first and the last character of each span begins at; nothing of one without any."""
     bounds = [(first, stop - 1) for first, stop in spans if first < stop]
+    # Characters are bytes here, and most texts are such.
     if text.isascii():
         yield from chain.from_iterable(bounds)
         return
