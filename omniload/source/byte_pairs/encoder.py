@@ -66,6 +66,7 @@ class TiktokenEncoder(Tokenizer):
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         if self.end_of_document_id is not None:
             end = np.array([self.end_of_document_id], np.uint32)
+            # Between the arrays, which are joined once: behind each it would be a copy of its text's ids.
             ids = list(chain.from_iterable((each, end) if len(each) else (each,) for each in ids))
             lengths += lengths > 0
         return _joined(ids, lengths)
@@ -91,6 +92,7 @@ class TiktokenEncoder(Tokenizer):
     def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
         ids = np.asarray(ids_V)
         known = np.isin(ids, self._ids_T) & ~np.isin(ids, list(self._special.values()))
+        # The library raises at an id that it has no token for, and a model may well give one.
         return self._library.decode(ids[known].tolist())
 
     @override
@@ -104,6 +106,7 @@ class TiktokenEncoder(Tokenizer):
         allowed = self._library.special_tokens_set if special else set()
         found: list[NDArray[np.uint32]] = []
         with _failures_of(texts, found, self._path):
+            # One after the other: the library's own batches start threads, and a loader has one core.
             for text in texts:
                 ids = self._library.encode_to_numpy(
                     # Else the library refuses a document that quotes a special token.
@@ -150,6 +153,7 @@ def open_tiktoken(
     rules = ENCODINGS[encoding]
     special = dict(rules.special if special_tokens is None else special_tokens)
     ranks = parse_ranks(read_tokenizer(path, what=RANKS), path)
+    # Of a special token and a rank with one id the library decodes one for the other.
     taken = {rank: token for token, rank in ranks.items()}
     for token, number in special.items():
         if number in taken:

@@ -59,6 +59,7 @@ _HARMONY = {
     "<|call|>": 200012,
     _END_OF_PROMPT: 200018,
 }
+# 200018 has two names in the library's table.
 _RESERVED = sorted({*range(200000, 201088)} - {*_HARMONY.values()} | {200018})
 
 
@@ -100,6 +101,8 @@ _POSSESSIVE = re.compile(
 _AT_ONCE = 1_000
 _JOINED = 40
 """Tokens of a text of many."""
+# Where engines of regular expressions differ: letters that fold to ASCII (the long s, the Kelvin sign), blanks beyond
+# it, runs that a pattern bounds, marks and signs of many bytes.
 _PROBES = (
     "The cat's dog'S can't WON'T we'll they've I'm you'd it'\u017f \u017fs K's İi ǅ ﬁ ß",
     "  two\t\ttabs \n\n lines\r\n\r\n  \n   end   ",
@@ -195,10 +198,14 @@ def _require_same(
     """
     theirs = tokenizers.Tokenizer.from_str(written)
     each = [text for token in ranks if (text := token.decode(errors="ignore")).encode() == token]
+    # In a random order: tokens that no text has side by side are cut apart too.
     mixed = random.Random(0).sample(each, len(each))  # noqa: S311 -- the same in every run
     joined = ["".join(mixed[at : at + _JOINED]) for at in range(0, len(mixed), _JOINED)]
     texts = [
-        text for text in (*_PROBES, *each, *joined) if not any(token in text for token in special)
+        # A special token in a text is text in one and itself in the other.
+        text
+        for text in (*_PROBES, *each, *joined)
+        if not any(token in text for token in special)
     ]
     for start in range(0, len(texts), _AT_ONCE):
         batch = texts[start : start + _AT_ONCE]

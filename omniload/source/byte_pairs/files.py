@@ -51,6 +51,7 @@ def content_of(config: TokenizerConfig | None, base_dir: Path) -> bytes:
         case BpeTokenizer():
             return read_tokenizer(base_dir / config.path)
         case TiktokenTokenizer():
+            # The same ranks under another encoding cut text otherwise.
             rules = orjson.dumps(
                 [config.encoding, config.special_tokens], option=orjson.OPT_SORT_KEYS
             )
@@ -111,6 +112,7 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
         if not line:
             continue
         token, rank = _parsed(line, number, path)
+        # Told by the line: at two tokens of a rank the library panics, and names neither.
         if (first := lines.setdefault(rank, number)) != number:
             raise ConfigError(
                 f"{path}: line {number}: rank {rank} is that of line {first} too; take another file of ranks"
@@ -133,6 +135,7 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
 def _parsed(line: bytes, number: int, path: Path) -> tuple[bytes, int]:
     token, _, rank = line.partition(b" ")
     try:
+        # ``int`` alone would take signs, blanks and underscores.
         found = base64.b64decode(token, validate=True), int(rank) if rank.isdigit() else -1
     except ValueError:
         found = b"", -1

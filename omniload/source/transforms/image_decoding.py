@@ -21,6 +21,7 @@ __all__ = ["LIBRARY", "decoded"]
 LIBRARY = f"Pillow {PIL.__version__}"
 """The library that decodes and resizes: another one may give other pixels."""
 
+# A closed list: Pillow takes dozens, among them EPS, which it hands to a program (Ghostscript).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _FAULTS = (
     OSError,
@@ -64,5 +65,6 @@ def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uin
             said = f"it begins with {bytes(data[:8])!r}, as no {', '.join(_FORMATS)} does"
         raise BadImageError(f"of {len(data)} bytes cannot be decoded: {said}") from error
     rows, columns = pixel_size(upright.height, upright.width, config)
+    # Bicubic, as most encoders of images are trained with.
     resized = upright.resize((columns, rows), Image.Resampling.BICUBIC)
     return np.asarray(resized, np.uint8)

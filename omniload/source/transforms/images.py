@@ -85,6 +85,7 @@ class ImageEncoder:
             try:
                 cut = np.split(data[i], np.cumsum(sizes[i])[:-1]) if len(sizes[i]) else []
                 segments = self._segments(text, len(cut))
+                # Before the segments: where an image fails, neither list has grown.
                 images_N.append(self._images(cut))
                 segments_N.append(segments)
             except BadImageError as error:
@@ -112,6 +113,7 @@ class ImageEncoder:
     def _segments(self, text: str, images: int) -> list[str]:
         """Return the text before, between and behind the images."""
         segments = text.split(self._config.marker)
+        # A text without a marker has its images in front.
         if len(segments) == 1:
             return [""] * images + segments
         if len(segments) - 1 != images:

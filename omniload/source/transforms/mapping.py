@@ -121,6 +121,7 @@ class MapFunction:
                 f"gives {len(made)} records for {len(records)}; leave one out by a null in its place, with drops: true"
             )
         try:
+            # What fits is taken: a function may give strings of 32-bit offsets, or ids of another width.
             made = made.cast(self._type)
         except pa.ArrowException as error:
             raise self._refused(f"gives {made.type}, not {self._type}: {error!s:.120}") from error
@@ -137,6 +138,7 @@ class MapFunction:
 
     def _require_alone(self, records: pa.Array, made: pa.Array) -> None:
         """Refuse a function that decides of a record by those beside it, or by chance, as far as a batch shows."""
+        # A few: it is the price of a first batch, and what looks beside itself shows at once.
         looked_at = np.arange(min(len(records), _LOOKED_AT))
         # Copied: functions take offsets and values of lists apart, which a slice has too many of.
         halves = [records.take(pa.array(rows)) for rows in np.array_split(looked_at, 2)]

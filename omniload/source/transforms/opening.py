@@ -56,6 +56,7 @@ def open_pipeline(
             ]
         )
     filling = [each for each in config.transforms if isinstance(each, MiddleTransform)]
+    # The one that is open already: tokenizers are kept by their files.
     opened = open_tokenizer(tokenizer, base_dir) if tokenizer is not None and filling else None
     return pipeline.with_fillers(
         {each: _filler(name, config, each, opened, seed) for each in filling}
@@ -80,6 +81,7 @@ def _opened(
         # Another version may decode to other pixels: a resume under it is refused.
         digest = hashlib.blake2b(images.library.encode(), digest_size=6).hexdigest()
         return Pipeline(images, config.transforms, digest, row_length)
+    # A template that the mix file names lies where other paths of it start; one that it does not, with the tokenizer.
     folder = base_dir, folder_of(tokenizer, base_dir)
     if isinstance(first, PreferenceTransform):
         return _of_pairs(name, config, first, opened, folder=folder)
@@ -147,6 +149,7 @@ def _filler(
         found = (
             mark if isinstance(mark, int) else None if tokenizer is None else tokenizer.id_of(mark)
         )
+        # A model has no embedding for an id that its tokenizer does not reach.
         if found is None or (tokenizer is not None and found >= size):
             has = (
                 "there is no tokenizer" if tokenizer is None else f"the tokenizer has {size} others"
@@ -170,5 +173,6 @@ def _filler(
 
 
 def _digest_of(files: TemplateFiles) -> str:
+    # Special tokens too: a template writes them, and another one would be other text.
     tokens = "\0".join(f"{key}={value}" for key, value in sorted(files.tokens.items()))
     return hashlib.blake2b(f"{files.source}\0{tokens}".encode(), digest_size=6).hexdigest()

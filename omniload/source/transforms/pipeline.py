@@ -155,6 +155,7 @@ class Pipeline:
 
     def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:
         """Return samples with images cut to rows, as ``cut_to_rows`` does; ``None`` where nothing is cut."""
+        # Text is cut by the packer, which knows what else a row holds; an image must be whole before that.
         if self._row_length is None or self._images is None:
             return None
         return cut_to_rows(samples, self._row_length, self._images)
@@ -223,6 +224,7 @@ def cut_to_rows(
     ranges = [np.searchsorted(places[i][::2], (a, b)) for i, a, b in parts]
     firsts, lasts = (np.array([r[k] for r in ranges], np.int64) for k in (0, 1))
     others = _images_between(samples.others, owner, firsts, lasts)
+    # Places count from the first token of the part that they are in.
     others[IMAGE_PLACES].values_V[::2] -= np.repeat(
         starts, others[IMAGE_PLACES].lengths_N // 2
     ).astype(np.int32)
@@ -313,6 +315,7 @@ def filtered(
 
 def _sums(mask: Ragged) -> NDArray[np.int64]:
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(mask.values_V, dtype=np.int64)))
+    # By running sums: ``reduceat`` gives the next value for an empty sample, and not 0.
     return before[mask.offsets[1:]] - before[mask.offsets[:-1]]
 
 
@@ -320,6 +323,7 @@ def _shortened(
     samples: Samples, lengths_N: NDArray[np.int64], images: ImagesTransform | None
 ) -> Samples:
     """Cut the tokens of each sample, and what is aligned with them, to so many, or fewer: images stay whole."""
+    # Most batches have nothing to cut, and are not copied.
     if np.array_equal(lengths_N, samples.tokens.lengths_N):
         return samples
     kept: dict[str, Ragged] = {}

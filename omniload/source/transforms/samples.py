@@ -140,6 +140,7 @@ class PreferenceEncoder(Encoder):
         return _pairs(tokens_S, mask_S, bad_N, reason)
 
     def _sides(self, record: str) -> tuple[Rendered, Rendered]:
+        # It was written by us, of several keys of a record.
         found, config = orjson.loads(record), self._config
         if self._template is None:
             assert config.prompt is not None, "the model has seen to it"
@@ -157,9 +158,11 @@ class PreferenceEncoder(Encoder):
             asked = _messages(found[config.prompt], config.prompt, role="user")
         else:
             pairs = zip(*sides, strict=False)
+            # What both sides begin with is what was asked.
             alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             asked, sides = sides[0][:alike], [side[alike:] for side in sides]
         for key, side in zip(keys, sides, strict=True):
+            # Two answers that are alike to their end leave nothing behind what they share.
             if not asked or not side:
                 raise BadConversationError(
                     f"{key} has {len(side)} messages behind a prompt of {len(asked)}; a pair has a prompt and two "
@@ -174,6 +177,7 @@ class PreferenceEncoder(Encoder):
         if end is None:
             return tokens_S, mask_S
         there_S = tokens_S.lengths_N > 0
+        # ``insert`` takes places in what is there before; a side that is empty gets none.
         at = tokens_S.offsets[1:][there_S]
         offsets = tokens_S.offsets.copy()
         offsets[1:] += np.cumsum(there_S)
@@ -221,6 +225,7 @@ def _pairs(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: s
         bad_N, there_N = bad_N | silent_N, there_N & ~silent_N
         reason = reason or "an answer has no token; both sides of a pair say something"
     sizes_N = np.diff(tokens_S.offsets[::2])
+    # A pair is there whole or not at all.
     keeps_V = np.repeat(there_N, sizes_N)
     offsets = np.concatenate(([0], np.cumsum(sizes_N * there_N)))
     places = Ragged(

@@ -72,6 +72,8 @@ class ChatTemplate:
         env = jinja.environment(_BEGIN, _END)
         if date is not None:
             day = datetime.fromisoformat(date)
+            # Without a date there is no such function: a template that asks for the day would give other tokens
+            # tomorrow.
             env.globals["strftime_now"] = day.strftime
         try:
             self._template = env.from_string(files.source)
@@ -79,6 +81,7 @@ class ChatTemplate:
             raise ConfigError(
                 f"{files.path}: is no chat template: {error}; name another under transforms.template"
             ) from error
+        # Asked of the source: a conversation in which nobody answers renders no mark, and is marked all the same.
         self._marks = bool(_BLOCK.search(files.source))
 
     def render(self, record: str, *, wants_spans: bool) -> Rendered:
@@ -135,6 +138,7 @@ class ChatTemplate:
             is_last = i == len(messages) - 1
             # The text ends with the last turn: it is not rendered a second time.
             through = text if is_last else self._rendered(variables, messages[: i + 1])
+            # Some templates leave out what was thought in earlier turns, or add a system text by what comes later.
             if not (through.startswith(prompt) and text.startswith(through)):
                 raise BadConversationError(
                     f"message {i}: what the assistant says cannot be told from what the template adds: its text "
@@ -147,6 +151,7 @@ class ChatTemplate:
     def _rendered(
         self, variables: dict[str, Any], messages: list[Any], *, prompts: bool = False
     ) -> str:
+        # ``variables`` holds the whole conversation; where turns are told apart, a part of it is rendered.
         context = {**self._files.tokens, **variables, "messages": messages}
         try:
             return str(self._template.render(context, add_generation_prompt=prompts))
