@@ -207,6 +207,7 @@ def _kept_units(
                 bad_B=kept.bad_B, usable_B=usable_B, spoilt_B=kept.spoilt_B, spoilt=kept.spoilt
             )
             writer.append({_TOKENS: kept.tokens, **kept.others})
+        # A block without a column could not be asked for any.
         return memory.hold(writer.finish()) if found else None
 
 
@@ -214,6 +215,7 @@ def _suffices(kept: EncodedUnit, usable_B: NDArray[np.bool_], reader: UnitReader
     """Whether an entry has all that is drawn of a unit, and nothing to complain of better where it was found."""
     if reader.wants_keys and kept.keys_B is None:
         return False
+    # Which records are the first of their kind goes by other shards too, of which the entry's name says nothing.
     if (usable_B & ~kept.made_B).any():
         return False
     return reader.takes_bad or not (kept.bad_B.any() or kept.spoilt_B.any())
@@ -274,6 +276,7 @@ def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
     """Return blocks of rising positions as one of the positions from ``start`` to ``stop``."""
     if not blocks:
         return SampleBlock.empty(start, stop)
+    # Most reads lie within one block: nothing is copied.
     if len(blocks) == 1 and (blocks[0].table.start, blocks[0].table.stop) == (start, stop):
         return blocks[0]
     tokens = [block.tokens for block in blocks]
@@ -297,6 +300,7 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
     given = [block for block in blocks if len(block.table)]
     if not given:
         skipped = sum(block.skipped for block in blocks)
+        # A reader that had a unit knows the further columns, though none has a sample.
         return replace(max(blocks, key=lambda block: len(block.others)), skipped=skipped)
     positions_N = np.concatenate([block.table.positions_N for block in given])
     order_N = np.argsort(positions_N, kind="stable")  # samples of one record stay in their order

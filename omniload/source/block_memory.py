@@ -98,6 +98,7 @@ class HeldColumn:
 
     def take(self, rows_N: NDArray[np.int64]) -> Ragged:
         """Return records, copied end to end in the order asked for."""
+        # In this order: a move in another thread sets the array first, and then the map.
         mapped, found = self.mapped, take(self.binary_R, rows_N, self.dtype)
         if mapped is not None:
             # What was looked at would count as memory of this process until the block ends.
@@ -112,6 +113,7 @@ class HeldColumn:
                 _write(file, memoryview(values), folder)
                 mapped = _map(file)
             # A reader in another thread keeps the array that it began with.
+            # Offsets stay in memory, 8 bytes a record: every record is found by them.
             self.binary_R = _binary(offsets, mapped, len(self.binary_R))
             self.mapped = mapped
 
@@ -136,6 +138,7 @@ class SpilledColumn:
     def finish(self) -> HeldColumn:
         """Return what was added, at least once; the column takes no more."""
         lengths_R = np.concatenate(self._lengths)
+        # Written as they came: only here is it known where each begins.
         ends = np.concatenate(([0], np.cumsum(lengths_R * self._dtype.itemsize)))
         # An empty file cannot be mapped.
         mapped = _map(self._file) if ends[-1] else None
@@ -170,6 +173,7 @@ class BlockWriter:
 
     def finish(self) -> HeldBlock:
         """Return the block."""
+        # All of it was written: once a unit lies in a file, none behind it stays in memory.
         if self._spilled:
             return HeldBlock({name: column.finish() for name, column in self._spilled.items()})
         types = {name: parts[0].values_V.dtype for name, parts in self._parts.items()}
@@ -238,6 +242,7 @@ class BlockMemory:
     def writing(self) -> Iterator[BlockWriter]:
         """Give a writer of a block once there is room to decode a unit as large as the largest so far."""
         with self._changed:
+            # Whatever came of it: a little over the budget is better than a source that never goes on.
             self._changed.wait_for(self.may_decode, _WAIT_S)
             self._decodings += 1
         writer = BlockWriter(self)
@@ -248,6 +253,7 @@ class BlockMemory:
             writer.close()
             with self._changed:
                 self._decodings -= 1
+                # What a unit takes is known only once one was decoded; the next is taken to be as large as the largest.
                 self._unit_bytes = max(self._unit_bytes, writer.unit_bytes)
                 self._changed.notify_all()
             self._give_back()
@@ -264,6 +270,7 @@ class BlockMemory:
             self._count(block)
             if block.is_in_memory:
                 self._held[id(block)] = weakref.ref(block)
+        # A finalizer runs at the end of the process too unless told not to, and nothing is counted by then.
         weakref.finalize(block, self._forget, id(block)).atexit = False
         self._make_room()
         return block
@@ -315,6 +322,7 @@ def _binary(offsets: pa.Buffer, mapped: mmap.mmap | None, count: int) -> pa.Larg
 def _spill_file(folder: Path) -> IO[bytes]:
     """Open a file without a name: it ends with the last process that has it, however that ends."""
     try:
+        # By O_TMPFILE where the file system has it: there is no moment at which the file has a name.
         file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
     except OSError as error:
         raise _refused(folder, error) from error

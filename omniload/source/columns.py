@@ -22,6 +22,7 @@ _WIDTHS = {pa.string(): np.int32, pa.large_string(): np.int64}
 
 def as_binary(column: Ragged) -> pa.LargeBinaryArray:
     """Show a column to Arrow as binary strings of ``itemsize`` bytes a value; only offsets are copied."""
+    # Large: with offsets of 32 bits a block would end at 2 GiB.
     return pa.LargeBinaryArray.from_buffers(
         pa.large_binary(),
         len(column),
@@ -72,6 +73,7 @@ def drained(columns: list[Ragged], dtype: np.dtype[Any]) -> Ragged:
     # Of Arrow's memory, which it keeps for a while: numpy's own would be new pages for every block.
     values = np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype, size)
     row = at = 0
+    # Taken from the end, where that moves no other, and each goes as soon as it is copied.
     columns.reverse()
     while columns:
         column = columns.pop()
@@ -99,6 +101,7 @@ def text_bytes(texts: pa.Array) -> Ragged:
     # Arrow leaves the buffer out where no text has a letter.
     if len(texts) == 0 or values is None:
         return Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(len(texts) + 1, np.int64))
+    # A slice has the buffers of the whole array, and begins somewhere in them.
     ends = np.frombuffer(offsets, wide, len(texts) + 1, texts.offset * np.dtype(wide).itemsize)
     return Ragged(
         values_V=np.frombuffer(values, np.uint8)[ends[0] : ends[-1]],

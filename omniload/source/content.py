@@ -78,6 +78,7 @@ def parquet_ranges(
                 continue
             start = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+                # A chunk begins with its dictionary, where it has one.
                 start = min(start, chunk.dictionary_page_offset)
             begin = start + max(0, (chunk.total_compressed_size - SAMPLE_BYTES) // 2)
             # Places in a footer may be damaged: nothing behind the data is read by them.

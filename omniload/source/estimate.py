@@ -117,6 +117,7 @@ def profile(
         tokens_per_record=float(np.average(means, weights=rows_U[chosen])) * config.share_drawn,
         bad_records=sum(sample.bad for sample in sampled),
         longest_tokens=int(lengths.max(initial=0)),
+        # From above: the shuffle may have the largest units meet in one block.
         block_bytes=round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record),
         preprocess_s_per_token=min(preprocess_s, 1.0),
     )

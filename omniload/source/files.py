@@ -50,12 +50,8 @@ _GIVE_RANGES: set[str] = set()
 _REFUSALS = frozenset(
     {
         *("ParamValidationError", "NoCredentialsError", "PartialCredentialsError"),
-        *(
-            "ProfileNotFound",
-            "NoRegionError",
-            "InvalidRegionError",
-            "InvalidEndpointDiscoveryConfigurationError",
-        ),
+        *("ProfileNotFound", "NoRegionError", "InvalidRegionError"),
+        "InvalidEndpointDiscoveryConfigurationError",
     }
 )
 """Names of botocore, which is an extra: settings and credentials that are missing or wrong."""
@@ -107,6 +103,7 @@ class ShardFile:
         if self.size_bytes > _MUCH_BYTES and self.path.startswith(_HTTP):
             _require_ranges(self.remote, self.path)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        # All together: a client of a store asks for them side by side.
         found: list[bytes] = self.remote.cat_ranges(
             [self.path] * len(ranges), starts, stops, on_error="raise"
         )
@@ -283,6 +280,7 @@ def digest_of(files: Sequence[ShardFile]) -> str:
 
 def digest_of_texts(texts: Iterable[str]) -> str:
     """Return a digest of texts in their order."""
+    # Names need not be UTF-8.
     lines = "\n".join(texts).encode(errors="surrogateescape")
     return hashlib.blake2b(lines, digest_size=8).hexdigest()
 
@@ -388,6 +386,7 @@ def remote_file(
             f"its store gives {'no size' if size is None else f'the size {size!r:.40}'}; have it send one (over HTTP a "
             "Content-Length), or copy the file"
         )
+    # The first that there is, a tag before any time: it changes with the content.
     stamp = next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
     mark = next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
     return ShardFile(path=path, size_bytes=size, stamp=stamp, mark=mark, remote=store)

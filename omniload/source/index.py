@@ -57,6 +57,7 @@ _log = get_logger(__name__)
 def index_folder(mix_path: Path) -> Path:
     """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    # Mix files of one name lie in many folders, and have indexes of their own.
     digest = hashlib.blake2b(str(mix_path.resolve()).encode(), digest_size=6).hexdigest()
     return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
@@ -82,6 +83,7 @@ class IndexCache:
 
     def path(self, kind: str) -> Path:
         """Return the file that keeps units cut in the way ``kind`` says."""
+        # A file for each way of cutting: two mixes that cut one source in two ways do not write over each other's.
         digest = hashlib.blake2b(kind.encode(), digest_size=6).hexdigest()
         return self.folder / f"{self.source}.{digest}.index.arrow"
 
@@ -117,6 +119,7 @@ def index_of(
         _require_records(path, unit.rows)
     units = [built.get(file.path) or kept[key_of_file(file)] for file in files]
     if cache and missing:
+        # Of these files alone: else an index would grow by every shard that there ever was.
         _save(cache.path(kind), files, units)
     counts = [len(unit.rows) for unit in units]
     return UnitTable(
@@ -158,6 +161,7 @@ def _load(path: Path) -> dict[_Key, FileUnits]:
         _require_columns(table)
         units = {name: table[name].combine_chunks() for name in _OF_UNITS}
         stops_F = np.cumsum(_counts(units))
+        # Of all files end to end, and cut apart below without a copy.
         numbers = {name: column.flatten().to_numpy() for name, column in units.items()}
         _require_units(**{f"{name}_U": column for name, column in numbers.items()})
         return {

@@ -77,6 +77,7 @@ def existing(target: Path, size: int) -> SampleCorpus | None:
     Raises:
         ConfigError: It holds something else, or a corpus of another version or size.
     """
+    # An empty folder was made for a corpus.
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / MARKER).is_file():
@@ -90,6 +91,7 @@ def existing(target: Path, size: int) -> SampleCorpus | None:
         )
     try:
         sources = tuple(
+            # A key that is missing or unknown is a ``TypeError``.
             SampleSource(**(source | {"lengths_log2": tuple(source["lengths_log2"])}))
             for source in marker["sources"]
         )
@@ -131,5 +133,6 @@ def put_in_place(unfinished: Path, target: Path, size: int) -> SampleCorpus | No
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+        # Somebody else was faster; theirs holds the same, or is told as something else.
         return existing(target, size)
     return None

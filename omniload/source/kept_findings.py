@@ -73,6 +73,7 @@ def key_of_tokenizer(config: TokenizerConfig | None, base_dir: Path) -> str:
         status = None if path is None else path.stat()
     except OSError:
         status = None  # whoever opens it says so
+    # The inode and the time of change as well: a copy may keep the size and the time of writing.
     seen = (
         ()
         if status is None
@@ -84,6 +85,7 @@ def key_of_tokenizer(config: TokenizerConfig | None, base_dir: Path) -> str:
 def key_of_source(config: SourceConfig, files: Sequence[ShardFile], tokenizer: str) -> str:
     """Return a digest of all that a finding rests on."""
     shards = ("\0".join(map(str, key_of_file(file))) for file in files)
+    # Another Arrow may refuse what this one reads, and the other way round.
     return _digest([pa.__version__, tokenizer, config.model_dump_json(), *shards])
 
 
@@ -93,6 +95,7 @@ def kept_findings(folder: Path | None) -> Mapping[str, tuple[str, FoundSource]]:
         return {}
     try:
         with open_file(folder / _NAME) as file:
+            # What is longer than any is cut off here, is no JSON then, and is looked for anew.
             return _Findings.model_validate(orjson.loads(file.read(_LARGEST_BYTES))).sources
     except FileNotFoundError:
         return {}

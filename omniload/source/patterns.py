@@ -121,6 +121,7 @@ def find_files(
                 "correct the pattern, relative paths start at the mix file"
             )
         for file in sorted(files, key=natural_order):
+            # Two patterns may take one file: it keeps its place under the first.
             found.setdefault(file.path, file)
     return tuple(found.values())
 
@@ -194,6 +195,7 @@ def _usable(
     names: FileNames | None,
 ) -> list[ShardFile]:
     """Leave out what a glob took that is no data; refuse what the format does not know."""
+    # What is named in full is meant, whatever it is called.
     if not glob.has_magic(pattern):
         return files
     marked = {file.path: file for file in files if _is_marked(file.path, pattern, base_dir)}
@@ -216,6 +218,7 @@ def _usable(
 def _is_marked(path: str, pattern: str, base_dir: Path) -> bool:
     """Whether a part of ``path`` that a glob matched starts with ``_`` or ``.``, and no part of the glob does."""
     if "://" in pattern:
+        # Of stores that are joined, such as ``zip://*.jsonl::s3://bucket/a.zip``, the first says the path.
         parts, fixed = _parts(pattern.partition("::")[0]), 0
     else:
         # A bracket in the folder's own name is not a pattern.
@@ -223,6 +226,7 @@ def _is_marked(path: str, pattern: str, base_dir: Path) -> bool:
         parts, fixed = [*folder, *(part for part in _parts(pattern) if part != ".")], len(folder)
     while fixed < len(parts) and not glob.has_magic(parts[fixed]):
         fixed += 1
+    # Who writes the mark into a glob means it.
     if any(part[0] in "_." for part in parts[fixed:]):
         return False
     return any(part[0] in "_." for part in _parts(path)[fixed:])
@@ -235,12 +239,14 @@ def _parts(path: str) -> list[str]:
 
 def _names(paths: Sequence[str] | dict[str, ShardFile]) -> str:
     names = sorted(PurePosixPath(path).name for path in paths)
+    # A name may hold what a terminal would obey.
     shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMED])
     return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
 def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
     host = pattern.partition("://")[2].partition("/")[0]
+    # fsspec would cut an address of IPv6 at its colons, and ask for a store of that name.
     if "[" in host and "::" in host:
         raise ConfigError(
             f"{pattern!r} names its host as {host!r}, and '::' joins stores in a URL; give the host by name"
@@ -265,10 +271,12 @@ def _expand(pattern: str, base_dir: Path, names: FileNames | None) -> list[Shard
     place = base_dir / pattern
     path = str(place)
     if names is not None and place.is_dir():
+        # Links to folders are not followed: they may lead in a circle.
         held = [f"{folder}/{name}" for folder, _, inside in os.walk(path) for name in inside]
         return [local_file(each) for each in _of_folder(held, path, names)]
     if names is not None and names.implied and Path(path + names.implied).exists():
         return [local_file(path + names.implied)]
+    # A file may be called as a glob is written.
     if not glob.has_magic(path) or place.exists():
         return [local_file(path)]
     # Matching starts inside the folder: a bracket in the folder's own name is not a pattern.
@@ -288,6 +296,7 @@ def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:
         if PurePosixPath(path).parent == PurePosixPath(root):
             return [path]
     if lists:
+        # Which of them is meant is not guessed: another one beside it would change the run.
         sets = sorted(str(PurePosixPath(path).parent.relative_to(root)) for path in lists)
         raise ConfigError(
             f"{folder} holds {len(sets)} data sets, each with its {names.manifest}: {', '.join(sets[:_NAMED])}; "
@@ -312,5 +321,6 @@ def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:
 
 def natural_order(file: ShardFile) -> tuple[list[str | int], str]:
     """Order ``part-2`` before ``part-10``: texts and numbers alternate, so they compare in kind."""
+    # ``01`` and ``1`` are the same number: then the path itself decides.
     parts = re.split(r"([0-9]+)", file.path)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], file.path

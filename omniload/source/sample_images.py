@@ -85,6 +85,8 @@ def drawn_samples(
 ) -> Iterator[DrawnSample]:
     """Yield samples with up to ``images`` images each: with one, a caption without a marker; with more, a text."""
     for i in range(count):
+        # By a text, which is hashed alike in every process. Each sample by its own number: a larger corpus begins with
+        # the samples of a smaller one.
         random = Random(f"{seed}/{i}")  # noqa: S311 -- drawings, no secrets
         drawn = [_drawn(random, most) for _ in range(random.randint(1, images))]
         words = [caption for _, caption in drawn]

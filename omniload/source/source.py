@@ -219,6 +219,7 @@ class RecordSource(Source):
             return None
         block, rows = self._decoded(share.units), share.rows_N
         usable_N = block.usable_R[rows]
+        # The other loader left off within this epoch; those behind it are whole.
         if span.epoch == 0 and self._rules.drawn_before is not None:
             units_N, records_N = block.places_of(rows)
             usable_N = usable_N & self._rules.drawn_before.leaves(units_N, records_N)
@@ -238,6 +239,7 @@ class RecordSource(Source):
             samples, of_record, subs = cut
             positions = positions[of_record]
         tokens, others = samples.tokens, dict(samples.others)
+        # An empty sample is none: it would be planned, and fill no row.
         if not tokens.lengths_N.all():
             given = np.flatnonzero(tokens.lengths_N)
             tokens, positions, subs = tokens.take(given), positions[given], subs[given]
@@ -278,6 +280,7 @@ class RecordSource(Source):
         # order of the rows is another.
         if self._block is None or self._block.units != units:
             self._let_go()
+            # The last block went first: two of them would be twice the memory.
             self._block = decoded_block(units, self._reader, self._memory)
         return self._block
 

@@ -184,6 +184,7 @@ class BpeEncoder(Tokenizer):
         if self.end_of_document_id is not None:
             for sequence in ids:
                 if sequence:
+                    # The library gives a new list each time that it is asked for ids: this one is ours.
                     sequence.append(self.end_of_document_id)
         return _ids(ids)
 
@@ -205,6 +206,7 @@ class BpeEncoder(Tokenizer):
         *,
         special: bool = True,
     ) -> tuple[Ragged, Ragged]:
+        # Offsets are made by the last resort alone: they take the library a quarter longer.
         if not any(spans) or self._bytes is not None:
             tokens = _ids(self._encoded(texts))
             mask = (
@@ -212,6 +214,7 @@ class BpeEncoder(Tokenizer):
                 if self._bytes is None
                 else self._bytes.mask(tokens, texts, spans)
             )
+            # Lengths add up, or a token stands for something else than its bytes and offsets say where it lies.
             if mask is not None:
                 return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
         with _faults_of(self._path, "encodes no text"):
@@ -288,6 +291,7 @@ def _encoder(path: Path, _mtime_ns: int, end_of_document: str | None) -> BpeEnco
 
     Its largest id is looked for once as well: of 50,000 words that takes as long as opening thirty sources.
     """
+    # From what was read under a limit: the library's own reading takes a file of any size.
     library = tokenizers.Tokenizer.from_str(read_tokenizer(path).decode())
     if end_of_document is None:
         return BpeEncoder(library, None, path)
@@ -319,6 +323,7 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
 
 def _open_tiktoken(config: TiktokenTokenizer, base_dir: Path) -> Tokenizer:
     try:
+        # Here and not above: its module alone imports tiktoken, which may be missing.
         library = import_module("omniload.source.byte_pairs.encoder")
     except ModuleNotFoundError as error:
         raise missing_extra("a tokenizer of type tiktoken", error) from None
@@ -331,6 +336,7 @@ def _open_tiktoken(config: TiktokenTokenizer, base_dir: Path) -> Tokenizer:
         path,
         stamp,
         encoding=config.encoding,
+        # What was opened is kept by its arguments, which are hashed: a mapping cannot be.
         special_tokens=None if special is None else tuple(special.items()),
         end_of_document=config.end_of_document,
     )

@@ -70,6 +70,7 @@ def write_drawn(path: Path, shards: Mapping[str, NDArray[np.int64]]) -> None:
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(out, _SCHEMA, options=options) as writer:
         for name, records_N in shards.items():
+            # In batches: whoever reads it holds one at a time.
             for start in range(0, len(records_N), _ROWS_AT_ONCE):
                 some = np.asarray(records_N[start : start + _ROWS_AT_ONCE], np.int64)
                 columns = [pa.array([name] * len(some), pa.string()), pa.array(some)]
@@ -128,6 +129,7 @@ def _bits_in(path: Path, where: str, shards: "_Shards", total: int) -> Bits:
                 _require_ours(stored.schema, where)
                 for number in range(stored.num_record_batches):
                     batch = stored.get_batch(number)
+                    # Indices of a dictionary may lead out of it, and offsets out of the batch.
                     batch.validate(full=True)
                     bits.set(shards.numbers_of(batch))
     except FileNotFoundError:
@@ -171,6 +173,7 @@ class _Shards:
         self._by_last: dict[str, list[tuple[str, int]]] = {}
         for number, path in enumerate(paths):
             bare = _unzipped(path)
+            # By their own names: a list says as many of the folders before them as tell files apart.
             self._by_last.setdefault(bare.rpartition("/")[2], []).append((bare, number))
 
     def numbers_of(self, batch: pa.RecordBatch) -> NDArray[np.int64]:

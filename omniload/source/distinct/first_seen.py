@@ -78,6 +78,7 @@ class FirstSeen:
             buffer_records: Records held in memory.
         """
         self._records, self._folder, self._most = records, folder, buffer_records
+        # Of half a buffer: hashes spread evenly, and a part that is above the mean still fits.
         self._parts = max(1, -(-2 * records // buffer_records))
         self._held: list[NDArray[Any]] = []
         self._held_records = 0
@@ -140,6 +141,7 @@ class FirstSeen:
 
     def _write(self) -> None:
         """Put what is held behind what is in the file; keys in order, and so the parts."""
+        # Repeated keys go before they are written: they would all meet in one part.
         entries = _firsts(self._taken())
         if self._file is None:
             file = TemporaryFile(dir=self._folder)  # noqa: SIM115 -- closed with this object
@@ -152,6 +154,7 @@ class FirstSeen:
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         assert self._file is not None, "something was written"
+        # It flushes, too: numpy reads from the descriptor, past Python's buffer.
         self._file.seek(start * _RECORD.itemsize)
         return np.fromfile(self._file, _RECORD, stop - start)
 

@@ -81,6 +81,7 @@ def keys_by(records: Records, by: str) -> NDArray[np.uint64]:
     images = records.others.get(ENCODED)
     if images is None:
         return keys_B
+    # Of both hashes one: a caption beside two images is two records.
     both = np.stack((keys_B, content_keys(images)), axis=1).reshape(-1)
     return content_keys(Ragged(values_V=both, offsets=np.arange(len(keys_B) + 1) * 2))
 
@@ -126,6 +127,7 @@ def _found(
 ) -> Bits:
     """Read the source, and say now and then how far that is."""
     folder = None
+    # Beside the index, on a disk that was chosen for it: the system's folder may be of memory.
     if path is not None and path.parent.is_dir():
         folder = path.parent
     total, begin, said_s = int(rows_U.sum()), 0, time.monotonic()
@@ -153,6 +155,7 @@ def _writing_keys(name: str, records: int, folder: Path | None) -> str:
 def _digest(config: SourceConfig, files: Sequence[ShardFile]) -> str:
     """Return a digest of what decides which records equal each other: the shards, and how they are read."""
     declared = config.model_dump(mode="json", exclude=_NOT_DECISIVE)
+    # By ``repr`` below: a name that is not UTF-8 is no text to orjson.
     shards = [list(key_of_file(file)) for file in files]
     said = orjson.dumps([declared, repr(shards)], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(said, digest_size=6).hexdigest()
@@ -170,6 +173,7 @@ def _kept(path: Path, of: str, records: int) -> Bits | None:
         column = table[_FIRST].combine_chunks()
         if column.type != pa.bool_() or len(column) != records or column.null_count:
             return None
+        # Packed anew: Arrow's may begin inside a byte.
         return Bits(np.packbits(column.to_numpy(zero_copy_only=False), bitorder="little"), records)
     except FileNotFoundError:
         pass
@@ -183,6 +187,7 @@ def _keep(path: Path, of: str, first: Bits) -> None:
     metadata = {_VERSION: str(DISTINCT_VERSION).encode(), _OF: of.encode()}
     schema = pa.schema([(_FIRST, pa.bool_())], metadata=metadata)
     buffers = [None, pa.py_buffer(first.packed)]
+    # Arrow packs truths as ``Bits`` does, the lowest bit first.
     column = pa.Array.from_buffers(pa.bool_(), first.count, buffers)
     out = pa.BufferOutputStream()
     with pa.ipc.new_file(out, schema) as stored:

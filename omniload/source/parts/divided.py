@@ -142,6 +142,7 @@ class DividedSource(Source):
 
     def close(self) -> None:
         """End the readers; what is read after that is read by this one."""
+        # First: a reader that is lost by this is not started anew.
         self._closed = True
         self._end()
 
@@ -157,11 +158,13 @@ class DividedSource(Source):
             self._lose(error)
             return ()
         for facts in found:
+            # It was written anew between two openings: rows of two sources would be merged.
             if facts not in (None, self.facts):
                 raise StateError(
                     f"source {self.name!r}: another reader found {facts}, this one {self.facts}; "
                     "keep the files of a run as they are"
                 )
+        # All or none: a part without a reader would have to be read here, a block at a time beside the own one.
         return () if None in found else self._others
 
     def _lose(self, error: Exception) -> None:
@@ -187,6 +190,7 @@ class ThreadReader(PartReader):
     def __init__(self, open_source: Callable[[Part], RecordSource], part: Part) -> None:
         self._part = part
         self._thread = DaemonPool(1, "omniload-part-reader")
+        # In the thread that reads: a source is for one thread.
         self._opening = self._thread.submit(lambda: open_source(part))
 
     @override

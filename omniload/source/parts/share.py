@@ -74,10 +74,12 @@ class Share:
             rows_N: Rows asked for: numbers into all units laid end to end.
             left_out_U: Units that are nobody's.
         """
+        # Nearly every source: nothing is worked out.
         if part.of == 1 and left_out_U is None:
             return cls(
                 units=tuple(units_U.tolist()), places_N=np.arange(len(rows_N)), rows_N=rows_N
             )
+        # By the place in the block: numbers of units are up to the shuffle, and might all be one reader's.
         mine_U = (np.arange(len(units_U)) + block) % part.of == part.number
         if left_out_U is not None:
             mine_U &= ~left_out_U

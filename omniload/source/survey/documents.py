@@ -34,6 +34,7 @@ _READ_TOGETHER = 4096
 _BINS_A_DOUBLING = 16
 """A quantile is at most a 16th of a doubling above the true one: 5 %."""
 _DOUBLINGS = 32
+# Whole lengths: bins of less than a token fall together.
 _EDGES_B = np.unique(
     np.floor(2.0 ** (np.arange(_DOUBLINGS * _BINS_A_DOUBLING) / _BINS_A_DOUBLING)).astype(np.int64)
 )
@@ -73,6 +74,7 @@ class Survey:
         """
         for unit, rows_R in self._rows:
             records = self._format.read_unit(unit)
+            # Made anew for whoever asks: changing it changes nothing of the unit.
             usable_B = records.usable_B
             if self._distinct is not None:
                 usable_B &= self._distinct.of_unit(unit)
@@ -89,6 +91,7 @@ class Survey:
             bad += int(np.count_nonzero(made.bad_N))
         lengths_N = made.tokens.lengths_N
         given = np.flatnonzero(lengths_N)
+        # They are records of no token, as the plan counts them; bad ones are told apart.
         left_out = np.count_nonzero(~records.bad_B[rows_R]) - len(usable_N)
         return Looked(
             lengths_N=np.concatenate((lengths_N, np.zeros(left_out, np.int64))),
@@ -150,6 +153,7 @@ def _chosen(
     # Units of large numbers of records are chosen more often: each document has the same chance.
     ends = np.cumsum(rows_U)
     num_units = min(_MOST_UNITS, sample, len(filled))
+    # Two places may fall into one unit, which is read once.
     units = np.unique(np.searchsorted(ends, evenly(total, num_units), side="right"))
     ends_of_units = np.cumsum(rows_U[units])
     picked = evenly(int(ends_of_units[-1]), sample)
@@ -191,6 +195,7 @@ class LengthHistogram:
             return 0
         at = int(np.searchsorted(np.cumsum(self._counts_B), part * self.documents))
         last = int(_EDGES_B[at + 1]) - 1 if at + 1 < len(_EDGES_B) else self.longest
+        # A bin may end above every length that there was.
         return min(last, self.longest)
 
     def by_doubling(self) -> list[int]:

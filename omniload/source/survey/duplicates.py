@@ -63,6 +63,7 @@ class DuplicateCounter:
     def found(self) -> Duplicates:
         """Return what was found so far."""
         hashes_N, sources_N = self._joined()
+        # By hash, then by source: equal documents stand side by side, those of a source among them too.
         order = np.lexsort((sources_N, hashes_N))
         hashes_N, sources_N = hashes_N[order], sources_N[order]
         first_N = np.ones(len(hashes_N), np.bool_)
@@ -102,6 +103,7 @@ class DuplicateCounter:
     ) -> tuple[tuple[int, int, int], ...]:
         """Count pairs of sources, from distinct documents sorted by hash and source."""
         keys = [np.empty(0, np.int64)]
+        # A document of n sources stands at n places in a row: each pair of them is so many apart.
         for apart in range(1, _MOST_TOGETHER):
             same = hashes_D[apart:] == hashes_D[:-apart]
             if not same.any():
@@ -119,6 +121,7 @@ class DuplicateCounter:
 def hashes_of(documents: Ragged) -> NDArray[np.uint64]:
     """Return a hash of 64 bits of each sequence: equal ones have equal hashes, on every machine."""
     values = np.ascontiguousarray(documents.values_V)
+    # Slices of a memoryview are not copied.
     content, width = values.view(np.uint8).data, values.itemsize
     ends: Iterable[int] = (documents.offsets * width).tolist()
     digest = xxhash.xxh3_64_intdigest

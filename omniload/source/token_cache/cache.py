@@ -119,6 +119,7 @@ class LocalPlace(Place):
             )
         except FileNotFoundError:
             return None
+        # Looked at once it is open: between a look at the path and opening it another file could come.
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             self._require_ours(status)
@@ -127,12 +128,14 @@ class LocalPlace(Place):
             view, at = memoryview(data), 0
             while at < len(data) and (got := file.readinto(view[at : at + _CHUNK_BYTES])):
                 at += got
+            # What is shorter than it was a moment ago is refused by its check.
             return data if at == len(data) else data[:at]
 
     def _require_ours(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
             raise IntegrityError("is no file of an entry's size")
         if self._shared or (
+            # Root can write what it likes in any case.
             status.st_uid in {os.geteuid(), 0} and not status.st_mode & _OTHERS_WRITE
         ):
             return
@@ -147,6 +150,7 @@ class LocalPlace(Place):
         if self._limit_bytes is not None and not self._has_room(len(data)):
             return False
         target = self._root / path
+        # Nor may others list the names: they are digests of what shards hold.
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o777 if self._shared else 0o700)
         write_whole(target, data, mode=0o644 if self._shared else 0o600)
         self._room_bytes -= len(data)
@@ -335,6 +339,7 @@ class TokenCache:
 
     def _tell(self, kind: str, message: str) -> None:
         with self._lock:
+            # Of thousands of units that fail alike the first is told.
             first = kind not in self._told
             self._told.add(kind)
         if first:

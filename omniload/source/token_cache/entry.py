@@ -105,6 +105,7 @@ class Seal:
     """
 
     def __init__(self, key: bytes = b"") -> None:
+        # A key of BLAKE2b has 64 bytes at most; a file may hold more.
         self._key = hashlib.blake2b(key, digest_size=64).digest() if key else b""
         self.name = hashlib.blake2b(self._key, digest_size=6).hexdigest() if key else "plain"
         """Enters the name of a folder: entries of another key are not looked at."""
@@ -139,11 +140,13 @@ def packed(name: str, unit: EncodedUnit, seal: Seal) -> bytes:
     text = orjson.dumps(header.model_dump())
     flags_B = np.zeros(len(unit.tokens), np.uint8)
     for bit, flag in enumerate(_FLAGS):
+        # Five truths to a byte: they are of every record, whether it gives a sample or not.
         flags_B |= getattr(unit, flag).astype(np.uint8) << np.uint8(bit)
     parts: list[NDArray[Any]] = [flags_B]
     if unit.keys_B is not None:
         parts.append(unit.keys_B.astype("<u8"))
     for key, column in columns.items():
+        # Lengths and not offsets: half the bytes, and nothing in them can lead backwards.
         parts += [column.lengths_N.astype("<u4"), stored[key]]
     out = bytearray(_FIXED.pack(_MAGIC, ENTRY_VERSION, len(text)) + text)
     for part in parts:
@@ -217,6 +220,7 @@ def _arrays(body: memoryview, at: int, header: _Header) -> Iterator[NDArray[Any]
         raise ValueError("has not one column of tokens, the first")
     for dtype, count in wanted:
         at += -at % 8
+        # Without a copy; numpy refuses a count that reaches behind the end.
         yield np.frombuffer(body, dtype, count, at) if count else np.empty(0, dtype)
         at += count * np.dtype(dtype).itemsize
 

@@ -64,6 +64,7 @@ class Filling:
         self._spoilt = ""
         self._wanted_R = np.zeros(records, np.bool_)
         for begin, unit in units.items():
+            # Of units that were kept already nothing is wanted.
             self._wanted_R[begin : begin + len(unit.wanted_B)] = unit.wanted_B
         self._left = int(np.count_nonzero(self._wanted_R))
         self._made = 0
@@ -82,6 +83,7 @@ class Filling:
         """
         if self._closed:
             return
+        # A range may be read again, and a source of one block has its records again in the next epoch.
         new = np.flatnonzero(self._wanted_R[rows_N] & (self._places_R[rows_N] < 0))
         if not len(new):
             return
@@ -89,6 +91,7 @@ class Filling:
         try:
             for name, column in columns.items():
                 if name not in self._columns:
+                    # In a file: in memory the tokens of a block would be as much again as its text.
                     self._columns[name] = SpilledColumn(self._folder, column.values_V.dtype)
                 self._columns[name].append(column if len(new) == len(rows_N) else column.take(new))
         except OmniloadError as error:

@@ -32,6 +32,7 @@ __all__ = ["MAKING_VERSION", "SourceTokens", "folder_of_source", "names_of_units
 MAKING_VERSION = 1
 """Raised whenever the same text, tokenizer and transforms come to other tokens."""
 
+# Of ``on_error`` neither: an entry says what is bad, and whoever reads it does as its source says.
 _NOT_OF_TOKENS = {
     *("path", "tags", "shuffle", "on_error", "transforms", "max_repetition", "max_fraction"),
     *("splits", "split", "dedupe", "overlong", "drawn_before"),
@@ -133,6 +134,7 @@ def folder_of_source(
         "dedupe": config.dedupe,
         "encoding": None if made is None else made.model_dump(mode="json", exclude={"template"}),
         "end": getattr(tokenizer, "end_of_document", None),
+        # The library too: another release of it may cut text otherwise.
         "tokenizer": [tokenizer_digest, library_of(tokenizer)],
         "pipeline": pipeline_digest,
     }
