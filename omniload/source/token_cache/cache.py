@@ -293,13 +293,13 @@ class TokenCache:
         self._away_until_s = 0.0
         self._told: set[str] = set()
 
-    def get(self, path: str) -> EncodedUnit | None:
-        """Return an entry; ``None`` where there is none that can be believed."""
+    def get(self, path: str, records: int) -> EncodedUnit | None:
+        """Return the entry of a unit of so many records; ``None`` where there is none that can be believed."""
         data = self._asked(lambda: self._place.read(path), path)
         if data is None:
             return None
         try:
-            return unpacked(path, data, self.seal)
+            return unpacked(path, data, self.seal, records)
         except IntegrityError as error:
             self._tell("torn", f"{self.location}/{path}: {error}; made anew")
             return None

@@ -156,11 +156,17 @@ def packed(name: str, unit: EncodedUnit, seal: Seal) -> bytes:
     return bytes(out) + seal.check_of(memoryview(out))
 
 
-def unpacked(name: str, data: bytes | bytearray | memoryview, seal: Seal) -> EncodedUnit:
+def unpacked(
+    name: str,
+    data: bytes | bytearray | memoryview,
+    seal: Seal,
+    records: int | None = None,
+) -> EncodedUnit:
     """Return what an entry holds; numbers are looked at as well, for a plain check proves no author.
 
     Raises:
-        IntegrityError: It is not whole, of another name or version, or no seal of ours.
+        IntegrityError: It is not whole, of another name or version, of other than so many ``records``, or no seal of
+            ours.
     """
     view = memoryview(data)
     if len(view) < _FIXED.size + _CHECK_BYTES:
@@ -170,20 +176,23 @@ def unpacked(name: str, data: bytes | bytearray | memoryview, seal: Seal) -> Enc
     if seal.check_of(body) != check:
         raise IntegrityError("is cut short, damaged, or written with another key")
     try:
-        unit = _parsed(name, body)
+        unit = _parsed(name, body, records)
         _require_sound(unit)
     except (ValueError, ValidationError, orjson.JSONDecodeError) as error:
         raise IntegrityError(f"is no entry of this name: {error}") from error
     return unit
 
 
-def _parsed(name: str, body: memoryview) -> EncodedUnit:
+def _parsed(name: str, body: memoryview, records: int | None) -> EncodedUnit:
     magic, version, size = _FIXED.unpack_from(body)
     if magic != _MAGIC or version != ENTRY_VERSION:
         raise ValueError(f"begins with {magic!r}, version {version}")
     header = _Header.model_validate(orjson.loads(body[_FIXED.size : _FIXED.size + size]))
     if header.of != name:
         raise ValueError(f"is of {header.of:.80}")
+    # Records of a block are looked up by their numbers: one that is missing would end the run.
+    if records not in (None, header.records):
+        raise ValueError(f"holds {header.records} records, and its unit {records}")
     arrays = _arrays(body, _FIXED.size + size, header)
     flags_B = next(arrays)
     keys_B = next(arrays) if header.has_keys else None
@@ -216,7 +225,7 @@ def _arrays(body: memoryview, at: int, header: _Header) -> Iterator[NDArray[Any]
         if column.name != _TOKENS and column.name not in COLUMNS:
             raise ValueError(f"has a column {column.name!r}")
         wanted += [("<u4", header.records), (column.dtype, column.values)]
-    if header.columns[:1] != tuple(c for c in header.columns if c.name == _TOKENS):
+    if [at for at, column in enumerate(header.columns) if column.name == _TOKENS] != [0]:
         raise ValueError("has not one column of tokens, the first")
     for dtype, count in wanted:
         at += -at % 8

@@ -9,7 +9,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.transforms import (
@@ -46,6 +48,8 @@ class SourceTokens:
     cache: TokenCache
     folder: str
     names_U: Sequence[str]
+    rows_U: NDArray[np.int64]
+    """Records of each unit."""
 
     @classmethod
     def of(
@@ -75,14 +79,13 @@ class SourceTokens:
             pipeline_digest=pipeline_digest,
             seal=cache.seal.name,
         )
-        names_U = names_of_units(
-            opened.format.units(), opened.files, digests_all=opened.digests_all
-        )
-        return cls(cache=cache, folder=folder, names_U=names_U)
+        units = opened.format.units()
+        names_U = names_of_units(units, opened.files, digests_all=opened.digests_all)
+        return cls(cache=cache, folder=folder, names_U=names_U, rows_U=units.rows_U)
 
     def get(self, unit: int) -> EncodedUnit | None:
         """Return what is kept of a unit, if anything."""
-        return self.cache.get(f"{self.folder}/{self.names_U[unit]}")
+        return self.cache.get(f"{self.folder}/{self.names_U[unit]}", int(self.rows_U[unit]))
 
     def put(self, unit: int, made: EncodedUnit) -> bool:
         """Keep a unit; tell whether it is kept."""

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omniload.base.clock import FakeClock
@@ -16,7 +18,7 @@ from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.source import open_source
 from omniload.source.token_cache.cache import LocalPlace, TokenCache, open_token_cache
-from omniload.source.token_cache.entry import Seal
+from omniload.source.token_cache.entry import Seal, packed, unpacked
 
 BYTES = ByteTokenizer(type="bytes")
 CONFIG = JsonlSource(type="jsonl", path="*.jsonl", unit=4096)
@@ -118,11 +120,26 @@ def test_a_store_that_does_not_answer_is_left_alone_for_a_minute(tmp_path):
     clock, place = FakeClock(), Failing(tmp_path)
     cache = TokenCache(place, Seal(), "", clock)
 
-    assert [cache.get("folder/unit") for _ in range(5)] == [None] * 5
+    assert [cache.get("folder/unit", 1) for _ in range(5)] == [None] * 5
     assert place.asked == 1
     clock.advance(61)
-    assert cache.get("folder/unit") is None
+    assert cache.get("folder/unit", 1) is None
     assert place.asked == 2
+
+
+def test_an_entry_of_fewer_records_than_its_unit_is_made_anew(folder, caplog):
+    whole = read_whole(a_source(folder, "cache"))
+    for entry in entries(folder):
+        name = f"{entry.parent.name}/{entry.name}"
+        held = unpacked(name, entry.read_bytes(), Seal())
+        rows = np.arange(len(held.tokens) - 1)
+        flags = ("bad_B", "kept_B", "given_B", "made_B", "spoilt_B")
+        shorter = {flag: getattr(held, flag)[rows] for flag in flags}
+        short = replace(held, tokens=held.tokens.take(rows), **shorter)
+        entry.write_bytes(packed(name, short, Seal()))
+
+    assert read_whole(a_source(folder, "cache")) == whole
+    assert caplog.text.count("made anew") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

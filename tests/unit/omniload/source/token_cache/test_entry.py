@@ -1,13 +1,16 @@
 """An entry is believed whole or not at all."""
 
+import struct
+
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.source.token_cache.entry import EncodedUnit, Seal, packed, unpacked
+from omniload.source.token_cache.entry import ENTRY_VERSION, EncodedUnit, Seal, packed, unpacked
 
 KEY = b"a key that people share"
 
@@ -97,6 +100,15 @@ def test_an_entry_that_was_renamed_is_none():
 def test_an_entry_whose_check_holds_is_looked_at_all_the_same(changes, said):
     with pytest.raises(IntegrityError, match=said):
         unpacked("f/u", packed("f/u", a_unit(**changes), Seal()), Seal())
+
+
+def test_an_entry_without_tokens_is_none():
+    said = {"of": "f/u", "records": 0, "has_keys": False, "reason": "", "spoilt": "", "columns": []}
+    header = orjson.dumps(said)
+    body = struct.pack("<8sII", b"OMNITOKS", ENTRY_VERSION, len(header)) + header
+
+    with pytest.raises(IntegrityError, match="not one column of tokens"):
+        unpacked("f/u", body + Seal().check_of(body), Seal())
 
 
 def test_ids_below_65536_take_two_bytes():
