@@ -117,8 +117,10 @@ def find_files(
         files = _usable(taken, pattern, base_dir, where, names)
         if not files:
             raise ConfigError(
-                f"{where} matches no file under {base_dir}; "
-                "correct the pattern, relative paths start at the mix file"
+                f"{where} matches no file of its store; correct the URL"
+                if is_url(pattern)
+                else f"{where} matches no file under {base_dir}; correct the pattern, "
+                "relative paths start at the mix file"
             )
         for file in sorted(files, key=natural_order):
             # Two patterns may take one file: it keeps its place under the first.

@@ -104,7 +104,9 @@ def test_files_of_a_store_are_found_by_glob_and_by_name(tmp_path, memory):
 
 
 def test_a_store_without_the_file_is_a_fault_of_the_file(tmp_path, memory):
-    with pytest.raises(ConfigError, match="matches no file"):
+    with pytest.raises(
+        ConfigError, match=r"none\.txt' matches no file of its store; correct the URL"
+    ):
         found(tmp_path, "memory://d/none.txt")
 
 
