@@ -210,6 +210,13 @@ def _layout(file: ShardFile, config: NumpySource) -> _Layout:
             f"{file.path}: is one run of {shape[0]} ids; set end_of_document to the token that ends "
             "documents, or row_tokens"
         )
+    largest, end = np.iinfo(dtype).max, config.end_of_document
+    # Else nothing in the file would equal it, and all of it would be one document.
+    if end is not None and end > largest:
+        raise ConfigError(
+            f"{file.path}: holds ids of {dtype}, up to {largest}, and end_of_document is {end}; name the token that "
+            "ends documents there"
+        )
     return _Layout(start=start, dtype=dtype, row=row)
 
 
