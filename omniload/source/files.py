@@ -87,7 +87,8 @@ class ShardFile:
         if self.size_bytes == 0:
             return pa.BufferReader(b"")
         if self.remote is None:
-            return pa.OSFile(self.path, "rb")
+            # As bytes: a name need not be UTF-8.
+            return pa.OSFile(os.fsencode(self.path), "rb")
         return pa.PythonFile(self.remote.open(self.path, "rb"), mode="r")
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

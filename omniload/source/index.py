@@ -58,7 +58,7 @@ def index_folder(mix_path: Path) -> Path:
     """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     # Mix files of one name lie in many folders, and have indexes of their own.
-    digest = hashlib.blake2b(str(mix_path.resolve()).encode(), digest_size=6).hexdigest()
+    digest = hashlib.blake2b(os.fsencode(mix_path.resolve()), digest_size=6).hexdigest()
     return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 

@@ -68,13 +68,19 @@ class LanceDataset:
             store: The store; ``None`` for a folder.
 
         Raises:
-            ConfigError: There is no such version, or Lance cannot be told of the store.
+            ConfigError: There is no such version, its name is not UTF-8, or Lance cannot be told of the store.
             IntegrityError: It cannot be opened.
             OSError: The file system or the store did not answer.
         """
         self.root, self._store = root, store
         self._files: dict[str, ShardFile] = {}
         """Files that were looked at, by their names."""
+        # Else what the library says of it is taken for damage.
+        if root != root.encode(errors="replace").decode():
+            raise ConfigError(
+                f"{root}: is a name that is not UTF-8, which Lance does not take; rename the folder, or name a link "
+                "to it"
+            )
         if version is not None:
             self._require_manifest(version)
         options = None if store is None else options_for(store)

@@ -21,6 +21,7 @@ and where it differs from the usual::
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import fsspec
@@ -133,6 +134,29 @@ class SourceContract:
         assert all(Path(first).is_file() for first in firsts)
         every = {source.shard_at(p) for p in range(source.positions_per_epoch)}
         assert every == {*range(len(source.shards))}
+
+    def test_a_folder_whose_name_is_no_utf8_is_read_as_any_other(
+        self, opened, folder, kind, tmp_path_factory
+    ):
+        strange = tmp_path_factory.mktemp("names") / os.fsdecode(b"caf\xe9")
+        shutil.copytree(folder, strange)
+        n = SHARDS * TEXTS_PER_SHARD
+
+        def open_strange():
+            return open_source(
+                "web",
+                kind.config(strange),
+                seed=11,
+                tokenizer=kind.tokenizer,
+                base_dir=strange,
+                cache_dir=strange / "index",
+            )
+
+        if getattr(kind, "utf8_alone", False):
+            with pytest.raises(ConfigError, match="a name that is not UTF-8"):
+                open_strange()
+        else:
+            assert samples(open_strange().read(0, n)) == samples(opened().read(0, n))
 
     def test_records_are_shuffled_anew_in_every_epoch(self, opened):
         source = opened()

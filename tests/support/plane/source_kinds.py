@@ -244,6 +244,7 @@ class LanceTexts:
     without_files = r"IntegrityError: .*part-0.lance: version 1 names data/.*, which is not there"
     without_store = "is in a store that Lance does not read; it reads folders, s3://"
     takes_damage = False
+    utf8_alone = True
 
     def table(self, texts):
         return pa.table({"id": np.arange(len(texts)), "text": pa.array(texts, pa.string())})

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -229,6 +230,15 @@ def test_indexes_lie_in_the_users_cache_a_folder_for_every_mix_file(tmp_path, mo
 
     assert one.parent == other.parent == tmp_path / "cache" / "omniload" / "index"
     assert one != other
+
+
+def test_a_mix_file_in_a_folder_whose_name_is_no_utf8_has_an_index_too(tmp_path):
+    one, other = (
+        Path(os.fsdecode(b"/data/caf" + letter), "mix.yaml") for letter in (b"\xe9", b"\xea")
+    )
+
+    assert index_folder(one).name.startswith("mix.")
+    assert index_folder(one) != index_folder(other)
 
 
 @pytest.mark.timeout(30)
