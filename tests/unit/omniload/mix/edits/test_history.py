@@ -1,11 +1,23 @@
 """What a change makes of a mix, by cases; ``test_machine_edits`` has what holds for all of them."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from omniload.base.errors import ConfigError, StateError
+from omniload.base.state import sealed, unsealed
 from omniload.mix.edits import history as history_module
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.edit import MOST_EDITS, AddSource, RetireSource, SetWeights, Undo
+from omniload.mix.edits.edit import (
+    MOST_EDITS,
+    AddSource,
+    Edit,
+    RetireSource,
+    SetWeights,
+    SkipSteps,
+    Undo,
+)
 from omniload.mix.edits.found import merged, require_found, require_reached
 from omniload.mix.edits.history import History, require_open
 from omniload.mix.sources import ParquetSource
@@ -56,6 +68,41 @@ def test_an_added_source_keeps_its_share_in_later_stages_and_its_number_comes_la
     assert history.latest.names == ("code", "web", "books")
     assert history.at(9).names == ("code", "web")
     assert history.shares_at(10)["books"] == history.shares_at(100)["books"] == 0.5
+
+
+def a_skip(history):
+    """Skip steps 3 to 5 of a run of three sources; the state behind them tells their numbers apart."""
+    behind = replace(
+        MixState.start(3),
+        step=5,
+        cursors_S=((1, 0, 0), (2, 0, 0), (3, 0, 0)),
+        drawn_S=(1, 2, 3),
+        mix_revision=1,
+    )
+    return history.edited(SkipSteps(first=3, stop=5), 3, behind=behind, at_rest=True), behind
+
+
+def test_a_state_behind_skipped_steps_is_that_of_its_sources_in_whatever_order_json_has_them():
+    history, behind = a_skip(a_history().edited(an_addition("books"), 1))
+    kept = json.dumps(history.carried_by(2), sort_keys=True)
+
+    edits = tuple(map(Edit.model_validate, json.loads(kept)))
+    entered = History(history.base, edits).entering(replace(MixState.start(3), step=3), 2)
+
+    assert history.latest.names == ("code", "web", "books")
+    assert entered.cursors_S == behind.cursors_S
+    assert entered.drawn_S == behind.drawn_S
+
+
+@pytest.mark.parametrize("change", [{"mix_revision": 9}, {"sources": 7}, {"sources": {}}, None])
+def test_a_state_behind_skipped_steps_that_is_none_is_refused(change):
+    history, _ = a_skip(a_history().edited(an_addition("books"), 1))
+    skip = history.edits[-1]
+    held = {} if change is None else unsealed(skip.behind, of="it") | change
+    edits = (history.edits[0], skip.model_copy(update={"behind": sealed(held)}))
+
+    with pytest.raises(StateError):
+        History(history.base, edits).entering(replace(MixState.start(3), step=3), 2)
 
 
 def test_undo_goes_back_one_edit_after_another():
