@@ -175,9 +175,9 @@ class History:
         """Return the state behind skipped steps, as the first of them begins."""
         assert skip.behind is not None, "it skips steps"
         revision = skip.behind.get("mix_revision")
-        is_earlier = type(revision) is int and 0 <= revision < skip.revision
         # By the run's numbers, not in the order of the keys: whoever keeps a state as JSON may have sorted them.
-        names = self.of_revision(revision).names if is_earlier else ()
+        is_known = isinstance(revision, int) and 0 <= revision < skip.revision
+        names = self.of_revision(int(revision or 0)).names if is_known else ()
         # Without a fingerprint, as it was kept: the run's own is compared wherever it goes on.
         behind = MixState.from_json(skip.behind, names, {}).widened(len(entered.cursors_S))
         return replace(behind, step=entered.step, mix_revision=entered.mix_revision)

@@ -37,6 +37,8 @@ __all__ = ["GROUP", "Seen", "capped", "decide", "seen_at"]
 GROUP = "omniload.policies"
 """Group of entry points."""
 _ROUNDING = 1e-9
+_LEAST = 1e-12
+"""Share that weighs as little as any above 0 can: integer weights sum to 2**30."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +126,15 @@ def _tempered(config: TemperaturePolicy, seen: Seen) -> dict[str, float]:
     done = (seen.step - config.from_step) / (config.to_step - config.from_step)
     temperature = config.start + (config.end - config.start) * min(max(done, 0.0), 1.0)
     highest = max((seen.declared[name] for name, share in seen.shares.items() if share), default=0)
-    # Of the highest, lest all come to 0 where the temperature is low.
-    return {
-        name: (share / (highest or 1.0)) ** (1 / temperature) if share <= highest else 1.0
-        for name, share in seen.declared.items()
-    }
+
+    def heated(share: float) -> float:
+        if not 0 < share < highest:
+            return float(share > 0)
+        # Of the highest, lest all come to 0 where the temperature is low; and not to 0 itself, where a source stays out
+        # however warm it gets.
+        return max((share / highest) ** (1 / temperature), _LEAST)
+
+    return {name: heated(share) for name, share in seen.declared.items()}
 
 
 def _by_loss(config: LossPolicy, seen: Seen) -> dict[str, float]:

@@ -156,6 +156,17 @@ def test_the_temperature_moves_in_a_line(step, temperature):
     assert list(found.values()) == pytest.approx((wanted / wanted.sum()).tolist())
 
 
+def test_a_source_that_the_cold_left_nothing_of_comes_back_when_it_gets_warm():
+    policy = a_policy(type="temperature", start=0.01, end=1, to_step=100)
+    declared = [1e-6, 1 - 1e-6]
+
+    cold = decide(policy, seen(declared, declared=declared, step=0), {})
+    warm = decide(policy, seen(cold.values(), declared=declared, step=100), {})
+
+    assert 0 < cold["books"] < 1e-9
+    assert list(warm.values()) == pytest.approx(declared)
+
+
 def test_constant_is_the_file_whatever_was_set():
     found = decide(a_policy(type="constant"), seen([0.7, 0.3], declared=[0.5, 0.5]), {})
 
