@@ -132,7 +132,8 @@ def _tempered(config: TemperaturePolicy, seen: Seen) -> dict[str, float]:
             return float(share > 0)
         # Of the highest, lest all come to 0 where the temperature is low; and not to 0 itself, where a source stays out
         # however warm it gets.
-        return max((share / highest) ** (1 / temperature), _LEAST)
+        power: float = (share / highest) ** (1 / temperature)
+        return max(power, _LEAST)
 
     return {name: heated(share) for name, share in seen.declared.items()}
 
