@@ -21,6 +21,7 @@ from omniload.plan.placement import num_microbatches_of
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import (
     PlacementRequest,
+    columns_of,
     cost_of,
     deals_images,
     placed_by,
@@ -28,9 +29,6 @@ from omniload.plan.strategies import (
 )
 
 __all__ = ["dealt_by_chain", "place", "place_again"]
-
-_TAGS = "tags."
-"""Begins the name of a column that holds a tag of each piece's source."""
 
 
 def place(
@@ -133,15 +131,7 @@ def dealt_by_chain(
         encoder_cost=QuadraticCost(mix.balance.encoder_linear, mix.balance.encoder_quadratic),
         source_tags=[source.tags for source in mix.sources.values()],
     )
-    patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
-    tags = {
-        # A source without the tag has an empty one: a cost function sees a column of text, whole.
-        column: np.array([held.get(column.removeprefix(_TAGS), "") for held in request.source_tags])
-        for column in cost_columns
-        if column.startswith(_TAGS)
-    }
-    of_sources = {column: values_S[pieces.sources_P] for column, values_S in tags.items()}
-    columns = {"sources": pieces.sources_P} | patches | of_sources
+    columns = columns_of(pieces, request.source_tags, cost_columns, images)
     rows = DGraph.of_rows(pieces.lengths_P, membership.row_offsets, columns)
     placement = placed_by(strategy_of(name), name, rows, request)
     planned = None

@@ -22,7 +22,7 @@ from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_
 from omniload.plan.bins import balance
 from omniload.plan.cost import row_costs
 from omniload.plan.records import StepPlan
-from omniload.plan.strategies import cost_of
+from omniload.plan.strategies import costs_of_pieces
 
 __all__ = [
     "Forecast",
@@ -227,9 +227,8 @@ def steps_per_epoch(
 
 def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
     """Measure a planned step against its rows dealt to ``dp`` ranks in order."""
-    cost, columns = cost_of(mix.balance)
-    known = {"lengths": plan.pieces.lengths_P, "sources": plan.pieces.sources_P}
-    costs_R = row_costs(cost(*(known[name] for name in columns)), plan.row_offsets)
+    costs_P = costs_of_pieces(mix, plan.pieces, plan.image_table)
+    costs_R = row_costs(costs_P, plan.row_offsets)
     return StepFigures(
         tokens=int(plan.pieces.lengths_P.sum()),
         capacity=plan.num_rows * mix.pack.length,

@@ -17,21 +17,23 @@ Source:
     OVERLORD / Omniload / MegaScale-Data, arXiv 2504.09844, on orchestration strategies.
 
 Shape suffixes:
-    R  rows
+    R  rows        P  pieces        S  sources
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.settings.registry import registered
-from omniload.mix.config import BalanceConfig
+from omniload.mix.config import BalanceConfig, MixConfig
+from omniload.mix.pieces import PieceTable
 from omniload.plan.bins import BalanceMethod
-from omniload.plan.cost import CostFunction, QuadraticCost
+from omniload.plan.cost import CostFunction, QuadraticCost, require_costs
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable
 from omniload.plan.place_tree import ClientPlaceTree
@@ -43,7 +45,9 @@ __all__ = [
     "Strategy",
     "balanced",
     "by_length",
+    "columns_of",
     "cost_of",
+    "costs_of_pieces",
     "deals_images",
     "hybrid",
     "in_order",
@@ -54,6 +58,8 @@ __all__ = [
 
 _STRATEGIES, _COSTS = "omniload.strategies", "omniload.costs"
 """Groups of entry points."""
+_TAGS = "tags."
+"""Begins the name of a column that holds a tag of each piece's source."""
 
 
 # As balance.encoder_linear and encoder_quadratic are where a mix file does not say.
@@ -223,6 +229,54 @@ def cost_of(balance: BalanceConfig) -> tuple[CostFunction, tuple[str, ...]]:
             f"balance.cost {balance.cost!r} has of={columns!r}; give a tuple of names of columns"
         )
     return cast("CostFunction", function), columns
+
+
+def columns_of(
+    pieces: PieceTable,
+    tags_S: Sequence[Mapping[str, str]],
+    wanted: Sequence[str],
+    images: ImageTable | None,
+) -> dict[str, NDArray[Any]]:
+    """Return what is known of the pieces of a step beside their lengths.
+
+    Args:
+        pieces: The pieces.
+        tags_S: Tags of each source.
+        wanted: Columns that are asked for: of tags no others are made.
+        images: The images of the step, where it may have any.
+    """
+    patches = {} if images is None else {"patches": images.patches_P(len(pieces))}
+    tags = {
+        # A source without the tag has an empty one: a cost function sees a column of text, whole.
+        column: np.array([held.get(column.removeprefix(_TAGS), "") for held in tags_S])
+        for column in wanted
+        if column.startswith(_TAGS)
+    }
+    of_sources = {column: values_S[pieces.sources_P] for column, values_S in tags.items()}
+    return {"sources": pieces.sources_P} | patches | of_sources
+
+
+def costs_of_pieces(
+    mix: MixConfig, pieces: PieceTable, images: ImageTable | None
+) -> NDArray[np.float64]:
+    """Return what each piece of a step costs by the mix file.
+
+    Raises:
+        ConfigError: The cost is a user's and fails, or asks for a column that the step has not.
+    """
+    cost, wanted = cost_of(mix.balance)
+    # As where the step is placed: a strategy that deals images finds them in a step without any too.
+    if images is None and deals_images(mix.balance.strategy):
+        images = ImageTable.empty()
+    tags_S = [source.tags for source in mix.sources.values()]
+    columns = {"lengths": pieces.lengths_P} | columns_of(pieces, tags_S, wanted, images)
+    try:
+        return require_costs(cost, columns, wanted, "backbone")
+    except Exception as error:
+        raise ConfigError(
+            f"balance.cost {mix.balance.cost!r} failed on {len(pieces)} pieces: {type(error).__name__}: {error}; mend "
+            "it, or use 'quadratic'"
+        ) from error
 
 
 def require_strategy(balance: BalanceConfig) -> None:

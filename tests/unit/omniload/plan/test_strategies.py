@@ -14,6 +14,7 @@ from omniload.mix.state import MixState
 from omniload.plan import strategies
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
+from omniload.plan.forecast import figures_of
 from omniload.plan.membership import membership_of
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import PlacementRequest, placed_by
@@ -135,13 +136,17 @@ def test_a_strategy_and_a_cost_of_the_users_reach_the_plan(installed):
     assert plan.imbalance == pytest.approx(1.0, abs=0.1)  # by tokens; by squares it is far more
 
 
-def a_tagged_step(**balance):
-    """As ``a_step``, of two sources in turns, of which one is tagged; samples fill a row each."""
+def a_tagged_mix(**balance):
+    """A mix of two sources, of which one is tagged."""
     mix = a_mix(sources=("news", "proofs"), rows=8, length=16, micro_rows=2)
     proofs = mix.sources["proofs"].model_copy(update={"tags": {"domain": "math"}})
     sources = {"news": mix.sources["news"], "proofs": proofs}
-    mix = mix.model_copy(update={"balance": BalanceConfig(**balance), "sources": sources})
-    state = MixState.start(2)
+    return mix.model_copy(update={"balance": BalanceConfig(**balance), "sources": sources})
+
+
+def a_tagged_step(**balance):
+    """As ``a_step``, of two sources in turns; samples fill a row each."""
+    mix, state = a_tagged_mix(**balance), MixState.start(2)
     ahead = known_ahead(state, [[[16]], [[16]]], 40)
     return place(mix, TREE, state, membership_of(mix, state, ahead))
 
@@ -158,6 +163,21 @@ def test_a_cost_goes_by_the_tags_of_sources(installed):
     # Two of the dear source for each rank: any other dealing is uneven.
     assert [int(sources_R[plan.dp_ranks_R == rank].sum()) for rank in (0, 1)] == [2, 2]
     assert plan.imbalance == pytest.approx(1.0)
+
+
+def test_what_a_step_costs_in_order_is_foreseen_by_the_tags_of_sources(installed):
+    plan = a_tagged_step(cost="dear_domain")
+
+    figures = figures_of(a_tagged_mix(cost="dear_domain"), plan, dp=8)
+
+    assert figures.imbalance_before == pytest.approx(100 / 50.5)  # a row each, of one source
+
+
+def test_a_cost_that_asks_for_what_a_step_has_not_is_refused_by_its_name(installed, monkeypatch):
+    monkeypatch.setattr(dear_domain, "of", ("lengths", "patches"))
+
+    with pytest.raises(ConfigError, match=r"'dear_domain' failed on 8 pieces.*'patches'.*mend it"):
+        figures_of(a_tagged_mix(cost="dear_domain"), a_tagged_step(), dp=2)
 
 
 def test_a_strategy_goes_by_the_tags_of_sources(installed):
