@@ -144,11 +144,11 @@ class TwoNodes:
         while "Ray runtime started" not in (line := node.stdout.readline()):
             assert line, f"{' '.join(node.args)} did not start"
 
-    def open(self, mix, run, keywords):
+    def open(self, mix, run, keywords, nodes=2):
         script = ROOT / "tests" / "support" / "plane" / "shadow_rank.py"
         self.plane = on(
             self.hosts[0],
-            *(sys.executable, script, mix, run, 2, json.dumps(keywords)),
+            *(sys.executable, script, mix, run, nodes, json.dumps(keywords)),
             env=environment(self.scratch) | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -207,10 +207,10 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes(hosts, scratch):
+    """Begin with the first of them."""
     nodes = TwoNodes(hosts, scratch)
     try:
         nodes.start(0, "--head", "--port=21998", "--include-dashboard=false")
-        nodes.start(1, f"--address={nodes.head}")
         yield nodes
     finally:
         nodes.mend()
@@ -234,6 +234,7 @@ def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_go
     here, away = ADDRESSES
 
     with two_nodes(hosts, scratch) as nodes:
+        nodes.start(1, f"--address={nodes.head}")
         nodes.open(
             tmp_path / "mix.yaml",
             tmp_path / "run",
@@ -254,6 +255,28 @@ def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_go
 
     assert steps == expected
     assert holder != lost
+
+
+@pytest.mark.soak
+def test_a_shadow_at_home_is_followed_by_one_on_a_host_that_comes_later(hosts, tmp_path, scratch):
+    mix = a_mix(tmp_path)
+    write_mix(tmp_path / "mix.yaml", mix)
+    expected = unbroken(a_spec(tmp_path, mix), 2 * STEPS)
+    here, away = ADDRESSES
+
+    with two_nodes(hosts, scratch) as nodes:
+        keywords = {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 20.0}
+        nodes.open(tmp_path / "mix.yaml", tmp_path / "run", keywords, nodes=1)
+        wait_for_places(nodes, here, here)
+        nodes.start(1, f"--address={nodes.head}")
+        wait_for_places(nodes, here, away)
+        steps = nodes.ask("take", STEPS)
+        nodes.ask("kill", "loader-0")
+        steps += nodes.ask("take", STEPS)
+        wait_for_places(nodes, away, here)
+        nodes.close()
+
+    assert steps == expected
 
 
 def wait_for_places(nodes, *wanted):
