@@ -37,6 +37,7 @@ from omniload.machine.data_constructor import (
     DataConstructor,
     FetchSlices,
 )
+from omniload.machine.lost_roles import Member
 from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
@@ -92,6 +93,10 @@ class _PresentActor:
             self._told_board = own
             return own.add(activity)
         self._told_board = board
+        # Of lives on another host than the opener's nobody else takes them off.
+        role, _, number = name.partition("+")
+        for life in range(int(number or 0)):
+            board.forget(Member(role, life).name)
         board.post(activity)
         return activity
 

@@ -39,22 +39,25 @@ class HostsBoard(Board):
             roles_away: Names of roles of each other host; any of them will do.
         """
         self._here, self._roles_away = here, roles_away
-        self._told: dict[str, Progress] = {}
+        self._told: dict[str, dict[str, Progress]] = {}
+        """What each role that is asked has told last, by name: whoever is gone from there has ended."""
         self._late: dict[str, Any] = {}
         """Answers that have not come yet, by role: who is stopped is not asked over and over."""
 
     @override
     def read(self) -> dict[str, Progress]:
-        for now_s, roles in self._answers():
+        for role, (now_s, roles) in self._answers().items():
             # At most so far: the answer took a while, and a heartbeat looks the younger for it.
             ahead_s = time.monotonic() - now_s
-            for stored in roles:
-                progress = Progress.from_json(stored).moved(ahead_s)
-                self._told[progress.name] = progress
+            found = [Progress.from_json(stored).moved(ahead_s) for stored in roles]
+            self._told[role] = {progress.name: progress for progress in found}
         # What this host has seen itself comes last: nobody tells it better.
-        return self._told | self._here.read()
+        away = sorted(
+            chain(*(told.values() for told in self._told.values())), key=lambda p: p.beat_s
+        )
+        return {progress.name: progress for progress in away} | self._here.read()
 
-    def _answers(self) -> list[tuple[float, list[dict[str, Any]]]]:
+    def _answers(self) -> dict[str, tuple[float, list[dict[str, Any]]]]:
         # What came since the last read tells the clock of then, so it is not heard, and asked for anew.
         come = _come(list(self._late.values()), timeout_s=0.0)
         self._late = {role: answer for role, answer in self._late.items() if answer not in come}
@@ -65,13 +68,14 @@ class HostsBoard(Board):
                 except (ValueError, UnavailableError, RayError) as error:
                     _LOG.debug("%s cannot be asked for heartbeats: %s", role, error)
         there = _come(list(self._late.values()), timeout_s=_ANSWER_S)
-        self._late = {role: answer for role, answer in self._late.items() if answer not in there}
-        answers = []
-        for answer in there:
+        come_by = {role: answer for role, answer in self._late.items() if answer in there}
+        self._late = {role: self._late[role] for role in self._late.keys() - come_by.keys()}
+        answers = {}
+        for role, answer in come_by.items():
             try:
-                answers.append(ray.get(answer))
+                answers[role] = ray.get(answer)
             except RayError as error:
-                _LOG.debug("a host did not tell its heartbeats: %s", error)
+                _LOG.debug("%s did not tell the heartbeats of its host: %s", role, error)
         return answers
 
 

@@ -15,11 +15,24 @@ from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.batch.rows import build_rows
 from omniload.machine.data_constructor import DataConstructor
+from omniload.machine.progress import Progress
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from tests.support.plane.builders import a_plan, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
 NOBODY = Loaders(of={}, names={}, roles={}, turn=0, limit_s=1.0)
+
+
+def test_a_member_that_follows_others_takes_them_off_the_board_of_its_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(actors_module, "host_here", lambda: "here")
+    board = FolderBoard(tmp_path)
+    for name in ("constructor-0", "constructor-0+1", "constructor-1"):
+        board.note(Progress(name=name, pid=7, beat_s=0.0, tasks=()))
+    machine = DataConstructor(dp_ranks=[0], names=["web"], row_length=8)
+
+    ConstructorActor(machine, NOBODY, "constructor-0+2", board, None)
+
+    assert sorted(board.read()) == ["constructor-0+2", "constructor-1"]
 
 
 def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, monkeypatch):

@@ -74,6 +74,25 @@ def test_a_host_that_falls_silent_keeps_its_last_heartbeats_which_grow_old(away)
     assert board.read()["planner"] == before
 
 
+def test_a_role_that_has_ended_on_another_host_is_not_shown_any_more(away):
+    board = HostsBoard(Here(), {"A": ("planner", "loader-0")})
+    told = [a_role("planner", -951.0), a_role("constructor-1", -952.0)]
+    away.answers["planner"] = away.answers["loader-0"] = (-950.0, [r.to_json() for r in told])
+    assert "constructor-1" in board.read()
+    told[1] = a_role("constructor-1+1", -950.5)
+    away.answers["planner"] = away.answers["loader-0"] = (-950.0, [r.to_json() for r in told])
+
+    assert sorted(board.read()) == ["constructor-1+1", "planner", "rank dp=1"]
+
+
+def test_of_what_two_roles_tell_of_one_the_later_heartbeat_counts(away):
+    board = HostsBoard(Here(), {"A": ("planner", "loader-0")})
+    for teller, beat_s in (("planner", -950.5), ("loader-0", -960.0)):
+        away.answers[teller] = (-950.0, [a_role("constructor-1", beat_s).to_json()])
+
+    assert board.read()["constructor-1"].beat_s == pytest.approx(49.5)
+
+
 def test_a_role_that_does_not_answer_is_asked_once(away):
     board = HostsBoard(Here(), {"A": ("loader-0",)})
     away.answers["loader-0"] = None
