@@ -323,6 +323,7 @@ _MEANING = {
     "order": "its shards, their units or their records",
     "shards": "the names or sizes of its files",
     "content": "the bytes in files of the same names and sizes",
+    "transforms": "the files that its transforms read, such as a chat template",
     "drawn_before": "the records that another loader had drawn",
 }
 """What the digests of ``fingerprint_of`` are of."""
@@ -332,14 +333,15 @@ def _difference(part: str, saved: Json, now: str | None) -> str:
     """Return what differs, and in words what a digest is of: which source, and what of it."""
     digests = f"{part}: {saved or 'absent'} saved, {now or 'absent'} now"
     # From the right: names of sources may have dots, and names of parts have none.
-    source, _, found = part.removeprefix("sources.").rpartition(".")
+    name = part.removeprefix("sources.")
+    source, _, found = name.rpartition(".")
     if not part.startswith("sources."):
         return f"{digests}, {_MEANING[part]}" if part in _MEANING else digests
     if source and found in _MEANING:
         return f"{digests}, of source {source!r} {_MEANING[found]}"
     if saved is None or now is None:
         return digests
-    return f"{digests}, keys of source {found!r} other than path, tags and on_error"
+    return f"{digests}, keys of source {name!r} other than path, tags and on_error"
 
 
 def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":

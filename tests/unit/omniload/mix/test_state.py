@@ -196,6 +196,11 @@ def test_what_is_no_object_is_no_state(state):
         ("sources.web.shards", "of source 'web' the names or sizes of its files"),
         ("sources.a.b.records", "of source 'a.b' how many records it has"),
         ("sources.web", "keys of source 'web' other than path, tags and on_error"),
+        ("sources.a.b", "keys of source 'a.b' other than path, tags and on_error"),
+        (
+            "sources.web.transforms",
+            "of source 'web' the files that its transforms read, such as a chat template",
+        ),
         ("tokenizer", "the file of the tokenizer"),
         ("mix", "the section mix: weights, stages or groups"),
     ],
