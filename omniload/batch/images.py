@@ -117,6 +117,7 @@ def share_of(microbatch: Microbatch, rank: int, num_ranks: int) -> EncoderShare:
     places_I2 = places_of(microbatch)
     sizes_I = places_I2[:, 1]
     own_W = np.zeros(num_ranks, np.int64)
+    # All that is encoded stays: nothing goes to any other rank, or comes from one.
     own_W[rank] = int(sizes_I.sum())
     starts_I = places_I2[:, 0] - (np.cumsum(sizes_I) - sizes_I)
     return EncoderShare(

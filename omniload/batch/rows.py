@@ -169,6 +169,7 @@ def split_rows(
     """
     length = rows.tokens_RT.shape[1]
     cuts = np.concatenate(([0], np.cumsum(counts_M))).astype(np.int64)
+    # Every row begins a document, as padding ends each: its start is among the bounds.
     document_cuts = np.searchsorted(rows.cu_seqlens, cuts * length)
     return tuple(
         Microbatch(

@@ -211,6 +211,7 @@ class Order:
         count = span.stop - span.start
         rows = self.rows_of(span.epoch, span.block)[span.offset : span.offset + count]
         ends = np.cumsum(self._rows_of_unit[units])
+        # From the right: the first row of a unit is the one at which the unit before ends.
         which = np.searchsorted(ends, rows, side="right")
         begins = ends - self._rows_of_unit[units]
         return np.stack(

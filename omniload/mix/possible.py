@@ -78,12 +78,14 @@ def require_samples(state: MixState, source: int, name: str, table: SampleTable)
                 f"carried, the sample has {found}"
             )
     position, sub, token = state.cursors_S[source]
+    # Told with the part of the source that its record is in.
     if not table.start <= position < table.stop:
         return
     if token and token >= (found := _length_of(table, position, sub)):
         raise _other_samples(
             f"source {name!r} goes on at token {token} of sample {sub} of record {position}, which has {found}"
         )
+    # Samples of a record are numbered without a gap.
     if sub and not _length_of(table, position, sub - 1):
         raise _other_samples(
             f"source {name!r} goes on at sample {sub} of record {position}, which has no sample {sub - 1}"

@@ -171,6 +171,7 @@ def fit_quadratic(
     scales = np.linalg.norm(features_M2, axis=0)
     scaled_M2 = features_M2 / np.where(scales > 0, scales, 1.0)
     both, _, rank, _ = np.linalg.lstsq(scaled_M2, seconds, rcond=None)
+    # A system of one rank has many answers, and a cost below 0 is none: either way one column says it alone.
     if rank < 2 or both.min() < 0:
         both = _one_coefficient(scaled_M2, seconds)
     linear, quadratic = (both / np.where(scales > 0, scales, 1.0)).tolist()

@@ -138,6 +138,7 @@ class ClientPlaceTree:
             ValueError: A coordinate is outside its axis.
         """
         fixed = {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep}
+        # Of axes too that the mesh has not: such a one has the place 0, and no other.
         for axis in _MESH_AXES:
             at, size = fixed[axis], self.size_of(axis)
             if at is not None and not 0 <= at < size:

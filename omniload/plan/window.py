@@ -76,6 +76,7 @@ def _drawn_together(
     begin = 0
     for _ in range(most):
         end = pass_.end_of_step(begin, budget_of(mix, state))
+        # What is whole is handed out: ranks need not wait until the rest is known.
         if end is None:
             break
         step = pass_.step(state, begin, end)

@@ -109,6 +109,7 @@ def compose(text: str, *, name: str, expand: Expand | None = None) -> Node | Non
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         line = 1 if mark is None else mark.line + 1
+        # Of a tab libyaml says only that it cannot start a token: the line shows where that came from.
         said = "".join(text.splitlines()[line - 1 : line])
         if "\t" in said.removesuffix(said.lstrip()):
             problem += "; the line has a tab, which YAML takes no indentation of: use blanks"
@@ -233,6 +234,7 @@ class _Composer:
         """Return what a word without quotes means in YAML 1.2."""
         if word in _CONSTANTS:
             return _CONSTANTS[word]
+        # Refused: two readers of YAML would take two numbers from it.
         if _LEADING_ZERO.fullmatch(word):
             raise self.fault(
                 line,

@@ -84,6 +84,7 @@ def amounts_under(
         case RetireSource(name=name):
             require_known([name], history.latest.names)
             wanted = _without(held, name)
+        # What held before it: all that came after it is undone by now, as the latest goes first.
         case _ if undoes is not None and history.edits[undoes - 1].amounts is not None:
             return history.of_revision(undoes - 1).mix.amounts
         case _:

@@ -59,6 +59,7 @@ class EditTaken(StrictModel):
             return cls(
                 edit=edit, planned=planned, slowest=slowest, before={}, after={}, amounts=found
             )
+        # Weights that are set end where a later stage begins; other changes go on through all of them.
         holds = edit.stages[1:] if isinstance(edit.change, SetWeights) else ()
         return cls(
             edit=edit,

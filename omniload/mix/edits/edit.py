@@ -200,6 +200,7 @@ def require_no_secrets(change: Change) -> None:
 
 def said_amount(amount: Amount) -> str:
     """Return an amount as a command line says it: ``2epochs``."""
+    # In all its digits: what is said can be typed again, and is the same.
     return f"{getattr(amount, amount.kind):.16g}{amount.kind}"
 
 

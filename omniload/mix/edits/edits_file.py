@@ -62,6 +62,7 @@ def read_history(run_dir: Path | None, mix: MixConfig) -> History:
             f"{path}: not the edits of a run, or damaged ({error!s:.200}); restore it, or move it away to go on "
             "without them"
         ) from error
+    # Numbers of sources, and the weights between edits, are those of this mix and no other.
     if kept.mix != _digest(mix):
         raise StateError(
             f"{path}: holds {len(kept.edits)} edits of a mix with digest {kept.mix}, this one has {_digest(mix)}: "

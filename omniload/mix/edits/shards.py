@@ -138,6 +138,7 @@ def require_skippable(edits: Sequence[Edit], change: SkipShard) -> None:
             f"{change.file} of source {change.source!r} is left out already, by edit {before.revision} from step "
             f"{before.step} on; undo that edit first to leave it out from another step on"
         )
+    # With none left its weight would ask for what nothing can give.
     if len(out) + 1 >= change.of:
         raise ConfigError(
             f"{change.file} is the last of {change.of} shards of source {change.source!r} that is not left out; say "

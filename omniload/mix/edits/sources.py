@@ -59,6 +59,7 @@ def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceCo
             f"source {name!r} holds images, and the run has none: its trainer would train on their placeholders as "
             "on words; put the source into the mix file and start a run that encodes images"
         )
+    # Beside all others: patches of images have one size throughout.
     every = {**latest.sources, name: source}
     try:
         base.inherited(source)

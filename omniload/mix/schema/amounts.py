@@ -111,6 +111,7 @@ def faults_of_amounts(
         if name not in amounts:
             yield fault_at(f"{name!r} has no amount; give it one or remove it", "sources", name)
             continue
+        # Of samples and tokens nobody can tell here how often they go through a source.
         cap, wanted = source.max_repetition, amounts[name].epochs
         if cap is not None and wanted is not None and wanted > cap:
             yield fault_at(
@@ -166,6 +167,7 @@ def _members(name: str, group: Mapping[Any, Any]) -> dict[str, object]:
     try:
         amount = _COUNT.validate_python(group[given[0]])
     except ValidationError:
+        # Told below, with what is a number and out of range.
         amount = 0
     if not 1 <= amount <= _LARGEST_AMOUNT:
         raise fault_at(

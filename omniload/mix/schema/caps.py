@@ -36,6 +36,7 @@ def beyond_fractions(
         total = sum(stage.weights.values())
         for name, cap in caps.items():
             weight = stage.weights.get(name, 0.0)
+            # Within rounding: weights are decimals, and their sum is not.
             if weight > (cap + _ROUNDING) * total:
                 least = (
                     "no other source has a weight"

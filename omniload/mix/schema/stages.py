@@ -187,6 +187,7 @@ class WeightsConfig(StrictModel):
         for i, (earlier, later) in enumerate(
             zip(self.stages, self.stages[1:], strict=False), start=1
         ):
+            # Else the later ramp would begin from weights that were never reached.
             if later.from_step < earlier.from_step + max(1, earlier.ramp_steps):
                 raise fault_at(
                     f"stages[{i}].from_step is {later.from_step}, before the end of stage {i - 1} and its ramp "

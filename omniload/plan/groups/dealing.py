@@ -62,6 +62,6 @@ def dealt(owners_B: NDArray[np.int64], num_ranks: int) -> NDArray[np.int64]:
         own = np.flatnonzero(owners_B == rank)[: left_W[rank]]
         found_B[own] = rank
         left_W[rank] -= len(own)
-    # In the order of the batch, ranks by their numbers: a batch that is replayed is dealt as it was.
+    # In the order of the batch, ranks by their numbers: each works this out by itself, and all come to the same.
     found_B[found_B == EVERYBODY] = np.repeat(np.arange(num_ranks), left_W)
     return found_B

@@ -94,6 +94,7 @@ class ImagePlan:
 
     def part_of(self, dp_ranks: Sequence[int]) -> Self:
         """Return the images that some ranks encode or train on."""
+        # A constructor sends what its ranks encode, and tells them where embeddings come from: it needs both.
         theirs_I = np.isin(self.dp_ranks_I, dp_ranks) | np.isin(self.encoders_I, dp_ranks)
         return self.take(np.flatnonzero(theirs_I))
 
