@@ -161,10 +161,12 @@ def simulate(
     sizes = [wanted.ranks]
     while knee and sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
+    # For the largest job: with few ranks, a message takes more than with many.
+    profile = with_runtime(profile, spec, wanted.job(spec, profile, wanted.ranks), progress)
     found = []
     for ranks in reversed(sizes):
         job = wanted.job(spec, profile, ranks)
-        profile = with_planner(with_runtime(profile, spec, job, progress), job, progress)
+        profile = with_planner(profile, job, progress)
         if profile_file is not None:
             # After each size: where a later one fails, what was measured is kept.
             write_profile(profile_file, profile)

@@ -4,8 +4,10 @@ Everything is processor time, so that other work on the machine counts for littl
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 
 import numpy as np
@@ -39,7 +41,9 @@ from omniload.simulation.scale import with_tokens
 
 __all__ = ["measure_builds"]
 
-_WINDOWS, _WARM_WINDOWS = 8, 2
+_WINDOWS, _WARM_WINDOWS = 8, 1
+_BUILT = 3
+"""How often each window is built."""
 _PARTS = 4
 """The smaller of the two windows that are built has one of so many parts of the tokens of the larger one."""
 _TOKENS_BUILT = 16 << 20
@@ -70,8 +74,9 @@ def measure_builds(spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int) ->
     """
     # Four at least: a quarter of fewer has as many tokens, and there would be no line through the two.
     rows = max(4, ranks, tokens // spec.mix.pack.length)
-    large = _windows_of(_with_rows(spec, rows), ranks, runtime)
-    small = _windows_of(*_quartered(_with_rows(spec, rows), ranks), runtime)
+    large, small = _windows_of(
+        [(_with_rows(spec, rows), ranks), _quartered(_with_rows(spec, rows), ranks)], runtime
+    )
     rows_s, rows_token_s = line_through(small.tokens, small.rows_s, large.tokens, large.rows_s)
     fixed_s, slices_token_s = line_through(
         small.tokens, small.slices_s, large.tokens, large.slices_s
@@ -109,27 +114,42 @@ def _with_ahead(mix: MixConfig, steps: int) -> MixConfig:
     return mix.model_copy(update={"runtime": runtime})
 
 
-def _windows_of(spec: PlaneSpec, ranks: int, runtime: str) -> _Window:
-    """Plan, read and build some windows for real; return the medians."""
-    mix = spec.mix
-    per_window = mix.batch.tokens * mix.steps_at_once
-    windows = int(np.clip(_TOKENS_BUILT // per_window, 2, _WINDOWS)) + _WARM_WINDOWS
-    spec = replace(spec, tree=ClientPlaceTree.of(dp=ranks), num_steps=None)
-    found: list[_Window] = []
-    for plans, loader in _planned(spec):
-        found.append(_built(spec, plans, loader, runtime))
-        if len(found) == windows:
-            break
-    measured = found[_WARM_WINDOWS:] or found[-1:]
+def _windows_of(sizes: Sequence[tuple[PlaneSpec, int]], runtime: str) -> list[_Window]:
+    """Plan, read and build some windows of each size for real; return the medians.
+
+    Sizes take turns, and each window is built a few times: a slow moment of the machine is then one of all sizes, and a
+    minority everywhere.
+    """
+    largest = max(spec.mix.batch.tokens * spec.mix.steps_at_once for spec, _ in sizes)
+    windows = int(np.clip(_TOKENS_BUILT // largest, 2, _WINDOWS)) + _WARM_WINDOWS
+    specs = [
+        replace(spec, tree=ClientPlaceTree.of(dp=ranks), num_steps=None) for spec, ranks in sizes
+    ]
+    rounds: list[list[_Window]] = []
+    with ExitStack() as opened:
+        planned = [opened.enter_context(closing(_planned(spec))) for spec in specs]
+        for together in islice(zip(*planned, strict=False), windows):
+            rounds.extend(
+                [
+                    _built(spec, plans, loader, runtime)
+                    for spec, (plans, loader) in zip(specs, together, strict=True)
+                ]
+                for _ in range(_BUILT)
+            )
+    measured = rounds[_WARM_WINDOWS * _BUILT :] or rounds[-1:]
+    return [_median(each) for each in zip(*measured, strict=True)]
+
+
+def _median(windows: Sequence[_Window]) -> _Window:
     return _Window(
-        slices_s=median(each.slices_s for each in measured),
-        rows_s=median(each.rows_s for each in measured),
-        requests=round(median(each.requests for each in measured)),
-        tokens=round(median(each.tokens for each in measured)),
+        slices_s=median(each.slices_s for each in windows),
+        rows_s=median(each.rows_s for each in windows),
+        requests=round(median(each.requests for each in windows)),
+        tokens=round(median(each.tokens for each in windows)),
     )
 
 
-def _planned(spec: PlaneSpec) -> Iterator[tuple[Sequence[StepPlan], LoaderShell]]:
+def _planned(spec: PlaneSpec) -> Generator[tuple[Sequence[StepPlan], LoaderShell], None, None]:
     """Plan window after window over a loader of all sources."""
     mix = spec.mix
     loader = LoaderShell(

@@ -140,7 +140,7 @@ class _Run:
             process=planning,
             wire=self.wire,
             machine=a_planner_of(self.job, self.profile, self.num_steps),
-            costs=costs,
+            costs=costs.times(self.messages.roles["planner"].own),
             thread=Lane(planning, 1),
             loader_of=loader_of,
             constructors=self.constructors,

@@ -1,14 +1,16 @@
 """What messages between roles cost.
 
-On Ray small planes run for real, and the same ones are simulated with messages that cost nothing: what their processes
-took beyond that is what messages took, role by role. One has few tokens a step, one few of them and few steps a window,
-one many tokens: their differences tell what batches take in a message, and what bytes do.
+On Ray small planes run for real, side by side and in turns, and the same ones are simulated with messages that cost
+nothing: what their processes took beyond that is what messages took, role by role. One has few tokens a step, one few
+of them and few steps a window, one many tokens: their differences tell what batches and bytes take.
 """
 
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +24,7 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.figures import Simulated
-from omniload.simulation.job import Job
+from omniload.simulation.job import Job, constructors_of
 from omniload.simulation.plane import simulate
 from omniload.simulation.planning import measure_planner
 from omniload.simulation.profile import ROLES, MessageCosts, Profile, Role, RoleCosts
@@ -43,8 +45,14 @@ _WINDOWS = 8
 _VOCABULARY = 32_000
 _CORPUS_TOKENS, _MOST_GROUP_ROWS = 2 << 20, 500
 _MOST_SOURCES = 32
-_FEW_TOKENS, _MANY_TOKENS = 8 << 10, 64 << 10
-"""Of a step, a row at least: of few, messages are most of what it takes, of many their bytes tell."""
+_FEW_TOKENS, _MORE = 8 << 10, 8
+"""Of a step, a row of each rank at least: of few, messages are most of what it takes. Of so many times as many, their
+bytes tell."""
+_MOST_RANKS, _MOST_FEW = 8, 64 << 10
+"""Ranks of the constructor, and tokens that a step of few has for as many: longer rows are of fewer ranks. What a rank
+asks takes less than what else a constructor hears, and of many ranks that is most."""
+_MOST_OWN = 2.0
+"""More is no planner that is slow in a plane, but a moment in which it was."""
 _FEW_STEPS = 8
 """Of a window of which batches tell that are not there."""
 _LENGTHS_OF_A_SOURCE = 512
@@ -92,6 +100,7 @@ class SmallPlane:
             seconds=beyond_s / messages_step,
             size_bytes=found.message_bytes_step / messages_step,
             batches=found.batches_step / messages_step,
+            known_s=found.cores * step_s / messages_step,
         )
 
 
@@ -102,38 +111,42 @@ class _Message:
     seconds: float
     size_bytes: float
     batches: float
+    known_s: float
+    """What its process is known to do for each."""
 
 
 def _between_processes(job: Job, profile: Profile) -> MessageCosts:
     from omniload.actors.ray.scaling.probe import probe  # noqa: PLC0415 -- an extra, absent for local users
 
-    planes: list[SmallPlane] = []
-    free: MessageCosts | None = None
-    least_s = 0.0
-    for reference in (Reference.few, Reference.short, Reference.many):
-        with tempfile.TemporaryDirectory() as held:
-            spec = reference(job, profile).written(Path(held))
-            sources = measure_sources(_of_one_source(spec), _unheard)
-            found = probe(spec, _CALLS)
-        if free is None:
-            call = found.call
-            # There and back are two messages with two ends each.
-            least_s = (call.asking_s + call.answering_s) / 4
-            waits_s = [each / 2 for each in call.waits_s]
-            free = MessageCosts(
-                latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
-                roles=even_roles(0.0),
-                process_bytes=call.process_bytes,
-                node_bytes=found.node_bytes,
-            )
-        # What building takes is that of the job: what is too much or too little of it is made up for.
-        known = profile.model_copy(update={"sources": sources, "messages": {"ray": free}})
-        simulated = _simulated(replace(job, spec=spec, steps=found.plane.steps), known)
-        planes.append(
-            SmallPlane(spent_s=found.plane.step_s, clock=found.plane.clock, simulated=simulated)
+    with ExitStack() as held:
+        folders = [Path(held.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
+        kinds = (Reference.few, Reference.short, Reference.many)
+        specs = [
+            kind(job, profile).written(folder) for kind, folder in zip(kinds, folders, strict=True)
+        ]
+        # One file for all: they have the same samples.
+        sources = measure_sources(_of_one_source(specs[0]), _unheard)
+        found = probe(specs, _CALLS)
+    call = found.call
+    # There and back are two messages with two ends each.
+    least_s = (call.asking_s + call.answering_s) / 4
+    waits_s = [each / 2 for each in call.waits_s]
+    free = MessageCosts(
+        latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
+        roles=even_roles(0.0),
+        process_bytes=call.process_bytes,
+        node_bytes=found.node_bytes,
+    )
+    # What building takes is that of the job: what is too much or too little of it is made up for.
+    known = profile.model_copy(update={"sources": sources, "messages": {"ray": free}})
+    few, short, many = (
+        SmallPlane(
+            spent_s=plane.step_s,
+            clock=plane.clock,
+            simulated=_simulated(replace(job, spec=spec, steps=plane.steps), known),
         )
-    assert free is not None
-    few, short, many = planes
+        for spec, plane in zip(specs, found.planes, strict=True)
+    )
     return free.model_copy(update={"roles": costs_by_role(few, short, many, least_s)})
 
 
@@ -157,7 +170,8 @@ def costs_by_role(
 ) -> dict[Role, RoleCosts]:
     """Return what a message takes at each role, what its batches do, and its bytes.
 
-    Bytes are those of tokens: a planner's messages have none, and what they take is that of the plane of few.
+    Bytes are those of tokens. A planner's messages have none, nor batches: what it takes more where it plans more is
+    that planning takes longer in a plane than by itself.
 
     Args:
         few: The plane of few tokens a step, whose clock is also taken: that of a rank alone is what any process of a
@@ -170,7 +184,7 @@ def costs_by_role(
     for role in (figures.role for figures in few.simulated.roles):
         messages = [plane.message_of(role) for plane in (few, short, many)]
         least = 0.0 if role == "node" else least_s
-        costs = _costs_of(messages, least, has_tokens=role != "planner")
+        costs = (_costs_of_planner if role == "planner" else _costs_of)(messages, least)
         found[role] = costs.model_copy(update={"clock": max(0.0, few.clock[role])})
     at_rest = found["node"].clock + found["rank"].clock
     found["node"] = found["node"].model_copy(update={"clock": at_rest})
@@ -180,21 +194,40 @@ def costs_by_role(
     return found
 
 
-def _costs_of(messages: Sequence[_Message], least_s: float, *, has_tokens: bool) -> RoleCosts:
-    """Return costs by which the messages of the three planes took what they took, as far as none is below 0."""
-    few, short, many = messages
-    most_s = max(0.0, few.seconds - least_s)
-    byte_s = batch_s = 0.0
-    if has_tokens:
-        byte_s = (many.seconds - few.seconds) / max(1.0, many.size_bytes - few.size_bytes)
-        byte_s = min(max(0.0, byte_s), most_s / max(1.0, few.size_bytes))
-    if few.batches > short.batches:
-        more_s = few.seconds - short.seconds - byte_s * (few.size_bytes - short.size_bytes)
-        batch_s = max(0.0, more_s) / (few.batches - short.batches)
-    left_s = most_s - byte_s * few.size_bytes
-    batch_s = min(batch_s, max(0.0, left_s) / max(1e-9, few.batches))
-    end_s = max(least_s, few.seconds - byte_s * few.size_bytes - batch_s * few.batches)
-    return RoleCosts(end_s=end_s, byte_s=byte_s, batch_s=batch_s)
+def _costs_of(messages: Sequence[_Message], least_s: float) -> RoleCosts:
+    found = _shares([(1.0, each.size_bytes, each.batches) for each in messages], messages, least_s)
+    return RoleCosts(end_s=least_s + found[0], byte_s=found[1], batch_s=found[2])
+
+
+def _costs_of_planner(messages: Sequence[_Message], least_s: float) -> RoleCosts:
+    found = _shares([(1.0, each.known_s) for each in messages], messages, least_s)
+    return RoleCosts(end_s=least_s + found[0], own=min(_MOST_OWN, 1.0 + found[1]))
+
+
+def _shares(
+    parts: Sequence[tuple[float, ...]], messages: Sequence[_Message], least_s: float
+) -> list[float]:
+    """Return what each part of a message takes, none below 0, so that all take what they took as nearly as they can.
+
+    Args:
+        parts: How much of each is in each message.
+        messages: What they took.
+        least_s: Of that, what they take in any case.
+    """
+    beyond = np.asarray([each.seconds - least_s for each in messages])
+    scale = np.maximum(np.max(parts, axis=0), 1e-9)
+    scaled = np.asarray(parts) / scale
+    best, least_left = np.zeros(len(scale)), np.inf
+    # All of them first; where one comes out below 0, it takes nothing, and the others fit as they can.
+    for many in range(len(scale), 0, -1):
+        for kept in combinations(range(len(scale)), many):
+            found = np.linalg.lstsq(scaled[:, kept], beyond, rcond=None)[0]
+            left = float(np.square(scaled[:, kept] @ found - beyond).sum())
+            if found.min() >= 0 and left < least_left:
+                best, least_left = np.zeros(len(scale)), left
+                best[list(kept)] = found
+    costs: list[float] = (best / scale).tolist()
+    return costs
 
 
 def _unheard(_: object) -> None:
@@ -237,15 +270,27 @@ class Reference:
     group_rows: int
     """Samples of a unit, by which blocks are as long as the job's."""
     row_length: int
+    ranks: int
+    """Of the one constructor: as many of its messages are theirs as are of one of the job's."""
     tokens: int
-    """Of a step."""
+    """Of a step of all ranks."""
     steps_ahead: int = 0
     """Twice the steps of a window; 0 has as many as fit."""
 
     @classmethod
     def few(cls, job: Job, profile: Profile) -> "Reference":
-        """Return that of a job, of few tokens a step."""
-        return cls._of(job, profile, _FEW_TOKENS)
+        """Return that of a job, of few tokens a step; sources and ranks beyond some are left out."""
+        length = job.spec.mix.pack.length
+        of_constructor = max(len(its) for _, its in constructors_of(job))
+        ranks = max(1, min(_MOST_RANKS, of_constructor, _MOST_FEW // length))
+        return cls(
+            lengths=lengths_of(profile, length),
+            sources=min(_MOST_SOURCES, len(job.originals)),
+            group_rows=_group_rows(profile),
+            row_length=length,
+            ranks=ranks,
+            tokens=max(1, _FEW_TOKENS // (ranks * length)) * ranks * length,
+        )
 
     @classmethod
     def short(cls, job: Job, profile: Profile) -> "Reference":
@@ -255,19 +300,8 @@ class Reference:
     @classmethod
     def many(cls, job: Job, profile: Profile) -> "Reference":
         """Return that of a job, of many tokens a step."""
-        return cls._of(job, profile, _MANY_TOKENS)
-
-    @classmethod
-    def _of(cls, job: Job, profile: Profile, tokens: int) -> "Reference":
-        """Return one of so many tokens a step, or a row; sources beyond some are left out."""
-        length = job.spec.mix.pack.length
-        return cls(
-            lengths=lengths_of(profile, length),
-            sources=min(_MOST_SOURCES, len(job.originals)),
-            group_rows=_group_rows(profile),
-            row_length=length,
-            tokens=max(1, tokens // length) * length,
-        )
+        few = cls.few(job, profile)
+        return replace(few, tokens=_MORE * few.tokens)
 
     def written(self, folder: Path) -> PlaneSpec:
         """Write what is read, and return the plane that reads it."""
@@ -284,7 +318,7 @@ class Reference:
                 "stages": [{"from_step": 0, "weights": {n: 16 + k for k, n in enumerate(names)}}],
             },
             "pack": {"length": self.row_length},
-            "batch": {"tokens": self.tokens, "micro_tokens": self.tokens},
+            "batch": {"tokens": self.tokens, "micro_tokens": self.tokens // self.ranks},
             "loader": {"readers": dict.fromkeys(names, 1)},
             "runtime": {
                 "kind": "ray",
@@ -296,7 +330,7 @@ class Reference:
         return PlaneSpec(
             mix=MixConfig.model_validate(content),
             base_dir=folder,
-            tree=ClientPlaceTree.of(dp=1),
+            tree=ClientPlaceTree.of(dp=self.ranks),
             cache_dir=folder,
         )
 

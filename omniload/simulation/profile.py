@@ -97,6 +97,8 @@ class RoleCosts(StrictModel):
     """Each byte of it, and whatever goes with bytes."""
     batch_s: Seconds = 0.0
     """Each batch of a rank and step in it."""
+    own: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
+    """Times as long as by itself that the planner plans where other processes use the same caches."""
     clock: Annotated[float, Field(ge=0, le=64, allow_inf_nan=False)] = 0.0
     """Cores that it keeps busy while nobody asks for anything: heartbeats, and what Ray does by the clock."""
 
@@ -138,13 +140,19 @@ class PlannerCosts(StrictModel):
     part_s: Seconds
     """One constructor's part of a step."""
 
+    def times(self, factor: float) -> Self:
+        """Return the costs where all take so many times as long."""
+        named = ("report_s", "taken_s", "step_s", "part_s")
+        return self.model_copy(update={name: getattr(self, name) * factor for name in named})
+
 
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
-    it do, and what decoding takes was too little of some sources."""
+    it do, and what decoding takes was too little of some sources, 4 has messages of many ranks cost what those of one
+    do."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

@@ -24,7 +24,7 @@ __all__ = ["line_through", "measure_sources", "measure_threads", "spent_s"]
 
 _SMALL_READ, _LARGE_READ = 16, 256
 """Records of the two sizes of reads."""
-_REPEATS = 5
+_REPEATS = 9
 _MOST_RECORDS, _MOST_TOKENS = 2_048, 1 << 20
 """Of a source whose samples are looked at."""
 _THREADS_S = 0.15

@@ -1,108 +1,252 @@
-"""What Ray takes of this machine: small planes at full speed, at rest, and calls to a bare actor beside them.
+"""What Ray takes of this machine: small planes at full speed, at rest, and calls to a bare actor beside one of them.
 
 What a message takes is not seen in a loop of calls: in a plane every end is woken for one message, in threads, with
 caches that other processes have used meanwhile. So processor time is that of the processes of a real plane.
+
+Planes that are compared are open side by side, each on a Ray of its own below a process that is its ranks. They are
+driven in turns, a short while each: what the machine does beside them is then no difference between them, and a median
+leaves it out.
 """
 
+import multiprocessing
+import os
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import count, islice
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
 
 import psutil
 
-from omniload.actors.plane import PlaneSpec
+from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.ray.scaling.calls import Call, measured_calls
 from omniload.actors.ray.scaling.spent import memory_of, rays_own, spent_by
+from omniload.base.errors import OmniloadError, UnavailableError
 
-__all__ = ["PlaneSpent", "Probed", "probe"]
+__all__ = ["PlaneSpent", "Probed", "Spent", "by_role", "medians_of", "probe"]
 
-_RUN_S, _REST_S = 1.5, 1.0
-"""How long a plane is measured at full speed and at rest, in which every heartbeat comes once."""
-_LEAST_WINDOWS = 4
-"""In fewer a loader may have nothing to do, and nothing would be known of its messages: on a machine that is busy."""
+_TURN_S, _TURNS, _REST_S = 0.4, 7, 1.0
+"""How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes once."""
+_WARM_TURNS = 1
+"""Turns before those: pages of the object store are touched, and heaps have grown, by then."""
+_LEAST_WINDOWS = 2
+"""Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
+_OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
+"""How long a plane is waited for, which has limits of its own that are shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneSpent:
-    """Processor time of a plane of one rank, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``."""
+    """Processor time of a plane, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``."""
 
     steps: int
     """That were taken at full speed."""
     step_s: Mapping[str, float]
     """Of a step at full speed, less what is done by the clock."""
     clock: Mapping[str, float]
-    """Cores in use while nobody asks for anything; the process of the rank also has the keeper of the plane."""
+    """Cores in use while nobody asks for anything; the process of the ranks also has the keeper of the plane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
     """What was found."""
 
-    plane: PlaneSpent
+    planes: tuple[PlaneSpent, ...]
+    """In the order they were asked for."""
     call: Call
     """That is answered with nothing."""
     node_bytes: int
     """Memory of Ray's own processes."""
 
 
-def probe(spec: PlaneSpec, calls: int) -> Probed:
-    """Open a plane of one rank on a Ray of our own, measure it and calls beside it, and end it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the roles of a plane had of processors in a while."""
+
+    seconds: float
+    """How long it was."""
+    steps: int
+    """That were taken in it."""
+    by_role: Mapping[str, float]
+
+
+def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
+    """Open planes side by side, measure them in turns and calls beside the first, and end them.
 
     Args:
-        spec: The plane: one loader, one constructor, sources without end.
+        specs: The planes: one loader, one constructor, sources without end.
         calls: Calls to measure.
 
     Raises:
-        StateError: This process uses Ray already.
-        UnavailableError: Ray did not start.
+        OmniloadError: A plane did not open.
+        UnavailableError: Ray did not start, or a plane was lost.
     """
-    with RayPlane(spec) as plane:
-        spent = _spent_of(plane, spec)
-        call = measured_calls(calls)
-        node_bytes = sum(map(memory_of, rays_own()))
-    return Probed(plane=spent, call=call, node_bytes=node_bytes)
-
-
-def _spent_of(plane: RayPlane, spec: PlaneSpec) -> PlaneSpent:
-    """Take steps for a while and then none; return what each took."""
-    roles = {pid: name.partition("-")[0] for name, pid in plane.pids().items()}
-    window, ahead = spec.mix.steps_at_once, spec.mix.steps_ahead
-    with closing(plane.handle(0)) as handle:
-        numbers = count(handle.first_step)
-
-        def take(steps: int) -> None:
-            for step in islice(numbers, steps):
-                handle.take(step)
-                handle.taken(step)
-
-        # The first windows find empty buffers and cold caches; none of it comes again.
-        take(2 * (ahead + window))
-        before, began_s, steps = _spent_by_role(roles), time.perf_counter(), 0
-        while time.perf_counter() - began_s < _RUN_S or steps < _LEAST_WINDOWS * window:
-            take(window)
-            steps += window
-        after, run_s = _spent_by_role(roles), time.perf_counter() - began_s
-        time.sleep(_FILLS_S)
-        resting, began_s = _spent_by_role(roles), time.perf_counter()
-        time.sleep(_REST_S)
-        rested, rest_s = _spent_by_role(roles), time.perf_counter() - began_s
-    clock = {role: (rested[role] - resting[role]) / rest_s for role in after}
-    return PlaneSpent(
-        steps=steps,
-        step_s={role: (after[role] - before[role] - clock[role] * run_s) / steps for role in after},
-        clock=clock,
+    with ExitStack() as opened:
+        planes = [opened.enter_context(closing(_Beside(spec))) for spec in specs]
+        for plane in planes:
+            plane.answer(_OPENS_S)
+        # All rest at once: none takes from another, and it takes no longer than one.
+        at_rest = _asked(planes, "rest")
+        call, node_bytes = _asked(planes[:1], ("calls", calls))[0]
+        rounds = _WARM_TURNS + _TURNS
+        turns = [[_asked([plane], "turn")[0] for plane in planes] for _ in range(rounds)]
+    return Probed(
+        planes=tuple(
+            medians_of(rest, its)
+            for rest, its in zip(at_rest, zip(*turns[_WARM_TURNS:], strict=True), strict=True)
+        ),
+        call=call,
+        node_bytes=node_bytes,
     )
 
 
-def _spent_by_role(roles: Mapping[int, str]) -> dict[str, float]:
-    """Return the processor seconds of each role so far; ``rank`` is this process, ``node`` what is of no role."""
-    found = dict.fromkeys((*roles.values(), "rank", "node"), 0.0)
-    found["rank"] += time.process_time()
-    for process in psutil.Process().children(recursive=True):
-        found[roles.get(process.pid, "node")] += spent_by(process)
+def medians_of(rest: Spent, turns: Sequence[Spent]) -> PlaneSpent:
+    """Return what a plane took: of each role the median of its turns."""
+    clock = {role: spent_s / rest.seconds for role, spent_s in rest.by_role.items()}
+    step_s = {
+        role: median(
+            (turn.by_role[role] - clock[role] * turn.seconds) / turn.steps for turn in turns
+        )
+        for role in clock
+    }
+    return PlaneSpent(steps=sum(turn.steps for turn in turns), step_s=step_s, clock=clock)
+
+
+def _asked(planes: "Sequence[_Beside]", what: object) -> list[Any]:
+    """Ask all planes, and then wait for each."""
+    for plane in planes:
+        plane.ask(what)
+    return [plane.answer(_ANSWERS_S) for plane in planes]
+
+
+class _Beside:
+    """A plane in a process of its own, which is all its ranks; it ends with this one, whose pipe it reads."""
+
+    def __init__(self, spec: PlaneSpec) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, its = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(spec, its), daemon=False)
+        self._process.start()
+        its.close()
+
+    def ask(self, what: object) -> None:
+        """Ask for something that is measured."""
+        try:
+            self._pipe.send(what)
+        except OSError as error:
+            raise self._lost() from error
+
+    def answer(self, limit_s: float) -> Any:  # noqa: ANN401 -- as it was asked
+        """Return what was measured; raise what went wrong there."""
+        try:
+            found = self._pipe.recv() if self._pipe.poll(limit_s) else None
+        except (EOFError, OSError) as error:
+            raise self._lost() from error
+        if found is None:
+            raise UnavailableError(
+                f"a small plane did not answer within {limit_s:g} s; measure again"
+            )
+        if isinstance(found, OmniloadError):
+            raise found
+        return found
+
+    def _lost(self) -> UnavailableError:
+        self._process.join(_ENDS_S)
+        return UnavailableError(
+            f"a small plane ended as it was measured (exit {self._process.exitcode}); free memory and measure again"
+        )
+
+    def close(self) -> None:
+        """End it."""
+        self._pipe.close()
+        self._process.join(_ENDS_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(spec: PlaneSpec, pipe: Connection) -> None:
+    """Open a plane and measure what is asked for, until the other end of the pipe is closed."""
+    try:
+        with ExitStack() as opened:
+            plane = opened.enter_context(RayPlane(spec))
+            ranks = range(spec.tree.size_of("dp"))
+            handles = [opened.enter_context(closing(plane.handle(rank))) for rank in ranks]
+            driven = _Driven(plane, spec, handles)
+            pipe.send(True)
+            while True:
+                match pipe.recv():
+                    case "rest":
+                        pipe.send(driven.rest())
+                    case "turn":
+                        pipe.send(driven.turn())
+                    case ("calls", calls):
+                        node_bytes = sum(map(memory_of, rays_own()))
+                        pipe.send((measured_calls(calls), node_bytes))
+    except OmniloadError as error:
+        pipe.send(error)
+    except (EOFError, OSError):
+        pass  # nobody asks any more
+
+
+class _Driven:
+    """A plane whose ranks take steps, or none."""
+
+    def __init__(self, plane: RayPlane, spec: PlaneSpec, handles: Sequence[RankHandle]) -> None:
+        self._roles = {pid: name.partition("-")[0] for name, pid in plane.pids().items()}
+        self._roles[os.getpid()] = "rank"
+        self._window, self._ahead = spec.mix.steps_at_once, spec.mix.steps_ahead
+        self._handles, self._numbers = handles, count(handles[0].first_step)
+
+    def _take(self, steps: int) -> None:
+        for step in islice(self._numbers, steps):
+            for handle in self._handles:
+                handle.take(step)
+                handle.taken(step)
+
+    def rest(self) -> Spent:
+        """Take none."""
+        self._take(2 * (self._ahead + self._window))
+        time.sleep(_FILLS_S)
+        before, began_s = self._spent_by_process(), time.perf_counter()
+        time.sleep(_REST_S)
+        return self._since(before, began_s, 0)
+
+    def turn(self) -> Spent:
+        """Take steps for a while."""
+        # What is built already goes first: what comes after it is made as fast as it is taken.
+        self._take(self._ahead + self._window)
+        before, began_s, steps = self._spent_by_process(), time.perf_counter(), 0
+        while time.perf_counter() - began_s < _TURN_S or steps < _LEAST_WINDOWS * self._window:
+            self._take(self._window)
+            steps += self._window
+        return self._since(before, began_s, steps)
+
+    def _since(self, before: Mapping[int, float], began_s: float, steps: int) -> Spent:
+        now, seconds = self._spent_by_process(), time.perf_counter() - began_s
+        return Spent(seconds=seconds, steps=steps, by_role=by_role(before, now, self._roles))
+
+    def _spent_by_process(self) -> dict[int, float]:
+        """Return the processor seconds of each process so far."""
+        own = psutil.Process()
+        below = {each.pid: spent_by(each) for each in own.children(recursive=True)}
+        return {own.pid: time.process_time()} | below
+
+
+def by_role(
+    before: Mapping[int, float], now: Mapping[int, float], roles: Mapping[int, str]
+) -> dict[str, float]:
+    """Return what each role had of processors meanwhile; ``node`` is what processes of no role had.
+
+    One that has ended, as workers do that nobody needed, would have had less than nothing: it is left out.
+    """
+    found = dict.fromkeys((*roles.values(), "node"), 0.0)
+    for pid in before.keys() & now.keys():
+        found[roles.get(pid, "node")] += now[pid] - before[pid]
     return found

@@ -85,5 +85,5 @@ def test_a_profile_of_a_release_before_is_refused_with_its_version_and_what_to_d
     result = run_mix(*arguments)
 
     assert isinstance(result.exception, ConfigError)
-    assert "version   Input should be 4" in str(result.exception)
+    assert "version   Input should be 5" in str(result.exception)
     assert "remove it to measure again" in str(result.exception)

@@ -1,5 +1,7 @@
 """What building takes is a line through two windows, of which one is a quarter of the other."""
 
+from itertools import count
+
 import pytest
 
 from omniload.actors.plane import PlaneSpec
@@ -31,3 +33,21 @@ def test_the_smaller_window_has_a_quarter_of_the_tokens_of_the_larger_one(
         assert small == pytest.approx(large / 4, rel=0.35)
     assert len(lines) == 2
     assert costs.rows_token_s + costs.rows_s > 0
+
+
+def test_a_window_whose_building_was_held_up_is_in_no_figure(tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "_TOKENS_BUILT", 1)
+    calls = count()
+
+    def held_up(call):
+        # As many calls as one window of each size is built with.
+        return (100.0 if next(calls) in range(12, 20) else 1e-3), call()
+
+    monkeypatch.setattr(building, "spent_s", held_up)
+    mix = a_corpus(tmp_path, rows=16, length=16, mix={"stop": "never"}, runtime={"kind": "ray"})
+    spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of(dp=4))
+
+    costs = measure_builds(spec, "ray", ranks=4, tokens=256)
+
+    assert next(calls) >= 20, "it was reached"
+    assert max(costs.rows_s, costs.slices_request_s) <= 3e-3
