@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from omniload.actors.gate import Gate
 from omniload.actors.ray.keeper import Keeper
-from omniload.actors.ray.scaling import leaving, mover
+from omniload.actors.ray.scaling import mover
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.lost_roles import Member, Roster
@@ -89,8 +89,7 @@ class FakeKeeper:
 
 @pytest.fixture
 def plane(monkeypatch):
-    for module in (mover, leaving):
-        monkeypatch.setattr(module, "answer_to", lambda answer, name, **_: answer())
+    monkeypatch.setattr(mover, "answer_to", lambda answer, name, **_: answer())
     monkeypatch.setattr(mover, "_OPENING_S", 0.3)
     monkeypatch.setattr(mover, "_TURN_S", 0.05)
     crew = FakeCrew()
