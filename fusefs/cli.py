@@ -31,7 +31,6 @@ from fusefs.tools.export import (
 )
 from fusefs.tools.fsck import verify
 from fusefs.tools.prefetch import (
-    LAYOUT_XATTR,
     drop_from_mount,
     mounted_files,
     prefetch_from_store,
@@ -39,7 +38,7 @@ from fusefs.tools.prefetch import (
     store_files,
     with_disk_cache,
 )
-from fusefs.tools.statistics import drop_cached, layout_of
+from fusefs.tools.statistics import LAYOUT_XATTR, drop_cached, layout_of
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError

@@ -14,14 +14,13 @@ from pydantic import ValidationError
 
 from fusefs.config import DiskCacheConfig, FilesConfig
 from fusefs.read.version_cache import Keeping
+from fusefs.tools.statistics import DROP_XATTR, LAYOUT_XATTR
 from fusefs.tree.namespace import StripedFiles
 from fusefs.tree.walk import files_below
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 
 __all__ = [
-    "DROP_XATTR",
-    "LAYOUT_XATTR",
     "Kept",
     "drop_from_mount",
     "mounted_files",
@@ -32,8 +31,6 @@ __all__ = [
     "with_disk_cache",
 ]
 
-LAYOUT_XATTR = "user.omnifs.layout"
-DROP_XATTR = "user.omnifs.drop"
 _STEP_BYTES = 8 << 20
 _BATCHES = 4
 Report = Callable[[int], None]

@@ -11,8 +11,19 @@ from fusefs.tree.namespace import StripedFiles
 from fusefs.tree.walk import files_below
 from omniload.base.secrets import without_secrets
 
-__all__ = ["Statistics", "drop_cached", "drop_json", "layout_json", "layout_of"]
+__all__ = [
+    "DROP_XATTR",
+    "LAYOUT_XATTR",
+    "Statistics",
+    "drop_cached",
+    "drop_json",
+    "layout_json",
+    "layout_of",
+]
 
+LAYOUT_XATTR = "user.omnifs.layout"
+DROP_XATTR = "user.omnifs.drop"
+"""Reading it forgets what is cached of a path: no other call of a path reaches a read-only mount."""
 # Numbers grow; a reader that trusts the size of a stat before must get all of them.
 _VIEW_BYTES = 8192
 _XATTR_BYTES = 60 << 10

@@ -19,7 +19,7 @@ from typing import Any
 
 from fusefs.vfs.file.open_file import OpenFile
 
-__all__ = ["ROOT", "InodeTable", "Node", "as_text", "from_text"]
+__all__ = ["ROOT", "InodeTable", "Node", "as_text", "body_of", "from_text"]
 
 ROOT = 1
 SEVERAL = -1
@@ -251,6 +251,11 @@ class InodeTable:
             del above.children[node.name]
             # A directory the kernel forgot before its children goes with the last of them.
             self._drop_if_unused(above)
+
+
+def body_of(node: Node) -> OpenFile | None:
+    """Return the body of a node that may have got one while a handler waited."""
+    return node.body
 
 
 def _new_number(parent: Node, name: str, taken: Container[int]) -> int:

@@ -5,9 +5,9 @@
     Session --- inodes, handles, attributes: state, which asks nobody
        |------- rounds, inline: how requests at once share a question, and where it is asked
        v
-    Entries, Lookup, Opening, Closing: what becomes of an inode, a name, an open, a handle
+    Lookup, Closing, Opening, Entries: what becomes of a name, a handle, an open, an inode
        v
-    requests/: one class for each kind of request
+    names, attributes, opening: one class for each kind of request
 
 A disk of this machine says in microseconds what is at a path, and takes a small new file in a few more. A
 thread that is woken for it, and wakes the loop again, costs ten times as much. But the loop answers nobody

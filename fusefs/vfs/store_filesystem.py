@@ -27,15 +27,14 @@ from fusefs.bridge.api.protocol import (
 from fusefs.tree.freshness import Shown, shown_at
 from fusefs.tree.namespace import OpenVersion, StripedFiles
 from fusefs.tree.version_identity import identity_of
+from fusefs.vfs.attributes import AttributeRequests, Entries, ExtendedAttributeRequests
 from fusefs.vfs.closing import Closing
-from fusefs.vfs.entries import Entries
 from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from fusefs.vfs.handle_table import Handle, Listing
 from fusefs.vfs.inode_table import InodeTable, Node, as_text, from_text
 from fusefs.vfs.lookup import Lookup
-from fusefs.vfs.opening import Opening
-from fusefs.vfs.requests.files import AttributeRequests, ContentRequests, ExtendedAttributeRequests
-from fusefs.vfs.requests.names import CreationRequests, ListingRequests, NameRequests
+from fusefs.vfs.names import CreationRequests, ListingRequests, NameRequests
+from fusefs.vfs.opening import ContentRequests, Opening
 from fusefs.vfs.session import Session
 from omniload.base.errors import OmniloadError, StateError
 

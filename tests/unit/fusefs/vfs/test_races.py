@@ -12,8 +12,8 @@ from fusefs.read.readahead import Closed, ReadAhead
 from fusefs.stores.memory import MemoryStore
 from fusefs.stores.retry import RetryingStore
 from fusefs.tree.file_attributes import set_attributes
+from fusefs.vfs import attributes
 from fusefs.vfs.file.open_file import OpenFile
-from fusefs.vfs.requests import files
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.bridge_mount import DATA, Mount, held
 
@@ -355,7 +355,7 @@ def test_attributes_that_are_set_while_the_last_handle_is_let_go_are_kept(mount,
         note(changes)
 
     body.set_attributes = after_the_release
-    monkeypatch.setattr(files, "_set_now", lambda *_: False)  # its content is in use
+    monkeypatch.setattr(attributes, "_set_now", lambda *_: False)  # its content is in use
     change = Change(mode=0o600, mtime_ns=10**9)
 
     entry = run_blocking(mount.shown.setattr(inode, change, None))
@@ -394,7 +394,7 @@ def test_attributes_wait_for_an_open_that_has_asked_what_the_file_is(mount):
 def test_an_open_waits_for_attributes_that_are_being_set(mount):
     inode = mount.lookup()
     setting, opening = set_to_be_private(mount, inode), mount.shown.open(inode, os.O_RDWR)
-    with held(files, "set_attributes", setting):
+    with held(attributes, "set_attributes", setting):
         assert not opening.send(None).done()
         assert not mount.shown.session.handles.files
     run_blocking(setting)

@@ -1,29 +1,108 @@
-"""Requests about one file: its size, mode and times, its extended attributes, its content."""
+"""Attributes: what the kernel is answered about an inode, and what is set of it."""
 
 import errno
 import os
 import stat as stat_bits
-from contextlib import suppress
+import time
 from functools import partial
 
-from fusefs.bridge.api.protocol import Change, Data, Entry, Opened, Space, only_reads
-from fusefs.bridge.api.waiting import all_done
+from fusefs.bridge.api.protocol import Change, Entry, Space
 from fusefs.format.attributes import Attributes
-from fusefs.tools.statistics import drop_json, layout_json
+from fusefs.tools.statistics import DROP_XATTR, LAYOUT_XATTR, drop_json, layout_json
+from fusefs.tree.catalog import FileInfo
 from fusefs.tree.file_attributes import set_attributes, xattrs_at
-from fusefs.tree.namespace import OpenVersion
+from fusefs.vfs.attribute_cache import TTL_S
 from fusefs.vfs.closing import Closing
-from fusefs.vfs.entries import Entries
-from fusefs.vfs.file.open_file import OpenFile, xattrs_of
-from fusefs.vfs.inode_table import Node
+from fusefs.vfs.file.open_file import OpenFile, mode_of, xattrs_of
+from fusefs.vfs.inode_table import ROOT, Node, body_of
 from fusefs.vfs.opening import Opening
-from fusefs.vfs.session import STATS_DIRECTORY_INODE, STATS_INODE, Session
+from fusefs.vfs.session import STATS_DIRECTORY_INODE, STATS_INODE, Session, stale
 
-__all__ = ["AttributeRequests", "ContentRequests", "ExtendedAttributeRequests"]
+__all__ = ["AttributeRequests", "Entries", "ExtendedAttributeRequests"]
 
-LAYOUT_XATTR = "user.omnifs.layout"
-DROP_XATTR = "user.omnifs.drop"
-"""Reading it forgets what is cached of a path: no other call of a path reaches a read-only mount."""
+_TYPES = {
+    "file": stat_bits.S_IFREG,
+    "directory": stat_bits.S_IFDIR,
+    "symlink": stat_bits.S_IFLNK,
+}
+
+
+class Entries:
+    """Describes inodes, open ones as they are here, others as the store says."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def of(self, node: Node) -> Entry:
+        """Describe an inode, and count its size among those that went to the kernel.
+
+        Raises:
+            OSError: ``ESTALE`` where its name leads to it no more.
+        """
+        entry = await self._described_now(node)
+        node.advertise(entry.size_bytes)
+        return entry._replace(attr_timeout_s=0) if node.resizes else entry
+
+    def of_body(self, node: Node) -> Entry:
+        """Describe an open file as it is here."""
+        body = node.body
+        assert body is not None
+        mode = stat_bits.S_IFREG | mode_of(body)
+        entry = self._attributes(node.number, mode, body.size_bytes, body.pending.mtime_ns)
+        # As fstat of any file system says of what was removed, or replaced.
+        return entry if node.is_attached else entry._replace(nlink=0)
+
+    def of_info(self, number: int, info: FileInfo) -> Entry:
+        """Describe an inode as the store says."""
+        mode = _TYPES[info.kind] | info.mode
+        return self._attributes(number, mode, info.size_bytes, info.mtime_ns)
+
+    def of_own_directory(self, number: int) -> Entry:
+        """Describe the folder that shows the mount's own numbers."""
+        return self._attributes(number, stat_bits.S_IFDIR | 0o555, 0, 0)
+
+    def of_statistics(self, name: bytes) -> Entry:
+        """Describe the file that shows the mount's own numbers."""
+        if name != b"stats.json":
+            raise FileNotFoundError(errno.ENOENT, "only stats.json is here")
+        size = len(self._session.statistics.as_json())
+        entry = self._attributes(STATS_INODE, stat_bits.S_IFREG | 0o444, size, time.time_ns())
+        return entry._replace(attr_timeout_s=0)
+
+    async def _described_now(self, node: Node) -> Entry:
+        session = self._session
+        if node.body is not None:
+            return self.of_body(node)
+        if node.number == ROOT:
+            return self.of_info(ROOT, await session.info(""))
+        try:
+            info = await session.info(node.path())
+        except FileNotFoundError as error:
+            # Where another mount removed it: O_CREAT must learn that from a look-up, and not fail here.
+            raise stale() from error
+        if body_of(node) is not None:
+            return self.of_body(node)  # opened meanwhile, and perhaps as another version
+        # The kernel takes an inode that changes its kind for broken, and answers EIO from then on.
+        if node.kind not in {None, info.kind}:
+            raise OSError(errno.ESTALE, f"a {info.kind} is there by now")
+        node.kind = info.kind
+        return self.of_info(node.number, info)
+
+    def _attributes(self, number: int, mode: int, size_bytes: int, mtime_ns: int) -> Entry:
+        uid, gid = self._session.owner
+        return Entry(
+            inode=number,
+            mode=mode,
+            size_bytes=size_bytes,
+            nlink=2 if stat_bits.S_ISDIR(mode) else 1,
+            uid=uid,
+            gid=gid,
+            # Before 1970 the kernel's unsigned seconds would end far in the future.
+            mtime_ns=max(0, mtime_ns),
+            block_bytes=self._session.files.config.striping.unit,
+            entry_timeout_s=TTL_S,
+            attr_timeout_s=TTL_S,
+        )
 
 
 class AttributeRequests:
@@ -196,102 +275,3 @@ class ExtendedAttributeRequests:
         if info.stored == "plain":
             return {}
         return await self._session.wait(xattrs_at, self._session.files, path)
-
-
-class ContentRequests:
-    """How files are opened, read, written and let go."""
-
-    def __init__(self, session: Session, opening: Opening, closing: Closing) -> None:
-        self._session = session
-        self._opening = opening
-        self._closing = closing
-
-    async def open(self, inode: int, flags: int) -> Opened:
-        """Open a file as it is now in the store, or as it is being written here."""
-        if inode == STATS_INODE:
-            if not only_reads(flags):
-                raise PermissionError(errno.EPERM, "statistics are only read")
-            return Opened(self._open_statistics(), direct_io=True)
-        return await self._opening.open(self._session.inodes.node(inode), flags)
-
-    def _open_statistics(self) -> int:
-        handle, statistics = self._session.handles.new_number(), self._session.statistics
-        statistics.open_views[handle] = statistics.as_json()
-        return handle
-
-    async def read(self, handle: int, offset: int, size_bytes: int) -> Data:
-        """Read: inline from memory, else once the blocks are here."""
-        if (text := self._session.statistics.open_views.get(handle)) is not None:
-            return text[offset : offset + size_bytes]
-        opened = self._session.handles.files[handle]
-        body = opened.body
-        if body.lock.acquire(blocking=False):
-            try:
-                data = body.content.bytes.try_read(offset, size_bytes, handle)
-                version = body.content.bytes.version
-            finally:
-                body.lock.release()
-            if data is None and version is not None:
-                data = await _read_when_here(version, offset, size_bytes, handle)
-            if data is not None:
-                if version is not None and opened.kept:
-                    # Only what goes through the page cache stays with the kernel: O_DIRECT leaves nothing there.
-                    version.reader.served(offset, len(data))
-                return data
-        return await self._session.wait(body.read, offset, size_bytes, handle)
-
-    async def write(self, handle: int, offset: int, data: Data) -> int:
-        """Write: inline where the window has room, else in a thread that waits for it."""
-        opened = self._session.handles.files[handle]
-        body = opened.body
-        opened.node.written()
-        if body.lock.acquire(blocking=False):
-            try:
-                # Under the lock: a flush under way for another handle moves the end's description.
-                offset = body.size_bytes if opened.appends else offset
-                path = body.pending.path or ""
-                if body.content.bytes.writes_now(path, offset, len(data)):
-                    body.write(offset, data)
-                    opened.node.kernel_size = body.size_bytes
-                    return len(data)
-            finally:
-                body.lock.release()
-        # Copied: the next request overwrites the buffer that these bytes lie in.
-        await self._session.wait(body.write, None if opened.appends else offset, bytes(data))
-        opened.node.kernel_size = body.size_bytes
-        return len(data)
-
-    async def flush(self, handle: int) -> None:
-        """Publish at the close of a handle that writes, so that the next open of the file sees all of it."""
-        opened = self._session.handles.files.get(handle)
-        # FLUSH bears no mode. What another handle wrote is not a reader's to show, nor its error one to hear.
-        if opened is not None and opened.writes:
-            await self._closing.flush(opened, last=True)
-
-    async def fsync(self, handle: int) -> None:
-        """Make durable and visible what is written so far."""
-        if (opened := self._session.handles.files.get(handle)) is not None:
-            await self._closing.flush(opened, last=False)
-            # Also what was published before, and need not be durable yet.
-            if (path := opened.body.pending.path) is not None and opened.body.pending.published:
-                with suppress(FileNotFoundError):  # removed or renamed meanwhile
-                    await self._session.wait(self._session.files.store.sync, path)
-
-    async def fsyncdir(self, handle: int) -> None:
-        """Make durable the names in a directory."""
-        listing = self._session.handles.listings.get(handle)
-        node = listing.directory if listing is not None else None
-        if node is not None and node.is_attached:
-            await self._session.wait(self._session.files.store.sync, node.path())
-
-    async def release(self, handle: int) -> None:
-        """Drop a handle; flush has published already, unless it failed and said so."""
-        if self._session.statistics.open_views.pop(handle, None) is not None:
-            return
-        await self._closing.release(handle)
-
-
-async def _read_when_here(version: OpenVersion, offset: int, size_bytes: int, handle: int) -> Data:
-    waiting = version.reader.start(offset, size_bytes, process=handle)
-    await all_done(waiting)
-    return version.reader.finish(offset, size_bytes, waiting)

@@ -11,8 +11,8 @@ from fusefs.stores.protocol import RESERVED, parent_of
 from fusefs.tree.catalog import FileInfo
 from fusefs.tree.directory_attributes import NOT_KEPT
 from fusefs.tree.file_attributes import set_attributes
+from fusefs.vfs.attributes import Entries
 from fusefs.vfs.closing import Closing
-from fusefs.vfs.entries import Entries
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.file.rename_open import moved, remove_open, rename_open
 from fusefs.vfs.handle_table import Listed, Listing

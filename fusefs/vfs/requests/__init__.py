@@ -1,1 +1,0 @@
-"""Requests of the kernel: one class for each kind."""
