@@ -77,14 +77,27 @@ def start_daemon(
     """
     clear_dead_mount(mountpoint)
     ready, report_fd = os.pipe()
+    with os.fdopen(ready, "rb") as pipe:
+        process = _begun(module, report_fd, words, log_path)
+        try:
+            _give(process, settings)
+            answer = pipe.read()
+        except BaseException:  # Ctrl-C above all: nobody would know of the mount
+            _take_back(process, mountpoint)
+            raise
+    if answer != _READY:
+        code = process.wait()  # says of which class the fault is
+        raise failure_of(answer, code, log_path)
+    return process
+
+
+def _begun(
+    module: str, report_fd: int, words: Sequence[str], log_path: str | None
+) -> "subprocess.Popen[bytes]":
+    log = None
     try:
         log = open_log(log_path) if log_path else None
-    except ConfigError:
-        os.close(ready)
-        os.close(report_fd)
-        raise
-    try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", module, str(report_fd), *words],
             stdin=subprocess.PIPE,
             # A pipe that the caller reads would not end while the daemon holds it.
@@ -94,26 +107,19 @@ def start_daemon(
             start_new_session=True,  # Ctrl-C ends the command, and not the mount that it made
         )
     finally:
-        # Ours as well: the pipe ends, and with it the wait below, only when no process has it open.
+        # Ours as well: the pipe ends, and with it the wait for its word, only when no process has it open.
         os.close(report_fd)
         if log is not None:
             os.close(log)
-    with os.fdopen(ready, "rb") as pipe:
-        try:
-            assert process.stdin is not None
-            # Of one that has ended already the other pipe, or its code, says why.
-            with suppress(BrokenPipeError):
-                process.stdin.write(settings)
-            with suppress(BrokenPipeError):
-                process.stdin.close()
-            answer = pipe.read()
-        except BaseException:  # Ctrl-C above all: nobody would know of the mount
-            _take_back(process, mountpoint)
-            raise
-    if answer != _READY:
-        code = process.wait()  # says of which class the fault is
-        raise failure_of(answer, code, log_path)
-    return process
+
+
+def _give(process: "subprocess.Popen[bytes]", settings: bytes) -> None:
+    assert process.stdin is not None
+    # Of one that has ended already the other pipe, or its code, says why.
+    with suppress(BrokenPipeError):
+        process.stdin.write(settings)
+    with suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 def followed(process: "subprocess.Popen[bytes]") -> int:
