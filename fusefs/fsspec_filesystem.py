@@ -139,6 +139,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         path = self._strip_protocol(path)
         if not create_parents:
+            # Asked for: stores make missing parents by themselves.
             self.files.stat(parent_of(path))
         self.files.names.make_directory(path)
 

@@ -73,6 +73,7 @@ class BlockCache:
 
     def get(self, key: Hashable) -> Data | None:
         """Return a block that is here, or None."""
+        # Without the lock, which a fetch holds while it wakes others: a future says by itself whether it is done.
         block = self._blocks.get(key)
         return block.data.result() if block is not None and block.data.done() else None
 

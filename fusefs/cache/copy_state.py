@@ -52,6 +52,7 @@ class CopyState:
 
     def borrowed(self) -> CopyFiles | None:
         """Return the files for one more user, which releases them."""
+        # Counted before the lock is let go: whoever evicts the copy then leaves its descriptors open.
         if self.files is not None:
             self.files.acquire()
         return self.files

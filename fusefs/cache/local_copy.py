@@ -119,6 +119,7 @@ class LocalCopy:
         for span in self.spans():
             wanted = self.copy.has(span.unit) and not self.copy.is_verified(span.unit)
             size = sum(known.size_bytes for known in batch)
+            # A gap ends a batch: one read covers units that lie side by side.
             if batch and (not wanted or size + span.size_bytes > _VERIFIED_AT_ONCE_BYTES):
                 self.copy.read(batch)
                 batch = []

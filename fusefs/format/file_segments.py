@@ -89,6 +89,7 @@ class FileUnits:
     """
 
     def __init__(self, pieces: Sequence[FileSegment]) -> None:
+        # An empty file is one piece in which no byte lies.
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
         self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
@@ -97,6 +98,7 @@ class FileUnits:
     def of(self, offset: int, size_bytes: int) -> Iterator[UnitPart]:
         """Yield what of each unit lies in a range that is cut at the end of the file, in order."""
         end = min(offset + size_bytes, self.size_bytes)
+        # Searched and not walked: a file that is written here and there has up to a thousand pieces.
         at = max(0, bisect.bisect_right(self._starts, offset) - 1)
         while offset < end:
             piece = self._pieces[at]

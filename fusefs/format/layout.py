@@ -74,6 +74,7 @@ class StripeLayout:
         whole, short = divmod(size_bytes, self.unit_bytes)
         turns, extra = divmod(whole, self.stripe_count)
         size = (turns + (object_number < extra)) * self.unit_bytes
+        # A last unit that is not full falls to the object whose turn it is.
         return size + (short if object_number == extra else 0)
 
     def num_objects(self, size_bytes: int) -> int:

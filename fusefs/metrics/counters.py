@@ -204,6 +204,7 @@ class FilesCollector(Collector):
 
     def total(self) -> Numbers:
         """Return the sum."""
+        # Under the lock: what is closed meanwhile would count twice, or not at all.
         with self._lock:
             found = Numbers()
             found.add(self._gone)
@@ -265,6 +266,7 @@ def families(numbers: Numbers) -> Iterator[Metric]:
 
 def _latencies(numbers: Numbers) -> Metric:
     bounds = [str(bound) for bound in LATENCY_BOUNDS_S] + ["+Inf"]
+    # Each bucket with all below it, as Prometheus has them.
     cumulated = [float(count) for count in accumulate(numbers.store_reads_by_latency)]
     family = HistogramMetricFamily(
         "omniload_fusefs_store_read_seconds", "Time of ranged reads of stores, retries included"

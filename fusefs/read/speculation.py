@@ -125,6 +125,7 @@ class SpeculativeReads:
             return False
         short = unread - self._num_read - self._num_advanced
         if short > 0:
+            # All or nothing: with some of its neighbours a block costs the same request.
             if self._budget is None or not self._budget.acquire(short * self._block_bytes):
                 return False
             self._num_advanced += short

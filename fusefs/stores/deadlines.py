@@ -231,6 +231,7 @@ class Callers:
         if deadline.left_s() <= 0:
             raise UnavailableError(f"{path!r}: no time is left of {deadline.limit_s:g} s to {name}")
         begun = self._begin(_Call(name, path, call))
+        # By steps: the call may ``renew`` its limit meanwhile, or stop the time.
         while not begun.ended.wait(max(0.0, min(deadline.left_s(), _LOOK_EVERY_S))):
             # It may have ended just now: what it brought is taken, as nobody else would.
             if deadline.left_s() <= 0 and self._abandon(begun, dropped):
@@ -294,6 +295,7 @@ class Callers:
     def end(self, call: _Call[Any], caller: "_Caller") -> None:
         """Note that a call returned, and keep its thread for the next one."""
         with self._lock:
+            # Under the lock of ``_abandon``: either that one finds it ended, or this one finds it abandoned.
             was_abandoned = call in self._abandoned
             self._abandoned.discard(call)
             call.ended.set()

@@ -30,6 +30,7 @@ class MemoryStore(Store):
     """Files in memory; nothing survives the process."""
 
     def __init__(self) -> None:
+        # Reentrant: calls of the store are made of other calls of it.
         self._lock = threading.RLock()
         self._nodes: dict[str, bytes | None] = {"": _DIRECTORY}
         self.mtimes_ns: dict[str, int] = {"": 0}
@@ -67,6 +68,7 @@ class MemoryStore(Store):
             if path in self._nodes:
                 raise FileExistsError(errno.EEXIST, "objects are written once", path)
             self._make_parents(path)
+            # The name at once: of two who create one object, the second must be refused before it writes.
             self._put(path, b"")
         return _MemoryWriter(self, path)
 
@@ -101,6 +103,7 @@ class MemoryStore(Store):
             for path in [p for p in self._nodes if is_at_or_below(p, source)]:
                 moved = target + path[len(source) :]
                 self._nodes[moved] = self._nodes.pop(path)
+                # Kept, as on a disk: what is remembered by time stamps must cope with those that came along.
                 self.mtimes_ns[moved] = self.mtimes_ns.pop(path)
 
     @override
@@ -165,6 +168,7 @@ class _MemoryWriter(ObjectWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        # Copied: the caller may use its memory again.
         self._parts.append(bytes(data))
 
     @override

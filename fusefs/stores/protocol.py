@@ -339,6 +339,7 @@ def parent_of(path: str) -> str:
 
 def is_at_or_below(path: str, top: str) -> bool:
     """Return whether a path is ``top`` or lies in the directory ``top``."""
+    # With the slash: "data" holds nothing of "database".
     return path == top or path.startswith(f"{top}/")
 
 

@@ -177,6 +177,7 @@ class RetryingStore(Store):
                 if self._store_identity(target) != before:
                     raise
 
+        # Once by itself: only behind an outage is "not found" a sign that it was carried out.
         try:
             self._count("rename")
             rename(source, target)

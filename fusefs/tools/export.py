@@ -212,6 +212,7 @@ def export_file(
     """
     target = checked_path(target)
     folder, name = parent_of(target), name_of(target)
+    # Drawn: two that export to one target must not write into one file.
     partial = f".{name}.{uuid.uuid4().hex[:8]}.partial"
     partial = f"{folder}/{partial}" if folder else partial
     out = store.create(partial)

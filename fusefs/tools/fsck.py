@@ -243,6 +243,7 @@ def _faults_of(
     faults = []
     for segment in manifest.distinct_segments():
         for number, object_path in enumerate(segment.object_paths()):
+            # Asked for: one that was written since they were listed is there.
             entry = objects.get(object_path) or _found(store, object_path)
             wanted = segment.layout.object_size(number, segment.stored_bytes)
             if entry is None:

@@ -118,6 +118,7 @@ def layout_json(files: StripedFiles, path: str) -> bytes:
     # JSON has no text for a name of other bytes; what is shown is for people.
     found["path"] = os.fsencode(path).decode(errors="backslashreplace")
     if found["kind"] == "file":
+        # Without its bytes: to be looked at must not change what is cached.
         with files.open(path, brings=False) as file:
             memory, disk = file.reader.cached.held_bytes()
         found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}

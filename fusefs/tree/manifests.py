@@ -88,6 +88,7 @@ class ManifestCache:
 
 
 def _version(entry: Entry) -> Version:
+    # Not its mode: chmod on the store itself changes no byte.
     return entry.size_bytes, entry.mtime_ns, entry.version
 
 

@@ -185,12 +185,14 @@ class AttributeRequests:
 
     async def _truncate(self, node: Node, handle: int | None, size_bytes: int) -> None:
         handles = self._session.handles.files
+        # Through the handle, where there is one: the file may have no name any more.
         if handle is not None and handle in handles:
             await self._session.wait(handles[handle].body.truncate, size_bytes)
             return
         opened = await self._opening.open(node, os.O_WRONLY)
         try:
             await self._session.wait(handles[opened.handle].body.truncate, size_bytes)
+            # Now: truncate(2) has no close that would publish it.
             await self._closing.flush(handles[opened.handle], last=True)
         except Exception:
             await self._closing.release(opened.handle)
@@ -263,6 +265,7 @@ class ExtendedAttributeRequests:
         below = [node]
         while below:
             known = below.pop()
+            # So the next open has the kernel drop its pages, too.
             known.cached_version = None
             below += known.children.values()
         return await self._session.wait(drop_json, self._session.files, path)
@@ -272,6 +275,7 @@ class ExtendedAttributeRequests:
             return xattrs_of(node.body)
         path = self._opening.path_of_named(node)
         info = await self._session.info(path)
+        # Known by its size: of a file that has no manifest nothing is read.
         if info.stored == "plain":
             return {}
         return await self._session.wait(xattrs_at, self._session.files, path)

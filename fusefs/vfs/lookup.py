@@ -183,6 +183,7 @@ class Lookup:
                 assert asked.version is not None
                 shown = await session.wait(shown_at, session.files, asked.path, asked.version)
                 where = after(asked, self._seen(node, node.body), shown)
+            # Of another state of things, which whoever brought it about may have published by now.
             if where is None:
                 continue
             if where is Leads.HERE:

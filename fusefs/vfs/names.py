@@ -6,7 +6,7 @@ import stat as stat_bits
 from collections.abc import Iterable
 
 from fusefs.bridge.api.protocol import Entry, Named, Opened
-from fusefs.format.attributes import Attributes
+from fusefs.format.attributes import PLAIN_MODE, Attributes
 from fusefs.stores.protocol import RESERVED, parent_of
 from fusefs.tree.catalog import FileInfo
 from fusefs.tree.directory_attributes import NOT_KEPT
@@ -151,6 +151,7 @@ class NameRequests:
         self._session.attributes.forget(path)
         self._session.attributes.names_changed(parent_of(path))
         info = await self._session.info(path)
+        # Only where the store shows another: attributes of a folder are a file in it.
         if info.mode != wanted:
             # Its time is the store's own: what is made in it next moves it.
             made = Attributes(mode=wanted, mtime_ns=NOT_KEPT)
@@ -295,7 +296,8 @@ class CreationRequests:
         path = above.child_path(text)  # a directory above may be renamed by now
         node.body = OpenFile(self._session.files, self._session.place, path, None)
         permissions = stat_bits.S_IMODE(mode)
-        if permissions != 0o644:
+        # A mode like any plain file's needs no manifest.
+        if permissions != PLAIN_MODE:
             node.body.set_attributes(Attributes(mode=permissions))
         entry = self._entries.of_body(node)
         node.advertise(entry.size_bytes)

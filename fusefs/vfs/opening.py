@@ -189,6 +189,7 @@ class ContentRequests:
         if inode == STATS_INODE:
             if not only_reads(flags):
                 raise PermissionError(errno.EPERM, "statistics are only read")
+            # Past the page cache, whose pages would be numbers of an earlier open.
             return Opened(self._open_statistics(), direct_io=True)
         return await self._opening.open(self._session.inodes.node(inode), flags)
 
@@ -203,6 +204,7 @@ class ContentRequests:
             return text[offset : offset + size_bytes]
         opened = self._session.handles.files[handle]
         body = opened.body
+        # Only tried: a flush holds it for as long as the store takes, and the loop answers everybody.
         if body.lock.acquire(blocking=False):
             try:
                 data = body.content.bytes.try_read(offset, size_bytes, handle)

@@ -185,6 +185,7 @@ class FileWriter:
         may_be_short = not self._segments.are_begun and held.size_bytes <= self._plain_limit
         if may_be_short and may_be_plain(parts):
             return b"".join(parts)
+        # In order: a segment that was begun goes on with the units that were held back.
         self._segments.append(held.full)
         if held.tail and last:
             self._segments.append([held.tail])

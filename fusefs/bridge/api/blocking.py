@@ -89,6 +89,7 @@ class Threaded(FileSystem):
         self.kernel = kernel
 
     async def _call(self, call: Callable[..., Result], *arguments: Any) -> Result:  # noqa: ANN401 -- any call's
+        # By name: a bound method is another object each time that it is asked for.
         if call.__name__ in self._blocking.inline:
             return call(*arguments)
         return await in_thread(self._pool, call, *arguments)
@@ -107,6 +108,7 @@ class Threaded(FileSystem):
 
     @override
     async def opendir(self, inode: int) -> Opened:
+        # Whole, at the open: the kernel goes on by the number of a line, which must stay that of its name.
         listing = await self._call(self._blocking.listing, inode)
         self._next_listing += 1
         self._listings[self._next_listing] = listing

@@ -83,6 +83,7 @@ class _Content:
         return _opened(self._passthrough, inode, opened, flushes=not only_reads(flags))
 
     async def _create(self, inode: int, body: memoryview) -> Data:
+        # The umask comes behind them, and is applied already: FUSE_DONT_MASK is not agreed.
         flags, mode = struct.unpack_from("<2I", body)
         name = names_of(body, 16, 1)[0]
         opened, entry = await self._filesystem.create(inode, name, mode, flags)
@@ -256,10 +257,12 @@ class _Attributes:
         return _within(b"".join(name + b"\0" for name in names), room)
 
     async def _setxattr(self, inode: int, body: memoryview) -> Data:
+        # The short form of the struct: FUSE_SETXATTR_EXT is not agreed.
         size_bytes, flags = struct.unpack_from("<2I", body)
         name, rest = names_of(body, 8, 1)
         value = rest[:size_bytes]
         if flags:
+            # Two calls, and nobody between them: the kernel holds the inode locked over all of setxattr.
             await _check_presence(self._filesystem, inode, name, flags)
         await self._filesystem.setxattr(inode, name, value)
         return b""

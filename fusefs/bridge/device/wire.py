@@ -172,7 +172,7 @@ def _attr(entry: Entry) -> bytes:
     return _ATTR.pack(
         entry.inode,
         entry.size_bytes,
-        (entry.size_bytes + 511) >> 9,
+        (entry.size_bytes + 511) >> 9,  # of 512 bytes, whatever block is recommended (stat(2))
         *times_s,
         *times_ns,
         entry.mode,
@@ -220,7 +220,7 @@ def space_reply(space: Space) -> bytes:
     return _STATFS_OUT.pack(
         space.blocks,
         space.free_blocks,
-        space.free_blocks,
+        space.free_blocks,  # to users as well: no store keeps any back for root
         space.inodes,
         space.free_inodes,
         space.block_bytes,
@@ -235,6 +235,7 @@ def directory_line(name: bytes, entry: Entry, next_line: int, *, plus: bool) -> 
     line = _DIRENT.pack(entry.inode, next_line, len(name), kind) + name
     if plus:
         line = entry_reply(entry) + line
+    # FUSE_DIRENT_ALIGN: the kernel looks for the next line at a multiple of 8.
     return line + bytes(-len(line) % 8)
 
 

@@ -241,6 +241,7 @@ class _Turn:
 
     async def __aenter__(self) -> None:
         reader = self._in_use().reader
+        # Asked again: before this task has its step another may have come and taken the turn.
         while reader.is_there:
             await _Wait(_For.TURN)
         reader.is_there = True

@@ -144,6 +144,7 @@ class Requests(pyfuse3.Operations):
             for line, (name, entry) in enumerate(self._filesystem.readdir(fh, start_id), start_id):
                 if not pyfuse3.readdir_reply(token, name, _attributes(entry), line + 1):
                     return
+                # Behind the reply: a line that did not fit is no look-up, and is asked for again.
                 self._filesystem.advertised(entry.inode)
         # The outermost loop: the mount must outlive a defect of ours.
         except Exception as error:

@@ -2,10 +2,11 @@
 
 A client library (pyarrow, fsspec) becomes a ``Backend``; which store stands on it
 depends on how a file takes another's place: by a rename to a name that must be free (HDFS
-through Java, sftp), by a rename that replaces in one go (HDFS itself; both in ``renaming``), or by
-a put (S3, GCS, Azure; in ``putting``).
+through Java, sftp), by a rename that replaces in one go (HDFS itself; both in ``rename_store``), or by
+a put (S3, GCS, Azure; in ``object_store``).
 """
 
+import errno
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -69,8 +70,8 @@ class BackendStore(Store):
             above = parent_of(path)
             # The store's own directories are never files: a look below them asks once.
             if above and not is_at_or_below(path, RESERVED) and self._is_file(above):
-                raise NotADirectoryError(20, "a parent is a file", path)
-            raise FileNotFoundError(2, "nothing there", path)
+                raise NotADirectoryError(errno.ENOTDIR, "a parent is a file", path)
+            raise FileNotFoundError(errno.ENOENT, "nothing there", path)
         return found
 
     def _is_file(self, path: str) -> bool:
@@ -114,7 +115,7 @@ class BackendStore(Store):
 
     def _check_directory(self, path: str) -> None:
         if not self.stat(path).is_directory:
-            raise NotADirectoryError(20, "not a directory", path)
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
 
     @override
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
@@ -133,26 +134,26 @@ class BackendStore(Store):
             # Clients call a directory not found, broken or empty; and a file that is being
             # replaced is not found until stat has finished the replacement.
             if self.stat(path).is_directory:
-                raise IsADirectoryError(21, "is a directory", path) from None
+                raise IsADirectoryError(errno.EISDIR, "is a directory", path) from None
         return check_whole(read(path, offset, size_bytes), path, offset, size_bytes)
 
     @override
     def create(self, path: str) -> ObjectWriter:
         # Clients write over what is there without a word.
         if self._files.find(path) is not None:
-            raise FileExistsError(17, "objects are written once", path)
+            raise FileExistsError(errno.EEXIST, "objects are written once", path)
         return self._files.open_new(path)
 
     @override
     def remove(self, path: str) -> None:
         if self.stat(path).is_directory:
-            raise IsADirectoryError(21, "is a directory", path)
+            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
         self._names.remove(path)
 
     @override
     def make_directory(self, path: str) -> None:
         if self._find(path) is not None:
-            raise FileExistsError(17, "something is there", path)
+            raise FileExistsError(errno.EEXIST, "something is there", path)
         self._names.make_directory(path)
 
     @override
@@ -188,7 +189,7 @@ class BackendStore(Store):
     def _check_rename(self, source: str, target: str) -> Entry | None:
         """Apply the rules of rename; return what stands at the target."""
         if target.startswith(f"{source}/"):
-            raise OSError(22, "a directory cannot go into itself", target)
+            raise OSError(errno.EINVAL, "a directory cannot go into itself", target)
         moved, there = self.stat(source), self._find(target)
         held = self._files.listing(target) if there is not None and there.is_directory else []
         check_rename(moved, there, held, target)

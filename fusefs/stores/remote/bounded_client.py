@@ -119,6 +119,7 @@ class _BoundedWriter(ObjectWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        # An abandoned call may still send these bytes: units that were given away are never changed.
         self._written_bytes += len(data)
         self._callers.call("write", self._path, partial(self._stream.write, data))
 

@@ -174,7 +174,7 @@ class _NativeBackend(RootedBackend, ReplacingBackend):
     def _delete(self, path: str) -> None:
         with _translated(path):
             if not self._client.delete(self._at(path), recursive=False):
-                raise FileNotFoundError(2, "nothing there", path)
+                raise FileNotFoundError(errno.ENOENT, "nothing there", path)
 
     @override
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Stores where a put takes a file's place in one go: S3, GCS, Azure."""
 
+import errno
 import uuid
 from contextlib import suppress
 
@@ -66,7 +67,7 @@ class ObjectStore(BackendStore):
     ) -> Entry | None:
         found = self._find(path)
         if found is not None and found.is_directory:
-            raise IsADirectoryError(21, "a directory is there", path)
+            raise IsADirectoryError(errno.EISDIR, "a directory is there", path)
         if before is not None:
             before(found)
         self._write(path, data)

@@ -1,5 +1,6 @@
 """Stores where a rename takes a file's place: by a name that must be free first, or in one go."""
 
+import errno
 import uuid
 from contextlib import suppress
 
@@ -81,7 +82,7 @@ class RenamingStore(BackendStore):
         try:
             there = self._find(path)
             if there is not None and there.is_directory:
-                raise IsADirectoryError(21, "a directory is there", path)
+                raise IsADirectoryError(errno.EISDIR, "a directory is there", path)
             if there is None:
                 self._make_parent(path)
             if before is not None:

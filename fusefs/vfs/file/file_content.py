@@ -132,6 +132,7 @@ class SpooledContent:
             self._base, reader = segments_of(loose), files.opener.versions.reader_of(loose)
         self.spool = Spool(place, granule_bytes_of(files, path), reader)
         try:
+            # Of bytes that the next version cannot share, all are fetched while their version is there.
             if not self._base:
                 self.spool.hold_all()
         except BaseException:
@@ -376,6 +377,7 @@ class FileContent:
 
     def hold(self, opened: OpenVersion) -> None:
         """Hold another version in place of what was open; bytes in a spool are its own."""
+        # Opened before this one goes: segments that both show are never without somebody who keeps them.
         if self.opened is not None:
             self.opened.close()
         self.opened = opened

@@ -159,6 +159,7 @@ class OpenFile:
     def take_up(self) -> None:
         """Become what the path shows now. For a body that nobody reads: what they read would change."""
         with self.lock:
+            # Asked again under the lock: it may have been changed, or unlinked, since that was decided.
             if self.version is not None and self.pending.path is not None:
                 opened = self._files.open(self.pending.path)
                 self.content.clean()
@@ -208,6 +209,7 @@ def _publish(files: StripedFiles, body: OpenFile, path: str, content: Content) -
     def ready() -> None:
         body.content.settle(path, content)
 
+    # The time of its folder moved when the file was made here, or by whoever made it.
     done = files.publish(path, content, now, ready=ready, moves_time=False)
     files.references.discard(loose, kept=Manifest(mtime_ns=0, segments=segments_of(content)))
     return done

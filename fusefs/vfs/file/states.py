@@ -97,6 +97,7 @@ class Unpublished:
         """Note a change of content, which has a time of its own."""
         self.only_attributes = False
         self.change_ns = now_ns
+        # A time that was set is of the content before it: ``tar`` sets it behind its last write.
         if self.attributes.mtime_ns is not None:
             self.attributes = replace(self.attributes, mtime_ns=None)
         self.dirty = True
