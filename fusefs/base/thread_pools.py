@@ -1,4 +1,4 @@
-"""Threads that wait for a store; a process that was forked off has none, and is refused."""
+"""Threads that wait for a store or a disk: what they are refused, they do not do later."""
 
 import os
 from collections.abc import Callable
@@ -9,13 +9,29 @@ from typing_extensions import override
 
 from omniload.base.errors import StateError
 
-__all__ = ["StorePool"]
+__all__ = ["CallPool", "StorePool"]
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
-class StorePool(ThreadPoolExecutor):
+class CallPool(ThreadPoolExecutor):
+    """A thread pool whose callers hear of a refusal only where nothing is carried out."""
+
+    @override
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            # The system gives no further thread. The call is queued by now, and those that are there come to it:
+            # whoever heard that it is refused would have it carried out all the same, beside what they do instead.
+            if self._threads:
+                return
+            self._work_queue.get_nowait()
+            raise
+
+
+class StorePool(CallPool):
     """A thread pool that refuses what it would never do: work for a process forked off later.
 
     Threads stay behind when a process forks, and the clients of most stores do not
@@ -45,15 +61,3 @@ class StorePool(ThreadPoolExecutor):
     ) -> Future[Result]:
         self.check_process()
         return super().submit(fn, *args, **kwargs)
-
-    @override
-    def _adjust_thread_count(self) -> None:
-        try:
-            super()._adjust_thread_count()
-        except RuntimeError:
-            # The system gives no further thread. The call is queued by now, and those that are there come to it:
-            # whoever heard that it is refused would have it carried out all the same, beside what they do instead.
-            if self._threads:
-                return
-            self._work_queue.get_nowait()
-            raise

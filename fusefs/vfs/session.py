@@ -21,12 +21,13 @@ import os
 import resource
 import time
 from collections.abc import Awaitable, Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from fusefs.base.thread_pools import CallPool
 from fusefs.bridge.api.protocol import Kernel
 from fusefs.bridge.api.waiting import all_done, in_thread
 from fusefs.stores.deadlines import within
@@ -231,7 +232,7 @@ class Session:
         self.inline = InlineCalls(answers_at_once=files.store.answers_at_once)
         self.kernel: Kernel | None = None
         self.statistics = Statistics(files)
-        self._pool = ThreadPoolExecutor(_CALLS_WAITING, "fusefs-call")
+        self._pool = CallPool(_CALLS_WAITING, "fusefs-call")
 
     def close(self) -> list[str]:
         """Publish what was left open and end the threads; nothing may be under way.

@@ -6,11 +6,11 @@ are first tried in place. All else runs in worker threads.
 
 import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from typing_extensions import override
 
+from fusefs.base.thread_pools import CallPool
 from fusefs.bridge.api.protocol import Data, Entry, FileSystem, Kernel, Named, Opened, Space
 from fusefs.bridge.api.waiting import in_thread
 
@@ -74,7 +74,7 @@ class Threaded(FileSystem):
     def __init__(self, blocking: BlockingFileSystem, workers: int = 16) -> None:
         self._blocking = blocking
         self.unasked = blocking.unasked
-        self._pool = ThreadPoolExecutor(workers, "bridge")
+        self._pool = CallPool(workers, "bridge")
         self._listings: dict[int, Sequence[Named]] = {}
         self._next_listing = 1
         self.kernel: Kernel | None = None

@@ -273,6 +273,30 @@ def test_calls_that_have_not_begun_at_the_end_of_a_mount_never_do(monkeypatch):
         handling.close()
 
 
+def test_a_call_that_the_system_gives_no_thread_of_its_own_is_made_by_those_that_there_are(
+    monkeypatch,
+):
+    def no_thread(_):
+        raise RuntimeError("can't start new thread")
+
+    mount = Mount()
+    begun, go_on = threading.Event(), threading.Event()
+    busy = mount.shown.session.wait(lambda: begun.set() or go_on.wait(60))
+    busy.send(None)
+    assert begun.wait(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        late = mount.shown.session.wait(threading.get_native_id)
+        future = late.send(None)
+    go_on.set()
+
+    assert future.result(60)
+    busy.close()
+    late.close()
+    mount.close()
+
+
 # Answers that many who ask at once share: who may take which, and what becomes of errors
 
 
