@@ -42,14 +42,13 @@ from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
 from snapshot.startup.events import process_started, restarted, spawning, stage
 from trainer_integration.config import TrainConfig
-from trainer_integration.run.attempt import Attempt, pss_by_role
 from trainer_integration.run.launch_plan import (
     AttemptStart,
     LaunchPlan,
     next_log_number,
     read_plan,
 )
-from trainer_integration.run.rank_process import RankProcess
+from trainer_integration.run.rank_process import Attempt, RankProcess, pss_by_role
 from trainer_integration.run.resuming import Resume, step_name
 from trainer_integration.run.run_lock import RunLock
 from trainer_integration.run.run_log import (
