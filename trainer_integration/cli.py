@@ -31,6 +31,7 @@ from trainer_integration.report.display import (
 from trainer_integration.report.keeping import ReportProcess, kept_report
 from trainer_integration.report.proof import Proof, prove
 from trainer_integration.report.report import read_finished, write_report
+from trainer_integration.run.imports import kept_imports
 from trainer_integration.run.launch import Launcher
 from trainer_integration.run.resuming import Resume
 
@@ -135,7 +136,8 @@ def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> in
 
 def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, int] | None) -> int:
     """Run one rank; rank 0 shows the job."""
-    from trainer_integration.run.external_rank import run_rank  # noqa: PLC0415 -- torch takes seconds
+    with kept_imports():
+        from trainer_integration.run.external_rank import run_rank  # noqa: PLC0415 -- torch takes seconds
 
     if launch.rank:
         return run_rank(config, launch, resume)

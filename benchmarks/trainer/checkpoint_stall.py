@@ -37,7 +37,7 @@ def stalls(config: MoEConfig, saves: int, folder: Path) -> tuple[list[float], li
                 train_step(model, optimizer, a_batch(step, [a_microbatch(rows_of(step))]))
                 step += 1
             began_s = time.perf_counter()
-            tensors = checkpoints.tensors_at(step, model, optimizer.adamw)
+            tensors = checkpoints.tensors_at(step, model, optimizer)
             if kind is at_once:
                 checkpoints.write(step, tensors, {"version": 1})
             else:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.state import Json
-from trainer_integration.checkpoint.checkpoints import Checkpoints
-from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
+from trainer_integration.checkpoint.saving import Saving
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["BackgroundSaver", "Saved", "groups_for_saving"]
@@ -56,7 +56,7 @@ def groups_for_saving(groups: ProcessGroups) -> ProcessGroups:
 class BackgroundSaver:
     """Writes checkpoints from a thread. Every rank calls every method, in the same order."""
 
-    def __init__(self, checkpoints: Checkpoints | StripedCheckpoints) -> None:
+    def __init__(self, checkpoints: Saving[Any]) -> None:
         """Save by ``checkpoints``, whose group must be of ``groups_for_saving``."""
         self._checkpoints = checkpoints
         self._pool = DaemonPool(1, "omniload-save")

@@ -51,9 +51,9 @@ from trainer_integration.checkpoint.save_errors import (
 from trainer_integration.checkpoint.saving import ALONE, Saving
 from trainer_integration.checkpoint.tensors import (
     NOTHING,
+    Optimizer,
     Restored,
     require_same_model,
-    set_optimizer,
     tensors_of,
 )
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
@@ -124,25 +124,11 @@ class Checkpoints(Saving[Path]):
             raise
         return final
 
+    @override
     def load(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int | None = None
+        self, model: nn.Module, optimizer: Optimizer, *, step: int | None = None
     ) -> Restored | None:
-        """Load into ``model`` and ``optimizer``, in place.
-
-        Every file is read and checked once, by one of the ranks, before any is used.
-
-        Args:
-            model: Built from the same configuration; any number of ranks.
-            optimizer: Its optimiser, used or fresh.
-            step: Which checkpoint; None takes the newest.
-
-        Returns:
-            What else was saved; None where there is no checkpoint.
-
-        Raises:
-            IntegrityError: A file is missing or not what was saved; raised on all ranks.
-            StateError: Written by another release or for another model, or not there.
-        """
+        """Every file is read and checked once, by one of the ranks, before any is used; see ``Saving.load``."""
         steps = steps_in(self.folder)
         if step is None and not steps:
             return None
@@ -166,7 +152,6 @@ class Checkpoints(Saving[Path]):
                 process_group=self._group,
                 no_dist=self._group is None,
             )
-        set_optimizer(model, optimizer, tensors)
         progress = meta.get("progress", {})
         assert isinstance(progress, dict), "the digest of meta.json fits, so its form does"
         # Bytes that were compared with the digest in meta.json above.

@@ -4,12 +4,11 @@ import itertools
 import re
 from collections.abc import Container
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
 from fusefs.stores.protocol import name_of
-from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import JsonObject
 from trainer_integration.checkpoint import folder as checkpoint_folder
@@ -21,6 +20,9 @@ from trainer_integration.checkpoint.striped.place import (
     read_index,
     within,
 )
+
+if TYPE_CHECKING:
+    from fusefs.tree.namespace import StripedFiles
 
 __all__ = ["CheckpointPlace", "FolderPlace", "StorePlace", "is_store", "place_of"]
 
@@ -88,7 +90,7 @@ class StorePlace(CheckpointPlace):
     A checkpoint is committed by its index: ``step-00000020/index.json``.
     """
 
-    def __init__(self, files: StripedFiles, folder: str) -> None:
+    def __init__(self, files: "StripedFiles", folder: str) -> None:
         self.files = files
         self.folder = folder
 

@@ -4,13 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from omniload.base.errors import StateError
 from omniload.base.state import Json
-from trainer_integration.checkpoint.tensors import NOTHING, tensors_of
+from trainer_integration.checkpoint.tensors import NOTHING, Optimizer, Restored, tensors_of
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 __all__ = ["ALONE", "Saving"]
@@ -35,7 +34,7 @@ class Saving(ABC, Generic[Committed]):
         self,
         step: int,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         loader_state: Mapping[str, Json],
         progress: Mapping[str, Json] = NOTHING,
     ) -> Committed:
@@ -44,7 +43,7 @@ class Saving(ABC, Generic[Committed]):
         Args:
             step: Steps done.
             model: Its parameters are saved.
-            optimizer: Has taken a step; its gradients are dropped.
+            optimizer: Has state: one of torch's has taken a step.
             loader_state: The data plane's state after the same steps; rank 0's is saved.
             progress: Of the training besides; rank 0's is saved.
 
@@ -58,9 +57,7 @@ class Saving(ABC, Generic[Committed]):
         """
         return self.write(step, self.tensors_at(step, model, optimizer), loader_state, progress)
 
-    def tensors_at(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> dict[str, Tensor]:
+    def tensors_at(self, step: int, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return what ``write`` takes.
 
         Raises:
@@ -69,6 +66,28 @@ class Saving(ABC, Generic[Committed]):
         if not optimizer.state:
             raise StateError(f"the optimiser has no state at step {step}; save after a step")
         return tensors_of(model, optimizer, self._groups)
+
+    @abstractmethod
+    def load(
+        self, model: nn.Module, optimizer: Optimizer, *, step: int | None = None
+    ) -> Restored | None:
+        """Load the checkpoint of a step, or the newest, into ``model`` and ``optimizer``, in place.
+
+        Every byte is checked before it is used, or as it is read.
+
+        Args:
+            model: Built from the same configuration; any number of ranks.
+            optimizer: Its optimiser, used or fresh.
+            step: Which checkpoint; None takes the newest.
+
+        Returns:
+            What else was saved; None where there is no checkpoint.
+
+        Raises:
+            IntegrityError: A part is missing or not what was saved; raised on all ranks.
+            StateError: Written by another release or for another model, or not there.
+            UnavailableError: The store does not answer.
+        """
 
     @abstractmethod
     def write(

@@ -11,7 +11,6 @@
 
 from collections.abc import Mapping
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import override
@@ -25,9 +24,9 @@ from trainer_integration.checkpoint.striped.place import location_of, read_index
 from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
 from trainer_integration.checkpoint.tensors import (
     NOTHING,
+    Optimizer,
     Restored,
     require_same_model,
-    set_optimizer,
     tensors_of,
 )
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
@@ -89,24 +88,11 @@ class StripedCheckpoints(Saving[str]):
             _LOG.warning("removing step %d, left by an interrupted save", left)
             self._place.remove(left)
 
+    @override
     def load(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int | None = None
+        self, model: nn.Module, optimizer: Optimizer, *, step: int | None = None
     ) -> Restored | None:
-        """Load into ``model`` and ``optimizer``, in place; every byte is checked as it is read.
-
-        Args:
-            model: Built from the same configuration; any number of ranks.
-            optimizer: Its optimiser, used or fresh.
-            step: Which checkpoint; None takes the newest.
-
-        Returns:
-            What else was saved; None where there is no checkpoint.
-
-        Raises:
-            IntegrityError: A piece is missing or not what was saved; raised on all ranks.
-            StateError: Written by another release or for another model, or not there.
-            UnavailableError: The store does not answer.
-        """
+        """Every byte is checked as it is read; see ``Saving.load``."""
         step = max(self._place.steps(), default=None) if step is None else step
         if step is None:
             return None
@@ -117,5 +103,4 @@ class StripedCheckpoints(Saving[str]):
         loader_state = self._place.loader_state_of(step)
         tensors = tensors_of(model, optimizer, self._groups)
         load_striped(tensors, self._place.files, path, self._group)
-        set_optimizer(model, optimizer, tensors)
         return Restored(step=step, loader_state=loader_state, progress=about.get("progress", {}))

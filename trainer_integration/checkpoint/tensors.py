@@ -3,15 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -20,12 +15,19 @@ from omniload.base.state import Json, JsonObject
 from trainer_integration.moe.model import is_of_experts
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
-__all__ = ["NOTHING", "Restored", "require_same_model", "set_optimizer", "tensors_of"]
+__all__ = ["NOTHING", "Optimizer", "Restored", "require_same_model", "tensors_of"]
 
 NOTHING: Mapping[str, Json] = MappingProxyType({})
 """Of who keeps nothing beside tensors and the data's place."""
 _ALONE = ProcessGroups()
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class Optimizer(Protocol):
+    """What checkpoints know of an optimiser: torch's have it too."""
+
+    @property
+    def state(self) -> Mapping[Tensor, Mapping[str, Any]]:
+        """What is kept of each parameter, by names; of it only tensors are saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +43,20 @@ class Restored:
 
 
 def tensors_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, groups: ProcessGroups = _ALONE
+    model: nn.Module, optimizer: Optimizer, groups: ProcessGroups = _ALONE
 ) -> dict[str, Tensor]:
-    """Return all tensors by name. The optimiser's other settings come from configuration.
+    """Return all tensors by name: what is read into them is in the model and the optimiser.
 
-    Experts that ranks share out are shards of all experts: a checkpoint does not depend on who held which.
+    The optimiser's other settings come from configuration. Experts that ranks share out are shards of all
+    experts: a checkpoint does not depend on who held which.
     """
-    # A fresh optimiser makes its state here, and refuses to while gradients exist.
-    optimizer.zero_grad(set_to_none=True)
-    of_model, of_optimizer = _flat_states(model, optimizer)
-    tensors = {
-        **{f"model.{name}": value for name, value in of_model.items()},
-        **{
-            f"optimizer.{name}": value
-            for name, value in of_optimizer.items()
-            if isinstance(value, Tensor)
-        },
-    }
+    if not optimizer.state and isinstance(optimizer, torch.optim.Optimizer):
+        _make_state(model, optimizer)
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for kind, value in optimizer.state.get(parameter, NOTHING).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.state.{name}.{kind}"] = value
     mesh = groups.mesh
     if mesh is None or groups.sp.size == 1:
         return tensors
@@ -74,28 +73,18 @@ def _of_all_experts(value: Tensor, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(_held(value), mesh, (over_dp, Shard(0)), run_check=False)
 
 
-def set_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
-    """Give the optimiser the state that was loaded into ``tensors``."""
-    _, state = _flat_states(model, optimizer)
-    loaded = {
-        # What is no tensor, such as betas, was not saved, and stays as the configuration of this run has it.
-        name: _as_held(tensors.get(f"optimizer.{name}", value), value)
-        for name, value in state.items()
-    }
-    set_optimizer_state_dict(model, optimizer, loaded, options=_FLAT)
+def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    # With fully sharded models and torch's compiler behind it: only who comes with torch's optimiser waits for that.
+    from torch.distributed.checkpoint.state_dict import (  # noqa: PLC0415
+        get_optimizer_state_dict,
+    )
+
+    # Reading the state makes it, by a step without effect, and is refused while gradients exist.
+    optimizer.zero_grad(set_to_none=True)
+    get_optimizer_state_dict(model, optimizer)
 
 
-def _as_held(loaded: Any, own: Any) -> Any:  # noqa: ANN401 -- as ``_held``
-    """Return a loaded value in the form of the optimiser's own."""
-    if not isinstance(own, DTensor):
-        return _held(loaded)
-    own.to_local().copy_(_held(loaded))
-    return own
-
-
-def _held(value: Any) -> Any:  # noqa: ANN401 -- settings of the optimiser are of any type
+def _held(value: Tensor) -> Tensor:
     """Return what this rank holds of a tensor."""
     return value.to_local() if isinstance(value, DTensor) else value
 
@@ -121,11 +110,3 @@ def require_same_model(path: object, saved: Mapping[str, Json], own: Mapping[str
             f"{path} holds another model: {'; '.join(changed)}; restore the configuration "
             "or start in a new folder"
         )
-
-
-def _flat_states(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both states by name: tensors, and settings of the optimiser, which torch types as nested."""
-    of_model, of_optimizer = get_state_dict(model, optimizer, options=_FLAT)
-    return dict(of_model), dict(of_optimizer)

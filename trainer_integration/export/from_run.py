@@ -57,7 +57,7 @@ def model_of_run(run_dir: Path, location: str, step: int | None = None) -> Train
         if isinstance(place, StorePlace)
         else Checkpoints(place.folder, identity)
     )
-    restored = checkpoints.load(model, optimizer.adamw, step=step)
+    restored = checkpoints.load(model, optimizer, step=step)
     if restored is None:
         raise StateError(f"{place.location} holds no checkpoint; train first")
     return TrainedModel(model=model, step=restored.step, mix=mix, base_dir=life.base_dir)

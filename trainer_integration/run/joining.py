@@ -19,7 +19,6 @@ from omniload.batch.microbatch import Batch, CpSlice
 from omniload.batch.slices import whole_rows
 from snapshot.startup.events import restarted, stage
 from trainer_integration.config import TrainConfig
-from trainer_integration.loader.torch_arrays import TorchArrays
 from trainer_integration.mixtral.folder import weights_of
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
@@ -47,6 +46,8 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
     """
     parallel, device = spec.train.parallel, spec.train.device
     if device == "cuda":
+        from trainer_integration.loader.torch_arrays import TorchArrays  # noqa: PLC0415 -- unused on a CPU
+
         number = _gpu_of(spec)
         TorchArrays().check(f"cuda:{number}")
         torch.cuda.set_device(number)

@@ -14,13 +14,10 @@ from typing import TextIO
 from omniload.base.errors import OmniloadError
 from omniload.base.linux.exec_with_parent import end_with_parent
 from omniload.base.log import get_logger, set_up_logging
-from trainer_integration.run.joining import joined
-from trainer_integration.run.rank_client import rank_client
+from trainer_integration.run.imports import kept_imports
 from trainer_integration.run.rank_process import ASK_TO_END
 from trainer_integration.run.rank_spec import RankSpec
 from trainer_integration.run.run_log import EventLine, StepLine
-from trainer_integration.run.trainer import Trainer
-from trainer_integration.training.step import use_one_thread
 
 __all__ = ["main"]
 
@@ -30,12 +27,19 @@ _LOG = get_logger(__name__)
 def main() -> int:
     """Run the rank that standard input describes; return its exit code."""
     lines = _own_stdout()
-    asked_to_end = threading.Event()
-    signal.signal(ASK_TO_END, lambda *_: asked_to_end.set())
     spec = RankSpec.model_validate_json(sys.stdin.read())
+    # Before torch is imported, which takes seconds: a launcher that is killed meanwhile leaves no rank.
     if not end_with_parent(signal.SIGKILL, spec.launcher_pid):
         os.kill(os.getpid(), signal.SIGKILL)
     set_up_logging(role=f"rank {spec.rank}")
+    with kept_imports():
+        from trainer_integration.run.joining import joined  # noqa: PLC0415
+        from trainer_integration.run.rank_client import rank_client  # noqa: PLC0415
+        from trainer_integration.run.trainer import Trainer  # noqa: PLC0415
+        from trainer_integration.training.step import use_one_thread  # noqa: PLC0415
+    asked_to_end = threading.Event()
+    # After the imports: a rank that is asked before has nothing to save, and ends as the signal has it.
+    signal.signal(ASK_TO_END, lambda *_: asked_to_end.set())
     use_one_thread()
 
     def write(line: StepLine | EventLine) -> None:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from omniload.actors.address import PlaneAddress
-from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.client import Client
-from omniload.front.joining import Together
 from omniload.front.launch import Place, launch_of
 from omniload.plan.place_tree import ClientPlaceTree
 from snapshot.startup.events import restarted, stage
@@ -43,11 +41,16 @@ def _opened(spec: RankSpec, stack: ExitStack) -> Client:
         restarts=spec.attempt,
         cache_dir=spec.cache_dir,
     )
+    # What reads data: a rank whose plane is open elsewhere does without.
     if spec.train.parallel.num_ranks > 1:
+        from omniload.front.joining import Together  # noqa: PLC0415
+
         # Rank 0 brings it up, as it does for any loop that calls omniload.open.
         launch, place = launch_of(os.environ), _place(tree, spec.rank)
         together = Together(plane_spec, place, launch, None, _JOIN_S)
         return together(stack, spec.loader_state)
+    from omniload.actors.local.plane import LocalPlane  # noqa: PLC0415
+
     plane = stack.enter_context(LocalPlane(plane_spec))
     return stack.enter_context(Client(plane.handle(spec.rank)))
 

@@ -6,6 +6,7 @@ Every rank runs one; whoever started the ranks reads the lines of rank 0.
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,13 +21,12 @@ from snapshot.startup.events import restarted, stage
 from trainer_integration.checkpoint.background import BackgroundSaver, groups_for_saving
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace, place_of
-from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
+from trainer_integration.checkpoint.saving import Saving
 from trainer_integration.checkpoint.tensors import tensors_of
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.run.joining import built_model, whole_batch
 from trainer_integration.run.rank_spec import RankSpec
 from trainer_integration.run.run_log import EventKind, EventLine, StepLine
-from trainer_integration.training.evaluation import evaluate
 from trainer_integration.training.optimizer import FlatAdamW
 from trainer_integration.training.progress import TrainingProgress
 from trainer_integration.training.step import StepResult, train_step
@@ -120,6 +120,8 @@ class Trainer:
         spec, wanted = self._spec.evaluation, self._train.evaluation
         if spec is None or wanted is None or (step + 1) % wanted.every_steps:
             return None
+        from trainer_integration.training.evaluation import evaluate  # noqa: PLC0415 -- brings a plane's readers
+
         plane = PlaneSpec(
             mix=spec.mix,
             base_dir=spec.base_dir,
@@ -130,10 +132,9 @@ class Trainer:
         return evaluate(self._model, plane, self._groups).loss
 
     def _load(self, step: int) -> None:
-        adamw = self._optimizer.adamw
         with stage("checkpoint_load", self._startup) as tally:
             try:
-                restored = self._checkpoints.load(self._model, adamw, step=step)
+                restored = self._checkpoints.load(self._model, self._optimizer, step=step)
             except IntegrityError as error:
                 # Whichever rank exits first, its line is read before its exit.
                 self._write(self._event("damaged", str(error), step), of_any_rank=True)
@@ -141,11 +142,9 @@ class Trainer:
             assert restored is not None, "a checkpoint that is named is there, or an error"
             self._progress = TrainingProgress.of(self._train.spike_guard, restored.progress)
             if self._spec.rank == 0:  # the ranks read a checkpoint together
-                tier = "store" if isinstance(self._checkpoints, StripedCheckpoints) else "disk"
-                tally.add(
-                    tier,
-                    sum(t.nbytes for t in tensors_of(self._model, adamw, self._groups).values()),
-                )
+                tier = "disk" if isinstance(self._checkpoints, Checkpoints) else "store"
+                held = tensors_of(self._model, self._optimizer, self._groups)
+                tally.add(tier, sum(tensor.nbytes for tensor in held.values()))
 
     def _save(self, client: Client) -> None:
         """Save, or begin to where saves are written beside training."""
@@ -153,11 +152,11 @@ class Trainer:
         state, progress = client.state_dict(), self._progress.to_json()
         self._saved_step = step
         if self._saver is None:
-            self._checkpoints.save(step, self._model, self._optimizer.adamw, state, progress)
+            self._checkpoints.save(step, self._model, self._optimizer, state, progress)
             self._tell_checkpoint(step, time.perf_counter() - began_s)
             return
         self._tell_saved()
-        tensors = self._checkpoints.tensors_at(step, self._model, self._optimizer.adamw)
+        tensors = self._checkpoints.tensors_at(step, self._model, self._optimizer)
         self._saver.start(step, tensors, state, progress)
         self._stall_s = time.perf_counter() - began_s
 
@@ -241,10 +240,14 @@ class Trainer:
         return figures, int(share.item()) % (1 << 64)
 
 
-def _checkpoints(spec: RankSpec, groups: ProcessGroups) -> Checkpoints | StripedCheckpoints:
+def _checkpoints(spec: RankSpec, groups: ProcessGroups) -> Saving[Any]:
     """Reach the checkpoints of the run, in a folder or on a store."""
     place = place_of(spec.train.checkpoint_location(spec.folder))
     model, keep = identity_of(spec.model, spec.vision), spec.train.checkpoint.keep
     if isinstance(place, StorePlace):
+        from trainer_integration.checkpoint.striped_checkpoints import (  # noqa: PLC0415 -- needs a file system
+            StripedCheckpoints,
+        )
+
         return StripedCheckpoints(place, model, keep=keep, groups=groups)
     return Checkpoints(place.folder, model, keep=keep, groups=groups)

@@ -113,9 +113,7 @@ def train_step(
         optimizer.set_rate(batch.step, progress.tokens)
     return StepResult(
         step=batch.step,
-        figures=_figures(
-            totals, model, labels, grad_norm=grad_norm, lr=optimizer.adamw.param_groups[0]["lr"]
-        ),
+        figures=_figures(totals, model, labels, grad_norm=grad_norm, lr=optimizer.lr),
         flops=model_flops(model.config, tokens, totals.pairs) + totals.flops_beside,
         spike=spike,
         seconds_compute=seconds_compute,

@@ -26,7 +26,7 @@ def run():
     model = a_model()
     optimizer = an_optimizer(model)
     train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]))
-    return model, optimizer.adamw
+    return model, optimizer
 
 
 @pytest.fixture

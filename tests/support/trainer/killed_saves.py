@@ -39,7 +39,7 @@ def _train(folder, told):
     optimizer = an_optimizer(model)
     checkpoints = Checkpoints(folder, a_config().model_dump(), keep=2)
     saver = BackgroundSaver(checkpoints)
-    restored = checkpoints.load(model, optimizer.adamw)
+    restored = checkpoints.load(model, optimizer)
     step = 0 if restored is None else restored.step
     train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]))
     while True:
@@ -48,7 +48,7 @@ def _train(folder, told):
             for parameter in model.parameters():
                 parameter.fill_(weight_at(step))
         saver.finish()
-        tensors = checkpoints.tensors_at(step, model, optimizer.adamw)
+        tensors = checkpoints.tensors_at(step, model, optimizer)
         saver.start(step, tensors, {"version": 1, "next": step}, {})
         told.send(step)
 
@@ -78,7 +78,7 @@ def killed_saves(folder: Path, count: int, *, seed: int = 0) -> list[int]:
         process.join(LIMIT_S)
         assert process.exitcode == -signal.SIGKILL, "it ended by itself"
         model = a_model(seed=5)
-        found = Checkpoints(folder, a_config().model_dump()).load(model, an_optimizer(model).adamw)
+        found = Checkpoints(folder, a_config().model_dump()).load(model, an_optimizer(model))
         assert found.step == steps_in(folder)[-1] >= begun - 1, "a committed step is lost"
         assert found.loader_state["next"] == found.step
         assert all(bool((p == weight_at(found.step)).all()) for p in model.parameters())

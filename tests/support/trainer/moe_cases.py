@@ -178,7 +178,7 @@ def evaluated_between_steps(groups, *, spec, **changes):
     before = kept_bytes(model.parameters())
     evaluate(model, spec, groups)
     after = kept_bytes(model.parameters())
-    names = sorted(tensors_of(model, optimizer.adamw, groups))
+    names = sorted(tensors_of(model, optimizer, groups))
     results.append(train_step(model, optimizer, batch_of(groups, 1, rows_of(1)), groups))
     return [r.figures.loss for r in results], (before, after), names
 
@@ -194,7 +194,7 @@ def held_bytes(groups, **changes):
     model = model_of(groups, dtype=torch.float32, **changes)
     optimizer = an_optimizer(model)
     train_step(model, optimizer, batch_of(groups, 0, rows_of(0)), groups)
-    averages = [t for state in optimizer.adamw.state.values() for t in state.values() if t.ndim]
+    averages = [t for state in optimizer.state.values() for t in state.values() if t.ndim]
     return kept_bytes(model.parameters()), optimizer.gradients.nbytes, kept_bytes(averages)
 
 
@@ -213,15 +213,15 @@ def trained(
         with torch.no_grad():  # what is loaded must not have been there before
             for parameter in model.parameters():
                 parameter.fill_(7.0)
-        assert checkpoints.load(model, optimizer.adamw, step=load).step == load
+        assert checkpoints.load(model, optimizer, step=load).step == load
     first = load or 0
     results = [
         train_step(model, optimizer, batch_of(groups, step, rows_of(step)), groups)
         for step in range(first, first + steps)
     ]
     if save is not None and not beside:
-        checkpoints.save(save, model, optimizer.adamw, {"version": 1})
-    held = tensors_of(model, optimizer.adamw, groups)
+        checkpoints.save(save, model, optimizer, {"version": 1})
+    held = tensors_of(model, optimizer, groups)
     full = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in held.items()}
     kept = {n: t.detach().numpy().copy() for n, t in full.items()}
     if save is not None and beside:

@@ -33,7 +33,7 @@ def run(job, groups):
     checkpoints = Checkpoints(Path(job["checkpoints"]), a_config().model_dump(), groups=groups)
     answer = {"results": []}
     if job["load"]:
-        restored = checkpoints.load(model, optimizer.adamw)
+        restored = checkpoints.load(model, optimizer)
         answer["restored"] = {"step": restored.step, "loader": restored.loader_state}
     for step in range(job["first"], job["last"]):
         # The last step of a finite run may have fewer rows than ranks.
@@ -44,7 +44,7 @@ def run(job, groups):
         batch = a_batch(step, [mine], loss_tokens=labels_of(rows))
         answer["results"].append(dict(train_step(model, optimizer, batch, groups).figures))
         if job["save_at"] == step + 1:
-            checkpoints.save(step + 1, model, optimizer.adamw, {"version": 1, "next": step + 1})
+            checkpoints.save(step + 1, model, optimizer, {"version": 1, "next": step + 1})
     answer["weights"] = [float(p.detach().double().square().sum()) for p in model.parameters()]
     return answer
 

@@ -59,11 +59,11 @@ def trained(groups, *, batches, folder, fsdp=False, load=None, save=None, spec=N
     optimizer = an_optimizer(model, lr=1e-2)
     checkpoints = Checkpoints(Path(folder), identity_of(config, vision), groups=groups)
     if load is not None:
-        assert checkpoints.load(model, optimizer.adamw, step=load).step == load
+        assert checkpoints.load(model, optimizer, step=load).step == load
     mine = batches[0 if groups.dp is None else dist.get_rank(groups.dp)]
     results = [train_step(model, optimizer, batch, groups) for batch in mine[load or 0 : save]]
     if save is not None:
-        checkpoints.save(save, model, optimizer.adamw, {"version": 1})
+        checkpoints.save(save, model, optimizer, {"version": 1})
     found = None if spec is None else evaluate(model, spec, groups).loss
     results = [replace(result, seconds_compute=0.0) for result in results]
     return results, found, model.dp_peers.traffic["image embeddings"]

@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fusefs.fsspec_filesystem import OmniFileSystem
 from fusefs.stores.protocol import checked_path
-from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from trainer_integration.checkpoint.striped.index import INDEX, MAX_INDEX_BYTES, Index
+
+if TYPE_CHECKING:
+    from fusefs.tree.namespace import StripedFiles
 
 __all__ = ["is_path", "location_of", "open_striped", "read_index", "within"]
 
 
-def open_striped(url: str, config: Mapping[str, Any] | None = None) -> tuple[StripedFiles, str]:
+def open_striped(url: str, config: Mapping[str, Any] | None = None) -> tuple["StripedFiles", str]:
     """Open the place of a checkpoint.
 
     Args:
@@ -33,11 +34,14 @@ def open_striped(url: str, config: Mapping[str, Any] | None = None) -> tuple[Str
         folder, store = "", url
     elif not chained:
         raise ConfigError(f"{url!r} names no store; give omnifs://FOLDER::STORE")
+    # All of a striped file system: whoever has its checkpoints in a folder does without.
+    from fusefs.fsspec_filesystem import OmniFileSystem  # noqa: PLC0415
+
     # One namespace per store and settings in a process: fsspec keeps it.
     return OmniFileSystem(store, config=config).files, checked_path(folder)
 
 
-def read_index(files: StripedFiles, folder: str) -> Index:
+def read_index(files: "StripedFiles", folder: str) -> Index:
     """Read what a checkpoint holds.
 
     Raises:
@@ -71,7 +75,7 @@ def within(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def location_of(files: StripedFiles, folder: str) -> str:
+def location_of(files: "StripedFiles", folder: str) -> str:
     """Return a checkpoint's place for messages."""
     return within(files.store.location.rstrip("/"), folder) if folder else files.store.location
 

@@ -50,14 +50,14 @@ def test_what_is_trained_while_a_save_is_written_is_not_in_it(run, tmp_path):
     saver = BackgroundSaver(checkpoints)
     before = [p.detach().clone() for p in model.parameters()]
 
-    saver.start(1, checkpoints.tensors_at(1, model, optimizer.adamw), LOADER, {"tokens": 5})
+    saver.start(1, checkpoints.tensors_at(1, model, optimizer), LOADER, {"tokens": 5})
     train_step(model, optimizer, a_batch(1, [a_microbatch(rows_of(1))]))
     assert not saver.is_ready
     checkpoints.may_write.set()
     assert saver.finish().step == 1
 
     other = a_model(seed=5)
-    restored = checkpoints.load(other, an_optimizer(other).adamw)
+    restored = checkpoints.load(other, an_optimizer(other))
     assert (restored.step, restored.loader_state, restored.progress) == (1, LOADER, {"tokens": 5})
     assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
 
@@ -68,7 +68,7 @@ def test_the_copy_of_the_last_save_is_used_again(run, tmp_path):
     checkpoints.may_write.set()
     saver = BackgroundSaver(checkpoints)
     for step in (1, 2):
-        saver.start(step, checkpoints.tensors_at(step, model, optimizer.adamw), LOADER, {})
+        saver.start(step, checkpoints.tensors_at(step, model, optimizer), LOADER, {})
         saver.finish()
 
     first, second = checkpoints.places
@@ -79,9 +79,9 @@ def test_the_copy_of_the_last_save_is_used_again(run, tmp_path):
 def test_a_save_that_fails_is_told_when_it_is_waited_for_and_the_next_may_follow(run, tmp_path):
     model, optimizer = run
     checkpoints = Checkpoints(tmp_path, a_config().model_dump())
-    tensors = checkpoints.tensors_at(1, model, optimizer.adamw)
+    tensors = checkpoints.tensors_at(1, model, optimizer)
     saver = BackgroundSaver(checkpoints)
-    checkpoints.save(1, model, optimizer.adamw, LOADER)
+    checkpoints.save(1, model, optimizer, LOADER)
 
     saver.start(1, tensors, LOADER, {})
     with pytest.raises(StateError, match="exists already"):

@@ -27,7 +27,7 @@ def save_all(checkpoints):
     optimizer = an_optimizer(model)
     for step in STEPS:
         train_step(model, optimizer, a_batch(step - 1, [a_microbatch(rows_of(step))]))
-        checkpoints.save(step, model, optimizer.adamw, {"version": 1, "next_step": step})
+        checkpoints.save(step, model, optimizer, {"version": 1, "next_step": step})
 
 
 @pytest.fixture

@@ -1,12 +1,21 @@
 import math
+import sys
 
 import pytest
 import torch
 
 from omniload.base.errors import StateError
-from tests.support.trainer.moe_builders import a_model, all_close, an_optimizer
+from tests.support.trainer.moe_builders import (
+    a_batch,
+    a_microbatch,
+    a_model,
+    an_optimizer,
+    rows_of,
+)
+from trainer_integration.checkpoint.tensors import tensors_of
 from trainer_integration.config import OptimizerConfig
 from trainer_integration.training.optimizer import FlatAdamW, lr_at
+from trainer_integration.training.step import train_step
 
 
 def test_backward_adds_into_the_flat_gradient():
@@ -27,7 +36,7 @@ def test_clearing_forgets_and_survives_a_dropped_gradient():
     optimizer = an_optimizer(model)
     optimizer.clear()
     model.embedding_VD.sum().backward()
-    optimizer.adamw.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
 
     optimizer.clear()
     model.embedding_VD.sum().backward()
@@ -52,9 +61,10 @@ def test_a_long_gradient_is_cut_to_the_limit_and_a_short_one_is_left():
     assert optimizer.gradients[0] == 2.0
 
 
-def test_the_update_is_that_of_torchs_adamw():
+def test_updates_are_those_of_torchs_adamw_to_the_last_bit():
     model, plain = a_model(), a_model()
-    optimizer = FlatAdamW(model, OptimizerConfig(lr=0.01, warmup_steps=1, clip_norm=1e9), 10)
+    config = OptimizerConfig(lr=0.01, warmup_steps=1, clip_norm=1e9, schedule="constant")
+    optimizer = FlatAdamW(model, config, 10)
     reference = torch.optim.AdamW(
         [
             {"params": [p for p in plain.parameters() if p.ndim >= 2], "weight_decay": 0.1},
@@ -62,19 +72,34 @@ def test_the_update_is_that_of_torchs_adamw():
         ],
         lr=0.01,
         betas=(0.9, 0.95),
+        fused=True,
     )
-    optimizer.clear()
     torch.manual_seed(0)
+    for step in range(3):
+        optimizer.clear()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            mine.grad.copy_(torch.randn_like(mine))
+            theirs.grad = mine.grad.clone()
+        optimizer.step(step)
+        reference.step()
+
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        mine.grad.copy_(torch.randn_like(mine))
-        theirs.grad = mine.grad.clone()
+        assert torch.equal(mine, theirs)
+        assert optimizer.state[mine].keys() == reference.state[theirs].keys()
+        for name, value in optimizer.state[mine].items():
+            assert torch.equal(value, reference.state[theirs][name]), name
 
-    optimizer.step(0)
-    reference.step()
 
-    assert all(
-        all_close(a, b, 1e-6) for a, b in zip(model.parameters(), plain.parameters(), strict=True)
-    )
+def test_no_part_of_a_step_imports_torchs_compiler(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
+    model = a_model()
+    optimizer = an_optimizer(model)
+
+    result = train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]))
+
+    assert result.figures.grad_norm > 0
+    assert all(state["step"] == 1 for state in optimizer.state.values())
+    assert tensors_of(model, optimizer).keys() > {"optimizer.state.embedding_VD.exp_avg"}
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
