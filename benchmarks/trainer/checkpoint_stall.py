@@ -13,8 +13,8 @@ import click
 from benchmarks.report import Table, print_table, write_report
 from tests.support.trainer.killed_saves import killed_saves
 from tests.support.trainer.moe_builders import a_batch, a_microbatch, an_optimizer, rows_of
-from trainer_integration.checkpoint.background import BackgroundSaver
 from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.checkpoint.saving import BackgroundSaver
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.training.step import train_step

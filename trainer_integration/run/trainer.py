@@ -18,10 +18,9 @@ from omniload.batch.microbatch import Batch
 from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from snapshot.startup.events import restarted, stage
-from trainer_integration.checkpoint.background import BackgroundSaver, groups_for_saving
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace, place_of
-from trainer_integration.checkpoint.saving import Saving
+from trainer_integration.checkpoint.saving import BackgroundSaver, Saving, groups_for_saving
 from trainer_integration.checkpoint.tensors import tensors_of
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.run.joining import built_model, whole_batch

@@ -14,8 +14,8 @@ from tests.support.trainer.moe_builders import (
     an_optimizer,
     rows_of,
 )
-from trainer_integration.checkpoint.background import BackgroundSaver
 from trainer_integration.checkpoint.checkpoints import Checkpoints
+from trainer_integration.checkpoint.saving import BackgroundSaver
 from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "next": 1}
