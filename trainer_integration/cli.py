@@ -301,8 +301,10 @@ def sample(
     Example:
       omniload train sample demo/run --prompt "def main("
     """  # noqa: D301 -- click's own marker
-    from trainer_integration.export.from_run import model_of_run  # noqa: PLC0415 -- torch takes seconds
-    from trainer_integration.export.sampling import continued_text  # noqa: PLC0415
+    from trainer_integration.export.from_run import (  # noqa: PLC0415 -- torch takes seconds
+        continued_text,
+        model_of_run,
+    )
 
     found = model_of_run(_folder_of(run), _checkpoints_of(run), step)
     click.echo(continued_text(found, prompt, tokens, temperature=temperature, seed=seed))

@@ -12,8 +12,7 @@ from omniload.mix.schema.tokenizers import TiktokenTokenizer
 from omniload.source.tokenize import open_tokenizer
 from tests.support.plane.ranks import TEXTS, ranks_of, trained, write_ranks
 from tests.support.trainer.moe_builders import a_microbatch, a_model, documents_of
-from trainer_integration.export.from_run import model_of_run
-from trainer_integration.export.sampling import continued
+from trainer_integration.export.from_run import continued, model_of_run
 from trainer_integration.mixtral.folder import read_mixtral, write_mixtral, write_tokenizer
 from trainer_integration.moe.inputs import ModelInputs
 

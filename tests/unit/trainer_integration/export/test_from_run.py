@@ -4,7 +4,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from tests.support.trainer.moe_builders import a_model
-from trainer_integration.export.sampling import continued
+from trainer_integration.export.from_run import continued
 
 
 def test_the_likeliest_tokens_are_those_of_the_logits_and_a_seed_decides_the_others():
