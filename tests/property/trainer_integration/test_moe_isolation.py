@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.support.trainer.moe_builders import a_microbatch, a_model, all_close, documents_of
 from trainer_integration.moe.documents import CALL_PAIRS, DocumentGroups, group_lengths
 from trainer_integration.moe.inputs import ModelInputs
-from trainer_integration.moe.row_map import RowMap
+from trainer_integration.moe.parallel.ep_transport import RowMap
 
 MODEL = a_model()
 # Derandomised: rounding differs with the shapes of the products, and once in many thousand

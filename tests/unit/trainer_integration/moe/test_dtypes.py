@@ -15,7 +15,7 @@ from tests.support.trainer.moe_builders import (
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel import ep_transport
-from trainer_integration.moe.row_map import RowMap, combine, dispatch
+from trainer_integration.moe.parallel.ep_transport import RowMap, combine, dispatch
 
 INPUTS = ModelInputs.of(a_microbatch(rows_of(0)))
 

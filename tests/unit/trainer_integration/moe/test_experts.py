@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from tests.support.trainer.moe_builders import a_config, all_close
 from trainer_integration.moe.experts import Experts, grouped_gemm
-from trainer_integration.moe.parallel.ep_transport import Local
-from trainer_integration.moe.row_map import RowMap, combine, dispatch
+from trainer_integration.moe.parallel.ep_transport import Local, RowMap, combine, dispatch
 
 CHOICES = torch.tensor([[2, 0], [0, 3], [2, 3], [3, 2], [0, 2]])
 
