@@ -22,8 +22,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from omniload.base.errors import UnavailableError, system_refusals
 from omniload.base.linux.network import LOOPBACK
+from trainer_integration.moe.block import Experts
 from trainer_integration.moe.config import MoEShape
-from trainer_integration.moe.experts import Experts
 from trainer_integration.moe.parallel.collectives import Peers
 from trainer_integration.moe.parallel.crossover_table import Crossover, Measured, TransportName
 from trainer_integration.moe.parallel.ep_transport import (
