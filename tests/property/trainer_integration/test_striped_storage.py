@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fusefs.config import Striping
 from tests.support.fusefs.builders import some_files
 from tests.support.trainer.striped_checkpoints import cut, load_boxes, save_boxes
-from trainer_integration.checkpoint.striped.boxes import Box
+from trainer_integration.checkpoint.striped.index import Box
 from trainer_integration.checkpoint.striped.tensors import bytes_of, units_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8]

@@ -25,8 +25,7 @@ from fusefs.base.serial_executor import wait_all
 from fusefs.stores.protocol import checked_path
 from fusefs.tree.namespace import OpenVersion, StripedFiles
 from omniload.base.errors import IntegrityError, OmniloadError
-from trainer_integration.checkpoint.striped.boxes import Box, Slab
-from trainer_integration.checkpoint.striped.index import Chunk, Index
+from trainer_integration.checkpoint.striped.index import Box, Chunk, Index, Slab
 from trainer_integration.checkpoint.striped.place import is_path, location_of, read_index, within
 from trainer_integration.checkpoint.striped.tensors import DTYPES, bytes_of
 
