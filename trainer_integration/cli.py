@@ -28,9 +28,13 @@ from trainer_integration.report.display import (
     run_line,
     run_now,
 )
-from trainer_integration.report.keeping import ReportProcess, kept_report
 from trainer_integration.report.proof import Proof, prove
-from trainer_integration.report.report import read_finished, write_report
+from trainer_integration.report.report import (
+    ReportProcess,
+    kept_report,
+    read_finished,
+    write_report,
+)
 from trainer_integration.run.imports import kept_imports
 from trainer_integration.run.launch import Launcher
 from trainer_integration.run.resuming import Resume

@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_memory, a_run_folder, a_step, an_event
-from trainer_integration.report.keeping import ReportProcess
-from trainer_integration.report.report import REPORT_NAME, write_report
+from trainer_integration.report.report import REPORT_NAME, ReportProcess, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 LIMIT_S = 120

@@ -23,7 +23,7 @@ from tests.house.modules import ROOT
 from tests.support.plane.builders import a_mix
 from tests.support.trainer.run_lines import a_killed_run, a_run_folder, a_step, an_event
 from trainer_integration import cli
-from trainer_integration.report import keeping
+from trainer_integration.report import report
 from trainer_integration.report.display import (
     HEAD,
     RunDisplay,
@@ -126,9 +126,9 @@ def test_the_report_is_written_while_a_run_goes_on_and_when_it_has_new_lines(run
         written.append((folder, reload_s))
         wrote.set()
 
-    monkeypatch.setattr(keeping, "write_report", write)
-    monkeypatch.setattr(keeping, "_LEAST_S", 0.001)
-    with keeping.kept_report(run):
+    monkeypatch.setattr(report, "write_report", write)
+    monkeypatch.setattr(report, "_LEAST_S", 0.001)
+    with report.kept_report(run):
         assert wrote.wait(30)
         wrote.clear()
         before = len(written)
@@ -147,9 +147,9 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(run, monkeypatch, 
         asked.set()
         raise refusal
 
-    monkeypatch.setattr(keeping, "write_report", refuse)
-    monkeypatch.setattr(keeping, "_LEAST_S", 0.001)
-    with keeping.kept_report(run):
+    monkeypatch.setattr(report, "write_report", refuse)
+    monkeypatch.setattr(report, "_LEAST_S", 0.001)
+    with report.kept_report(run):
         assert asked.wait(30)
 
 
