@@ -22,7 +22,7 @@ from omniload.front.rows import NumpyArrays
 from tests.support.trainer.loaders import Numbers, Remembering, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
 from trainer_integration.loader import data_loader
-from trainer_integration.loader.mix_client import MixBatches
+from trainer_integration.loader.data_loader import MixBatches
 from trainer_integration.loader.ways import Ways
 
 
