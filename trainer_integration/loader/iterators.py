@@ -22,8 +22,7 @@ from trainer_integration.loader.hung_workers import StackPipes, show_stack_on_si
 from trainer_integration.loader.resuming.progress import Progress
 from trainer_integration.loader.samples import Carried, CarryingCollate
 from trainer_integration.loader.transport.room import Room
-from trainer_integration.loader.transport.sealing import SealingCollate
-from trainer_integration.loader.transport.sending import DirectContext
+from trainer_integration.loader.transport.sealing import DirectContext, SealingCollate
 
 if TYPE_CHECKING:
     from trainer_integration.loader.data_loader import DataLoader

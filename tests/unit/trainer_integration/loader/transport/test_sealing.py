@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from torch.utils.data import IterableDataset
 
 from trainer_integration import DataLoader
-from trainer_integration.loader.transport.sending import DirectContext
+from trainer_integration.loader.transport.sealing import DirectContext
 
 SHORT, LONG = 10, 100_000
 WAIT_S = 60
