@@ -29,8 +29,11 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.striped.place import open_striped
-from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
-from trainer_integration.checkpoint.striped_checkpoints import StripedCheckpoints
+from trainer_integration.checkpoint.striped.storage import (
+    StripedCheckpoints,
+    load_striped,
+    save_striped,
+)
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
 from trainer_integration.training.step import train_step
 

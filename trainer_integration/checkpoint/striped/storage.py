@@ -13,6 +13,14 @@ or, where DCP is called already::
 
 Every rank writes one striped safetensors file, units straight from the tensors' memory;
 rank 0 commits the index last. See ``docs/design/0014-striped-checkpoints.md``.
+
+``StripedCheckpoints`` has those of a run, as ``Checkpoints`` has them in a folder::
+
+    step-00000020/
+      shard-00001-of-00002.safetensors   what rank 0 wrote, striped; tensors are spread over the ranks
+      shard-00002-of-00002.safetensors
+      index.json                         commits: where every tensor lies, the model's configuration
+                                         and the data plane's state at the same step
 """
 
 import os
@@ -21,7 +29,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -33,8 +41,11 @@ from typing_extensions import override
 from fusefs.stores.protocol import checked_path
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, StateError
-from omniload.base.state import Json
-from trainer_integration.checkpoint.save_errors import own_errors, require_room
+from omniload.base.log import get_logger
+from omniload.base.state import Json, JsonObject
+from trainer_integration.checkpoint.place import StorePlace
+from trainer_integration.checkpoint.save_errors import NoRoomError, own_errors, require_room
+from trainer_integration.checkpoint.saving import ALONE, Saving
 from trainer_integration.checkpoint.striped.index import (
     INDEX,
     ITEM_BYTES,
@@ -49,8 +60,16 @@ from trainer_integration.checkpoint.striped.index import (
 from trainer_integration.checkpoint.striped.place import is_path, location_of, read_index, within
 from trainer_integration.checkpoint.striped.reader import StripedReader
 from trainer_integration.checkpoint.striped.tensors import bytes_of, dtype_name, units_of
+from trainer_integration.checkpoint.tensors import (
+    NOTHING,
+    Optimizer,
+    Restored,
+    require_same_model,
+    tensors_of,
+)
+from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
-__all__ = ["StripedWriter", "load_striped", "save_striped"]
+__all__ = ["StripedCheckpoints", "StripedWriter", "load_striped", "save_striped"]
 
 _Results = list[WriteResult]
 
@@ -268,3 +287,76 @@ def _chunk_of(item: WriteItem) -> ChunkToSave:
         offsets=tuple(data.chunk.offsets),
         sizes=tuple(data.chunk.sizes),
     )
+
+
+_LOG = get_logger(__name__)
+
+
+class StripedCheckpoints(Saving[str]):
+    """Checkpoints on a striped namespace."""
+
+    def __init__(
+        self,
+        place: StorePlace,
+        model_config: Mapping[str, Json],
+        *,
+        keep: int = 3,
+        groups: ProcessGroups = ALONE,
+    ) -> None:
+        """Use ``place``, which all ranks of ``groups`` open; ``model_config`` must not change."""
+        super().__init__(model_config, keep, groups)
+        self._place = place
+
+    @override
+    def write(
+        self,
+        step: int,
+        tensors: dict[str, Tensor],
+        loader_state: Mapping[str, Json],
+        progress: Mapping[str, Json] = NOTHING,
+    ) -> str:
+        """Save and commit tensors; see ``save``."""
+        if self._rank == 0:
+            # Nobody writes meanwhile: ``save_striped`` begins with a word of rank 0 for which the others wait.
+            self._sweep()
+        about: JsonObject = {
+            "step": step,
+            "model": self._model_config,
+            "loader": dict(loader_state),
+            "progress": dict(progress),
+        }
+        path = self._place.path_of(step)
+        try:
+            save_striped(tensors, self._place.files, path, self._group, about=about)
+        except NoRoomError:
+            if self._rank == 0:  # all ranks leave a save together, so none still writes
+                self._sweep()
+            raise
+        if self._rank == 0:
+            for old in self._place.steps()[: -self._keep]:
+                self._place.remove(old)
+        if self._group is not None:
+            dist.barrier(group=self._group)
+        return path
+
+    def _sweep(self) -> None:
+        for left in self._place.unfinished():
+            _LOG.warning("removing step %d, left by an interrupted save", left)
+            self._place.remove(left)
+
+    @override
+    def load(
+        self, model: nn.Module, optimizer: Optimizer, *, step: int | None = None
+    ) -> Restored | None:
+        """Every byte is checked as it is read; see ``Saving.load``."""
+        step = max(self._place.steps(), default=None) if step is None else step
+        if step is None:
+            return None
+        path = self._place.path_of(step)
+        about = read_index(self._place.files, path).about
+        location = location_of(self._place.files, path)
+        require_same_model(location, about.get("model", {}), self._model_config)
+        loader_state = self._place.loader_state_of(step)
+        tensors = tensors_of(model, optimizer, self._groups)
+        load_striped(tensors, self._place.files, path, self._group)
+        return Restored(step=step, loader_state=loader_state, progress=about.get("progress", {}))
