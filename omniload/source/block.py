@@ -88,6 +88,7 @@ class Block:
             return self._made(rows_N, pipeline)
         parts = [self._kept(rows_N[is_sample_N]), self._made(rows_N[~is_sample_N], pipeline)]
         order = np.concatenate((np.flatnonzero(is_sample_N), np.flatnonzero(~is_sample_N)))
+        # The inverse of the order in which the parts have them: back to that which was asked for.
         return _merged(parts, np.argsort(order))
 
     def _made(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:

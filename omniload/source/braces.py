@@ -77,6 +77,7 @@ class _Braces:
         for at, letter in enumerate(pattern):
             if letter == "{":
                 opened.append(at)
+            # One that closes what was never opened is a letter, as to a shell.
             elif letter == "}" and opened:
                 self._stops[opened.pop()] = at
             elif letter == "," and opened:

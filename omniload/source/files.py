@@ -157,6 +157,7 @@ class ShardFile:
             raise UnavailableError(
                 f"{self.path}: cannot be looked at: {said(error)}; try again"
             ) from error
+        # Not by the mark: another link to the file, or another mode, changes that and no byte.
         if (now.size_bytes, now.stamp) != (self.size_bytes, self.stamp):
             raise IntegrityError(
                 f"{self.path}: changed since the source was opened: {self.size_bytes} bytes written at "

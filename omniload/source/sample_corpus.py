@@ -159,6 +159,7 @@ def build_sample_corpus(
     if there is not None:
         return there
     tell = progress or (lambda _stage, _part: None)
+    # Beside the target: from another disk it could not be renamed into place.
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
     unfinished.mkdir(parents=True)
     try:
@@ -231,6 +232,7 @@ def train_tokenizer(texts: dict[str, list[Text]], vocab_size: int) -> Library:
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_DOCUMENT],
+            # Every byte, so that any text has tokens; sorted, for a set has another order in each process.
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         ),

@@ -95,6 +95,7 @@ def drawn_samples(
 
 
 def _drawn(random: Random, most: int) -> tuple[bytes, str]:
+    # Each side for itself, so that shapes differ too.
     width, height = (min(most, int(_LEAST * random.paretovariate(_TAIL))) for _ in range(2))
     image = Image.new("RGB", (width, height), (250, 248, 240))
     draw = ImageDraw.Draw(image)

@@ -378,6 +378,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
 def _digests_of(opened: OpenFormat) -> ShardDigests:
     units = opened.format.units()
     contents_F = units.contents_F
+    # A file without records takes no part: one more or less leaves a source what it is.
     used = [i for i, content in enumerate(contents_F) if content]
     filled = np.flatnonzero(units.rows_U)
     first_units = filled[np.unique(units.shards_U[filled], return_index=True)[1]]

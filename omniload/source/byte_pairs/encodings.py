@@ -127,6 +127,7 @@ def tokenizer_json(config: TiktokenTokenizer, base_dir: Path) -> bytes:
     rules = ENCODINGS[config.encoding]
     ranks = parse_ranks(read_tokenizer(path, what=RANKS), path)
     special = dict(rules.special if config.special_tokens is None else config.special_tokens)
+    # Without the end of a document, which would stand behind each text that is compared.
     plain = config.model_copy(update={"end_of_document": None})
     written = json.dumps(_written(ranks, rules.pattern, special, path), ensure_ascii=False)
     _require_same(written, open_tokenizer(plain, base_dir), ranks, special, path)

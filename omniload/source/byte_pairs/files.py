@@ -33,6 +33,7 @@ _SHOWN = 60
 
 def library_of(config: TokenizerConfig | None) -> str:
     """Return the library that a tokenizer runs in, and its version: another one may cut texts otherwise."""
+    # By its installed version: the library is imported by the one that opens it alone.
     if isinstance(config, TiktokenTokenizer):
         try:
             return f"tiktoken {version('tiktoken')}"

@@ -156,6 +156,7 @@ def _require_ours(schema: pa.Schema, where: str) -> None:
     for field in _SCHEMA:
         at = schema.get_field_index(field.name)
         kind = None if at < 0 else schema.field(at).type
+        # Names of few shards are often written as a dictionary.
         if kind is not None and pa.types.is_dictionary(kind):
             kind = kind.value_type
         if kind != field.type:

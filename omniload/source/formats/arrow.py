@@ -164,6 +164,7 @@ class ArrowFormat(Format):
                     stops.append(message.stop)
             head = file.read_range(0, schema_stop)
             head = head[_FILE_HEAD:] if head.startswith(_FILE_MAGIC) else head
+            # A stream of a schema and nothing else.
             schema = pa.ipc.open_stream(head + _END_OF_STREAM).schema
             sampled = digest_of_ranges(file, even_ranges(file.size_bytes))
             require_table(schema, self._config, file.path)

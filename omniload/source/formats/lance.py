@@ -122,6 +122,7 @@ class LanceFormat(Format):
         held = [file, *file.beside]
         with reading(file, "its rows"):
             rows = dataset.rows_of(number)
+            # Lance keeps no checksums: a sample of every file stands for what it holds.
             content = [digest_of_ranges(each, even_ranges(each.size_bytes)) for each in held]
             if rows:  # a file that is cut short says so at the first row
                 dataset.take(number, 0, 1, self._columns())
@@ -236,6 +237,7 @@ def _in_stores(pattern: str, where: str) -> dict[str, fsspec.AbstractFileSystem]
 
 def _is_root(store: fsspec.AbstractFileSystem, path: str) -> bool:
     try:
+        # Every data set has a folder of versions, whatever it is called itself.
         return bool(store.info(f"{path.rstrip('/')}/{_VERSIONS}")["type"] == "directory")
     except FileNotFoundError:
         return False
@@ -249,6 +251,7 @@ def _matching_in(store: fsspec.AbstractFileSystem, path: str) -> list[str]:
 
 def _roots(pattern: str, base_dir: Path, where: str) -> list[str]:
     """Return the data sets of a pattern: folders that hold versions."""
+    # A folder may be called as a pattern is written.
     every = [pattern] if os.path.lexists(base_dir / pattern) else _expanded(pattern, where)
     named = [
         str(base_dir / name)

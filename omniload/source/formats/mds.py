@@ -342,6 +342,7 @@ def _present(index: ShardFile, described: MdsShard) -> ShardFile:
 
 
 def _opened(files: Sequence[ShardFile], config: MdsSource, cache: IndexCache | None) -> Format:
+    # Each read once, and not for each of its shards.
     indexes = {file.beside[0].path: file.beside[0] for file in files}
     described: dict[str, MdsShard] = {}
     for path, index in indexes.items():

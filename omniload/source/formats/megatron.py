@@ -274,6 +274,7 @@ def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
         # A glob may name both files of a pair.
         if path not in found:
             data = file if suffix == "bin" else beside(file, f"{stem}.bin")
+            # Both are looked at before each read: an index without its ids, or another's, is no data set.
             found[path] = replace(data, beside=(beside(file, f"{stem}.idx"),))
     return tuple(found.values())
 

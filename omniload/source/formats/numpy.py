@@ -179,6 +179,7 @@ def _layout(file: ShardFile, config: NumpySource) -> _Layout:
     """
     head = file.read_range(0, min(_LARGEST_HEADER, file.size_bytes)) if file.size_bytes else b""
     is_npy = head.startswith(_MAGIC)
+    # Flat files are called so too: where a dtype is stated one is taken for that.
     if not is_npy and file.path.lower().endswith(".npy") and config.dtype is None:
         raise IntegrityError(
             f"{file.path}: begins with {head[:6]!r}, not {_MAGIC!r}; replace it, or state dtype if it is flat"

@@ -37,6 +37,7 @@ class OpenFormat:
 
 def spec_of(kind: str) -> FormatSpec:
     """Return the format of a type, which is one of ``SOURCE_TYPES``."""
+    # Before anything is imported by that name: it comes from a file.
     assert kind in SOURCE_TYPES, f"{kind} is no type of a source"
     spec = import_module(f"omniload.source.formats.{kind}").FORMAT
     assert isinstance(spec, FormatSpec), f"the module of {kind} holds no FORMAT"

@@ -17,6 +17,7 @@ Magic = tuple[tuple[int, bytes], ...]
 
 
 def _as_found(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
+    # Most formats: every file that is named is a shard.
     return tuple(files)
 
 

@@ -124,6 +124,7 @@ def _indexed(file: ShardFile) -> FileUnits:
     """Return a file as one record, with a digest of ranges of it."""
     with reading(file):
         content = digest_of_ranges(file, even_ranges(file.size_bytes))
+    # A file that is empty is a record too: numbers of records are those of files.
     one = np.ones(1, np.int64)
     return FileUnits(rows=one, starts=one - 1, stops=one, content=content)
 

@@ -207,6 +207,7 @@ def _plain(file: ShardFile) -> TarBytes:
 
 
 def _decompressed(file: ShardFile) -> TarBytes:
+    # Headers lie all over the archive, and there is no way to one but through what lies before.
     chunks: list[pa.Buffer] = []
     size = 0
     with stream_of(file) as stream:

@@ -169,6 +169,7 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         BadLineError: It is no JSON in the wider sense either; says what strict JSON said.
     """
     refusal = BadLineError(f"is not JSON: {strict}")
+    # Told by itself: an editor shows nothing there, and the line looks sound.
     if line.startswith(_BOM):
         raise BadLineError("begins with a byte-order mark; save the file as UTF-8 without one")
     try:

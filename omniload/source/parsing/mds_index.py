@@ -98,6 +98,7 @@ def _count(where: str, key: str, value: object) -> int:
 
 
 def _file(where: str, value: object) -> str:
+    # A name in text, or an object with a size beside it.
     name = value.get("basename") if isinstance(value, dict) else value
     if not isinstance(name, str):
         raise _fault(where, "basename", name)

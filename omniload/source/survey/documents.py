@@ -80,6 +80,7 @@ class Survey:
                 usable_B &= self._distinct.of_unit(unit)
             for start in range(0, len(rows_R), _READ_TOGETHER):
                 rows = rows_R[start : start + _READ_TOGETHER]
+                # Some thousands at a time: texts of a whole unit become Python's strings as they are tokenised.
                 yield self._made(records, rows, rows[usable_B[rows]])
 
     def _made(

@@ -55,6 +55,7 @@ class DuplicateCounter:
         """Take in documents of a source by their hashes."""
         hashes_N = hashes_N[(hashes_N & self._mask) == 0]
         self._hashes.append(hashes_N)
+        # One for each hash: what is kept is thinned and sorted together.
         self._sources.append(np.full(len(hashes_N), source, np.int32))
         self._kept += len(hashes_N)
         while self._kept > self._most:

@@ -253,6 +253,7 @@ def _require_sound(unit: EncodedUnit) -> None:
 def _narrowed(name: str, values_V: NDArray[Any]) -> NDArray[Any]:
     """Return token ids in two bytes where all of them fit; other columns as they are, little-endian."""
     short = values_V.max(initial=0) <= np.iinfo(_SHORT).max and values_V.min(initial=0) >= 0
+    # Most vocabularies end below 65,536: half the bytes to keep, and to read.
     if name == _TOKENS and short:
         return values_V.astype(_SHORT)
     return np.ascontiguousarray(values_V, values_V.dtype.newbyteorder("<"))

@@ -129,6 +129,7 @@ def folder_of_source(
     made = encoding if isinstance(encoding, ChatTransform | PreferenceTransform) else None
     said = {
         "versions": [ENTRY_VERSION, MAKING_VERSION],
+        # By what a source says, less what decides nothing: a key that is new enters of itself.
         "source": config.model_dump(mode="json", exclude=_NOT_OF_TOKENS),
         "key": config.key_column,
         # A split holds its own records alone: each is made once, by whoever draws it.

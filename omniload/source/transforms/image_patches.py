@@ -51,4 +51,5 @@ def patches_of(pixels_HW3: NDArray[np.uint8], patch: int, merge: int) -> NDArray
     height, width, colours = pixels_HW3.shape
     rows, columns = height // (patch * merge), width // (patch * merge)
     cut = pixels_HW3.reshape(rows, merge, patch, columns, merge, patch, colours)
+    # Tokens before what is in them: their rows and columns, then the patches of each, then pixels.
     return cut.transpose(0, 3, 1, 4, 2, 5, 6).reshape(-1, patch * patch * colours)

@@ -41,7 +41,9 @@ def environment(begin: str, end: str) -> ImmutableSandboxedEnvironment:
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
+    # Among the globals: an extension is made by its environment, which hands it nothing else.
     env.globals["_generation_marks"] = (begin, end)
+    # By this name templates refuse a conversation.
     env.globals["raise_exception"] = _raise
     env.filters["tojson"] = _to_json
     return env

@@ -126,6 +126,7 @@ def _template_of(
         files = read_template(base_dir / config.template if config.template else None, beside)
         return ChatTemplate(files, date=config.date), _digest_of(files)
     except ConfigError as error:
+        # The message names the file of the template, and not which source asked for it.
         error.add_note(f"transforms of sources.{name}")
         raise
 
