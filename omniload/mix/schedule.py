@@ -93,6 +93,7 @@ def _drawn_whole_S(mix: MixConfig, state: MixState, wanted_S: Sequence[int]) -> 
         if amount is None:
             found.append(True)
         elif amount.kind == "epochs":
+            # The end of epochs is a place: behind the last sample there may be records that gave none.
             found.append(cursor >= (wanted_S[s], 0, 0))
         else:  # samples are drawn whole
             is_begun = amount.kind == "samples" and cursor[2] > 0

@@ -84,6 +84,7 @@ def write_history(run_dir: Path, history: History) -> None:
         version = 3
     if any(edit.amounts is not None for edit in history.edits):
         version = 4
+    # All of them, those of steps that were lost too: the journal forgets lost work, and an edit is what somebody said.
     kept = _Kept(version=version, mix=_digest(history.base), edits=history.edits)
     content: dict[str, Json] = kept.model_dump(mode="json")
     write_whole(run_dir / EDITS_NAME, orjson.dumps(sealed(content)), durable=True)

@@ -112,6 +112,8 @@ def left_out_of(edits: Sequence[Edit], step: int) -> dict[str, tuple[int, ...]]:
     for edit in edits:
         match edit.change:
             case SkipShard(source=str(source), number=int(number)):
+                # By its step alone, whatever its revision: a run at rest may leave a shard out from a step in its
+                # past.
                 if edit.step <= step and edit.revision not in gone:
                     found.setdefault(source, set()).add(number)
     return {source: tuple(sorted(numbers)) for source, numbers in found.items()}
