@@ -1,6 +1,7 @@
 """The profile of the Ray runtime: messages between processes, measured for real."""
 
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 import pytest
 
@@ -18,8 +19,14 @@ pytestmark = [
     pytest.mark.slow,
     # Three planes at full speed; `make test` has what is made of their figures.
     pytest.mark.soak,
-    pytest.mark.usefixtures("leaves_nothing_behind"),
+    pytest.mark.usefixtures("tracker_of_spawned_processes", "leaves_nothing_behind"),
 ]
+
+
+@pytest.fixture
+def tracker_of_spawned_processes():
+    """Python's own, which comes with the first process that is spawned and stays as long as this one."""
+    resource_tracker.ensure_running()
 
 
 @contextmanager

@@ -31,6 +31,8 @@ __all__ = ["PlaneSpent", "Probed", "Spent", "by_role", "medians_of", "probe"]
 
 _TURN_S, _TURNS, _REST_S = 0.4, 7, 1.0
 """How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes once."""
+_LEAST_TURNS, _MOST_S = 3, 60.0
+"""Turns that are enough where they take long, as with samples of a few tokens or beside much else."""
 _WARM_TURNS = 1
 """Turns before those: pages of the object store are touched, and heaps have grown, by then."""
 _LEAST_WINDOWS = 2
@@ -90,12 +92,19 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
     with ExitStack() as opened:
         planes = [opened.enter_context(closing(_Beside(spec))) for spec in specs]
         for plane in planes:
+            # All before any is waited for: they end side by side, as they open.
+            opened.callback(plane.let_go)
+        for plane in planes:
             plane.answer(_OPENS_S)
         # All rest at once: none takes from another, and it takes no longer than one.
         at_rest = _asked(planes, "rest")
         call, node_bytes = _asked(planes[:1], ("calls", calls))[0]
-        rounds = _WARM_TURNS + _TURNS
-        turns = [[_asked([plane], "turn")[0] for plane in planes] for _ in range(rounds)]
+        turns: list[list[Spent]] = []
+        until_s = time.monotonic() + _MOST_S
+        while len(turns) < _WARM_TURNS + _TURNS:
+            turns.append([_asked([plane], "turn")[0] for plane in planes])
+            if len(turns) >= _WARM_TURNS + _LEAST_TURNS and time.monotonic() > until_s:
+                break
     return Probed(
         planes=tuple(
             medians_of(rest, its)
@@ -162,9 +171,13 @@ class _Beside:
             f"a small plane ended as it was measured (exit {self._process.exitcode}); free memory and measure again"
         )
 
-    def close(self) -> None:
-        """End it."""
+    def let_go(self) -> None:
+        """Have it end, once it has answered what it was asked."""
         self._pipe.close()
+
+    def close(self) -> None:
+        """Wait until it has ended."""
+        self.let_go()
         self._process.join(_ENDS_S)
         if self._process.is_alive():
             self._process.kill()
@@ -191,8 +204,8 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
                         pipe.send((measured_calls(calls), node_bytes))
     except OmniloadError as error:
         pipe.send(error)
-    except (EOFError, OSError):
-        pass  # nobody asks any more
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass  # nobody asks any more: the opener says why, and was interrupted with this process
 
 
 class _Driven:
