@@ -18,15 +18,16 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
 from omniload.front.loader import require_whole
 from omniload.front.opening import check_timeout
-from omniload.front.sampling.decisions import Decisions, shown_by
 from omniload.front.sampling.exchange import (
     END,
+    Decisions,
     Exchange,
     Kind,
     Together,
     event_of,
     exchange_for,
     report_of,
+    shown_by,
 )
 from omniload.front.sampling.values import (
     Group,
@@ -203,6 +204,7 @@ class DynamicSampler:
             OmniloadError: The loader or another rank has failed.
         """
         if self._due is None:
+            # Looked up by all ranks or by none: it is an exchange, and the first rank reads for all.
             if rollout is None and not self._decisions.find(self._filler.batch):
                 return None
             self._require_fit()
