@@ -32,6 +32,7 @@ class Clock:
 
     def after(self, delay_s: float, then: Then) -> None:
         """Call ``then`` so much later."""
+        # The number decides between equal times: functions have no order, and a heap would compare them.
         heapq.heappush(self._due, (self.now_s + delay_s, next(self._numbers), then))
 
     def step(self) -> bool:
@@ -87,6 +88,7 @@ class Host:
 
     def process(self, role: Role, width: float = 1.0, *, clock: float = 0.0) -> Process:
         """Start a process; before anything runs."""
+        # Hundreds of ranks simulated on a few cores do more by the clock than those have.
         clock = min(clock, self._left - self._cores * _LEAST_LEFT)
         made = Process(self, role, width, clock)
         self._left -= clock
@@ -122,12 +124,14 @@ class Host:
         for process in self._running if passed_s else ():
             had_s = passed_s * share * min(len(process.jobs), process.width)
             process.busy_s += had_s
+            # Its jobs share alike: in this measure it is known as one begins when it ends, whatever comes and goes.
             process.done_s += had_s / len(process.jobs)
         for process in self.processes if passed_s else ():
             process.busy_s += passed_s * process.clock
 
     def _look_ahead(self) -> None:
         """Wake up when the next job ends; what was said before holds no more."""
+        # A wake-up cannot be taken out of the clock again: by its number an older one does nothing.
         self._turn += 1
         if not self._running:
             return

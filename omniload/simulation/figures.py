@@ -130,6 +130,7 @@ def knee_of(sizes: Sequence[Simulated]) -> int | None:
         sizes: The same job with more and more ranks.
     """
     knee = None
+    # From the largest down: a size in the middle that waits by chance, before one that does not, is no knee.
     for found in reversed(sizes):
         if found.stalled_share < _KNEE:
             break

@@ -41,6 +41,7 @@ class HollowSource:
 
     def table(self, start: int, stop: int) -> SampleTable:
         """Return what a loader would report of a range of positions."""
+        # Past what was measured it begins again: a source of a billion records is like its first two thousand.
         measured = (np.arange(start, stop) + self._shift) % len(self._counts_P)
         counts = self._counts_P[measured]
         positions_N = np.repeat(np.arange(start, stop), counts)

@@ -74,6 +74,7 @@ def constructors_of(job: Job) -> list[tuple[str, tuple[int, ...]]]:
     hosts = hosts_of(job.spec.tree.size_of("dp"), job.hosts)
     if job.hosts > 1:
         return list(constructors_by_host(job.spec, hosts).values())
+    # By the cores of the host that is simulated, not of this one.
     found = dp_ranks_of_constructors(job.spec, max(1, round(job.cores)))
     return [(hosts[0], ranks) for ranks in found.values()]
 

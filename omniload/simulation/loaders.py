@@ -76,6 +76,7 @@ class SimulatedReader:
     def read(self, seconds: float, size_bytes: int, answered: Then) -> None:
         """Read for so long and answer so much."""
         self.has_read = True
+        # Three parts of one call: its thread does nothing else from the request to the answer.
         spent_s = self.wire.end_s(self.process, _RANGE_BYTES) + seconds
         spent_s += self.wire.end_s(self.process, size_bytes)
         self.lane.call(lambda: (spent_s, answered))
@@ -184,7 +185,9 @@ class SimulatedLoader:
             positions_B = ends_B - np.maximum(start, blocks_B * size)
         is_new_B = np.ones(len(blocks_B))
         is_new_B[0] = self._blocks.get(read.source) != blocks_B[0]
+        # One decoded block is held of each source: one that is come back to is decoded again.
         self._blocks[read.source] = int(blocks_B[-1])
+        # Spread evenly over positions: of which block each token is was not measured.
         tokens_B = int(read.tokens.offsets[-1]) * positions_B / max(1, stop - start)
         parts_RB = parts_of_blocks(blocks_B, costs.block_units, self._readers_of(read.source))
         seconds_R = parts_RB @ (tokens_B * costs.token_s + is_new_B * costs.block_s)
@@ -235,6 +238,7 @@ class SimulatedLoader:
     @property
     def held_bytes(self) -> int:
         """What it holds: samples, and decoded blocks as far as the cap has room; the rest lies on disk."""
+        # Samples are held whatever the cap is: it bounds decoded blocks, which lie on disk where there is no room.
         samples = self.machine.held_bytes()
         blocks = sum(self.costs[s].block_bytes // self._readers_of(s) for s in self._blocks)
         return max(samples, min(samples + blocks, self.memory))

@@ -97,6 +97,7 @@ class _Run:
         ]
         self.shares = shares_of(job, profile)
         self.readers_S = [cost.readers for cost in reads_of(job, profile)]
+        # Until then batches come from buffers that fill: a job is not as fast as it seems there.
         self.warm_up = mix.steps_ahead + mix.steps_at_once
         self.num_steps = self.warm_up + job.steps
         self._peaks: dict[int, int] = {}
@@ -119,6 +120,7 @@ class _Run:
         only = self._process(first, "process", self.profile.threads) if is_local else None
         planning = only or self._process(first, "planner")
         self.loaders = self._loaders(only)
+        # Fewer loaders than shares there are in one process alone, which has one for all.
         loader_of = {
             s: loader
             for share, loader in zip(self.shares, self.loaders, strict=False)
@@ -160,6 +162,7 @@ class _Run:
         for share in shares:
             process = only or self._process(self.hosts[0], "loader", self.profile.threads)
             threads = _READER_THREADS if only else share.threads
+            # Reading and answering share these threads: of an actor they are its `max_concurrency`.
             lane = Lane(process, threads)
             made.append(
                 SimulatedLoader(
@@ -195,6 +198,7 @@ class _Run:
 
     def _source(self, source: int) -> HollowSource:
         costs = self.job.costs(self.profile)[source]
+        # Copies that begin at one record would all come to their next block in the same step.
         copies = self.job.originals[:source].count(self.job.originals[source])
         return HollowSource(source, costs, shift=(copies + self.job.seed) * _LARGEST_SHIFT)
 
@@ -302,6 +306,7 @@ class _Run:
                 f"--steps is {steps}, and no time passes in so few, as {job.spec.mix.steps_at_once} come at once: "
                 "simulate more of them"
             )
+        # What was planned, not `batch.tokens`: rows that are not packed full hold fewer.
         tokens = sum(self.planner.tokens[k] for k in range(self.warm_up, self.num_steps)) / steps
         planned = max(1, self.planner.steps - self._planned_before)
         spent_s = self.planner.spent_s - self._spent_before

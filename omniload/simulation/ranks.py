@@ -81,8 +81,10 @@ class RayRank(Rank):
         if step is None or not constructor.machine.has(step):
             return
         self._unanswered = None
+        # Whatever is built goes along: a rank that is late has several steps in one message.
         sizes = constructor.sizes_from(step, self.window, self.rank)
         self.held_bytes += sum(sizes)
+        # Both ends of the constructor at once: what was asked was taken while nothing was built, and is counted here.
         its, wire = constructor.process, self.wire
         seconds = wire.end_s(its) + wire.end_s(its, sum(sizes), len(sizes))
         arrive = partial(self._arrive, sizes)
@@ -103,6 +105,7 @@ class RayRank(Rank):
         self._came = self._waiting = None
 
         def opened() -> None:
+            # Asked before the first is handed out: what is behind it is on its way while the rank trains.
             self._held.extend(sizes)
             self._ask(step + len(sizes))
             self._hand_out(step, have)
@@ -147,6 +150,7 @@ class LocalRank(Rank):
             return  # woken twice: by now it may wait for a step that is not built
         step, have = self._waiting
         self._waiting = None
+        # Told of a window's first step, and of one behind which nothing is built: there the planner may be waited for.
         is_known = step < self._told_next and self.constructor.machine.has(step + 1)
         if not is_known:
             self._told_next = step + self.window
@@ -201,4 +205,5 @@ class Trainer:
         self.on_step(self.step)
         self.step += 1
         if not self.is_done:
+            # A collective of the ranks ends a step: none begins the next before all have trained.
             self.clock.after(self.step_s, self.begin)

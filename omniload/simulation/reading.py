@@ -87,6 +87,7 @@ def _measure_source(spec: PlaneSpec, name: str) -> SourceCosts:
     decode_s = _decodes(source, block)
     small_s, small = _reads(source, _SMALL_READ, min(block, epoch))
     large_s, large = _reads(source, _LARGE_READ, min(block, epoch))
+    # From the difference, so that what a read takes whatever its size is not counted for tokens.
     token_s = max(0.0, large_s - small_s) / max(1, large - small)
     if large <= small:
         token_s = large_s / max(1, large)
@@ -152,6 +153,7 @@ def _merges(source: RecordSource, end: int) -> tuple[float, float]:
 
 def _looked_at(source: Source, records: int) -> SampleBlock:
     """Read the first records, fewer where they are long."""
+    # A few first: documents of a million tokens would make 2,048 of them a long wait.
     first = source.read(0, min(_SMALL_READ, records))
     each = max(1.0, len(first.tokens.values_V) / first.table.stop)
     found = source.read(0, max(first.table.stop, min(records, int(_MOST_TOKENS / each))))
@@ -160,6 +162,7 @@ def _looked_at(source: Source, records: int) -> SampleBlock:
 
 def measure_threads(spec: PlaneSpec) -> float:
     """Return how many cores two threads of a process get that read; the best of some tries."""
+    # A source of its own for each thread: a loader never reads one source in two at once.
     sources = [_opened(spec, name) for name in [*spec.mix.names, *spec.mix.names][:2]]
     for source in sources:
         source.read(0, 1)

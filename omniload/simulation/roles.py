@@ -82,6 +82,7 @@ class SimulatedConstructor:
 
     def _begin_build(self, plans: Sequence[StepPlan]) -> tuple[float, Then]:
         seconds = self.wire.end_s(self.process, sum(map(_size_of_plan, plans)))
+        # Decided when a thread takes it up, not when it arrives: windows may have been built meanwhile.
         commands = self.machine.handle(BuildSteps(plans=plans))
         fetches = [command for command in commands if isinstance(command, FetchSlices)]
         if not fetches:
@@ -113,6 +114,7 @@ class SimulatedConstructor:
         def answered(loader: int, columns: list[SampleColumns], size_bytes: int) -> None:
             found.update(zip(of[loader], columns, strict=True))
             missing.remove(loader)
+            # Answers are taken one by one as they come; only the last one has the window laid out.
             received_s[0] += self.wire.end_s(self.process, size_bytes)
             if not missing:
                 self.process.work(received_s[0], lay_out)
@@ -224,6 +226,7 @@ class SimulatedPlanner:
         if not isinstance(event, Started):
             seconds = self.wire.end_s(self.process, size_bytes)
         seconds += self.costs.taken_s if isinstance(event, StepTaken) else self.costs.report_s
+        # Sent when the time of the whole event has passed: the planner's one thread carries commands out first.
         sends: list[Then] = []
         for command in self.machine.handle(event):
             match command:
@@ -236,6 +239,7 @@ class SimulatedPlanner:
                     seconds += self._send(sends, loader.process, read)
                 case ReleaseSamples(floors=floors):
                     self._forget(floors)
+                    # Once a loader, however many sources it has: the message names them all.
                     for loader in {id(each): each for each in self.loader_of.values()}.values():
                         forget: Callable[[], object] = partial(loader.machine.handle, command)
                         seconds += self._send(sends, loader.process, forget)

@@ -1,13 +1,37 @@
-"""The mix of a job that is larger than its file: more sources, more tokens a step."""
+"""The mix of a job that is larger than its file: more sources, more tokens a step; and planes smaller than a job."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig
+from omniload.plan.place_tree import ClientPlaceTree
+from omniload.simulation.job import Job, constructors_of
+from omniload.simulation.profile import Profile
 
-__all__ = ["original_of", "with_sources", "with_tokens"]
+__all__ = ["Reference", "lengths_of", "original_of", "with_sources", "with_tokens"]
 
 _MARK = "."
+_VOCABULARY = 32_000
+_CORPUS_TOKENS, _MOST_GROUP_ROWS = 2 << 20, 500
+_MOST_SOURCES = 32
+_FEW_TOKENS, _MORE = 8 << 10, 8
+"""Of a step, a row of each rank at least: of few, messages are most of what it takes. Of so many times as many, their
+bytes tell."""
+_MOST_RANKS, _MOST_FEW = 8, 64 << 10
+"""Ranks of the constructor, and tokens that a step of few has for as many: longer rows are of fewer ranks. What a rank
+asks takes less than what else a constructor hears, and of many ranks that is most."""
+_FEW_STEPS = 8
+"""Of a window of which batches tell that are not there."""
+_LENGTHS_OF_A_SOURCE = 512
 
 
 def original_of(name: str, mix: MixConfig) -> str:
@@ -66,3 +90,105 @@ def with_tokens(mix: MixConfig, tokens: int) -> MixConfig:
     # The steps ahead stay those of the file: they follow from its tokens where it does not say how many.
     content["runtime"]["prefetch_steps"] = mix.runtime.prefetch_steps
     return MixConfig.model_validate(content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What of a job is kept: messages are as finely divided as the job's."""
+
+    lengths: tuple[int, ...]
+    """Tokens of samples, over and over."""
+    sources: int
+    group_rows: int
+    """Samples of a unit, by which blocks are as long as the job's."""
+    row_length: int
+    ranks: int
+    """Of the one constructor: as many of its messages are theirs as are of one of the job's."""
+    tokens: int
+    """Of a step of all ranks."""
+    steps_ahead: int = 0
+    """Twice the steps of a window; 0 has as many as fit."""
+
+    @classmethod
+    def few(cls, job: Job, profile: Profile) -> "Reference":
+        """Return that of a job, of few tokens a step; sources and ranks beyond some are left out."""
+        length = job.spec.mix.pack.length
+        # The largest constructor of the job, not its mean: it is the one that others wait for.
+        of_constructor = max(len(its) for _, its in constructors_of(job))
+        ranks = max(1, min(_MOST_RANKS, of_constructor, _MOST_FEW // length))
+        return cls(
+            lengths=lengths_of(profile, length),
+            sources=min(_MOST_SOURCES, len(job.originals)),
+            group_rows=_group_rows(profile),
+            row_length=length,
+            ranks=ranks,
+            tokens=max(1, _FEW_TOKENS // (ranks * length)) * ranks * length,
+        )
+
+    @classmethod
+    def short(cls, job: Job, profile: Profile) -> "Reference":
+        """Return the same with fewer steps a window, and so fewer batches a message."""
+        return replace(cls.few(job, profile), steps_ahead=2 * _FEW_STEPS)
+
+    @classmethod
+    def many(cls, job: Job, profile: Profile) -> "Reference":
+        """Return that of a job, of many tokens a step."""
+        few = cls.few(job, profile)
+        return replace(few, tokens=_MORE * few.tokens)
+
+    def written(self, folder: Path) -> PlaneSpec:
+        """Write what is read, and return the plane that reads it."""
+        _write_samples(folder / "samples.parquet", self.lengths, self.group_rows)
+        source = {"type": "parquet", "path": "samples.parquet", "tokens": "tokens"}
+        names = [f"s{number:02}" for number in range(self.sources)]
+        content: dict[str, Any] = {
+            "version": 1,
+            "seed": 1,
+            "sources": dict.fromkeys(names, source),
+            "mix": {
+                "stop": "never",
+                # Else all sources come to their next block in the same step.
+                "stages": [{"from_step": 0, "weights": {n: 16 + k for k, n in enumerate(names)}}],
+            },
+            "pack": {"length": self.row_length},
+            "batch": {"tokens": self.tokens, "micro_tokens": self.tokens // self.ranks},
+            # Else their number would follow from costs that are kept in the folder, and from none the first time.
+            "loader": {"readers": dict.fromkeys(names, 1)},
+            "runtime": {
+                "kind": "ray",
+                "loaders": 1,
+                "constructors": 1,
+                "prefetch_steps": self.steps_ahead,
+            },
+        }
+        return PlaneSpec(
+            mix=MixConfig.model_validate(content),
+            base_dir=folder,
+            tree=ClientPlaceTree.of(dp=self.ranks),
+            cache_dir=folder,
+        )
+
+
+def lengths_of(profile: Profile, most: int) -> tuple[int, ...]:
+    """Return tokens of samples of every source, those of more than ``most`` cut."""
+    found = [costs.lengths[:_LENGTHS_OF_A_SOURCE] for costs in profile.sources.values()]
+    return tuple(min(length, most) for lengths in found for length in lengths)
+
+
+def _group_rows(profile: Profile) -> int:
+    rows = [costs.block_positions // costs.block_units for costs in profile.sources.values()]
+    return max(1, min(_MOST_GROUP_ROWS, round(median(rows))))
+
+
+def _write_samples(path: Path, lengths: Sequence[int], group_rows: int) -> None:
+    """Write samples of tokens of which the n-th comes about 1/n as often as the first."""
+    repeats = max(1, _CORPUS_TOKENS // sum(lengths))
+    lengths_N = np.tile(np.asarray(lengths, np.int32), repeats)
+    offsets = np.concatenate(([0], np.cumsum(lengths_N, dtype=np.int32)))
+    # Unlike evenly drawn ids these compress about as text does, and decode in as much time.
+    rng = np.random.default_rng(0)
+    tokens = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
+    column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(tokens))
+    pq.write_table(
+        pa.table({"tokens": column}), path, row_group_size=group_rows, compression="zstd"
+    )

@@ -40,6 +40,7 @@ class Wire:
         self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0
     ) -> None:
         """Call ``then`` once a message is there; what its ends spend is for them to count."""
+        # Drawn from what was measured, not a mean: waits are made of the few that are late.
         latency_s = self._random.choice(self.costs.latencies_s)
         if sender is not receiver:
             self.connections.add(frozenset((id(sender), id(receiver))))

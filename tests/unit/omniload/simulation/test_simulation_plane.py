@@ -8,7 +8,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.schedule import weights_at
 from omniload.simulation.figures import Waits, knee_of, limit_of
 from omniload.simulation.plane import simulate
-from omniload.simulation.probing import even_roles
+from omniload.simulation.preparing import even_roles
 from omniload.simulation.profile import RoleCosts
 from omniload.simulation.scale import original_of, with_sources, with_tokens
 from tests.support.plane.builders import a_mix
