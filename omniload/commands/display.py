@@ -44,6 +44,7 @@ _WIDTH_WITHOUT_TERMINAL = 120
 
 def output() -> Console:
     """Return the console of standard output; lines in a pipe are 120 wide."""
+    # Without highlighting: rich colours whatever looks like a number, a path or a URL in names of sources.
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
@@ -81,6 +82,7 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]])
     """Lay out a table; strings are shown as they are, never as markup."""
     laid = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
     for heading, numeric in columns:
+        # Folded, not cut: a path or a name that ends in dots cannot be copied.
         laid.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         laid.add_row(
@@ -107,6 +109,7 @@ def stacked_bar(parts: Sequence[float], width: int) -> Text:
     drawn = Text()
     for source, (start, end) in enumerate(pairwise([0, *ends])):
         drawn.append("█" * (end - start), colour_of(source))
+    # Of a bar that rounds to nothing the largest part is shown: no bar would mean that there is none.
     if not drawn and any(parts):
         drawn.append(_EIGHTHS[1], colour_of(max(range(len(parts)), key=parts.__getitem__)))
     return drawn

@@ -119,6 +119,7 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
     if isinstance(tokenizer, OmniloadError):
         # Sources that want it say the same: one line of the file is to be changed.
         said = str(tokenizer)
+        # Compared as it was raised: what a source says of it begins with the source.
         found = [each for each in found if str(getattr(each, "__cause__", "")) != said]
         tokenizer = type(tokenizer)(placed(said, ("tokenizer",), file))
     results = [
@@ -184,6 +185,7 @@ def _named(result: object, source: str, file: Path | None) -> object:
     if key not in said:
         said = f"{key}: {said}"
     named = type(result)(placed(said, key_of_message(said, source), file))
+    # Its cause stays at hand: a fault of the tokenizer, which many sources raise, is known by it and told once.
     named.__cause__ = result
     return named
 
@@ -219,6 +221,7 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
+    # For its refusal: lists that name records which are not there are told by a check, not by the first step.
     drawn_before(name, config, units, opened.files, spec.base_dir)
     first = opened.format.first_records()
     begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path

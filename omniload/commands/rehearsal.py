@@ -112,6 +112,7 @@ class Rehearsal:
         """Return the token ids of pieces of the plan that was yielded last, in their order."""
         order = np.argsort(pieces.sources_P, kind="stable")
         tokens: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(pieces)
+        # A source at a time: a request names one, and pieces of a step lie in the order of its rows.
         for source in np.unique(pieces.sources_P).tolist():
             at = order[pieces.sources_P[order] == source]
             wanted = pieces.take(at)

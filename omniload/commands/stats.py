@@ -104,6 +104,7 @@ class _Looking:
                 return
             self.lengths[number].add(trained_on(looked.lengths_N, length, overlong))
             self.bad[number] += looked.bad
+            # Sources share one counter, since a document of one is sought in all.
             with self._lock:
                 self.counter.add(number, looked.hashes_N)
             advance(len(looked.lengths_N) + looked.bad)
@@ -133,6 +134,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         )
         with progress("documents", sum(survey.wanted for survey in surveys)) as advance:
             try:
+                # Gone through, though nothing comes: an error of a thread is raised where its result is taken.
                 for _ in pool.map(
                     lambda s: looking.look(s, surveys[s], advance), range(len(names))
                 ):
@@ -215,6 +217,7 @@ def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
             advance(at_s[-1] - (at_s[-2] if len(at_s) > 1 else begun_s))
     if len(at_s) < 2:
         return None  # the data ends with the first step
+    # What was built before the first batch was asked for comes at once, and says nothing of the rate.
     first = min(spec.mix.steps_ahead, len(at_s) // 2)
     taken_s = at_s[-1] - at_s[first - 1]
     return Rate(

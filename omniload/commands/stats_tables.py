@@ -18,6 +18,7 @@ __all__ = ["Rate", "SourceStats", "Stats", "print_stats", "stats_json"]
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _PAIRS_SHOWN = 10
 _MUCH_REPEATED = 0.01
+# Beyond about four epochs repeated data help less and less: Muennighoff et al., 2023.
 _MOST_EPOCHS = 4
 
 

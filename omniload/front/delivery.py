@@ -77,6 +77,7 @@ class CopyAhead:
             copies.append(self._stream.copied(tensor))
             return copies[-1]
 
+        # Without the fields of a first batch nothing is copied: what a loop uses is not known yet.
         rows = self._form.of(batch)
         rows.fill(self._fields, put)
         self._ahead = _Ahead(of=batch, rows=rows, copies=copies, mark=self._stream.mark())

@@ -79,6 +79,7 @@ class Together(OpenClient):
             role = self._follow
         try:
             return role(stack, meeting, replace(self.spec, state=state))
+        # Ctrl-C and exits too: the others would wait for as long as they wait for anybody.
         except BaseException as error:
             meeting.fail(error)
             raise
@@ -118,6 +119,7 @@ class Together(OpenClient):
         muster = meeting.arrive()
         # Rank 0 asks the plane alone, by its own count, and this rank is about to ask it too.
         if muster.head is None:
+            # Its invitation comes all the same, and tells what rank 0 counts.
             raise self._disagreement(meeting.invitation())
         starts_node = muster.first_of.get(host_id()) == self.launch.rank
         if starts_node:
@@ -133,6 +135,7 @@ class Together(OpenClient):
         invitation = meeting.invitation()
         self._agree(invitation)
         assert invitation.plane is not None, "a plane of a Ray has an address"
+        # A process that started its node is connected to Ray through it.
         handle = handle_in(
             invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
         )
@@ -140,6 +143,7 @@ class Together(OpenClient):
         stack.callback(meeting.leave)
         stack.callback(handle.close)
         meeting.join()
+        # Before peers meet: a group of torch is made by all of them at once, or fails when its own limit is over.
         meeting.wait_until_joined(self.place.peers[1:])
         return stack.enter_context(Client(self._shared(handle, meeting)))
 

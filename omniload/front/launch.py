@@ -107,6 +107,7 @@ _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 def _counted(environment: Mapping[str, str], name: str) -> int:
+    # Counted or not, a job starts: what a launcher writes otherwise counts for none.
     found = environment.get(name, "")
     return int(found) if found.isascii() and found.isdigit() and len(found) < 9 else 0
 
@@ -134,6 +135,7 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
         size = mesh.size(axis)
         kind = "dp" if name in _DP_NAMES else name
         if kind in place:
+            # The axis that comes first runs slowest, as a mesh numbers its ranks.
             before, extent = place[kind]
             place[kind] = (before * size + here, extent * size)
         elif kind in _SAME_DATA:

@@ -172,6 +172,7 @@ class Loader:
         if self._ahead is None:
             return self._form.of(batch)
         handed = self._ahead.hand_over(batch)
+        # Behind the one that is handed out, so that its copies are not waited for in this step.
         self._ahead.begin(self._opened().peek())
         return handed
 
@@ -198,6 +199,7 @@ class Loader:
             return
         found = rows.losses_by_document(losses)
         if self._notes is not None:
+            # Of the batch handed out last: the loop observes it before it asks for the next.
             step = self._opened().next_step - 1
             names = self.source_names
             self._notes.losses.add(step, names, found.keys_K4, found.sums_K, found.labels_K)
@@ -268,6 +270,7 @@ class Loader:
         self._end_plane()
 
     def _opened(self) -> Client:
+        # A fork is a copy that no pickle has made: ``__getstate__`` never ran in it.
         if self._pid != os.getpid():
             raise ConfigError(_ELSEWHERE)
         if self._closed:

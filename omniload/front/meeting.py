@@ -140,6 +140,7 @@ def read_as(
     if text is None:
         return None
     try:
+        # A failure stands under the key of the note that it takes the place of, so it is looked for first.
         raise Failure.model_validate_json(text).error(of_rank)
     except ValidationError:
         pass
@@ -211,6 +212,7 @@ class Meeting:
         """Post the error in place of whatever notes this rank still owes."""
         rank, text = self.launch.rank, Failure.of(error).model_dump_json()
         owed = ("hosts", "plane") if rank == 0 else ("here", "node", "joined")
+        # What was posted before stays: a note is written once, so that only what is owed says why.
         with suppress(OmniloadError):  # nobody is there to read it, or nothing can be written
             for key in owed:
                 self.post(key if rank == 0 else f"{key}/{rank}", text)
@@ -246,9 +248,11 @@ class Meeting:
                 "network such as 10.0.0.0/8, or auto"
             )
         self.post("hosts", Muster(head=head, first_of=first_of).model_dump_json())
+        # Behind the muster: the ranks that start them learn from it that they are to.
         nodes = self._notes("node", first_of.values(), NodeUp, "started the node of their host")
         host_of_R = [here] * self.place.dp_size
         for arrival in arrivals.values():
+            # A rank that counts others is refused as it joins, where both counts are known.
             if arrival.dp_rank < len(host_of_R):
                 host_of_R[arrival.dp_rank] = arrival.host
         return Hosts(
@@ -276,6 +280,7 @@ class Meeting:
         """Wait until ranks have said their last, for ten seconds each at most."""
         with suppress(UnavailableError):
             for rank in ranks:
+                # The first that is late is the last that is waited for: a job of a thousand killed ranks ends at once.
                 if self.rendezvous.read(f"{self.prefix}/left/{rank}", _LEAVE_S) is None:
                     return
 

@@ -143,6 +143,7 @@ class FollowingHandle(RankHandle):
                 f"this rank asks for step {step}, and rank {self._peers.fetching_rank}, which fetches for it, has "
                 f"handed on step {found}: all ranks along tp, pp and ep take every batch, and load one state"
             )
+        # Nothing is sent behind the end: to be asked again would be to wait for nothing.
         self._ended = kind == "end"
         self._state = (step if self._ended else step + 1), state
         return None if self._ended else from_bytes(data)

@@ -60,6 +60,7 @@ class FolderRendezvous(Rendezvous):
 
     def _posted(self, place: Path, text: str) -> bool:
         draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.draft")
+        # For its owner alone from the start: notes hold the secret of the plane's Ray.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 -- made with its mode

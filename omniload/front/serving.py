@@ -111,6 +111,7 @@ class ServedPlane:
 
     def close(self) -> None:
         """End the plane. Once is enough; more do nothing."""
+        # First: a thread in ``wait`` would ask a plane that ends how it is.
         self._ended.set()
         self._opened.close()
 
@@ -219,6 +220,7 @@ class _JoinServed(OpenClient):
         from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
 
+        # First: a process that has another plane open must not change its secret of Ray.
         take_turn(stack)
         if self.note.token:
             use_token(self.note.token)
@@ -247,6 +249,7 @@ def _asked_of(
 def _claimed(folder: Path) -> FileLock:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A lock beside the note: a note outlives a process that is killed, and the kernel lets go of its lock.
         return FileLock(folder / _LOCK_NAME)
     except BlockingIOError as error:
         raise StateError(
@@ -261,6 +264,7 @@ def _claimed(folder: Path) -> FileLock:
 def _read(folder: Path, timeout_s: float) -> _Note:
     """Wait for the note of a plane."""
     place, until_s = folder / _NOTE_NAME, time.monotonic() + timeout_s
+    # It is put there whole: as soon as it is there it can be read.
     while not place.exists():
         if time.monotonic() >= until_s:
             raise UnavailableError(

@@ -122,6 +122,7 @@ def _places(mix: MixConfig) -> dict[str, list[tuple[str | None, str]]]:
         part = getattr(mix, section)
         assert isinstance(part, BaseModel)
         for key in type(part).model_fields:
+            # The short name is that of every section that has the key: where two have, it is refused.
             for name in (key, f"{section}_{key}"):
                 places.setdefault(name, []).append((section, key))
     return places
@@ -154,6 +155,7 @@ def text_as_run(
         path, text = Path(given), mix_text(given)
     else:
         path, text = Path.cwd() / _NO_FILE, ""
+    # The file itself where it still says the same: with its comments, as whoever wrote it knows it.
     if not _says(text, model):
         text = model.model_dump_json(indent=2)  # which is YAML too, and quotes every text
     if without_secrets(text) != text:

@@ -87,6 +87,7 @@ class _Reader:
         """Read the split ``part`` of one file."""
         *around, file = at.files
         where = str(file) if around else ""
+        # Only those that it lies within: two blends may name one file side by side.
         if file in around:
             self._report.refuse(where, f"is part of itself, by {around[-1]}")
             return
@@ -104,6 +105,7 @@ class _Reader:
         splits = top.inner("splits")
         split = splits.inner(part)
         for other in splits.keys:
+            # Taken, whatever it is: what is left at the end is refused as unknown.
             splits.take(other, object, None)
             self._report.note(splits.at(other), "is another split: declare it as an evaluation mix")
         top.end()
@@ -266,6 +268,7 @@ def _shards(folder: Path, part: str) -> tuple[list[str], str | None]:
         [str(shard) for shard in named],
         {str(shard) for shard in excluded if shard} if isinstance(excluded, list) else set(),
     )
+    # A split names files of its folder: others would be read without anybody having named them.
     if outside := [shard for shard in shards if ".." in Path(shard).parts or shard.startswith("/")]:
         return [], f"{file}: {outside[0]!r} is outside the folder"
     if unknown := sorted(dropped - set(shards)):

@@ -87,6 +87,7 @@ class Fields:
         self._place = content.place if isinstance(content, Lined) else above
         self._places = content.places if isinstance(content, Lined) else {}
         for key in [key for key in self._content if key in report.left_out]:
+            # As if it were not there: what asks for it later takes its default.
             del self._content[key]
             report.note(self.at(key), "was left out, as asked")
 

@@ -77,6 +77,7 @@ def new_name(wanted: str, taken: Iterable[str]) -> str:
     name, taken = name or "source", set(taken)
     if name not in taken:
         return name
+    # One of so many numbers is free, as fewer names are taken.
     return next(
         new for number in range(2, len(taken) + 3) if (new := f"{name}_{number}") not in taken
     )

@@ -81,6 +81,7 @@ def _read(document: object, asked: Asked) -> Imported:
     micro = top.take("device_train_microbatch_size", object, None)
     if found.row_tokens and isinstance(micro, int) and not isinstance(micro, bool):
         found.micro_tokens = micro * found.row_tokens
+    # Before the state: a state is a place in these streams, as many as there are and in this order.
     streams = _read_streams(dataset, asked, found)
     if asked.state is not None:
         state = read_mosaic_state(asked.state)

@@ -111,6 +111,7 @@ def chosen_of_shards(samples_H: _Ints, chosen: int, granularity: int, seed: int)
     picks_H = -(-samples_H // granularity)
     shards = np.repeat(np.arange(len(samples_H)), picks_H)
     sizes = np.full(len(shards), granularity, np.int64)
+    # The last pick of a shard has what is left of it.
     sizes[np.cumsum(picks_H) - 1] = samples_H - (picks_H - 1) * granularity
     order = np.random.default_rng(seed).permutation(len(shards))
     before = np.cumsum(sizes[order]) - sizes[order]

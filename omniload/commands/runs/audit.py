@@ -118,6 +118,7 @@ def _spec_before(
     mix = life.mix()
     revision = next(int(str(r["revision"])) for r in records if r.get("step") == step)
     history = read_history(run, mix)
+    # One step ahead, so that nothing is read for steps that nobody looks at; what is in a step does not rest on it.
     mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
     # The fingerprint of the data as it is now is compared when the planner takes the state over.
     state = state_json_at(history, base, records, step)
@@ -155,6 +156,7 @@ def _found(
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     found = []
     for p, tokens in enumerate(rehearsal.tokens_of(part.pieces)):
+        # All of it where something is sought: it may stand behind the words that are shown.
         text = text_of(tokens, tokenizer, 0 if grep else _TEXT_WIDTH)
         if grep is None or grep in text:
             pieces = part.pieces
