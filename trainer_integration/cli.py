@@ -131,6 +131,7 @@ def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> in
         launcher = Launcher(config, resume=again, observer=display.observe, profile=profile)
         launcher.plan.require_ranks(launch)
         display.expect(launcher.train.steps, launcher.mix, launcher.run_dir)
+        # From a thread: this process waits for its ranks, and has time.
         with kept_report(launcher.run_dir):
             code = launcher.run()
     console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)

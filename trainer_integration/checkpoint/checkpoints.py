@@ -143,6 +143,7 @@ class Checkpoints(Saving[Path]):
         saved = meta.get("model")
         assert isinstance(saved, dict), "the digest of meta.json fits, so its form does"
         require_same_model(path, saved, self._model_config)
+        # Before the first tensor is read: what is loaded in place cannot be taken back.
         self._verify(path, meta)
         tensors = tensors_of(model, optimizer, self._groups)
         with own_errors(str(path), "resume from an earlier checkpoint"):
@@ -235,6 +236,7 @@ class Checkpoints(Saving[Path]):
         write_sealed_json(partial / META, meta)
         # DCP has synced the shards, and the two files were written synced; their names are not on storage yet.
         sync_folder(partial)
+        # The commit: until here a reader sees no checkpoint, from here on a whole one.
         partial.rename(final)
         sync_folder(self.folder)
         for step in steps_in(self.folder)[: -self._keep]:

@@ -147,6 +147,7 @@ class BackgroundSaver:
     def __init__(self, checkpoints: Saving[Any]) -> None:
         """Save by ``checkpoints``, whose group must be of ``groups_for_saving``."""
         self._checkpoints = checkpoints
+        # Daemons: a store that hangs keeps no rank from ending.
         self._pool = DaemonPool(1, "omniload-save")
         self._copy: dict[str, Tensor] = {}
         self._writing: Future[Saved] | None = None
@@ -189,6 +190,7 @@ class BackgroundSaver:
         for name, tensor in tensors.items():
             buffer = self._copy.get(name)
             if buffer is None or _form_of(buffer) != _form_of(tensor):
+                # Only pinned memory is copied to without waiting.
                 pinned = tensor.device.type == "cuda"
                 # Of a shard too: what it is a shard of stays, wherever its numbers lie.
                 buffer = torch.empty_like(tensor, device="cpu", pin_memory=pinned)

@@ -69,6 +69,7 @@ def tensors_of(
 
 def _of_all_experts(value: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return the experts of all sequence-parallel peers, of which this rank holds some, or parts of some."""
+    # Without sharding every data-parallel rank holds the same experts, of which one is saved.
     over_dp = value.placements[0] if isinstance(value, DTensor) else Replicate()
     return DTensor.from_local(_held(value), mesh, (over_dp, Shard(0)), run_check=False)
 

@@ -80,6 +80,7 @@ def _global_order(sampler: Any) -> Iterator[Any]:
         # One rank that takes everything: the epoch is shuffled once, not once per rank.
         whole.rank, whole.num_replicas, whole.num_samples = 0, 1, sampler.total_size
         return iter(whole)
+    # A subclass may order as it likes: each rank's order is asked for, by a copy that believes to be that rank.
     orders = []
     for rank in range(sampler.num_replicas):
         whole = copy.copy(sampler)

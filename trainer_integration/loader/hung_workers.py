@@ -18,6 +18,7 @@ _MOST_BYTES = 1 << 14
 
 def show_stack_on_signal(pipe: Connection) -> None:
     """Have this process write its threads' stacks into ``pipe`` when asked; works while it is stuck in C code."""
+    # Its handler is C: one of Python's would run once the C code that hangs has returned.
     faulthandler.register(_SIGNAL, file=pipe.fileno(), all_threads=True)
     os.write(pipe.fileno(), _READY)
 
@@ -27,6 +28,7 @@ class StackPipes:
 
     def __init__(self, context: Any, workers: int) -> None:
         """Make the pipes with a multiprocessing ``context``."""
+        # One for each: in one pipe the stacks of two that hang would be mixed.
         pairs = [context.Pipe(duplex=False) for _ in range(workers)]
         self._readers: list[Connection] = [reader for reader, _ in pairs]
         self.writers: list[Connection] = [writer for _, writer in pairs]

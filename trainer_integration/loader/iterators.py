@@ -80,6 +80,7 @@ class WorkerStart:
         end_with(self._parent)
         if self._samples is not None:
             # get_worker_info() shows the user's dataset, not what it is wrapped in.
+            # torch's own class forbids it; its fields are of that one worker's process.
             object.__setattr__(get_worker_info(), "dataset", self._samples.dataset)
         if self._writers is not None:
             show_stack_on_signal(self._writers[worker])
@@ -219,6 +220,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
 
     @override
     def _gave(self) -> None:
+        # By number in order; otherwise by what has come, as a later batch may be out before an earlier one.
         if self._in_order:
             self._progress.gave(self._rcvd_idx)
         else:

@@ -22,6 +22,7 @@ from trainer_integration.loader.resuming.random_state import Ambient
 
 __all__ = ["Anatomy", "is_stateful", "shape_of"]
 
+# Those that draw from their generator as they are iterated, or from torch's own where they have none.
 _DRAWS = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
 # Compared by exact type: a subclass may order in any other way.
 _KNOWN = {
@@ -107,6 +108,7 @@ class Anatomy:
 
         Samples are passed over in C, and a sequential order by arithmetic.
         """
+        # More than a sampler in a batch sampler, and nothing says how many samples a batch takes.
         if not self.known or len(self.parts) > 2:
             return None
         inner, outer = self.parts[-1], self.parts[0]
@@ -119,6 +121,7 @@ class Anatomy:
 
 
 def _skipped(sampler: Any, samples: int) -> Iterator[int]:
+    # A range is cut without a step, whatever its length.
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[samples:])
     order: Iterator[int] = iter(sampler)

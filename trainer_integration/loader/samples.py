@@ -72,6 +72,7 @@ class Samples(IterableDataset[Any]):
                 restore(start.drawn, [])
                 return self._after(start)
         if worker is None:
+            # All generators: nobody can tell which of them a user's ``__iter__`` draws from.
             self.begun, self.drawn = capture([], "all"), None
         samples = self._from(start)
         # Through a generator, so that what the first sample draws from is noted as it is asked for, and not before.
@@ -109,6 +110,7 @@ class Samples(IterableDataset[Any]):
             except Exception as error:  # noqa: BLE001 -- the user's: raised below, where it was no question of order
                 early = error
         self._iterator = iter(self.dataset)
+        # Its ``__iter__`` may have begun anew what was loaded a moment ago: asked, and loaded again only then.
         if held is not None and self._iterator is self.dataset:
             if early is not None or not are_alike(self.dataset.state_dict(), held):
                 self.dataset.load_state_dict(held)
@@ -136,6 +138,7 @@ class Samples(IterableDataset[Any]):
             if sample is self:
                 self._iterator = iter(self.dataset)
                 return self._going_on()
+            # What an epoch that has ended gives yet is less than a batch, which ``drop_last`` has left.
             tail.append(sample)
         return chain(tail, self._going_on())
 
@@ -153,6 +156,7 @@ class OwnState:
 
     def begin(self, worker: int) -> None:
         """Give the copy of this process the state of ``worker``."""
+        # Once: with persistent workers the next epoch goes on from where the copy stands.
         state, self._states[worker] = self._states[worker], None
         if state is not None:
             self.dataset.load_state_dict(state["dataset"])

@@ -55,6 +55,7 @@ class Lanes:
 
     def stack_of(self, future: Future[Any]) -> str:
         """Return where the thread stands that makes ``future``."""
+        # The only way to another thread's stack; a thread that has moved on meanwhile shows where it is now.
         frame = sys._current_frames().get(self._at.get(id(future), 0))
         # Without the frames of threading's own start.
         return "".join(traceback.format_stack(frame)[2:]) if frame else "no thread has begun it"
@@ -65,6 +66,7 @@ class Lanes:
         with suppress(Empty):
             while (task := self._tasks.get_nowait()) is not None:
                 task[0].cancel()
+        # One for each: a thread takes one and ends.
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:

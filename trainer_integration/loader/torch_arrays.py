@@ -112,6 +112,7 @@ class StoreRendezvous(Rendezvous):
 
     def __init__(self, store: Store, start: int = 0) -> None:
         """Keep notes in ``store``; those of other starts of the job are elsewhere, where ``start`` numbers them."""
+        # An agent's store outlives a start of the job, and notes of ranks that are gone with it.
         self._store = PrefixStore(f"start-{start}", store)
         self.start = start
         """Which start of the job this is, from 0, as far as its launcher or the store tells."""
@@ -221,6 +222,7 @@ class TorchPeers(Peers):
 
     @override
     def give(self, kind: Kind, step: int, state: bytes, batch: NDArray[np.uint8]) -> None:
+        # Lengths first: a broadcast has its receivers bring memory of the right size.
         head = torch.tensor([_KINDS.index(kind), step, len(state), len(batch)], dtype=torch.int64)
         tensors = [head]
         # A copy, for torch warns of memory that it could not write to.
@@ -251,6 +253,7 @@ class TorchPeers(Peers):
             self._rest = [self._broadcast(part) for part in parts if len(part)], parts
         works, parts = self._rest
         self._wait(works, self._timeout_s, "the rest of a batch comes from rank")
+        # Only now: a wait that ran out above leaves both to the next call.
         self._coming = self._rest = None
         return _KINDS[kind], step, parts[0].numpy().tobytes(), parts[1].numpy()
 

@@ -206,6 +206,7 @@ def names_of(folder: Path) -> list[str]:
             raise IntegrityError(
                 f"{folder / _INDEX}: weight_map does not name files of this folder"
             )
+        # Each once: the map names a file for every weight in it.
         names = sorted({str(name) for name in listed.values()})
     return names
 

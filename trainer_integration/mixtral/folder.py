@@ -173,6 +173,7 @@ def _opened(folder: Path) -> Iterator[_Stored]:
     with ExitStack() as opened:
         for name in names_of(folder):
             file = opened.enter_context(opened_file(folder, name, "pt"))
+            # All files stay open: a weight is read when it is asked for, and those of one layer may lie in several.
             files |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
         yield _Stored(files)
 
@@ -207,6 +208,7 @@ def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tens
                     found[into + "w2.weight"] = matrix
                 else:
                     found[into + "w1.weight"], found[into + "w3.weight"] = matrix.chunk(2)
+    # safetensors refuses what is not contiguous, as a part of a matrix may be.
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 

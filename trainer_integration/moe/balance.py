@@ -82,6 +82,7 @@ def balance_losses(
     # A row of padding alone has no token, and no label that its loss would count for.
     tokens_R = inputs.tokens_in_rows_R.clamp(min=1)
     dtype = routings[0].probabilities_NE.dtype
+    # By labels, which the sum is divided by in the end: a row counts as it does in the token loss.
     weights_N = (labels_R / tokens_R).to(dtype).index_select(0, inputs.rows_N)
     top_k = routings[0].experts_NK.shape[1]
     shares_LRG = (counts_LRE / (tokens_R * top_k).view(1, -1, 1)).to(dtype)
@@ -108,6 +109,7 @@ def within_capacity(
         DeepSeek-V2, arXiv 2405.04434, on token dropping.
     """
     top_k, num_experts = routing.experts_NK.shape[1], routing.probabilities_NE.shape[1]
+    # Without the bias, which only moves who is chosen: what is dropped goes by what the router thinks of it.
     affinity_NK = routing.probabilities_NE.detach().gather(-1, routing.experts_NK)
     groups_NK = routing.experts_NK // (num_experts // num_groups)
     cells_NK = inputs.rows_N.unsqueeze(1) * num_groups + groups_NK
@@ -117,6 +119,7 @@ def within_capacity(
     order = order[torch.argsort(cells.reshape(-1)[order], stable=True)]
     sorted_cells = cells.reshape(-1)[order]
     places = torch.arange(len(order), device=order.device)
+    # Up: a short row has room for one choice in each group at least.
     room_R = (inputs.tokens_in_rows_R * (top_k * factor / num_groups)).ceil()
     taken_before = places - torch.searchsorted(sorted_cells, sorted_cells)
     kept = torch.empty_like(order, dtype=torch.bool)
@@ -134,6 +137,7 @@ def figures_of(routings: Sequence[Routing]) -> RouterFigures:
         slots.append(counts[:-1])
         dropped.append(counts[-1])
         probabilities_NE = routing.probabilities_NE.detach()
+        # ``entr`` of 0 is 0, where ``-p * log(p)`` is no number.
         entropies.append(torch.special.entr(probabilities_NE).sum(dtype=torch.float64))
     return RouterFigures(
         slots_LE=torch.stack(slots),

@@ -61,6 +61,7 @@ class Experts(nn.Module):
         """Return the weighted sum of each token's experts, ``[N, D]``."""
         slots = transport.there(x_ND, gates_NK, experts_NK)
         fc13_EXD, fc2_EDF = self.fc13_EXD.to(x_ND.dtype), self.fc2_EDF.to(x_ND.dtype)
+        # Both in one matrix, so that rows are read once.
         fc1_SF, fc3_SF = grouped_gemm(slots.rows_SD, fc13_EXD, slots.ends_E).chunk(2, dim=-1)
         inside_SF = functional.silu(fc1_SF) * fc3_SF * slots.gates_S.to(x_ND.dtype).unsqueeze(1)
         return transport.back(grouped_gemm(inside_SF, fc2_EDF, slots.ends_E))
@@ -190,6 +191,7 @@ class Attention(nn.Module):
         """Mix tokens within documents, ``[N, D]``."""
         num_turned = self.num_heads + self.num_kv_heads
         num_heads = num_turned + self.num_kv_heads
+        # One product for queries, keys and values: tokens are read once.
         qkv_ND = functional.linear(x_ND, self.qkv.weight.to(x_ND.dtype))
         qkv_NXC = qkv_ND.view(len(x_ND), num_heads, self.head_dim)
         qkv_NXC = torch.cat(

@@ -109,6 +109,7 @@ class MoEConfig(MoEShape):
 
         The weight of a single expert was 1 once; its checkpoints are of another function.
         """
+        # Added where it tells two functions apart, so that other checkpoints of older releases fit as they are.
         gate: JsonObject = {"gate": "probability"} if self.top_k == 1 else {}
         content = self.model_dump(mode="json")
         # Checkpoints of earlier releases do not name these.

@@ -41,6 +41,7 @@ def group_lengths(lengths: Sequence[int], call_pairs: int = CALL_PAIRS) -> list[
     groups: list[tuple[int, int]] = []
     count = waste = longest = 0
     for length in lengths:
+        # Squares: attention costs by pairs, so padding a long document wastes more than padding a short one.
         extra = longest * longest - length * length
         if count and waste + extra > call_pairs:
             groups.append((count, longest))
@@ -100,6 +101,8 @@ class DocumentGroups:
         moves = None if varlen else _moves(sorted_lengths, starts, padded, num_tokens)
         if places is not None:
             at: NDArray[np.int64] = places.astype(np.int64)
+            # Tokens come in another order than the documents' bounds are of: the two moves become one, which costs a
+            # layer nothing.
             inverse: NDArray[np.int64] = np.empty(num_tokens, np.int64)
             inverse[at] = np.arange(num_tokens)
             moves = (inverse, at) if moves is None else (inverse[moves[0]], moves[1][at])
@@ -143,9 +146,11 @@ def _moves(
         padded.sum() == num_tokens and bool(np.all(starts[1:] >= starts[:-1]))
     ):
         return None
+    # All documents at once: a microbatch may hold hundreds of short ones.
     within = np.arange(num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     tokens = np.repeat(starts, lengths) + within
     places = np.repeat(np.cumsum(padded) - padded, lengths) + within
+    # Padding shows token 0: any will do, as no token looks at it.
     tokens_of_places = np.zeros(int(padded.sum()), np.int64)
     tokens_of_places[places] = tokens
     places_of_tokens = np.empty(num_tokens, np.int64)

@@ -51,6 +51,7 @@ def parameter_counts(config: MoEConfig) -> ParameterCounts:
         * (config.dim * qkv_heads * config.head_dim + config.dim * config.dim),
         router=config.num_layers * config.num_experts * config.dim,
         experts=config.num_layers * config.num_experts * expert,
+        # Two in a layer, and the one before the output matrix.
         norms=(2 * config.num_layers + 1) * config.dim,
         head=0 if config.tied_embeddings else matrix,
         active_experts=config.num_layers * config.top_k * expert,

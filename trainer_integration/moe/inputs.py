@@ -77,6 +77,7 @@ class ModelInputs:
         if isinstance(microbatch, CpSlice):
             return cls._of_slice(microbatch, peers, device, varlen=varlen)
         num_rows, row_length = microbatch.tokens_RT.shape
+        # By the source and not by the token: 0, which pads, is a token id of every tokenizer.
         real = microbatch.source_ids_RT.reshape(-1) >= 0
         kept = np.flatnonzero(real)
         # Tokens ahead of each place: it turns bounds of the padded rows into bounds without padding.
@@ -106,6 +107,7 @@ class ModelInputs:
         before = np.concatenate(([0], np.cumsum(real)))
         # Where the tokens of each peer stand in the whole rows, in the peer's order.
         starts = np.arange(num_rows)[:, None] * length
+        # Of every peer, though this one trains on its own: the layout of attention spans all of their tokens.
         parts = [
             (starts + cp_indices(length, p, peers.size)).reshape(-1) for p in range(peers.size)
         ]
@@ -156,6 +158,7 @@ class ModelInputs:
             # An exchange, as an all-gather wants as many of every peer.
             copies = values_N.expand(peers.size, *values_N.shape).flatten(0, 1)
             arrived_M = peers.exchange(copies, sizes, self.tokens_of_peers, "capacity")
+        # Into the order of whole rows: equal affinities are then decided as on one rank.
         return torch.empty_like(arrived_M).index_copy_(0, self.places_M, arrived_M)
 
     def of_this_peer(self, values_M: Tensor, peers: Peers) -> Tensor:

@@ -77,6 +77,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         grad_weight_VD = torch.zeros_like(weight_VD)
         total = torch.zeros((), dtype=torch.float64, device=x_MD.device)
         size = max(1, CHUNK_LOGITS // len(weight_VD))
+        # Sums of exponentials over a vocabulary need more bits than BF16 has.
         wide = torch.promote_types(x_MD.dtype, torch.float32)
         for start in range(0, len(x_MD), size):
             rows = slice(start, start + size)
@@ -94,6 +95,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 grad_CV = logits_CV.to(x_MD.dtype)
                 torch.mm(grad_CV, weight_VD, out=grad_x_MD[rows])
                 grad_weight_VD.addmm_(grad_CV.t(), x_CD)
+        # Gradients in place of logits: tokens and the matrix are smaller than tokens by vocabulary.
         ctx.save_for_backward(grad_x_MD, grad_weight_VD)
         return total
 

@@ -33,6 +33,7 @@ class Rotation:
         """
         device = positions_N.device
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
+        # In float32 neighbours beyond position 2**24 have one angle, and far ones few bits of it left.
         angles_NC2 = positions_N.double().outer(theta**-exponents)
         return cls(angles_NC2.cos().to(dtype).unsqueeze(1), angles_NC2.sin().to(dtype).unsqueeze(1))
 

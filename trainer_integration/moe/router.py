@@ -57,6 +57,7 @@ class Router(nn.Module):
         self.top_k = shape.top_k
         self.weight_ED = nn.Parameter(torch.empty(shape.num_experts, shape.dim))
         bias_E = torch.zeros(shape.num_experts) if shape.bias_rate else None
+        # A buffer: checkpoints keep it, and the optimiser leaves it alone.
         self.register_buffer("bias_E", bias_E)
 
     @override
@@ -68,6 +69,7 @@ class Router(nn.Module):
         if self.bias_E is None:
             chosen_NK, experts_NK = probabilities_NE.topk(self.top_k, dim=-1)
         else:
+            # Indices have no gradient: with the graph cut, nothing of the sum is kept for backward.
             experts_NK = (probabilities_NE.detach() + self.bias_E).topk(self.top_k, dim=-1).indices
             chosen_NK = probabilities_NE.gather(-1, experts_NK)
         gates_NK = chosen_NK if self.top_k == 1 else chosen_NK / chosen_NK.sum(-1, keepdim=True)

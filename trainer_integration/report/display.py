@@ -130,6 +130,7 @@ class RunDisplay:
     def _show_event(self, line: EventLine) -> None:
         failed = line.what == "exit" and not line.detail.endswith(": code 0")
         style = "bold red" if failed else "bold green" if line.what == "resume" else "bold"
+        # Brackets of a path or an error are no markup.
         detail = escape(line.detail) + ("" if line.took_s is None else f" in {line.took_s:.2f} s")
         text = (
             f"[dim]{line.seconds:6.1f} s[/]  [{style}]{line.what.replace('_', ' '):<10}[/] {detail}"
@@ -189,6 +190,7 @@ def step_line(line: StepLine) -> str:
 
 def evaluation_line(step: int, losses: Mapping[str, float]) -> str:
     """Return the losses on the evaluation mix after a step; of many sources, those of the highest loss."""
+    # Chosen by loss and shown in the order of the mix, so that lines can be compared.
     chosen = sorted(losses, key=lambda name: -losses[name])[:_SHOWN_SOURCES]
     shown = ", ".join(f"{escape(name)} {losses[name]:.3f}" for name in losses if name in chosen)
     more = f" and {len(losses) - len(chosen)} more" if len(losses) > len(chosen) else ""
@@ -351,6 +353,7 @@ def run_now(folder: Path) -> RunNow:
     try:
         with open_file(path) as log:
             size = os.fstat(log.fileno()).st_size
+            # From the end: the log of a long run has gigabytes.
             log.seek(max(0, size - _TAIL_BYTES))
             text = log.read(_TAIL_BYTES).decode(errors="replace")
             silent_s = max(0.0, time.time() - os.fstat(log.fileno()).st_mtime)

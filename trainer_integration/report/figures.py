@@ -88,6 +88,7 @@ def edit_places(edits: Iterable[Edit]) -> list[JsonObject]:
 
 def shown_sources(shares: Shares) -> list[str]:
     """Return the sources that have a chart: those with the most tokens, the largest first."""
+    # Stable, so that sources of one share stand as in the mix.
     order = np.argsort(-shares.total_NS[-1], kind="stable")[:_MOST_SOURCES]
     return [shares.names[s] for s in order]
 
@@ -103,10 +104,12 @@ def _step_columns(steps_N: Sequence[StepLine]) -> dict[str, Numbers]:
         }
         for line in steps_N
     ]
+    # A dictionary keeps the order in which they were first logged.
     names = dict.fromkeys(name for figures in logged for name in figures)
     return {
         name: np.asarray([figures.get(name, np.nan) for figures in logged], np.float64)
         for name in names
+        # Those of each step; the page shows shares over some steps, below.
         if not name.startswith("share/")
     }
 

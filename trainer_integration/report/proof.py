@@ -149,6 +149,7 @@ def prove(
         # Samples do not depend on the runtime, and threads of this process need no Ray.
         mix=mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"kind": "local"})}),
         base_dir=life.base_dir,
+        # The samples of a step do not depend on how many ranks share it.
         tree=ClientPlaceTree.of(dp=1),
         state=_state_at(run_dir, history, from_step) if from_step else None,
         num_steps=last + 1,
@@ -180,6 +181,7 @@ def logged_digests(
                 raise StateError(
                     f"step {line.step} has no digest; set digest: true in the training file and run it again"
                 )
+            # All attempts, also those whose work was lost: each must have had the same samples.
             logged.setdefault(line.step, []).append(line.digest)
     if not logged:
         raise StateError(

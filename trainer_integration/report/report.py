@@ -281,6 +281,7 @@ def kept_report(run_dir: Path, least_s: float | None = None) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        # The caller writes the last one: a late thread would put an older page in its place.
         thread.join(_END_S)
         if thread.is_alive():
             _LOG.warning("the report of %s is still being written after %.0f s", run_dir, _END_S)
@@ -331,6 +332,7 @@ def _keep(run_dir: Path, ended: threading.Event, least_s: float) -> None:
     while not ended.wait(wait_s):
         began_s = time.monotonic()
         try:
+            # A run that stands still is not drawn again.
             written = (run_dir / LOG_NAME).stat().st_mtime_ns
             if written != seen:
                 write_report(run_dir, reload_s=wait_s)

@@ -228,6 +228,7 @@ class _Clock:
         self._offset = self.latest = 0.0
 
     def at(self, line: EventLine | MemoryLine) -> float:
+        # A restart goes on with its launch's clock; a launch begins its own at 0.
         if isinstance(line, EventLine) and line.what == "start":
             self._offset = self.latest
         seconds = self._offset + line.seconds
@@ -259,6 +260,7 @@ def memory_by_kind(
     series = {
         kind: np.asarray([sample.get(kind, 0) for sample in samples], np.int64) for kind in kinds
     }
+    # By name too: kinds of one size would change places between two reports.
     ordered = sorted(series.items(), key=lambda item: (-int(item[1].max()), item[0]))
     return np.asarray(times, np.float64), dict(ordered)
 
@@ -275,6 +277,7 @@ def shares_of(steps: Sequence[StepLine], mix: MixConfig) -> Shares:
         [[line.tokens_by_source.get(name, 0) for name in names] for line in steps], np.int64
     ).reshape(len(steps), len(names))
     tokens_N1 = tokens_NS.sum(1, keepdims=True)
+    # The first steps may have no token, and a share of none is 0.
     so_far_N1 = np.maximum(tokens_N1.cumsum(0), 1)
     target_NS = total_target_NS = None
     if mix.mix.level == "token":
@@ -332,6 +335,7 @@ def summary_of(lines: Sequence[AnyLine], mix: MixConfig) -> RunSummary:
             clock.at(line)
     ends = [line.detail for line in lines if isinstance(line, EventLine) and line.what == "end"]
     saves_s = [
+        # Of a save beside training only the copy held it up.
         line.took_s if line.stall_s is None else line.stall_s
         for line in lines
         if isinstance(line, EventLine) and line.took_s is not None

@@ -63,6 +63,7 @@ def measured(
         # In turn: what else the host does then slows both.
         for name in _NAMES * (repetitions + 1):  # the first of each warms up
             transport = _transport(name, shape.num_experts, peers, tokens)
+            # Backward sends as much again: it is timed with it, as training pays for both.
             leaf_ND, leaf_NK = x_ND.requires_grad_(), gates_NK.requires_grad_()
             peers.traffic.clear()
             dist.barrier(group=peers.group)
@@ -109,6 +110,7 @@ def measured_crossover(
     Raises:
         UnavailableError: A rank did not start, ended, or did not answer in time.
     """
+    # A fork would have the store's sockets without the thread that serves them.
     context = multiprocessing.get_context("spawn")
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
     ours, theirs = context.Pipe(duplex=False)

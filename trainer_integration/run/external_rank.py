@@ -160,8 +160,10 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
             spec = plan.rank_spec(0, start, None).model_copy(update={"launcher_pid": None})
             log = None if done else stack.enter_context(_opened_log(plan, start, asked))
         except BaseException as error:
+            # Of an interrupt too: ranks that wait for the job hear of it at once, not at their limit.
             with suppress(UnavailableError):  # nobody is there to read it
                 meeting.post(key, Failure.of(error).model_dump_json())
+                # Who interrupts rank 0 does not want it to stay.
                 if isinstance(error, Exception):
                     _stay(meeting, key, asked.launch, str(error))
             raise

@@ -50,6 +50,7 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
 
         number = _gpu_of(spec)
         TorchArrays().check(f"cuda:{number}")
+        # Before anything is allocated or joined: both go to the first GPU of the host otherwise, in every rank.
         torch.cuda.set_device(number)
     if parallel.num_ranks == 1:
         yield ProcessGroups()

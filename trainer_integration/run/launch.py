@@ -100,6 +100,7 @@ class Launcher:
             num_ranks=self._plan.train.parallel.num_ranks,
             max_restarts=self._plan.train.max_restarts,
         )
+        # A simple one: a signal's handler puts into it too, and may come in the middle of another ``put``.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._attempt: Attempt | None = None
         self._job = secrets.token_hex(8)
@@ -236,6 +237,7 @@ class Launcher:
         self._attempt = Attempt(number)
         process_started()
         plane = self._open_plane(start)
+        # Once the plane has taken the launch: one that is refused leaves the run as it was.
         for step, why in start.beyond.items():
             aside = self._plan.checkpoints.set_aside(step)
             self._tell("set_aside", f"{aside}: {why}", attempt=number, step=step)
@@ -319,6 +321,7 @@ class Launcher:
                 said = f"code {code}: {lost}" if lost else process.cause(code)
                 self._tell("exit", f"rank {rank}: {said}", attempt=attempt)
         finally:
+            # Whatever telling of it does: without this event the supervisor would wait for ever.
             self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
 
     def _ask_ranks(self) -> None:

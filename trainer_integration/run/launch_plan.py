@@ -153,6 +153,7 @@ class LaunchPlan:
         """
         choice = choose(self.checkpoints, resume, damaged)
         if choice.step is None:
+            # Only now: a checkpoint holds all weights, and those to begin with may be gone by then.
             self._require_weights()
         return AttemptStart(
             attempt=attempt,
@@ -232,6 +233,7 @@ class LaunchPlan:
             store_fd=store.fileno() if store is not None and rank == 0 else None,
             resume_step=start.step,
             plane=plane,
+            # A plane that is open has been given it; with many sources it is long.
             loader_state=start.state if plane is None else None,
             evaluation=self.evaluation,
             profile=self.profile,

@@ -105,6 +105,7 @@ class RankProcess:
                     self._pass_on(text, on_line)
         finally:
             code = self._process.wait()
+            # Before the exit is told: ``cause`` takes the last line of what it wrote.
             self._keeping.join(_LAST_WORDS_S)
             self._log.close()
             on_exit(code)
@@ -191,6 +192,7 @@ class Attempt:
     @property
     def pids(self) -> dict[str, int]:
         """Processes by role: ``rank 0``, ``planner``, ``loader-0``, ..."""
+        # A copy of the ranks: the launcher adds to them while the thread that watches looks.
         return {**{f"rank {rank}": p.pid for rank, p in dict(self.ranks).items()}, **self.roles}
 
     def newly_stopped(self) -> Iterator[str]:

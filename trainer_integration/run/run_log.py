@@ -210,6 +210,8 @@ class RunLog:
         text = line.model_dump_json() + "\n"
         try:
             with self._lock:
+                # A text file of Python's takes one thread at a time, and the ranks' lines come in threads of their
+                # own.
                 self._file.write(text)
         except OSError as error:
             if not self._told:

@@ -91,7 +91,9 @@ class Trainer:
                 self._save(client)
             if self.all_end:
                 break
+        # Where the data ended within the range: what was traced until then is written.
         self._profile.close()
+        # A step that was saved on the way is not saved twice.
         if client.next_step > self._saved_step:
             self._save(client)
         self._tell_saved()

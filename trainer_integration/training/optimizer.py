@@ -118,12 +118,14 @@ class FlatAdamW:
             if self._peers.group is not None:
                 dist.all_reduce(self._common, group=self._peers.group)
             return
+        # One message for all parameters: a collective has a price of its own, and the model has hundreds of them.
         dist.all_reduce(self._common, group=groups.world)
         if len(self._of_experts):
             dist.all_reduce(self._of_experts, group=groups.dp)
 
     def norm(self) -> float:
         """Return the norm of the gradient over all parameters, those of other ranks included."""
+        # Both in one tensor, so that the ranks of a sharded model exchange one message.
         squares = torch.stack([_square(self._common), _square(self._of_experts)])
         if self._sharded_over is not None:
             dist.all_reduce(squares, group=self._sharded_over)

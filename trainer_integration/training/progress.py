@@ -18,6 +18,7 @@ class _Kept(StrictModel):
     """The form on storage."""
 
     version: int = Field(default=1, ge=1, le=1)
+    # All have defaults: checkpoints of older releases hold an empty object.
     tokens: int = Field(default=0, ge=0)
     # As many as the widest window has.
     norms: tuple[float, ...] = Field(default=(), max_length=10_000)

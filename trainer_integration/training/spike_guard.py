@@ -74,6 +74,7 @@ class SpikeGuard:
             self._norms.append(norm)
             self.in_a_row = 0
             return None
+        # Not into the window: a run of spikes would raise the mean until they are none.
         self.in_a_row += 1
         if self._config.action == "stop":
             raise StateError(
@@ -91,6 +92,7 @@ class SpikeGuard:
         window = self._config.window
         if len(self._norms) < window:
             return None
+        # Anew from the window: a running sum would drift, and differ after a resume in its last bits.
         norms = np.asarray(self._norms)
         mean = float(norms.mean())
         deviation = max(float(norms.std()), _LEAST_DEVIATION * mean)

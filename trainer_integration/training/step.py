@@ -95,18 +95,22 @@ def train_step(
     """
     started_s = time.perf_counter()
     optimizer.clear()
+    # A step may have no label at all, as where every prompt fills its row.
     labels = max(1, batch.loss_tokens)
     sums = accumulate(model, batch, labels)
     seconds_compute = time.perf_counter() - started_s
     optimizer.sum_over(groups)
     totals = sums.over(groups)
     tokens = int(totals.tokens)
+    # A guard of no memory never judges: its window is not full in one step.
     progress = progress or TrainingProgress(SpikeGuardConfig())
     progress.tokens += tokens
+    # Behind the sum over ranks: each then has the same norm, and all judge alike without a word more.
     grad_norm = optimizer.norm_of(batch.step)
     spike = progress.guard.judge(grad_norm, batch.step)
     if spike is None:
         optimizer.update(batch.step, grad_norm, progress.tokens)
+        # By the rows of all ranks: each moves its own copy, and they stay equal.
         model.move_biases(totals.slots_LE)
     else:
         # Nothing is updated, and the figures tell this step's rate all the same.
@@ -184,6 +188,8 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
         if inputs.is_empty and not (sharded or inputs.meets_peers):
             continue
         output = model(inputs)
+        # All sums over tokens, divided below by one number for all ranks: means of microbatches would weigh short
+        # ones more.
         objective = output.token_loss + config.balance_weight * output.balance_loss
         if config.z_weight:
             objective = objective + config.z_weight * output.z_loss

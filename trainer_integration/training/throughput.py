@@ -27,6 +27,7 @@ def token_pairs(batch: Batch) -> float:
     """Return the sum of the squared lengths of the documents in a rank's rows; of rows that peers share, too."""
     total = 0.0
     for microbatch in batch.microbatches:
+        # Wide: the square of a long document is beyond int32.
         lengths_D = np.diff(microbatch.cu_seqlens).astype(np.float64)
         # Padding is a document of its row, and none of the model's.
         lengths_D[microbatch.sources_D < 0] = 0

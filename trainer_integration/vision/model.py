@@ -102,6 +102,7 @@ class VisionEncoder(nn.Module):
                 f"{values}; give the encoder the patch of the mix"
             )
         patches_PV = patches_PV.reshape(-1, values)
+        # Patches come square by square, not line by line, so that those of an embedding lie together.
         places_P2 = grid_places(grids, self.config.merge).to(patches_PV.device)
         head_dim = self.config.dim // self.config.num_heads
         wide = torch.promote_types(patches_PV.dtype, torch.float32)
@@ -109,6 +110,7 @@ class VisionEncoder(nn.Module):
             Rotation.at(places_P2[:, axis], head_dim // 2, self.config.rope_theta, wide)
             for axis in (0, 1)
         )
+        # An image at a time: padded to one another, a wide and a tall one would cost both their squares.
         sizes = [rows * columns for rows, columns in grids]
         x_PD = _linear(self.embed, patches_PV)
         for block in self.blocks:
@@ -197,6 +199,7 @@ class VisionInputs(ModelInputs):
         _require_fit(share, 1 if microbatch.encoding is None else dp_peers.size)
         num = int((share.grids_I2[:, 0].astype(np.int64) * share.grids_I2[:, 1]).sum())
         depth = len(share.images_I.values_V) // max(1, num)
+        # Places are counted with padding, and the tokens are without.
         before = np.cumsum(microbatch.source_ids_RT.reshape(-1) >= 0) - 1
         return cls(
             **{field.name: getattr(text, field.name) for field in fields(ModelInputs)},

@@ -92,6 +92,7 @@ class LoaderState:
         if self.kind == "iterable" or self.starts:
             made["workers"], made["next_worker"] = self.workers, self.next_worker
             made["starts"] = [vars(start).copy() for start in self.starts]
+        # Apart from the digest of ours: a dataset's own state need not be JSON, and then has none.
         made["given"] = _given_digest(made)
         return made | {_SEAL: _digest(made)}
 
@@ -192,6 +193,7 @@ class LoaderState:
             self._check_copies(workers, takes_state)
         if self.stage != "running":
             return
+        # What the state does not name is of a later release, and compared with nothing.
         for name, saved in self.shape.items():
             if name in shape and shape[name] != saved:
                 raise StateError(
@@ -228,6 +230,7 @@ def _digest(state: Mapping[str, Any]) -> str:
     ]
     ours = {key: state[key] for key in _OURS if key in state}
     ours |= {"order": state["order"][_SEAL], "starts": starts}
+    # Sorted keys: JSON that was saved and read may bring them in another order.
     return hashlib.blake2b(orjson.dumps(ours, option=_AS_JSON), digest_size=16).hexdigest()
 
 

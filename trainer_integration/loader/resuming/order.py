@@ -82,6 +82,7 @@ class Epoch:
     def drew(self, index: Any) -> None:
         """Note the next task's index."""
         if self.tasks >= len(self.start.late) and not self._anatomy.known:
+            # A checksum and not the indices: a state of millions of them would be larger than a small model.
             self._digest = zlib.crc32(repr(index).encode(), self._digest)
         keeper = self._anatomy.keeper
         # Now: by the time that this batch is handed out, the sampler has been drawn from for those behind it.
@@ -190,6 +191,7 @@ class _Fresh(_Indices):
         super().__init__(order, epoch)
         anatomy = order.anatomy
         if not anatomy.known:
+            # Of a sampler of the user's, which may shuffle in ``__iter__`` already.
             epoch.begun = capture(anatomy.generators, anatomy.ambient)
         self._asked = iter(anatomy.sampler)
 
@@ -208,6 +210,7 @@ class _Resumed(_Indices):
         place, anatomy = self._epoch.start, self._order.anatomy
         # The place is of this epoch alone.
         self._order.resume = None
+        # Before ``iter``: a ``DistributedSampler`` shuffles by its epoch as it is asked for an iterator.
         anatomy.set_epochs(place.epochs)
         if anatomy.keeper is not None and place.kept is not None:
             restore(cast("JsonObject", place.now), anatomy.generators)
@@ -233,6 +236,7 @@ class _Resumed(_Indices):
             return rest
         late, digest = [], 0
         for ordinal in range(place.batches):
+            # This object is no index, so it can say that there is none.
             index = next(source, self)
             if index is self:
                 raise StateError(

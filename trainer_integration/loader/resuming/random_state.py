@@ -27,6 +27,7 @@ def capture(generators: Sequence[torch.Generator], ambient: Ambient) -> JsonObje
     """Return the states of ``generators`` and of the global ones as they are now."""
     taken: JsonObject = {"generators": generator_states(generators)}
     if ambient != "none":
+        # Of the processor's alone: no sampler of torch's draws on a GPU.
         taken["torch"] = _text(torch.get_rng_state())
     if ambient == "all":
         # Over 600 numbers each: kept of orders alone that may draw from them.

@@ -199,11 +199,13 @@ class Desk:
         """Give idle workers the next jobs, one rank after the other."""
         commands: list[Command] = []
         while any(self._queues.values()):
+            # The one with least to do: turns would have a fast worker wait for a slow one.
             worker = min(range(self.workers), key=lambda n: len(self._orders[n]))
             if len(self._orders[worker]) >= _ORDERS:
                 break
             rank = next(rank for rank, queue in self._queues.items() if queue)
             number = self._queues[rank].popleft()
+            # In turn, so that a rank that asks far ahead keeps no other from its next batch.
             self._queues.move_to_end(rank)
             job = self._jobs[number]
             job.worker = worker
@@ -218,6 +220,7 @@ class Desk:
         job.made, job.worker = frame, None
         gives: list[Command] = [_given(rank, task, frame) for rank, task in job.waiting]
         job.waiting.clear()
+        # Also what all have that asked: ranks that are slower may ask for it yet.
         self._kept[frame.number] = None
         return [*gives, *self._trim(), *self._ordered()]
 
@@ -279,6 +282,7 @@ class Desk:
             job = self._jobs[number]
             job.worker = None
             if job.waiting:
+                # In front: it was ordered before all that still wait there.
                 self._queues[job.waiting[0][0]].appendleft(number)
             else:
                 self._removed(number)

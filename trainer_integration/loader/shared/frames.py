@@ -113,12 +113,14 @@ class Wire:
         return _frame(kind, number, self._exactly(slots), self._exactly(body))
 
     def _is_readable(self, limit_s: float) -> bool:
+        # ``select`` knows no descriptor from 1024 on, and trainers open many files.
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(1e3 * limit_s))
 
     def _exactly(self, count: int) -> bytes:
         while len(self._read) < count:
+            # More than is asked for: messages are short, and a call of the kernel takes as long as several of them.
             piece = self._socket.recv(max(_READ_BYTES, count - len(self._read)))
             if not piece:
                 raise EOFError("the other side has closed the connection")

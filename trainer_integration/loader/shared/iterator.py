@@ -103,6 +103,7 @@ class Client:
             )
         room, holds = handles
         try:
+            # A second limit of that length: the dataset is made between the two.
             welcome = wire.receive(START_S)
             if welcome is None:
                 raise UnavailableError(
@@ -119,6 +120,7 @@ class Client:
             os.close(room)
             os.close(holds)
         self.server, self._wire = told["pid"], wire
+        # Whoever drops a client leaves the group by that: the server sees the end of the line.
         self._hang_up = weakref.finalize(self, connection.close)
 
     @property
@@ -320,10 +322,12 @@ class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
     def _begin(self, loader: Any) -> None:
         """Ask for the first batches of an epoch."""
         self._epoch = EPOCH.pack(next(loader._share.epochs))
+        # With every epoch: a group that has ended meanwhile is joined anew.
         self._client = loader._share.joined(loader, self._base_seed)
         self._asked: deque[int] = deque()
         self._given = 0
         self._end = weakref.finalize(self, _drop, self._client, self._asked)
+        # At the interpreter's end the line goes, which says as much; a message then might find half of it gone.
         self._end.atexit = False
         self._ask()
 

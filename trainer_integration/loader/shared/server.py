@@ -100,6 +100,7 @@ def _close_sockets(kept: int) -> None:
         number = int(name)
         with contextlib.suppress(OSError):
             if number > 2 and number != kept and stat.S_ISSOCK(os.fstat(number).st_mode):
+                # Closed and not shut down: the rank's own copy of the connection is in use.
                 os.close(number)
 
 
@@ -129,6 +130,7 @@ class _Server:
         """Make the dataset, start the workers, and serve."""
         self._listener.setblocking(False)
         loop = asyncio.get_running_loop()
+        # The rank that started this may be gone before it has connected.
         first = loop.call_later(_FIRST_S, self._end_if_alone)
         self._spawn(self._accept())
         self._spawn(self._begin())
@@ -299,6 +301,7 @@ class _Server:
         self._collect()
 
     def _replace(self, worker: int) -> None:
+        # The memory was laid out for so many, and its size is known to every rank that has mapped it.
         if self._region == self._regions:
             _log.error("%d shared workers have ended; the group ends", _SPARE + 1)
             self._over.set()
@@ -327,6 +330,7 @@ class _Server:
 async def _end_of(process: Any) -> None:
     """Wait until a worker that has hung up has ended; it is killed if it has not by itself."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    # Waited for by the loop: ``join`` would stand still for every rank.
     loop.add_reader(process.sentinel, ended.set)
     try:
         await asyncio.wait_for(ended.wait(), _END_S)

@@ -94,6 +94,7 @@ class Room:
         """
         handle = os.memfd_create("omniload-loader", os.MFD_CLOEXEC)
         try:
+            # Nothing is taken yet: the kernel gives a page when it is first written.
             os.ftruncate(handle, workers * (STATES + limit_bytes))
             self._adopt(handle, limit_bytes, _next_key())
         except BaseException:
@@ -103,6 +104,7 @@ class Room:
     def _adopt(self, handle: int, limit_bytes: int, key: int) -> None:
         """Map what is to be this room's memory, as the consumer of it."""
         self._map(handle)
+        # Kept open for workers that are started later, by another way than a fork.
         self._closing = weakref.finalize(self, os.close, handle)
         self.handle, self.limit_bytes, self.key = handle, limit_bytes, key
         self._owner = os.getpid()
@@ -130,6 +132,7 @@ class Room:
         finally:
             # The mapping keeps the memory.
             os.close(handle)
+        # Owner 0 is no process: what a worker drops is the consumer's to free.
         self.limit_bytes, self.key, self._owner = state["limit_bytes"], state["key"], 0
 
     def region_of(self, worker: int) -> int:
@@ -155,6 +158,7 @@ class Room:
                 self._let_go(state)
 
     def _let_go(self, state: int) -> None:
+        # One byte, which the processor writes at once: the worker sees the old state or the new.
         self.memory[state] = _FREE
 
     def keep_held(self) -> None:
@@ -174,6 +178,7 @@ class _Release:
     __slots__ = ("_room", "_state")
 
     def __init__(self, room: Room, state: int) -> None:
+        # Weak: tensors may outlive the room, whose memory they keep by themselves.
         self._room, self._state = weakref.ref(room), state
 
     def __call__(self, _: object) -> None:
@@ -187,6 +192,7 @@ def _next_key() -> int:
 
 
 def _before_fork() -> None:
+    # The child sees the same pages, and nobody hears when it is done with them.
     for room in list(_ROOMS.values()):
         room.keep_held()
 
@@ -208,6 +214,7 @@ class WorkersRoom:
         self._states = room.region_of(worker)
         self._base = self._states + STATES
         self._extents = Extents(room.limit_bytes)
+        # Falling, as slots are taken from the end: the first page of states is touched from its beginning.
         self._spare = list(range(STATES - 1, -1, -1))
         self._live: dict[int, tuple[int, int]] = {}
 
@@ -224,6 +231,7 @@ class WorkersRoom:
             return None
         slot = self._spare.pop()
         self._live[slot] = start, size_bytes
+        # Before the message is sent: a state that was set after it could undo the consumer's.
         self._memory[self._states + slot] = _HELD
         return Block(self, slot, self._base + start, size_bytes)
 

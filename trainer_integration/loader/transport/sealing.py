@@ -82,6 +82,7 @@ class SealingCollate:
         """Return the message of the batch."""
         if self._own is None:
             self._own = self._begin()
+        # Before the batch is made, so that it finds the room that the trainer has given back.
         self._own.collect()
         data, sent = io.BytesIO(), list[Block]()
         try:
@@ -105,6 +106,7 @@ class SealingCollate:
         if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
             # This worker's copy of torch alone is changed.
             direct = self._collate is default_collate
+            # In a worker torch's own function takes shared memory of its own, to be copied into ours.
             default_collate_fn_map[torch.Tensor] = self._stack if direct else _stack_apart
         return WorkersRoom(self._room, self._region())
 
@@ -169,6 +171,7 @@ class LayingPickler(pickle.Pickler):
         size_bytes, own_bytes = storage.nbytes(), thing.numel() * thing.element_size()
         whole = size_bytes == own_bytes and thing.is_contiguous()
         at = storage.data_ptr()
+        # Two tensors of one storage come out as two of one, as they do by torch's way.
         if at in self._first:
             return _as_view, (self._first[at], *_form(thing))
         # Up to twice its own bytes a storage goes whole, and views share it there as here; beyond it costs too much.

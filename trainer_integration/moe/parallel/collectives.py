@@ -60,6 +60,7 @@ class Peers:
 
     def summed(self, figures: Tensor) -> Tensor:
         """Return the sum over peers, without a gradient."""
+        # A copy: the sum is written in place, and the caller's figures are still this rank's.
         total = figures.detach().clone()
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
@@ -80,6 +81,7 @@ def _exchanged(
     rows = rows.contiguous()
     received = rows.new_empty(sum(receive), *rows.shape[1:])
     dist.all_to_all_single(received, rows, list(receive), list(send), group=peers.group)
+    # What a rank keeps goes through no wire.
     others = sum(send) - send[peers.rank]
     peers.count(name, others * rows[:1].numel() if len(rows) else 0, rows)
     return received
@@ -87,6 +89,7 @@ def _exchanged(
 
 def _gathered(rows: Tensor, peers: Peers, name: str) -> Tensor:
     rows = rows.contiguous()
+    # One buffer, in the order of ranks: a list of tensors would be copied together afterwards.
     gathered = rows.new_empty(peers.size * len(rows), *rows.shape[1:])
     dist.all_gather_single(gathered, rows, group=peers.group)
     peers.count(name, (peers.size - 1) * rows.numel(), rows)
@@ -134,6 +137,7 @@ class _Gather(torch.autograd.Function):
     @override
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # A row that all ranks got has a gradient from each of them.
         return _sum_scattered(grad, ctx.peers, ctx.name + ".backward"), None, None
 
 
@@ -148,4 +152,5 @@ class _SumScattered(torch.autograd.Function):
     @override
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # Every rank's summand went into the row, with the same weight: each gets the row's gradient as it is.
         return _gathered(grad, ctx.peers, ctx.name + ".backward"), None, None

@@ -59,6 +59,7 @@ def last_below(costs: Mapping[int, Mapping[TransportName, float]]) -> int:
     """Return the greatest number up to which ``a2a`` costs no more at every one measured; 0 where at none."""
     found = 0
     for top_k in sorted(costs):
+        # At the first one that is dearer: beyond it a cheaper one is noise of the measurement.
         if costs[top_k]["a2a"] > costs[top_k]["ag_rs"]:
             break
         found = top_k

@@ -76,6 +76,7 @@ class RowMap:
             drops: Whether a choice may be dropped.
         """
         chosen_S = experts_NK.reshape(-1)
+        # Stable, so that the slots of an expert keep the order of tokens, and sums have one order in every run.
         order_S = torch.argsort(chosen_S, stable=True)
         slots_S = torch.empty_like(order_S)
         slots_S[order_S] = torch.arange(len(order_S), device=order_S.device)

@@ -51,6 +51,7 @@ class ProcessGroups:
             raise ValueError(
                 f"dp {dp} times sp {sp} is {dp * sp} and {size} ranks were started; start as many as the mesh has"
             )
+        # The last dimension runs fastest: peers have neighbouring ranks, which launchers place on one host.
         mesh = init_device_mesh(device, (dp, sp), mesh_dim_names=("dp", "sp"))
         peers = ALONE
         if sp > 1:

@@ -52,6 +52,7 @@ def to_heads(
     if replicas > 1:
         # Its transpose sums the gradients that the holders of a head send back.
         k, v = k.repeat_interleave(replicas, dim=1), v.repeat_interleave(replicas, dim=1)
+    # Queries, keys and values of a peer side by side: one message takes all three.
     dealt_NPXC = torch.cat(
         [
             heads.reshape(num_tokens, peers.size, heads.shape[1] // peers.size, width)
