@@ -33,10 +33,10 @@ from typing_extensions import override
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject, require_version
+from omniload.base.writing import sync_folder
 from trainer_integration.checkpoint.file_digests import (
     FileDigest,
     read_sealed_json,
-    sync_folder,
     write_sealed_json,
     write_synced,
 )

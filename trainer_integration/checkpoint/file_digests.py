@@ -17,7 +17,6 @@ __all__ = [
     "FileDigest",
     "read_sealed_json",
     "sealed_json",
-    "sync_folder",
     "unsealed_json",
     "write_sealed_json",
     "write_synced",
@@ -93,15 +92,6 @@ def write_synced(file: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in ``folder`` are on storage."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sealed_json(value: Mapping[str, Json]) -> bytes:

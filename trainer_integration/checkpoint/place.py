@@ -11,8 +11,8 @@ from typing_extensions import override
 from fusefs.stores.protocol import name_of
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.state import JsonObject
+from omniload.base.writing import sync_folder
 from trainer_integration.checkpoint import folder as checkpoint_folder
-from trainer_integration.checkpoint.file_digests import sync_folder
 from trainer_integration.checkpoint.striped.index import INDEX
 from trainer_integration.checkpoint.striped.place import (
     location_of,

@@ -9,6 +9,7 @@ import torch
 
 from omniload.base.errors import StateError
 from omniload.base.state import require_version
+from omniload.base.writing import write_whole
 
 __all__ = ["has_states", "load_states", "packed", "save_states", "unpacked"]
 
@@ -52,10 +53,8 @@ def save_states(
     """Write the states of this rank's loaders; the file is there whole or not at all."""
     place = _file_of(Path(folder), rank)
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = place.with_suffix(".draft")
     note = {"version": _VERSION, "rank": rank, "world_size": world_size, "loaders": list(states)}
-    draft.write_bytes(packed(note))
-    draft.replace(place)
+    write_whole(place, packed(note))
 
 
 def has_states(folder: str | Path) -> bool:

@@ -1,3 +1,6 @@
+import errno
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,6 +169,22 @@ def test_a_fresh_optimiser_of_torchs_gets_what_a_used_one_had(tmp_path):
         }
         assert fresh.state[theirs]["step"] == 1
     assert fresh.param_groups[0]["lr"] == 0.5
+
+
+def test_a_file_system_that_syncs_no_folders_takes_checkpoints(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def refuses_folders(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuses_folders)
+    model, optimizer = a_run(steps=1)
+
+    checkpoints_in(tmp_path).save(1, model, optimizer, LOADER)
+
+    assert steps_in(tmp_path) == (1,)
 
 
 def test_another_model_is_refused_with_both_values(tmp_path):

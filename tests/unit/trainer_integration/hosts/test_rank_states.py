@@ -1,6 +1,8 @@
 """States of loaders in a checkpoint's folder, one file per rank."""
 
+import errno
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +91,15 @@ def test_a_file_of_another_form_is_refused(note, told, tmp_path):
 
     with pytest.raises(StateError, match=told):
         load_states(tmp_path, 1, rank=0, world_size=1)
+
+
+def test_states_that_cannot_be_put_in_place_leave_nothing(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        save_states(tmp_path, [{"at": 1}], rank=0, world_size=1)
+
+    assert list(tmp_path.iterdir()) == []
