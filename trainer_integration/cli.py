@@ -336,6 +336,7 @@ def crossover(config: Path, output: Path, tokens: int, repetitions: int) -> None
     sp, shape = train.parallel.sp, train.model
     if sp < 2:
         raise ConfigError(f"{config}: parallel.sp is {sp}; experts are shared out from 2 on")
+    # By bytes the two are level at sp: as far again shows where time puts it.
     top_ks = range(1, min(shape.num_experts, 2 * sp + 2) + 1)
     found = measured_crossover(shape, sp=sp, tokens=tokens, top_ks=top_ks, repetitions=repetitions)
     write_synced(output, orjson.dumps(found.model_dump(mode="json"), option=orjson.OPT_INDENT_2))

@@ -213,6 +213,7 @@ class TrainConfig(StrictModel):
     def _warm_up_ends(self) -> Self:
         optimizer, steps = self.optimizer, self.steps
         if optimizer.total_tokens is None and optimizer.warmup_steps > steps:
+            # Who has not written the key cannot be told to lower it.
             if "warmup_steps" not in optimizer.model_fields_set:
                 raise fault_at(
                     f"steps is {steps}, less than the {optimizer.warmup_steps} that the learning rate warms up over "
@@ -259,6 +260,7 @@ class TrainConfig(StrictModel):
             ValueError: Neither the file nor the tokenizer gives a size, or the file's is
                 too small for the tokenizer.
         """
+        # A larger one may be given, as for a table of a round size.
         size = self.vocab_size or tokenizer_vocab_size
         if size is None:
             raise ValueError("vocab_size is not given and the mix has no tokenizer; give it")

@@ -92,6 +92,7 @@ class ReplicaLoader:
                 "use_async_quorum=False, and call start_quorum before next_batch"
             )
         quorum = self._quorum_id()
+        # A step that was not committed is trained on again with the batch that is here already.
         if quorum == self._quorum and self._handed is not None and self._handed[0] == step:
             return self._handed[1]
         loader = self._of(quorum, step, rank)
@@ -106,6 +107,7 @@ class ReplicaLoader:
     def _of(self, quorum: int, step: int, rank: int) -> Loader:
         """Return the loader as one of the ranks of a quorum."""
         group_rank, group_size = self._group
+        # The plane knows ranks, not replicas: those of one stand side by side.
         rank, world_size = (
             rank * group_size + group_rank,
             self._manager.num_participants() * group_size,
@@ -121,6 +123,7 @@ class ReplicaLoader:
             )
         elif quorum != self._quorum:
             self._loader.resize(rank, world_size, step=step, generation=quorum)
+        # Once the plane has taken it: a resize that fails is asked for again.
         self._quorum = quorum
         return self._loader
 

@@ -239,6 +239,7 @@ class Checkpoints(Saving[Path]):
         # The commit: until here a reader sees no checkpoint, from here on a whole one.
         partial.rename(final)
         sync_folder(self.folder)
+        # Only behind the commit: at no moment are there fewer than are to be kept.
         for step in steps_in(self.folder)[: -self._keep]:
             # Renamed first: deleting takes time, and half a checkpoint must not look whole.
             old = path_of(self.folder, step)
@@ -248,6 +249,7 @@ class Checkpoints(Saving[Path]):
         """Check every file once, spread over the ranks; all ranks raise if one finds a fault."""
         listed = meta.get("files")
         assert isinstance(listed, dict), "the digest of meta.json fits, so its form does"
+        # In one order on all ranks: each takes its share by a file's place in it.
         names = sorted(listed)
         # DCP reads every shard in the folder, whether it was saved with the others or not.
         present = {file.name for file in path.glob("*.safetensors")}

@@ -77,6 +77,7 @@ class FolderPlace(CheckpointPlace):
     @override
     def set_aside(self, step: int) -> str:
         path = checkpoint_folder.path_of(self.folder, step)
+        # A step may be set aside twice, as where a run is resumed from an earlier one again and again.
         aside = _free_name(path.name, {entry.name for entry in self.folder.iterdir()})
         path.rename(self.folder / aside)
         # Or a power cut would bring the old name back, to be resumed from again.

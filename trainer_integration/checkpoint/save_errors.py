@@ -92,6 +92,7 @@ def own_errors(
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except CheckpointException as failure:
+        # One of them: ranks fail together, most of them as another did.
         rank, (error, _) = min(failure.failures.items(), key=_gravity)
         if isinstance(error, OmniloadError):
             error.add_note(f"on rank {rank}")
@@ -114,6 +115,7 @@ def is_full(error: BaseException) -> bool:
     """Tell whether an error says that there is no room; one of another language says so by its words."""
     if isinstance(error, OSError):
         return error.errno in _FULL
+    # Rust's and C++'s errors bring the system's words and not its number.
     return any(os.strerror(number).lower() in str(error).lower() for number in _FULL)
 
 

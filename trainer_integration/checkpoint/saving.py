@@ -79,6 +79,7 @@ class Saving(ABC, Generic[Committed]):
         Raises:
             StateError: The optimiser has no state.
         """
+        # torch's makes its state in its first step; saved before, it would be missing in the checkpoint.
         if not optimizer.state:
             raise StateError(f"the optimiser has no state at step {step}; save after a step")
         return tensors_of(model, optimizer, self._groups)

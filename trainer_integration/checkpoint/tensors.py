@@ -55,6 +55,7 @@ def tensors_of(
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for kind, value in optimizer.state.get(parameter, NOTHING).items():
+            # What is none, as a count of torch's older optimisers, would need a pickle.
             if isinstance(value, Tensor):
                 tensors[f"optimizer.state.{name}.{kind}"] = value
     mesh = groups.mesh

@@ -85,6 +85,7 @@ class Accelerator(accelerate.Accelerator):
         )
         for each, state in zip(kept, states, strict=True):
             each.load_state_dict(state)
+            # What accelerate answers with until it asks for a batch.
             each.dl_state_dict = dict(state)
 
 
@@ -98,6 +99,7 @@ class _Hosted(DataLoader[Any]):
     def below(cls, host: Any) -> "_Hosted":
         """Return a loader with the arguments of the one that ``host`` has made."""
         made = cls(**_arguments_of(host.base_dataloader))
+        # Weak: the host holds us, and a cycle would keep the workers until a collection.
         made._host = weakref.ref(host)
         return made
 

@@ -97,6 +97,7 @@ class ExactResume(_Base):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
+        # A Trainer may be trained twice: what the first run left is not of the second.
         self._resuming, self._given, self._taken = False, None, None
         if checkpoint is None or self.args.ignore_data_skip or not has_states(checkpoint):
             return

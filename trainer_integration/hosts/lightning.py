@@ -67,6 +67,7 @@ class DataLoader(data_loader.DataLoader):
         """Return the state after the batches that were trained on."""
         state = dict(self.place() if self._before is None else self._before)
         if not self.is_mix:
+            # Its own number: Lightning hands rank 0's state to all of them.
             state[_RANK] = _rank()
         return state
 
@@ -99,6 +100,7 @@ class _Trailing(Iterator[Any]):
 
     @override
     def __next__(self) -> Any:
+        # Before the batch is taken: Lightning trains on it only once it has the one behind it.
         before = self._loader.place()
         self._loader._before = None  # at the end every batch is done with
         batch = next(self._batches)

@@ -83,6 +83,7 @@ def load_states(
     found = sorted(Path(folder).glob(_PATTERN))
     place = _file_of(Path(folder), rank)
     if not place.exists() and elastic and found:
+        # Of a mix all are alike: a rank that is new takes any.
         place = found[0]
     if not place.exists():
         raise StateError(

@@ -40,6 +40,7 @@ class TitanLoader:
                 f"dp_rank is {dp_rank} of {dp_world_size} data-parallel ranks; ranks count from 0"
             )
         self._loader, self._dp_world_size = loader, dp_world_size
+        # Ranks of tp and pp have the same batches, so one key serves them all.
         self._key = _MIX if loader.is_mix else f"dp_rank_{dp_rank}"
 
     def __iter__(self) -> Iterator[Any]:
@@ -58,6 +59,7 @@ class TitanLoader:
         return {
             "version": _VERSION,
             "dp_world_size": self._dp_world_size,
+            # One value of bytes: DCP would take a mapping apart, and merge the keys of all ranks.
             self._key: packed(self._loader.state_dict()),
         }
 

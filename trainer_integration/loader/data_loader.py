@@ -313,6 +313,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._share.close()
 
     def _end_kept_workers(self) -> None:
+        # torch keeps one iterator where workers are persistent, and would reset it in place of making another.
         kept: Any = self._iterator
         if isinstance(kept, Noting):
             kept._let_go()
@@ -320,6 +321,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _begin(self) -> Progress:
         """Return the progress of an iterator that begins now."""
+        # Read again, and not kept from ``load_state_dict``: between the two stands a plain mapping that may be asked
+        # for.
         state = None if self._pending is None else LoaderState.of(self._pending)
         self._progress = Progress(self, state)
         self._pending = None

@@ -58,6 +58,7 @@ def agreed_start(store: Store, launch: Launch, timeout_s: float) -> int:
 
 def _counted(store: Store, launch: Launch) -> int:
     """Count this start, and go on answering the other ranks."""
+    # The greater: a store that is new counts from 0, and an agent none of whose ranks died has counted nothing.
     number = max(store.add(_COUNT, 1) - 1, launch.restarts)
     answering = threading.Thread(
         target=_answer,
@@ -81,6 +82,7 @@ def _asked(store: Store, launch: Launch, timeout_s: float) -> int:
             f"rank {launch.rank}: rank 0 has not said within {timeout_s:g} s which start of the job this is; does it "
             "run?"
         ) from error
+    # So that rank 0 stops looking for this rank: each look is a message.
     store.set(f"{_HEARD}/{answer}/{token}", "")
     return answer
 
@@ -102,6 +104,7 @@ def _is_heard(store: Store, number: int, rank: int) -> bool:
     if not store.check([key]):
         return False
     restarts, _, token = store.get(key).decode().partition("/")
+    # A rank that was started more often waits for the next rank 0, which this one's answer would mislead.
     if number >= int(restarts) and not store.check([f"{_ANSWER}/{token}"]):
         store.set(f"{_ANSWER}/{token}", str(number))
     return bool(store.check([f"{_HEARD}/{number}/{token}"]))

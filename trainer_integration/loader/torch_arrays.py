@@ -52,6 +52,7 @@ class TorchArrays(Arrays):
     def check(self, device: object) -> None:
         try:
             place = torch.device(device)  # type: ignore[call-overload]
+            # Of whatever accelerator torch was built for: each has a module with the same functions.
             part = None if place.type in {"cpu", "meta"} else torch.get_device_module(place)
         except (RuntimeError, TypeError) as error:
             raise ConfigError(

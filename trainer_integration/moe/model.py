@@ -148,6 +148,7 @@ class MoETransformer(nn.Module):
         """
         super().__init__()
         self.config, self.peers, self.dtype = config, peers, dtype
+        # Memory alone: weights are drawn below, or come from a folder.
         self.embedding_VD = nn.Parameter(torch.empty(config.vocab_size, config.dim))
         self.blocks = nn.ModuleList(
             Block(config, peers, transport) for _ in range(config.num_layers)
@@ -272,6 +273,7 @@ class MoETransformer(nn.Module):
         head_VD = self.head_VD.to(x_ND.dtype)
         labelled_M = inputs.labelled_L
         losses = []
+        # By parts, as in training: all logits at once are wider than anything else.
         for some_M in torch.split(labelled_M, max(1, CHUNK_LOGITS // len(head_VD))):
             logits_MV = x_ND[some_M] @ head_VD.t()
             wide = torch.promote_types(logits_MV.dtype, torch.float32)
@@ -301,10 +303,12 @@ class MoETransformer(nn.Module):
         """Move the routers' biases, where they have any, by the load of a whole step."""
         if self.config.bias_rate == 0:
             return
+        # In the order of the layers, as their counts are.
         routers = [module for module in self.modules() if isinstance(module, Router)]
         for router, slots_E in zip(routers, slots_LE, strict=True):
             bias_E = router.bias_E
             assert bias_E is not None, "every router has one where its rate is above 0"
+            # Totals are summed up on the host.
             bias_E.copy_(moved_bias_E(bias_E, slots_E.to(bias_E.device), self.config.bias_rate))
 
 

@@ -147,9 +147,11 @@ def _means_of(values_N: Numbers, starts_P: Numbers) -> list[Json]:
     """Return the mean of each stretch over its numbers, to six digits; ``None`` where it has none."""
     is_number_N = np.isfinite(values_N)
     sums_P = np.add.reduceat(np.where(is_number_N, values_N, 0.0), starts_P)
+    # Over the numbers alone: a loss of evaluation stands at few steps.
     counts_P = np.add.reduceat(is_number_N.astype(int), starts_P)
     means_P = sums_P / np.maximum(counts_P, 1)
     return [
+        # Six digits: a screen shows fewer, and the page is shorter.
         float(f"{mean:.6g}") if count else None
         for mean, count in zip(means_P.tolist(), counts_P.tolist(), strict=True)
     ]

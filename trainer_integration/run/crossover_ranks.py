@@ -49,6 +49,7 @@ def measured(
     Choices are random and even: what an untrained router does.
     """
     experts = Experts(shape, shape.num_experts // peers.size)
+    # Each its own tokens and choices, as ranks that train have.
     generator = torch.Generator().manual_seed(peers.rank)
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.02, generator=generator)
@@ -69,6 +70,7 @@ def measured(
             dist.barrier(group=peers.group)
             began_s = time.perf_counter()
             experts(leaf_ND, leaf_NK, experts_NK, transport).sum().backward()
+            # Without a wait for a device: it is measured on CPUs, where a call returns when it is done.
             took_s[name].append(time.perf_counter() - began_s)
             sent[name] = sum(peers.traffic.values())
         seconds = {name: _slowest(median(took_s[name][1:]), peers) for name in _NAMES}

@@ -118,6 +118,7 @@ def run_rank(
         end_with_parent(signal.SIGKILL)  # an agent that is killed leaves no rank
     with_slurm_address(os.environ)
     meeting, key = rendezvous_of(launch, _MEET_S), f"omniload/train/{launch.attempt}/job"
+    # The agent's own count differs from host to host; what the ranks have agreed on does not.
     launch = replace(launch, restarts=meeting.start)
     if launch.rank == 0:
         return _lead(meeting, key, _Request(config, launch, resume, profile), display)
@@ -305,6 +306,7 @@ def _train(spec: RankSpec, write: Write, begin: Callable[[], None]) -> bool:
     asked_to_end = threading.Event()
     try:
         with joined(spec) as groups, rank_client(spec) as client, _asked_by_signals(asked_to_end):
+            # Only now are the records written: the ranks have met, and the plane has taken the mix.
             begin()
             trainer = Trainer(spec, groups, write, asked_to_end)
             trainer.run(client)
@@ -355,6 +357,7 @@ def with_slurm_address(environment: MutableMapping[str, str]) -> None:
         return
     first = _first_host(environment)
     if first:
+        # Not over what is set: a site may have a network of its own for this.
         environment.setdefault("MASTER_ADDR", first)
     job, step = environment.get("SLURM_JOB_ID", ""), environment["SLURM_STEP_ID"]
     if _is_number(job) and _is_number(step):

@@ -81,6 +81,7 @@ class RankProcess:
         with suppress(BrokenPipeError):
             self._process.stdin.write(specification.encode())
         with suppress(BrokenPipeError):
+            # Its end is the specification's: the rank reads up to it.
             self._process.stdin.close()
 
     def listen(

@@ -56,6 +56,7 @@ def choose(place: CheckpointPlace, resume: Resume, damaged: Mapping[int, str]) -
         try:
             state = place.loader_state_of(step)
         except IntegrityError as error:
+            # Not raised: an earlier one may be whole, and what ails this one is told as it is set aside.
             found[step] = str(error)
             continue
         return Choice(step=step, state=state, beyond={s: found[s] for s in steps if s > step})

@@ -253,6 +253,7 @@ class JobLog:
             line = line.model_copy(update={"seconds": self._seconds()})
         if self.file is not None:
             self.file.write(line)
+        # Kept first: what a person has seen is in the log.
         if self._observe is not None:
             show(self._observe, self._job, line)
 

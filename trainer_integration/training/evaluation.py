@@ -62,6 +62,7 @@ def evaluate(model: MoETransformer, spec: PlaneSpec, groups: ProcessGroups) -> E
                 sums_SF += found_SF
     if isinstance(model, FSDPModule):
         model.reshard()  # what is of no layer stays whole after a forward pass, for a backward one
+    # Peers have each counted their own part of a row: the sum over all ranks counts every token once.
     if groups.world is not None:
         dist.all_reduce(sums_SF, group=groups.world)
     loss_S, labels_S = sums_SF.T.tolist()
@@ -113,5 +114,6 @@ def summed_losses(model: MoETransformer, rows: Microbatch, num_sources: int) -> 
         return sums_SF
     sources_N = on_device(sources_RT[sources_RT >= 0], model.device)
     labelled_M, losses_M = model.label_losses(inputs)
+    # Loss and count together, so that one pass adds up both.
     both_MF = torch.stack((losses_M, torch.ones_like(losses_M)), dim=1)
     return sums_SF.index_add_(0, sources_N[labelled_M], both_MF)

@@ -322,6 +322,7 @@ class VisionLanguageModel(MoETransformer):
         """
         if self._agreed:
             return
+        # Once: what differs from the first batch on is a plan or a place in it, and each exchange costs a round.
         self._agreed = True
         peers = self.dp_peers
         ones = [1] * peers.size

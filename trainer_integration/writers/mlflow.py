@@ -58,6 +58,7 @@ class MlflowWriter(MetricWriter):
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         now_ms = int(time.time() * 1000)
         named = {_NOT_IN_NAMES.sub("_", name): value for name, value in figures.items()}
+        # By the time of writing: of two values of a step, MLflow's pages show the later one.
         metrics = [Metric(name, value, now_ms, step) for name, value in named.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 

@@ -56,6 +56,7 @@ class Writers:
         """
         if not self._names:
             return
+        # Rather than to wait: training goes on at its own speed, whatever a server far away does.
         if self._waiting.qsize() >= _MOST_WAITING:
             self._lost += 1
             if self._lost == 1:
@@ -68,6 +69,7 @@ class Writers:
 
     def close(self) -> None:
         """Write what is outstanding, for 30 s at most; once is enough, more do nothing."""
+        # Behind the last step: what waits is written before the end.
         self._waiting.put(None)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():

@@ -23,6 +23,7 @@ class WritersRecord(StrictModel):
     """Numbers of one run."""
 
     version: Literal[1] = 1
+    # Ours to choose, so that it is kept before anything is sent under it.
     wandb: _Number = Field(default_factory=lambda: secrets.token_hex(4))
     mlflow: _Number | None = None
     """MLflow chooses it."""

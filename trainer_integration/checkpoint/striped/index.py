@@ -139,6 +139,7 @@ class Index(StrictModel):
             raise IntegrityError(
                 f"{name}: tensor {key!r} has dtype {tensor.dtype!r}, none of {sorted(ITEM_BYTES)}"
             )
+        # By their number: that chunks do not overlap is the writer's to see to, and a changed index fails its digest.
         found, wanted = sum(math.prod(c.sizes) for c in tensor.chunks), math.prod(tensor.sizes)
         if found != wanted:
             raise IntegrityError(

@@ -54,6 +54,7 @@ class _Read:
     def is_straight(self) -> bool:
         """Whether the box is read into the tensor's own memory."""
         target = self.target
+        # Bytes are read as they lie: another type, a GPU or a strided window needs a copy in between.
         if target.dtype != self.dtype or target.device.type != "cpu" or not target.is_contiguous():
             return False
         run = self.box.run_elements
@@ -73,6 +74,7 @@ class _Read:
         if lengths:
             lengths[slab.dimension] = slab.num_rows
             target = target.narrow(slab.dimension, slab.first_row, slab.num_rows)
+        # The slab has the gaps of the chunk, so the chunk's own strides find its elements.
         target.copy_(staged.as_strided(lengths, self.box.strides_D))
 
 
@@ -118,6 +120,7 @@ class StripedReader(StorageReader):
                 ],
             )
             for chunk in saved.chunks:
+                # By offsets, as DCP asks: it plans a read by the chunks that overlap with what a rank holds.
                 places[MetadataIndex(name, chunk.offsets)] = chunk, dtype
         return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
 
@@ -146,6 +149,7 @@ class StripedReader(StorageReader):
         by_file: dict[str, list[_Read]] = {}
         for item in plan.items:
             chunk, dtype = self._places[item.storage_index]
+            # A window into the rank's own tensor: filling it is loading.
             target = planner.resolve_tensor(item).detach()
             box = Box(chunk.sizes, tuple(item.storage_offsets), tuple(item.lengths))
             by_file.setdefault(chunk.file, []).append(_Read(item, target, box, chunk.at, dtype))

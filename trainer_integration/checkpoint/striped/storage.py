@@ -177,6 +177,7 @@ class StripedWriter(StorageWriter):
         """
         if not is_coordinator:
             return
+        # The root of a namespace is there already, and cannot be made.
         if self._folder:
             try:
                 self._files.names.make_directory(self._folder)
@@ -185,6 +186,7 @@ class StripedWriter(StorageWriter):
             else:
                 return
         names = [info.name for info in self._files.listing(self._folder)]
+        # Without one what lies here was never committed: an interrupted save may be written over.
         if INDEX in names:
             raise StateError(
                 f"{location_of(self._files, self._folder)} holds a checkpoint; load it, or save into another folder"
@@ -212,6 +214,7 @@ class StripedWriter(StorageWriter):
 
     @override
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        # By the place in the list, which is the rank: no two ranks write one file.
         names = (shard_name(i, len(plans)) for i in range(1, len(plans) + 1))
         return [replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
@@ -239,6 +242,7 @@ class StripedWriter(StorageWriter):
                 dtype=dtype, sizes=tuple(entry.size), chunks=tuple(chunks[name].values())
             )
         index = Index(files=files, tensors=tensors, about=self._about)
+        # Last: all ranks have published their shards by now, or DCP would not have come here.
         self._files.write_file(within(self._folder, INDEX), index.encoded())
 
     @classmethod
@@ -259,6 +263,8 @@ class StripedWriter(StorageWriter):
             yield head
             for item in items:
                 tensor = cast("Tensor", planner.resolve_data(item))
+                # One after the other: of tensors on a GPU, or that are no contiguous memory, one copy is alive at a
+                # time.
                 yield bytes_of(tensor.detach().cpu().contiguous())
 
         try:
@@ -269,6 +275,7 @@ class StripedWriter(StorageWriter):
             # Objects of a segment that does not end are named by nobody.
             writer.abandon()
             raise
+        # Its units are on the store: the name comes last, so that a reader finds all of them.
         self._files.publish(path, (segment,))
         file = ShardFile(size_bytes=segment.size_bytes)
         results = []
@@ -333,9 +340,11 @@ class StripedCheckpoints(Saving[str]):
                 self._sweep()
             raise
         if self._rank == 0:
+            # After the new one is committed: at no moment are there fewer than are to be kept.
             for old in self._place.steps()[: -self._keep]:
                 self._place.remove(old)
         if self._group is not None:
+            # Or a rank could begin the next save, or end, while rank 0 removes what this one replaced.
             dist.barrier(group=self._group)
         return path
 
@@ -355,6 +364,7 @@ class StripedCheckpoints(Saving[str]):
         path = self._place.path_of(step)
         about = read_index(self._place.files, path).about
         location = location_of(self._place.files, path)
+        # Before a tensor is read: DCP would say of another model only that sizes differ.
         require_same_model(location, about.get("model", {}), self._model_config)
         loader_state = self._place.loader_state_of(step)
         tensors = tensors_of(model, optimizer, self._groups)

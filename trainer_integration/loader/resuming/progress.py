@@ -115,6 +115,7 @@ class Progress:
     def next_epoch(self) -> None:
         """Begin another epoch with the same workers."""
         self.stage, self._next_worker = "running", 0
+        # Workers that are kept go on where their copies stand, at the end of the epoch before.
         self._starts, self._pickled = self._kept_lanes(over=True), {}
 
     def gave(self, tasks: int) -> None:
