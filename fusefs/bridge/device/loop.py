@@ -113,8 +113,16 @@ class Replies:
     def _write_aside(self, unique: int, data: Data) -> None:
         if len(self._threads) < self._num_threads:
             thread = threading.Thread(target=self._write_all, name="bridge-reply", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # The system gives none: a mount must not end for it. Those that there are may have it.
+                _LOG.debug("no further thread writes replies: %s", error)
+            else:
+                self._threads.append(thread)
+        if not self._threads:
+            self._write((OUT_HEADER.pack(16 + len(data), 0, unique), data), unique)
+            return
         with self._written:
             self._left += 1
         self._aside.put((unique, data))

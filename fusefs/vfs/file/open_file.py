@@ -8,7 +8,7 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fusefs.format.attributes import PLAIN_MODE, Attributes, checked_xattrs
 from fusefs.format.content import Content
@@ -264,13 +264,9 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
             else:
                 done.add(id(body))
 
-    threads = [
-        # Daemons: what is given up in the end must not keep the process.
-        threading.Thread(target=publish, name="fusefs-flush-all", daemon=True)
-        for _ in range(min(_AT_ONCE, len(left)))
-    ]
-    for thread in threads:
-        thread.start()
+    threads = _begun(publish, min(_AT_ONCE, len(left)))
+    if not threads:
+        publish()  # here, one after the other: nothing is lost for want of a thread
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     lost = sorted(body.pending.path or "" for body in left if id(body) not in done)
@@ -279,3 +275,18 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
     if lost and any(thread.is_alive() for thread in threads):
         _LOG.error("gave up after %.0f s; what was written last is lost: %s", within_s, lost)
     return lost
+
+
+def _begun(run: Callable[[], None], most: int) -> list[threading.Thread]:
+    """Return threads that run a function, as many as the system gives."""
+    threads: list[threading.Thread] = []
+    while len(threads) < most:
+        # A daemon: what is given up in the end must not keep the process.
+        thread = threading.Thread(target=run, name="fusefs-flush-all", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _LOG.warning("%d threads publish what was left open: %s", len(threads), error)
+            break
+        threads.append(thread)
+    return threads

@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from concurrent.futures import Future
 
 import pytest
@@ -355,6 +356,20 @@ def test_without_threads_everything_is_written_in_place(ends):
 
     assert device.answer() == (7, 0, LARGE)
     assert device.replies.finish(0.0)
+
+
+def test_a_large_reply_for_which_there_is_no_thread_is_written_in_place(device, monkeypatch):
+    def no_thread(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    device.request_waits()
+
+    device.replies.write(7, 0, LARGE)
+
+    assert device.answer() == (7, 0, LARGE)
+    assert device.replies.finish(0.0)
+    device.replies.close()
 
 
 def test_a_reply_that_is_not_taken_becomes_eio_and_one_nobody_waits_for_is_dropped(

@@ -51,6 +51,23 @@ def test_removed_and_unchanged_files_are_left_alone(files):
     assert [info.name for info in files.listing("")] == ["f"]
 
 
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_with_fewer_threads_than_files_all_are_published(files, monkeypatch, num_threads):
+    start, given = threading.Thread.start, iter([True] * num_threads)
+
+    def limited(thread):
+        if thread.name == "fusefs-flush-all" and not next(given, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    bodies = [a_file_under_way(files, f"f{i}") for i in range(3)]
+    monkeypatch.setattr(threading.Thread, "start", limited)
+
+    assert flush_all(bodies, within_s=60) == []
+
+    assert [info.name for info in files.listing("")] == ["f0", "f1", "f2"]
+
+
 def test_a_defect_in_publishing_one_is_said_and_keeps_no_thread_from_the_others(
     files, caplog, monkeypatch
 ):
