@@ -11,7 +11,7 @@ import pytest
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.actors.roles import loader, missing, sources
+from omniload.actors.roles import constructor, loader, sources
 from omniload.base.clock import FakeClock
 from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
 from omniload.base.ragged import Ragged
@@ -202,7 +202,7 @@ def test_a_step_that_cannot_be_journaled_is_not_handed_out(tmp_path, monkeypatch
 
 
 def test_a_sample_that_is_held_no_more_reaches_the_client(tmp_path, monkeypatch):
-    monkeypatch.setattr(missing, "_TOLD_WITHIN_S", 0.5)
+    monkeypatch.setattr(constructor, "_TOLD_WITHIN_S", 0.5)
     spec = a_spec(tmp_path)
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         client.next_batch()
