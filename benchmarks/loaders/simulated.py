@@ -34,8 +34,9 @@ READING = """\
 Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
 speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the last
 of them waits for its batch is the wait of the step. Of full speed the middle one of three turns or more counts. What
-things take is measured anew before each run, for its own job, as whoever asks has it: a slow moment of the machine is
-likelier to be one of both. A simulation gets as many cores as were left to the run at full speed beside other work."""
+things take is measured anew for each run, as whoever asks has it, once before and once after it: each run is compared
+with two simulations, and a slow moment of the machine is likelier to be one of all three. A simulation gets as many
+cores as were left to the run at full speed beside other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +151,7 @@ def _run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
 
 
 Pairs = Mapping[_Cell, Sequence[Sequence[tuple[Pace, Found, Found]]]]
-"""Of each job, every turn: each pace with what a run and its simulation gave."""
+"""Of each job, two simulations of every turn: each pace with what the run and the simulation gave."""
 
 
 def rates_table(pairs: Pairs, turns: int) -> Table:
@@ -174,7 +175,7 @@ def rates_table(pairs: Pairs, turns: int) -> Table:
             )
         )
     return Table(
-        caption=f"At full speed, medians of {turns} turns",
+        caption=f"At full speed, medians of {turns} turns, each simulated twice",
         columns=(
             "runtime", "ranks", "readers", "tokens a rank and step", "run, million tokens/s", "simulated",
             "speed, simulated over run", "CPU of a step, the same", "cores left to it",
@@ -208,7 +209,7 @@ def waits_table(pairs: Pairs, turns: int) -> Table:
                 )
             )
     return Table(
-        caption=f"Waits of a step in ms where training takes a while, medians of {turns} turns; p99 is the longest",
+        caption=f"Waits of a step in ms where training takes a while, of {turns} turns as above; p99 is the longest",
         columns=(
             "ranks", "tokens a rank and step", "training, ms", "p50, run", "p50, simulated", "p99, run",
             "p99, simulated", "step with its wait, simulated over run", "CPU of a step, the same",
@@ -292,7 +293,7 @@ def _compare(
     step_times: Sequence[tuple[float, int]],
     pairs: list[list[tuple[Pace, Found, Found]]],
 ) -> None:
-    """Measure what things take, run and simulate a job, and add what was found."""
+    """Measure what things take, run a job, measure again, and add what simulations of either made of it."""
     mix = corpus.mix(cell)
     spec = PlaneSpec(
         mix=mix,
@@ -301,13 +302,19 @@ def _compare(
         cache_dir=corpus.folder.parent / "index",
     )
     job = Job(spec=spec, originals=mix.names)
-    profile = with_runtime(measured_sources(spec, _unseen), spec, job, _unseen)
+
+    def measured() -> Profile:
+        return with_runtime(measured_sources(spec, _unseen), spec, job, _unseen)
+
     paces = _paces(mix, int(steps) if steps else None, step_times)
+    before = measured()
     real = _run(spec, paces)
-    simulated = _simulated(spec, profile, paces, real[0].cores)
-    pairs.append(list(zip(paces, real, simulated, strict=True)))
-    for pace, a_run, a_simulation in pairs[-1]:
-        click.echo(f"{cell} {pace}\n  run {a_run}\n  simulated {a_simulation}")
+    # Around the run: a machine that grows slower meanwhile is too fast in one simulation and too slow in the other.
+    for profile in (before, measured()):
+        simulated = _simulated(spec, profile, paces, real[0].cores)
+        pairs.append(list(zip(paces, real, simulated, strict=True)))
+        for pace, a_run, a_simulation in pairs[-1]:
+            click.echo(f"{cell} {pace}\n  run {a_run}\n  simulated {a_simulation}")
 
 
 if __name__ == "__main__":
