@@ -140,7 +140,7 @@ def simulate(
     """Say what the data plane of a job would do, before it is started.
 
     Its own planner, source loaders and data constructors run under a virtual clock, in one process. What reading,
-    building, planning and messages take is measured here first, in some seconds.
+    building, planning and messages take is measured here first: in some seconds, on Ray in half a minute.
 
     \b
     Example:
