@@ -168,6 +168,7 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
         ThreadPoolExecutor(_PROFILERS) as pool,
     ):
         found = []
+        # In the order of the names, whichever is done first: sources are told by their number from here on.
         for measured in pool.map(measure, spec.mix.names):
             found.append(measured)
             advance(1)
@@ -195,6 +196,7 @@ def _rehearse(spec: PlaneSpec, dp: int) -> _Rehearsed:
     all_S = drawn_S + rehearsal.overlong_S
     return _Rehearsed(
         steps=tuple(steps),
+        # Of a source that nothing was drawn of nothing is known: it is taken to keep all.
         kept_S=np.divide(drawn_S, all_S, out=np.ones_like(all_S), where=drawn_S > 0),
     )
 

@@ -42,6 +42,7 @@ class Steering:
 
     def __post_init__(self) -> None:
         history = self._history()
+        # What was reported before the last change is of other weights.
         last = max((edit.step for edit in history.edits), default=0)
         self.losses_from, self.decided_at = last, max(last, planned_to(self.run, history))
 
