@@ -62,6 +62,7 @@ def model_of_run(run_dir: Path, location: str, step: int | None = None) -> Train
     config = model_of(train, mix, life.base_dir)
     vision = vision_of(train, mix)
     model = MoETransformer(config) if vision is None else VisionLanguageModel(config, vision)
+    # A checkpoint is loaded whole: its averages need a place too, though nothing is trained.
     optimizer = FlatAdamW(model, train.optimizer, train.steps)
     place = place_of(location)
     identity = identity_of(config, vision)
@@ -143,6 +144,7 @@ def continued(
         raise ConfigError(
             f"the prompt is {tokens[:8]}; give at least one token id, all from 0 to {model.config.vocab_size - 1}"
         )
+    # Of the host, to which logits are brought: a seed draws the same text wherever the model is.
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_tokens):
         with torch.no_grad():

@@ -71,6 +71,7 @@ def mixtral_config(
         "sliding_window": None,
         "hidden_act": "silu",
         "torch_dtype": "float32",
+        # Unsaid, transformers takes tokens 1 and 2, which are Mistral's.
         "bos_token_id": None,
         "eos_token_id": end_of_document,
     }

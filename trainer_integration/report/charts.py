@@ -132,6 +132,7 @@ def _of_loss(summary: RunSummary) -> Chart:
         panels=(
             _panel("loss", "Loss, nats per token", has_lost_work=True),
             _panel("lr", "Learning rate", floor=0.0, is_small=True),
+            # A spike would press all other steps onto the axis.
             _panel("grad_norm", "Gradient norm", floor=0.0, quantile=0.99, is_small=True),
         ),
     )

@@ -116,6 +116,7 @@ def _step_columns(steps_N: Sequence[StepLine]) -> dict[str, Numbers]:
 
 def _share_columns(shares: Shares) -> dict[str, Numbers]:
     """Return the share of each source with a chart: over some steps, so far, and what the mix asked for."""
+    # A tenth of the run: the share of a single step is noise, most of all a small source's.
     window = max(3, len(shares.step_NS) // 10)
     kinds: Mapping[str, Numbers | None] = {
         "share": smoothed(shares.step_NS, window),
@@ -161,6 +162,7 @@ def _lost_work(attempts: Sequence[Attempt]) -> list[Json]:
     """Return the loss of the steps of each attempt that a later one trained again."""
     found: list[Json] = []
     for attempt, later in itertools.pairwise(attempts):
+        # From nothing where there was no checkpoint yet: then all of it was lost.
         back_to = later.resumed_from or 0
         lost = [line for line in attempt.steps if line.step >= back_to]
         if lost:

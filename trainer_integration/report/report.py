@@ -177,6 +177,7 @@ def _environment() -> "Environment":
     return Environment(
         loader=PackageLoader("trainer_integration.report.report", "."),
         autoescape=True,
+        # A name that the page has and this module has not is an error, not an empty place.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -217,6 +218,7 @@ def _charts(run: Finished, figures: JsonObject) -> list[Chart]:
     """Return the charts of a run, without panels of figures that its log does not hold."""
     seconds_N, memory = memory_by_kind(run.lines)
     shares = shares_of(last_of_each_step(run.lines), run.mix)
+    # A line needs two samples.
     charts = charts_of(run.summary, shares, list(memory) if len(seconds_N) > 1 else [])
     return [replace(c, panels=tuple(p for p in c.panels if p.is_held_by(figures))) for c in charts]
 

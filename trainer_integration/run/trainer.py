@@ -151,6 +151,7 @@ class Trainer:
         """Save, or begin to where saves are written beside training."""
         step, began_s = client.next_step, time.perf_counter()
         state, progress = client.state_dict(), self._progress.to_json()
+        # Also of a save that has only begun: the end of the run waits for it, and starts no second one.
         self._saved_step = step
         if self._saver is None:
             self._checkpoints.save(step, self._model, self._optimizer, state, progress)
@@ -232,6 +233,7 @@ class Trainer:
         if world is None:
             return figures_4[None], digest
         size = dist.get_world_size(world)
+        # Zeros but for the own row: their sum is all rows, by one call that every backend has.
         figures = torch.zeros(size, 4, dtype=torch.float64)
         figures[self._spec.rank] = figures_4
         dist.all_reduce(figures, group=world)

@@ -26,10 +26,12 @@ def encoder_cost_of(
         attention_slowdown: Time of a FLOP of attention over that of a matrix product.
     """
     dim, hidden = config.dim, config.hidden
+    # Queries, keys, values and output; then the two matrices of the feed-forward part.
     layer = 4 * dim * dim + 2 * dim * hidden
     projector = dim * hidden + hidden * out_dim / config.merge**2
     passed = config.values_per_patch * dim + config.num_layers * layer + projector
     linear = _FORWARD_AND_BACKWARD * 2 * passed
+    # Not halved, as the model's is: no mask hides a patch from another.
     quadratic = _FORWARD_AND_BACKWARD * 4 * dim * config.num_layers
     return float(linear), float(quadratic * attention_slowdown)
 

@@ -112,6 +112,7 @@ class VisionEncoder(nn.Module):
         )
         # An image at a time: padded to one another, a wide and a tall one would cost both their squares.
         sizes = [rows * columns for rows, columns in grids]
+        # A product and no convolution: the data plane has cut images into patches already.
         x_PD = _linear(self.embed, patches_PV)
         for block in self.blocks:
             x_PD = block(x_PD, turns, sizes)
