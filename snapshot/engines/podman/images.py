@@ -34,7 +34,6 @@ _log = get_logger(__name__)
 PATIENCE_S = 10.0
 """How long a reference that failed is not asked again, nor a tag looked at anew."""
 MAX_IMAGES = 4096
-_LAZY = ("zstd:chunked", "estargz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,7 +120,7 @@ class ImageOpener:
     def _index(self, store: ImageStore, layer: Descriptor, diff_id: str) -> LayerIndex | None:
         cache = IndexCache(Path(self.cache) / "indexes")
         found = cache.get(layer.digest)
-        if found is None and not self.index_whole and format_of(layer) not in _LAZY:
+        if found is None and not self.index_whole and format_of(layer) != "zstd:chunked":
             _log.info("layer %s has no table of contents: left to the engine", layer.digest)
             return None
         try:

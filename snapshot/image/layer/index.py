@@ -34,7 +34,7 @@ __all__ = [
     "unzstd",
 ]
 
-Format = Literal["tar", "gzip", "zstd:chunked", "estargz"]
+Format = Literal["tar", "gzip", "zstd:chunked"]
 
 MAX_BLOCK_BYTES = 64 << 20
 """Largest block, uncompressed: what one read may cost in memory."""
@@ -151,8 +151,6 @@ class LayerIndex:
             return bytes(raw)
         if self.format == "zstd:chunked":
             return unzstd(raw, size)
-        if self.format == "estargz":
-            return zlib.decompressobj(wbits=31).decompress(raw, size) if size else b""
         record = self.blocks_B[block]
         number = int(record["window"])
         window = b""

@@ -35,7 +35,7 @@ _KEY = "omniload_layer_index"
 MAX_INDEX_BYTES = 2 << 30
 """Largest file of an index."""
 _MAX_ENTRIES_BYTES = 1 << 31
-_FORMATS = {"tar", "gzip", "zstd:chunked", "estargz"}
+_FORMATS = {"tar", "gzip", "zstd:chunked"}
 
 
 def encode_index(index: LayerIndex) -> bytes:

@@ -35,14 +35,7 @@ from snapshot.image.layer.index import (
 )
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.tar import read_table
-from snapshot.image.layer.toc import (
-    ESTARGZ_FOOTER_BYTES,
-    estargz_place,
-    estargz_toc,
-    index_of_toc,
-    zstd_place,
-    zstd_toc,
-)
+from snapshot.image.layer.toc import index_of_toc, zstd_place, zstd_toc
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Descriptor, compression_of
 from snapshot.oci.store import ImageStore, wanted_by_manifest
@@ -111,8 +104,9 @@ def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> Laye
     if (kept := cache.get(layer.digest)) is not None:
         return kept
     compression = compression_of(layer)
-    index = _by_table(store, layer, compression)
-    if index is None:
+    if compression == "zstd":
+        index = _by_table(store, layer)
+    else:
         _log.info("layer %s has no table of contents; read whole, once", layer.digest)
         index = _by_reading(store, layer, compression)
     try:
@@ -122,35 +116,15 @@ def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> Laye
     return index
 
 
-def _by_table(store: ImageStore, layer: Descriptor, compression: str) -> LayerIndex | None:
-    if compression == "zstd":
-        place = zstd_place(layer)
-        if place is None:
-            raise ConfigError(
-                f"layer {layer.digest} is zstd without a table of contents, so it cannot be read "
-                "in parts; run 'omniload image convert'"
-            )
-        raw = store.blob_range(layer.digest, place.offset, place.size_bytes)
-        items = zstd_toc(raw, place, layer=layer.digest)
-        index = index_of_toc(items, layer, "zstd:chunked", place.offset)
-        if index is None:
-            raise ConfigError(
-                f"layer {layer.digest} has a table of contents without digests of its chunks; run "
-                "'omniload image convert'"
-            )
-        return index
-    if compression == "gzip" and layer.size > ESTARGZ_FOOTER_BYTES:
-        # Without its annotation a table proves nothing, so its footer is not even asked for.
-        if not any("stargz" in name for name in layer.annotations):
-            return None
-        start = layer.size - ESTARGZ_FOOTER_BYTES
-        footer = store.blob_range(layer.digest, start, ESTARGZ_FOOTER_BYTES)
-        place = estargz_place(layer, footer)
-        if place is not None:
-            raw = store.blob_range(layer.digest, place.offset, place.size_bytes)
-            items = estargz_toc(raw, place, layer=layer.digest)
-            return index_of_toc(items, layer, "estargz", place.offset)
-    return None
+def _by_table(store: ImageStore, layer: Descriptor) -> LayerIndex:
+    place = zstd_place(layer)
+    if place is None:
+        raise ConfigError(
+            f"layer {layer.digest} is zstd without a table of contents, so it cannot be read "
+            "in parts; run 'omniload image convert'"
+        )
+    raw = store.blob_range(layer.digest, place.offset, place.size_bytes)
+    return index_of_toc(zstd_toc(raw, place, layer=layer.digest), layer, place.offset)
 
 
 def _by_reading(store: ImageStore, layer: Descriptor, compression: str) -> LayerIndex:

@@ -1,16 +1,14 @@
 """Tables of contents: layers that say themselves where each chunk of each file lies.
 
-Both formats keep a JSON document whose digest stands in the image's manifest, so what it
-says of digests is as good as the manifest. zstd:chunked keeps it in a skippable frame
-behind the tar, eStargz in a tar entry of its own behind the others.
+zstd:chunked keeps a JSON document in a skippable frame behind the tar. Its digest stands in the
+image's manifest, so what it says of digests is as good as the manifest.
 
 Source:
-    containers/storage ``pkg/chunked``; the eStargz specification of stargz-snapshotter.
+    containers/storage ``pkg/chunked``.
 """
 
 import base64
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +19,7 @@ import numpy as np
 import orjson
 import zstandard
 
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.image.layer.entries import (
     MAX_ENTRIES,
     MAX_FILE_BYTES,
@@ -31,18 +29,15 @@ from snapshot.image.layer.entries import (
     check_entry,
     clean_path,
 )
-from snapshot.image.layer.index import BLOCK, MAX_BLOCK_BYTES, Format, LayerIndex, unzstd
+from snapshot.image.layer.index import BLOCK, MAX_BLOCK_BYTES, LayerIndex, unzstd
 from snapshot.oci.digest import hasher_of, verified
 from snapshot.oci.manifest import Descriptor, compression_of
 
 __all__ = [
     "CHECKSUM",
-    "ESTARGZ_FOOTER_BYTES",
     "KIND_OF",
     "POSITION",
     "TocPlace",
-    "estargz_place",
-    "estargz_toc",
     "format_of",
     "index_of_toc",
     "zstd_place",
@@ -53,13 +48,8 @@ POSITION = "io.github.containers.zstd-chunked.manifest-position"
 CHECKSUM = "io.github.containers.zstd-chunked.manifest-checksum"
 _OLD = ("io.github.containers.", "io.containers.")
 """Debian 12's tools still write the annotations under their first names."""
-ESTARGZ_DIGEST = "containerd.io/snapshot/stargz/toc.digest"
-ESTARGZ_FOOTER_BYTES = 51
-ESTARGZ_NAME = "stargz.index.json"
-_LANDMARKS = {".prefetch.landmark", ".no.prefetch.landmark", ESTARGZ_NAME}
 MAX_TOC_BYTES = 256 << 20
 
-_FOOTER = re.compile(rb"SG\x16\x00([0-9a-f]{16})STARGZ")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
 KIND_OF: dict[str, Kind] = {
     "reg": "file",
@@ -80,7 +70,7 @@ class TocPlace:
     offset: int
     size_bytes: int
     toc_bytes: int
-    """Uncompressed; 0 where it is not known."""
+    """Uncompressed."""
     digest: str
 
 
@@ -125,74 +115,33 @@ def zstd_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[str
     return _toc_entries(data, layer)
 
 
-def estargz_place(layer: Descriptor, footer: bytes) -> TocPlace | None:
-    """Return where the table of an eStargz lies, or None where the layer promises none.
-
-    Args:
-        layer: Its annotation holds the digest; without it the table proves nothing.
-        footer: The last 51 bytes of the blob.
-    """
-    digest = layer.annotations.get(ESTARGZ_DIGEST)
-    found = _FOOTER.search(footer)  # the extra field of an empty member of gzip
-    if digest is None or found is None:
-        return None
-    offset = int(found[1], 16)
-    size = layer.size - ESTARGZ_FOOTER_BYTES - offset
-    _check_place(layer, offset, size, 0)
-    return TocPlace(offset, size, 0, digest)
-
-
-def estargz_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of an eStargz table; its digest is that of the JSON itself.
-
-    Raises:
-        IntegrityError: The bytes are others, or no table.
-    """
-    try:
-        tar = zlib.decompressobj(wbits=31).decompress(raw, MAX_TOC_BYTES)
-        # One member, whose header says its size at byte 124, in octal: no need of a parser of tars.
-        size = int(tar[124:135].strip(b"\0 ") or b"0", 8)
-    except (zlib.error, ValueError) as error:
-        raise IntegrityError(f"layer {layer}: table does not decode: {error}") from error
-    data = verified(tar[512 : 512 + size], place.digest, name=f"layer {layer}: table of contents")
-    return _toc_entries(data, layer)
-
-
 def index_of_toc(
-    items: Sequence[Mapping[str, Any]], layer: Descriptor, toc_format: Format, toc_offset: int
-) -> LayerIndex | None:
+    items: Sequence[Mapping[str, Any]], layer: Descriptor, toc_offset: int
+) -> LayerIndex:
     """Turn a table of contents, which begins at ``toc_offset`` of its blob, into an index.
-
-    Returns:
-        The index, or None where the table uses what is not read here (chunks without a
-        digest, several chunks in one member): then read the layer as one without a table.
 
     Raises:
         IntegrityError: The table contradicts itself.
+        ConfigError: It has chunks without a digest, or larger ones than a block may be.
     """
     try:
-        return _Reader(layer, toc_format, toc_offset).read(items)
+        return _Reader(layer, toc_offset).read(items)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise IntegrityError(
             f"layer {layer.digest}: table of contents breaks its format: {error!r}"
         ) from error
 
 
-class _Unreadable(Exception):
-    """The table is right, and says something that this reader does not know."""
-
-
 class _Reader:
     """Collects chunks into a stream, and entries that point into it."""
 
-    def __init__(self, layer: Descriptor, toc_format: Format, toc_offset: int) -> None:
+    def __init__(self, layer: Descriptor, toc_offset: int) -> None:
         self._layer = layer
-        self._format: Format = toc_format
         self._toc_offset = toc_offset
         self._stream_at = 0
         self._blocks: list[tuple[int, int, int, int, int, int, bytes, bytes]] = []
 
-    def read(self, items: Sequence[Mapping[str, Any]]) -> LayerIndex | None:
+    def read(self, items: Sequence[Mapping[str, Any]]) -> LayerIndex:
         if len(items) > MAX_ENTRIES:
             raise ValueError(f"{len(items)} entries, more than {MAX_ENTRIES}")
         # A chunk ends where the next thing begins, whichever file that belongs to.
@@ -200,21 +149,16 @@ class _Reader:
         ends = dict(pairwise(offsets))
         entries: list[Entry] = []
         at = 0
-        try:
-            while at < len(items):
-                following = at + 1
-                while following < len(items) and items[following]["type"] == "chunk":
-                    following += 1
-                head = items[at]
-                if not (self._format == "estargz" and head["name"] in _LANDMARKS):
-                    entries.append(self._entry(head, items[at:following], ends))
-                at = following
-        except _Unreadable:
-            return None
+        while at < len(items):
+            following = at + 1
+            while following < len(items) and items[following]["type"] == "chunk":
+                following += 1
+            entries.append(self._entry(items[at], items[at:following], ends))
+            at = following
         return LayerIndex(
             blob_digest=self._layer.digest,
             blob_bytes=self._layer.size,
-            format=self._format,
+            format="zstd:chunked",
             stream_bytes=self._stream_at,
             diff_id="",
             blocks_B=np.array(self._blocks, BLOCK),
@@ -269,13 +213,19 @@ class _Reader:
     ) -> None:
         """Put a chunk of ``size`` bytes at the end of the stream."""
         digest = part.get("chunkDigest") or (part.get("digest") if alone else None)
-        if not digest or part.get("innerOffset") or hasher_of(str(digest)).name != "sha256":
-            raise _Unreadable
+        if not digest or hasher_of(str(digest)).name != "sha256":
+            raise ConfigError(
+                f"layer {self._layer.digest} has a table of contents without a sha256 of each chunk; "
+                "run 'omniload image convert'"
+            )
         begin, end = int(part["offset"]), ends[int(part["offset"])]
         if not 0 <= begin < end <= self._toc_offset:
             raise ValueError(f"chunk at {begin} to {end}, outside the blob")
         if size > MAX_BLOCK_BYTES or end - begin > 2 * MAX_BLOCK_BYTES:
-            raise _Unreadable
+            raise ConfigError(
+                f"layer {self._layer.digest} has a chunk of {size} bytes, more than the "
+                f"{MAX_BLOCK_BYTES} of a block; run 'omniload image convert'"
+            )
         sha256 = bytes.fromhex(str(digest).partition(":")[2])
         self._blocks.append((self._stream_at, size, end - begin, begin, -1, 0, b"", sha256))
         self._stream_at += size
@@ -316,6 +266,4 @@ def format_of(layer: Descriptor) -> str:
     compression = compression_of(layer)
     if compression == "zstd":
         return "zstd:chunked" if zstd_place(layer) is not None else "zstd"
-    return (
-        "estargz" if compression == "gzip" and ESTARGZ_DIGEST in layer.annotations else compression
-    )
+    return compression

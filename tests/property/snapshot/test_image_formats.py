@@ -101,7 +101,7 @@ def test_a_converted_layer_is_the_same_tar_to_others_and_the_same_files_to_us(si
     layer = Descriptor(media_type=LAYER, digest=digest_of(blob), size=len(blob), annotations=notes)
     place = zstd_place(layer)
     table = zstd_toc(blob[place.offset :][: place.size_bytes], place, layer="it")
-    index = index_of_toc(table, layer, "zstd:chunked", place.offset)
+    index = index_of_toc(table, layer, place.offset)
     assert [(e.path, e.kind, e.mode, e.size_bytes) for e in index.entries] == [
         (e.path, e.kind, e.mode, e.size_bytes) for e in entries
     ]

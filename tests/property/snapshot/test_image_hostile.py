@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.base.errors import IntegrityError, OmniloadError
+from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from snapshot.image.layer.entries import Entry, Extent
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import decode_index, encode_index
@@ -162,17 +162,16 @@ ITEMS = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(ITEMS, max_size=6), st.sampled_from(["zstd:chunked", "estargz"]))
-def test_any_table_of_contents_is_an_index_that_stays_in_its_blob_or_an_error(items, form):
-    with contextlib.suppress(IntegrityError):
-        index = index_of_toc(items, LAYER, form, 900)
+@given(st.lists(ITEMS, max_size=6))
+def test_any_table_of_contents_is_an_index_that_stays_in_its_blob_or_an_error(items):
+    with contextlib.suppress(IntegrityError, ConfigError):
+        index = index_of_toc(items, LAYER, 900)
 
-        if index is not None:
-            for number in range(len(index.blocks_B)):
-                offset, size = index.blob_range(number)
-                assert 0 <= offset < offset + size <= 900
-            assert all(is_inside(entry.path) for entry in index.entries)
-            assert index.stream_bytes == int(index.blocks_B["size"].sum())
+        for number in range(len(index.blocks_B)):
+            offset, size = index.blob_range(number)
+            assert 0 <= offset < offset + size <= 900
+        assert all(is_inside(entry.path) for entry in index.entries)
+        assert index.stream_bytes == int(index.blocks_B["size"].sum())
 
 
 @given(

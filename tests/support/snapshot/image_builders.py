@@ -1,11 +1,8 @@
 """Layers and images made by hand: tars, compressed in every way, and layouts that hold them."""
 
-import base64
 import functools
-import gzip
 import hashlib
 import io
-import struct
 import tarfile
 
 import numpy as np
@@ -21,7 +18,6 @@ __all__ = [
     "a_layer",
     "a_member",
     "a_tar",
-    "an_estargz",
     "an_image",
     "read_stream",
     "zran_friendly",
@@ -32,7 +28,6 @@ TYPE_OF = {
     "gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
     "zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
 }
-TOC_DIGEST = "containerd.io/snapshot/stargz/toc.digest"
 
 
 def a_member(name, data=b"", kind=tarfile.REGTYPE, **changes):
@@ -72,66 +67,6 @@ def _friendly(size, seed):
     states = (powers * np.uint64(seed) + sums * np.uint64(12345)) % np.uint64(1 << 31)
     chosen = (states >> np.uint64(8)) % np.uint64(997)
     return b" ".join([words[i] for i in chosen.tolist()])[:size]
-
-
-def an_estargz(members, chunk_bytes=4096):
-    """Return a blob in the eStargz format, and the digest of its table."""
-    blob, items = io.BytesIO(), []
-    pending = b""
-
-    def flush():
-        nonlocal pending
-        if pending:
-            blob.write(gzip.compress(pending, mtime=0))
-            pending = b""
-
-    kinds = {tarfile.REGTYPE: "reg", tarfile.DIRTYPE: "dir", tarfile.SYMTYPE: "symlink"}
-    kinds |= {tarfile.LNKTYPE: "hardlink", tarfile.CHRTYPE: "char", tarfile.FIFOTYPE: "fifo"}
-    for member, data in members:
-        pending += member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        item = {
-            "name": member.name,
-            "type": kinds[member.type],
-            "mode": member.mode,
-            "uid": member.uid,
-            "gid": member.gid,
-            "modtime": "2020-01-02T03:04:05Z",
-            "linkName": member.linkname,
-            "devMajor": member.devmajor,
-            "devMinor": member.devminor,
-            "xattrs": {
-                key.removeprefix("SCHILY.xattr."): base64.b64encode(
-                    value.encode("utf-8", "surrogateescape")
-                ).decode()
-                for key, value in member.pax_headers.items()
-            },
-        }
-        if data:
-            item |= {"size": len(data), "digest": digest_of(data)}
-            flush()
-        for at in range(0, len(data), chunk_bytes):
-            chunk = data[at : at + chunk_bytes]
-            last = at + chunk_bytes >= len(data)
-            item |= {"offset": blob.tell(), "chunkOffset": at, "chunkDigest": digest_of(chunk)}
-            item |= {"chunkSize": 0 if last else len(chunk)}
-            items.append(item)
-            item = {"name": member.name, "type": "chunk"}
-            pending = chunk + (b"\0" * (-len(data) % 512) if last else b"")
-            if not last:
-                flush()
-        if not data:
-            items.append(item)
-    flush()
-    toc = orjson.dumps({"version": 1, "entries": items})
-    toc_offset = blob.tell()
-    header = tarfile.TarInfo("stargz.index.json")
-    header.size = len(toc)
-    tail = header.tobuf(tarfile.USTAR_FORMAT) + toc + b"\0" * (-len(toc) % 512 + 1024)
-    blob.write(gzip.compress(tail, mtime=0))
-    extra = b"SG" + struct.pack("<H", 22) + b"%016xSTARGZ" % toc_offset
-    footer = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff" + struct.pack("<H", len(extra)) + extra
-    blob.write(footer + b"\x01\0\0\xff\xff" + struct.pack("<II", 0, 0))
-    return blob.getvalue(), digest_of(toc)
 
 
 def a_layer(store, blob, compression="gzip", **annotations):

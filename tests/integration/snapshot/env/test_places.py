@@ -155,7 +155,7 @@ import fusefs.stores.url, fusefs.stores.retry, concurrent.futures.thread, subpro
 from omniload.base import cli, units
 for package in (snapshot.env, snapshot.commands):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if ".env" in module.name and not module.name.endswith("ray_plugin"):
+        if ".env" in module.name:
             importlib.import_module(module.name)
 # Loaded before, since nobody may not read an interpreter below /root; then nobody it is.
 os.setgroups([])

@@ -1,10 +1,6 @@
-"""Snapshots on an object store over the network, and for the tasks of a Ray cluster."""
+"""Snapshots on an object store over the network."""
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +9,6 @@ import pytest
 
 from fusefs.stores.remote.arrow import store_on
 from fusefs.stores.retry import RetryingStore
-from snapshot.env.node.cache import CACHE_VARIABLE
 from snapshot.env.store.repository import Repository
 from tests.support.fusefs.s3 import s3_server
 from tests.support.snapshot.env_builders import (
@@ -23,7 +18,6 @@ from tests.support.snapshot.env_builders import (
     contents,
     remake,
 )
-from tests.support.snapshot.env_wheels import a_quick_pip, a_venv, a_wheel
 
 pytestmark = pytest.mark.slow
 
@@ -61,72 +55,3 @@ def test_a_snapshot_travels_through_an_object_store(tmp_path):
         with opened() as repository:
             assert repository.all_keys() == [made.key]
             assert repository.full_key(made.key[:9]) == made.key
-
-
-DRIVER = """
-import json, sys
-from omniload.actors.ray.cluster import PrivateCluster
-from omniload.actors.ray.environment import ray
-store, key = sys.argv[1:3]
-cluster = PrivateCluster(object_store_bytes=80 << 20, workers=1)
-@ray.remote
-def task():
-    import tiny
-    return tiny.VERSION, tiny.__file__
-@ray.remote
-def plain():
-    import importlib.util
-    return importlib.util.find_spec("tiny") is None
-declared = {"omniload_env": {"store": store, "key": key}}
-found = [*ray.get(task.options(runtime_env=declared).remote(), timeout=200),
-         ray.get(plain.remote(), timeout=200)]
-try:
-    ray.get(task.options(runtime_env={"omniload_env": {"store": store, "key": "short"}}).remote())
-    found.append("accepted")
-except Exception as error:
-    found.append(type(error).__name__)
-print(json.dumps(found), flush=True)
-cluster.close()
-"""
-
-
-@pytest.mark.ray
-def test_a_ray_task_imports_a_package_that_is_only_in_the_snapshot(tmp_path):
-    pytest.importorskip("ray")
-    python = a_venv(tmp_path / "venv")
-    a_wheel(tmp_path / "wheels", "tiny")
-    (tmp_path / "store").mkdir()
-    known = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        CACHE_VARIABLE: str(tmp_path / "cache"),
-        "RAY_RUNTIME_ENV_PLUGINS": json.dumps(
-            [{"class": "snapshot.env.flow.ray_plugin.EnvironmentPlugin"}]
-        ),
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    saving = [sys.executable, "-c", "from omniload.base.cli import main; main()", "env", "save"]
-    saving += ["-o", "store", "--python", "venv", "--", *a_quick_pip(tmp_path, python), "tiny"]
-    saved = subprocess.run(
-        saving, cwd=tmp_path, env=known, capture_output=True, text=True, check=True
-    )
-    key = saved.stdout.split()[0]
-    a_venv(tmp_path / "venv")
-
-    done = subprocess.run(
-        [python, "-c", DRIVER, tmp_path / "store", key],
-        cwd=tmp_path,
-        env=known,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-
-    assert done.returncode == 0, done.stderr[-3000:]
-    version, file, plain_has_none, refused = json.loads(done.stdout.splitlines()[-1])
-    assert version == "1.0"
-    assert Path(file).is_relative_to(tmp_path / "cache" / "trees" / key)
-    assert plain_has_none
-    assert refused != "accepted"

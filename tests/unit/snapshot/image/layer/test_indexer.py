@@ -18,12 +18,10 @@ from snapshot.image.layer.toc import index_of_toc, zstd_place
 from snapshot.oci.digest import digest_of
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import (
-    TOC_DIGEST,
     BlobSource,
     a_layer,
     a_member,
     a_tar,
-    an_estargz,
     an_image,
     read_stream,
     zran_friendly,
@@ -54,18 +52,12 @@ def in_members(data, size):
     return b"".join(gzip.compress(data[i : i + size], 4) for i in range(0, len(data), size))
 
 
-def estargz_layer(store):
-    blob, digest = an_estargz(MEMBERS, chunk_bytes=300_000)
-    return a_layer(store, blob, **{TOC_DIGEST: digest})
-
-
 FORMATS = {
     "tar": lambda store: a_layer(store, TAR, "tar"),
     "gzip": lambda store: a_layer(store, gzip.compress(TAR, 6)),
     "gzip of many members": lambda store: a_layer(store, in_members(TAR, 700_000)),
     "gzip of tiny members": lambda store: a_layer(store, in_members(TAR, 30_000)),
     "gzip, stored": lambda store: a_layer(store, gzip.compress(TAR, 0)),
-    "estargz": estargz_layer,
 }
 
 
@@ -277,22 +269,6 @@ def test_a_table_in_an_impossible_place_is_refused(store, position):
         zstd_place(a_layer(store, b"zstd" * 10, "zstd", **notes))
 
 
-def test_an_estargz_table_that_is_not_the_promised_one_is_refused(store, cache):
-    blob, _ = an_estargz(MEMBERS)
-
-    with pytest.raises(IntegrityError, match=r"table of contents: .* have digest"):
-        index_layer(store, a_layer(store, blob, **{TOC_DIGEST: digest_of(b"other")}), cache)
-
-
-def test_an_estargz_without_a_promised_table_is_read_as_gzip(store, cache):
-    blob, _ = an_estargz(MEMBERS)
-
-    index = index_layer(store, a_layer(store, blob), cache)
-
-    assert index.format == "gzip"
-    assert content(index, BlobSource(store), "d/big") == BIG
-
-
 def items(**changes):
     return [
         {"type": "reg", "name": "f", "size": 4, "offset": 1, "digest": digest_of(b"data")} | changes
@@ -320,14 +296,13 @@ def items(**changes):
 )
 def test_a_table_that_contradicts_itself_is_refused(store, changes):
     with pytest.raises(IntegrityError):
-        index_of_toc(items(**changes), a_layer(store, bytes(100)), "zstd:chunked", 50)
+        index_of_toc(items(**changes), a_layer(store, bytes(100)), 50)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"digest": None}, {"innerOffset": 5}, {"size": 1 << 30, "chunkSize": 1 << 30}]
-)
-def test_a_table_that_says_what_is_not_read_here_is_left_alone(store, changes):
-    assert index_of_toc(items(**changes), a_layer(store, bytes(100)), "estargz", 50) is None
+@pytest.mark.parametrize("changes", [{"digest": None}, {"size": 1 << 30, "chunkSize": 1 << 30}])
+def test_a_table_that_says_what_is_not_read_here_is_refused_with_the_remedy(store, changes):
+    with pytest.raises(ConfigError, match="run 'omniload image convert'"):
+        index_of_toc(items(**changes), a_layer(store, bytes(100)), 50)
 
 
 def test_holes_of_a_table_are_holes_of_the_file(store):
@@ -337,7 +312,7 @@ def test_holes_of_a_table_are_holes_of_the_file(store):
         | {"chunkDigest": digest_of(b"data")},
     ]
 
-    index = index_of_toc(parts, a_layer(store, bytes(100)), "zstd:chunked", 50)
+    index = index_of_toc(parts, a_layer(store, bytes(100)), 50)
 
     ((extent,),) = [entry.extents for entry in index.entries]
     assert (extent.file_offset, extent.stream_offset, extent.size_bytes) == (100, 0, 4)
