@@ -1,31 +1,99 @@
 """``omniload env``: save, restore, run, umount."""
 
+import errno
+import functools
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 # Commands import what only they need: a warm restore is over before that would be loaded.
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from snapshot.commands.env_kept import prune_command, show_command, verify_command
-from snapshot.commands.env_options import EnvironmentOptions, environment_options, store_option
+from snapshot.commands.env_kept import prune_command, show_command, store_option
 from snapshot.env.flow.forms import RequestedForm
 from snapshot.env.flow.restore import Restored, Restorer
+from snapshot.env.format.checks import Limits
 from snapshot.env.key.interpreter import environment_of
-from snapshot.env.node.cache import NodeCache
+from snapshot.env.key.keys import Installation
+from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.store.access import StoreMissingError, opened
 from snapshot.env.store.progress import shown_progress
+from snapshot.env.target.environment import Environment, active_environment
 from snapshot.startup.events import spawning, stage
 
 __all__ = ["command"]
 
-_STORE = store_option(required=True)
+_Function = TypeVar("_Function", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """Options that say which environment and which inputs are meant."""
+
+    environment: Environment
+    image: str
+    files: tuple[str, ...]
+    variables: tuple[str, ...]
+    limits: Limits
+
+    def installation(self, words: tuple[str, ...]) -> Installation:
+        """Return the command with the inputs declared beside it."""
+        here = str(Path.cwd())
+        return Installation(words, here, dict(os.environ), self.files, self.variables)
+
+
+def _environment_options(function: _Function) -> _Function:
+    """Add the options of ``_Options`` to a command, which gets them as one value."""
+
+    @click.option(
+        "--python", help="Interpreter or root of the environment; the active one if not given."
+    )
+    @click.option("--target", "targets", multiple=True, help="One more directory to capture.")
+    @click.option(
+        "--base-image",
+        "image",
+        envvar="OMNILOAD_BASE_IMAGE",
+        default="",
+        help="Digest of the image below. [env OMNILOAD_BASE_IMAGE]",
+    )
+    @click.option("--input", "files", multiple=True, help="File or folder the command reads.")
+    @click.option("--input-env", "variables", multiple=True, help="Variable the command reads.")
+    @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more.")
+    @click.option("--case-pairs", is_flag=True, help="Allow paths that differ by case only.")
+    @functools.wraps(function)
+    def command_of(**given: Any) -> None:  # noqa: ANN401
+        options = _Options(
+            environment=active_environment(given.pop("python"), given.pop("targets")),
+            limits=Limits(raw_bytes=given.pop("max_bytes"), case_pairs=given.pop("case_pairs")),
+            **{name: given.pop(name) for name in ("image", "files", "variables")},
+        )
+        try:
+            function(options, **given)
+        except OSError as error:
+            raise _fault(error) from error
+
+    return command_of  # type: ignore[return-value]
+
+
+def _fault(error: OSError) -> StateError:
+    """Return the error for a system call that failed in the environment or the node cache."""
+    place = error.filename or "a file"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        remedy = f"free some, or name a node cache on another disk in {CACHE_VARIABLE}"
+        return StateError(f"{place}: no space is left; {remedy}; the environment is as it was")
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        remedy = f"use an environment and a node cache ({CACHE_VARIABLE}) of your own"
+        return StateError(f"{place}: user {os.geteuid()} may not: {error.strerror}; {remedy}")
+    return StateError(f"{place}: {error.strerror}")
 
 
 @click.group("env")
@@ -33,13 +101,13 @@ def command() -> None:
     """Dependency snapshots: install once, restore everywhere."""
 
 
-for _command in (show_command, verify_command, prune_command):
+for _command in (show_command, prune_command):
     command.add_command(_command)
 
 
 @command.command("save")
-@_STORE
-@environment_options
+@store_option
+@_environment_options
 @click.option("--level", default=7, show_default=True, help="zstd level.")
 @click.option(
     "--byte-code/--no-byte-code",
@@ -49,7 +117,7 @@ for _command in (show_command, verify_command, prune_command):
 )
 @click.argument("words", nargs=-1, required=True)
 def save_command(
-    given: EnvironmentOptions, url: str, level: int, byte_code: bool, words: tuple[str, ...]
+    given: _Options, url: str, level: int, byte_code: bool, words: tuple[str, ...]
 ) -> None:
     """Run COMMAND and keep what it changed in the environment.
 
@@ -86,8 +154,8 @@ def save_command(
 
 
 @command.command("restore")
-@_STORE
-@environment_options
+@store_option
+@_environment_options
 @click.option("--auto", is_flag=True, help="Find the key from COMMAND and its inputs.")
 @click.option(
     "--form",
@@ -98,7 +166,7 @@ def save_command(
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def restore_command(
-    given: EnvironmentOptions,
+    given: _Options,
     url: str,
     auto: bool,
     form: RequestedForm,
@@ -109,7 +177,7 @@ def restore_command(
 
     Before linking or copying, a sample (20 ms) of the node's files is read again; a mount reads
     none. Linked files are the node's own: what damages one, does so for every environment.
-    'env verify --node' reads them all, and removes damaged trees: run it once a day.
+    'env prune --verify' reads them all, and removes damaged trees: run it once a day.
 
     \b
     Example:
@@ -121,14 +189,14 @@ def restore_command(
 
 
 @command.command("run")
-@_STORE
-@environment_options
+@store_option
+@_environment_options
 @click.option("--auto", is_flag=True, help="Find the key from --install and its inputs.")
 @click.option("--install", default="", help="Command that installs, for --auto and as a fallback.")
 @click.option("--form", type=click.Choice(["auto", "mount", "link", "copy"]), default="auto")
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def run_command(
-    given: EnvironmentOptions,
+    given: _Options,
     url: str,
     auto: bool,
     install: str,
@@ -168,7 +236,7 @@ def run_command(
 
 
 def _restored(
-    given: EnvironmentOptions,
+    given: _Options,
     url: str,
     words: tuple[str, ...],
     *,
@@ -211,9 +279,9 @@ def _restored(
 
 
 @command.command("umount")
-@environment_options
+@_environment_options
 @click.option("--lazy", is_flag=True, help="Also while processes use it.")
-def umount_command(given: EnvironmentOptions, lazy: bool) -> None:
+def umount_command(given: _Options, lazy: bool) -> None:
     """Take the snapshot off the environment: what was there before is there again.
 
     \b

@@ -1,9 +1,8 @@
-"""``omniload env``: show, verify, prune: what a store and a node keep."""
+"""``omniload env``: show, prune: what a store and a node keep."""
 
 import json
 import shlex
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,9 @@ import click
 
 # Imported with every verb of ``omniload env``; what these alone need, their functions import.
 from omniload.base.errors import ConfigError, IntegrityError, StateError
-from snapshot.commands.env_options import EnvironmentOptions, environment_options, store_option
-from snapshot.env.format.entries import Kind, Target
+from snapshot.env.format.entries import Kind
 from snapshot.env.key.base import shown
-from snapshot.env.key.keys import differences
-from snapshot.env.node.cache import NodeCache, prune_cache, verify_node
-from snapshot.env.node.tree import TreeHead
+from snapshot.env.node.cache import NodeCache, prune_cache
 from snapshot.env.store.access import opened
 
 if TYPE_CHECKING:
@@ -28,72 +24,42 @@ __all__ = [
     "prune_command",
     "show_all",
     "show_command",
-    "show_difference",
-    "show_environment",
-    "show_node",
     "show_one",
+    "store_option",
     "summary_of",
-    "verify_command",
 ]
+
+store_option = click.option(
+    "-o",
+    "--store",
+    "url",
+    envvar="OMNILOAD_ENV_STORE",
+    required=True,
+    help="Directory, hdfs://, s3://, gs:// or any fsspec URL. [env OMNILOAD_ENV_STORE]",
+)
 
 
 @click.command("show")
-@store_option(required=True)
-@click.option("--diff", "pair", nargs=2, metavar="A B", help="Say why two keys differ.")
+@store_option
 @click.option("--files", is_flag=True, help="List every path.")
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("key", required=False)
-def show_command(
-    url: str, pair: tuple[str, str] | None, files: bool, as_json: bool, key: str | None
-) -> None:
-    """List the snapshots of STORE, show one, or say why two differ.
+def show_command(url: str, files: bool, as_json: bool, key: str | None) -> None:
+    """List the snapshots of STORE, or show one.
+
+    What two were made of, and so why they differ, a diff of their JSON says.
 
     \b
     Example:
       omniload env show -o /mnt/envs
       omniload env show 3f9a01c2 -o /mnt/envs --files
-      omniload env show -o /mnt/envs --diff 3f9a01c2 77b0e4d1
+      omniload env show 3f9a01c2 -o /mnt/envs --json
     """  # noqa: D301 -- click's own marker
     with opened(url) as repository:
-        if pair:
-            left, right = (manifest_of(repository, each) for each in pair)
-            show_difference(left, right, as_json=as_json)
-        elif key:
+        if key:
             show_one(manifest_of(repository, key), files=files, as_json=as_json)
         else:
             show_all(repository, as_json=as_json)
-
-
-@click.command("verify")
-@store_option(required=False)
-@environment_options
-@click.option("--node", is_flag=True, help="All trees of the node cache; damaged ones are removed.")
-@click.option("--json", "as_json", is_flag=True)
-@click.argument("key", required=False)
-def verify_command(
-    given: EnvironmentOptions, url: str | None, node: bool, as_json: bool, key: str | None
-) -> None:
-    """Compare every file of the environment with its snapshot, by digest.
-
-    \b
-    Example:
-      omniload env verify -o /mnt/envs
-      omniload env verify --node
-    """  # noqa: D301 -- click's own marker
-    if node:
-        show_node(as_json=as_json)
-        return
-    if url is None:
-        raise ConfigError("no store to compare with; name it with -o, or compare with --node")
-    environment = given.environment
-    with environment.locked():
-        record = environment.heal()
-    if key is None and record is None:
-        raise StateError(f"{environment.interpreter.prefix} holds no snapshot; give a KEY")
-    with opened(url) as repository:
-        manifest = manifest_of(repository, key or (record.key if record else ""))
-    environment.check_fits(TreeHead.of(manifest))
-    show_environment(manifest, environment.targets, as_json=as_json)
 
 
 @click.command("prune")
@@ -110,11 +76,20 @@ def verify_command(
     show_default=True,
     help="Store: remove packs that were condemned so long ago. Longer than any save takes.",
 )
+@click.option(
+    "--verify", is_flag=True, help="Node cache: read every tree; remove those that are damaged."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("keys", nargs=-1)
-def prune_command(
-    url: str | None, unused: str, grace: str, dry_run: bool, as_json: bool, keys: tuple[str, ...]
+def prune_command(  # noqa: PLR0913, PLR0917 -- the options of a command
+    url: str | None,
+    unused: str,
+    grace: str,
+    verify: bool,
+    dry_run: bool,
+    as_json: bool,
+    keys: tuple[str, ...],
 ) -> None:
     """Remove trees nobody has used from the node cache, or from a store the snapshots KEYS.
 
@@ -123,14 +98,19 @@ def prune_command(
 
     \b
     Example:
-      omniload env prune --unused 14d
+      omniload env prune --unused 14d --verify
       omniload env prune -o hdfs://namenode:9000/envs 3f9a01c2
       omniload env prune -o hdfs://namenode:9000/envs --dry-run
     """  # noqa: D301 -- click's own marker
     if url is None:
         if keys:
             raise ConfigError(f"{keys[0]!r}: snapshots are removed from a store; name it with -o")
-        _prune_node(_seconds("--unused", unused), act=not dry_run, as_json=as_json)
+        unused_s = _seconds("--unused", unused)
+        _prune_node(unused_s, act=not dry_run, verify=verify, as_json=as_json)
+    elif verify:
+        raise ConfigError(
+            "--verify reads the node cache; a pack of a store is compared as it is read"
+        )
     else:
         _prune_store(url, keys, _seconds("--grace", grace), act=not dry_run, as_json=as_json)
 
@@ -147,19 +127,25 @@ def _seconds(option: str, text: str) -> float:
     return found
 
 
-def _prune_node(unused_s: float, *, act: bool, as_json: bool) -> None:
+def _prune_node(unused_s: float, *, act: bool, verify: bool, as_json: bool) -> None:
     from omniload.base.units import format_bytes  # noqa: PLC0415
 
-    cache = NodeCache()
-    found = list(prune_cache(cache, unused_s=unused_s, now_ns=time.time_ns(), act=act))
+    cache, now_ns = NodeCache(), time.time_ns()
+    found = list(prune_cache(cache, unused_s=unused_s, now_ns=now_ns, act=act, verify=verify))
     if as_json:
         click.echo(json.dumps([each._asdict() for each in found]))
-        return
-    for each in found:
-        outcome, freed = _tense(each.outcome, act=act), format_bytes(each.freed_bytes)
-        click.echo(f"{each.kind} {each.name[:16]}: {outcome}, {freed}")
-    total = format_bytes(sum(each.freed_bytes for each in found))
-    click.echo(f"{total} {'freed' if act else 'would be freed'} in {cache.folder}")
+    else:
+        for each in found:
+            outcome, freed = _tense(each.outcome, act=act), format_bytes(each.freed_bytes)
+            where = shown(f" ({each.fault})") if each.fault else ""
+            click.echo(f"{each.kind} {each.name[:16]}: {outcome}{where}, {freed}")
+        total = format_bytes(sum(each.freed_bytes for each in found))
+        click.echo(f"{total} {'freed' if act else 'would be freed'} in {cache.folder}")
+    if damaged := sum(each.outcome == "damaged" for each in found):
+        raise IntegrityError(
+            f"{damaged} of {len(found)} trees are damaged{' and removed' if act else ''}; restore "
+            "again where they are linked or mounted, which fetches them from the store"
+        )
 
 
 def _prune_store(
@@ -268,57 +254,3 @@ def show_one(manifest: "Manifest", *, files: bool, as_json: bool) -> None:
     click.echo(f"{'distributions':14}{' '.join(manifest.head.distributions)}")
     for path in paths:
         click.echo(f"{path['kind']:10}{path['bytes']:>12}  {path['target']}/{path['path']}")
-
-
-def show_difference(left: "Manifest", right: "Manifest", *, as_json: bool) -> None:
-    """Print the inputs in which two snapshots differ."""
-    found = differences(left.head.document, right.head.document)
-    if as_json:
-        click.echo(json.dumps([each._asdict() for each in found], indent=2))
-        return
-    for each in found:
-        click.echo(f"{each.place}: {each.left or '(absent)'} -> {each.right or '(absent)'}")
-    if not found:
-        click.echo("the same key")
-
-
-def show_environment(manifest: "Manifest", targets: Sequence[Target], *, as_json: bool) -> None:
-    """Print what differs between an environment and its snapshot.
-
-    Raises:
-        IntegrityError: Something does.
-    """
-    from snapshot.env.target.verification import faults_of  # noqa: PLC0415
-
-    faults = faults_of(manifest, targets, digests=True)
-    if as_json:
-        click.echo(json.dumps({"key": manifest.head.key, "faults": [f._asdict() for f in faults]}))
-    else:
-        for fault in faults:
-            click.echo(shown(f"{fault.kind}: {fault.path}: {fault.detail}"))
-        click.echo(f"{len(manifest.entries)} paths compared, {len(faults)} faults")
-    if faults:
-        raise IntegrityError(
-            f"{len(faults)} paths are not as in {manifest.head.key[:16]}; restore it"
-        )
-
-
-def show_node(*, as_json: bool) -> None:
-    """Print what is damaged in the node cache, and remove it.
-
-    Raises:
-        IntegrityError: A tree is damaged.
-    """
-    found = list(verify_node(NodeCache()))
-    damaged = [each for each in found if each.faults]
-    if as_json:
-        click.echo(json.dumps([each._asdict() for each in found]))
-    else:
-        for each in damaged:
-            click.echo(shown(f"{each.key[:16]}: {len(each.faults)} damaged: {each.faults[0]}"))
-        click.echo(f"{len(found)} trees compared, {len(damaged)} damaged")
-    if damaged:
-        raise IntegrityError(
-            f"{len(damaged)} of {len(found)} trees are damaged and removed; restore again where "
-            "they are linked or mounted, which fetches them from the store"
-        )

@@ -158,7 +158,7 @@ class Restorer:
         try:
             tree.invalidate()
         except PermissionError as error:
-            raise IntegrityError(f"{found}; its owner mends it by 'env verify --node'") from error
+            raise IntegrityError(f"{found}; its owner mends it by 'env prune --verify'") from error
         _LOG.warning("%s and time; the snapshot is fetched again", found)
         return False
 
@@ -212,13 +212,15 @@ class Restorer:
 
     def _holds(self, tree: Tree, record: Record) -> bool:
         """Return whether the environment still is what the record says."""
-        from snapshot.env.target.verification import faults_of  # noqa: PLC0415
-
-        digests = record.boot != boot_id()
-        faults = faults_of(tree.manifest, self.environment.targets, digests=digests)
-        if faults:
-            _LOG.warning("%s is %s; it is restored again", faults[0].path, faults[0].detail)
-        return not faults
+        targets = [target.path for target in self.environment.targets]
+        changed = tree.changed_files(digests=record.boot != boot_id(), roots=targets)
+        if changed:
+            _LOG.warning(
+                "%s of %s is not as it was restored; it is restored again",
+                changed[0] or "the folder",
+                self.environment.interpreter.prefix,
+            )
+        return not changed
 
     def _place(self, tree: Tree, key: str, requested: RequestedForm, base: dict[str, str]) -> Form:
         *others, last = forms_of(requested)

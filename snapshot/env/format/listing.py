@@ -105,29 +105,32 @@ def decode_listing(text: str | bytes) -> Listing:
         ) from error
 
 
-def changed_in(layer: str, folder: Folder) -> list[str]:
-    """Return the paths of a folder in a ``layer`` whose kind, size, mode or time is not what it was when written.
+def changed_in(root: str, folder: Folder) -> list[str]:
+    """Return the paths of a folder below ``root`` whose kind, size, mode or time is not what it was when written.
 
     The kernel walks to the folder once and is asked for each file by its name alone, a third
     of the cost of asking by whole paths.
     """
     above = f"{folder.path}/" if folder.path else ""
     try:
-        file = os.open(f"{layer}/{folder.path}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Not through a link: what it leads to is not the folder that was written.
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(f"{root}/{folder.path}", flags)
     except (FileNotFoundError, NotADirectoryError):
-        return [f"{above}{name}" for name in folder.names]
-    found = []
+        return [folder.path, *(f"{above}{name}" for name in folder.names)]
     try:
+        found = [] if stat.S_IMODE(os.fstat(file).st_mode) == folder.mode else [folder.path]
         for name, size, time, mode in zip(*folder[4:], strict=True):
             try:
                 seen = os.stat(name, dir_fd=file, follow_symlinks=False)
             except FileNotFoundError:
                 found.append(f"{above}{name}")
                 continue
+            same = seen.st_mtime_ns == time
             if mode:
-                same = seen.st_size == size and seen.st_mtime_ns == time and seen.st_mode == mode
-            else:
-                same = stat.S_ISLNK(seen.st_mode)
+                same = same and seen.st_size == size and seen.st_mode == mode
+            elif not stat.S_ISLNK(seen.st_mode):
+                same = False
             if not same:
                 found.append(f"{above}{name}")
     finally:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
 from omniload.base.log import get_logger
-from snapshot.env.node.locks import exclusively, locked_now
+from snapshot.env.node.locks import locked_now
 from snapshot.env.node.overlay import keys_mounted
 from snapshot.env.node.tree import Tree, boot_id, discard
 from snapshot.private_folder import cache_folder, private_folder, put_file, readable_folder
@@ -44,11 +44,8 @@ __all__ = [
     "CACHE_VARIABLE",
     "Found",
     "NodeCache",
-    "Verified",
     "default_cache",
     "prune_cache",
-    "verify_node",
-    "verify_tree",
 ]
 
 _LOG = get_logger(__name__)
@@ -165,55 +162,25 @@ class NodeCache:
         return found.f_bavail * found.f_frsize
 
 
-class Verified(NamedTuple):
-    """What was found of one tree."""
-
-    key: str
-    faults: list[str]
-    """Paths that are not what was extracted, or what is wrong with the manifest; none where it is sound."""
-    was_linked: bool
-    """Environments hold the same files: they have to be restored again."""
-
-
-def verify_node(cache: NodeCache) -> Iterator[Verified]:
-    """Compare the trees one after another; remove those that are damaged, so that they are fetched again."""
-    for folder in sorted((cache.folder / "trees").iterdir()):
-        if (verified := verify_tree(cache, folder.name)) is not None:
-            yield verified
-
-
-def verify_tree(cache: NodeCache, key: str) -> Verified | None:
-    """Compare one tree; remove it where it is damaged. Return ``None`` where it was pruned since.
-
-    The tree is locked while it is compared: restores of the same snapshot wait for it.
-    """
-    folder = cache.folder / "trees" / key
-    with exclusively(cache.lock(key)):
-        linked = (folder / "linked").exists()
-        try:
-            faults = Tree(folder).changed_files(digests=True)
-        except FileNotFoundError:
-            return None
-        except OmniloadError as error:
-            faults = [str(error)]
-        if faults:
-            cache.drop(key)
-    return Verified(key, faults, linked)
-
-
 class Found(NamedTuple):
     """One thing in a node cache, and what becomes of it."""
 
     kind: Literal["tree", "leftover"]
     name: str
-    outcome: Literal["removed", "used", "mounted", "busy"]
+    outcome: Literal["removed", "used", "mounted", "busy", "damaged"]
+    """Of a damaged one: it is removed, so that it is fetched again."""
     freed_bytes: int = 0
+    fault: str = ""
+    """Of a damaged one: the first path that is not what was extracted, or what is wrong with the manifest."""
 
 
 def prune_cache(
-    cache: NodeCache, *, unused_s: float, now_ns: int, act: bool = True
+    cache: NodeCache, *, unused_s: float, now_ns: int, act: bool = True, verify: bool = False
 ) -> Iterator[Found]:
-    """Go through a node cache and yield each thing in it, with what became of it; without ``act``, with what would."""
+    """Go through a node cache and yield each thing in it, with what became of it; without ``act``, with what would.
+
+    With ``verify`` every file of the trees that stay is compared with its digest.
+    """
     latest = now_ns - int(unused_s * 1e9)
     # What is held is passed over; a run that removes nothing takes no lock.
     for folder in sorted((cache.folder / "partial").iterdir()):
@@ -222,7 +189,13 @@ def prune_cache(
             yield _leftover(folder, key, held=held, act=act)
     for folder in sorted((cache.folder / "trees").iterdir()):
         with locked_now(cache.lock(folder.name)) if act else nullcontext(True) as held:
-            yield _tree(cache, Tree(folder), latest, held=held, act=act)
+            found = _tree(cache, Tree(folder), latest, held=held, act=act)
+            stays = found.outcome in {"used", "mounted"}
+            if verify and stays and (fault := _fault_of(Tree(folder))):
+                found = Found("tree", folder.name, "damaged", _size_of(folder), fault)
+                if act:
+                    cache.drop(folder.name)
+            yield found
 
 
 def _leftover(folder: Path, key: str, *, held: bool, act: bool) -> Found:
@@ -250,6 +223,16 @@ def _tree(cache: NodeCache, tree: Tree, latest_ns: int, *, held: bool, act: bool
         tree.mark_unmounted()  # seen above; else it would only be set aside
         cache.drop(key)
     return Found("tree", key, "removed", size_bytes)
+
+
+def _fault_of(tree: Tree) -> str:
+    """Return what is wrong with a tree; nothing of one that is sound, or was removed since it was listed."""
+    try:
+        return next(iter(tree.changed_files(digests=True)), "")
+    except FileNotFoundError:
+        return ""
+    except OmniloadError as error:
+        return str(error)
 
 
 def _is_shown(tree: Tree, key: str) -> bool:

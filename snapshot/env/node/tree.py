@@ -7,7 +7,7 @@ import random
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -250,42 +250,47 @@ class Tree:
         random.shuffle(files)
         until_s = time.monotonic() + within_s
         for entry in files:
-            if not self._has_digest(entry):
+            if not _is_as_written(f"{self.layer(entry.target)}/{entry.path}", entry):
                 return entry.path
             if time.monotonic() >= until_s:
                 break
         return None
 
-    def changed_files(self, *, digests: bool) -> list[str]:
-        """Return the files that are not what the manifest says.
+    def changed_files(self, *, digests: bool, roots: Sequence[str] = ()) -> list[str]:
+        """Return the paths that are not what the snapshot says; what it does not name is nobody's fault.
 
         Args:
-            digests: Read them all; else compare kind, size, mode and time only.
+            digests: Read all files; else compare kind, size, mode and time only. Times of folders
+                are not compared: they move with every file beside.
+            roots: Where the targets lie: those of an environment, or the tree's own.
 
         Raises:
-            IntegrityError: The manifest beside them is damaged.
+            IntegrityError: The manifest beside the tree is damaged.
         """
         listing = self.listing
         if listing.manifest != self._manifest_digest():
             raise IntegrityError(f"{self.folder / 'manifest'} is damaged; fetch the tree again")
+        roots = roots or [str(self.layer(number)) for number in range(len(self.head.targets))]
         found = [
-            path
-            for folder in listing.folders
-            for path in changed_in(f"{self.folder}/layers/{folder.target}", folder)
+            path for folder in listing.folders for path in changed_in(roots[folder.target], folder)
         ]
+        found += [path for n, path in listing.deleted if os.path.lexists(f"{roots[n]}/{path}")]
         if found or not digests:
             return found
         return [
             entry.path
             for entry in self.manifest.entries
-            if entry.kind is Kind.FILE and not self._has_digest(entry)
+            if not _is_as_written(f"{roots[entry.target]}/{entry.path}", entry)
         ]
 
-    def _has_digest(self, entry: Entry) -> bool:
-        """Return whether a file is what it was; what the disk cannot read is not."""
-        try:
-            return file_digest(self.layer(entry.target) / entry.path) == entry.digest
-        except OSError as error:
-            if error.errno not in _UNREADABLE:
-                raise
-            return False
+
+def _is_as_written(path: str, entry: Entry) -> bool:
+    """Return whether the content of a file or link is what it was; what the disk cannot read is not."""
+    if entry.kind is Kind.LINK:
+        return os.readlink(path) == entry.link  # noqa: PTH115 -- thousands of paths
+    try:
+        return entry.kind is not Kind.FILE or file_digest(path) == entry.digest
+    except OSError as error:
+        if error.errno not in _UNREADABLE:
+            raise
+        return False

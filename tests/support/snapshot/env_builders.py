@@ -163,6 +163,12 @@ def _description(path):
     return ("file", stat.S_IMODE(seen.st_mode), path.read_bytes(), seen.st_mtime_ns)
 
 
+def changes(environment, folder, key):
+    """Return the paths of an environment that are not as in a snapshot, by their digests."""
+    tree = NodeCache(Path(folder) / "cache").tree(key)
+    return tree.changed_files(digests=True, roots=[target.path for target in environment.targets])
+
+
 def a_file(path, target=0, **changes):
     """Return the entry of a file of three bytes."""
     fields = {"kind": Kind.FILE, "mode": 0o644, "mtime_ns": 1, "size_bytes": 3, "digest": b"d" * 32}

@@ -81,7 +81,7 @@ def saved_restored_and_pruned(place):
     assert (told["key"], told["form"]) == (key, "link")
     assert told["stored_bytes"] > 0
     assert place.version() == "1.0"
-    assert "0 faults" in place.env("verify", "--python", "venv")
+    assert "there already" in place.env("restore", key, "--python", "venv", "--form", "link")
     assert key[:16] in place.env("show")
     assert "1 condemned" in place.env("prune", key, "--grace", "0s")
     assert "1 removed" in place.env("prune", "--grace", "0s")
@@ -212,7 +212,7 @@ def test_nobody_saves_restores_verifies_and_prunes_with_the_command(home):
 
     assert f"{key[:16]}: restored (link)" in told
     assert (site / "tiny.py").stat().st_uid == NOBODY
-    assert "0 faults" in as_nobody(home, "verify", *there)
+    assert "there already" in as_nobody(home, "restore", key, *there)
     assert key[:16] in as_nobody(home, "show", "-o", "store")
     refused = as_nobody(home, "restore", key, *there, "--form", "mount", code=3)
     assert "no overlay can be mounted here" in refused or "cannot be marked" in refused

@@ -20,7 +20,6 @@ from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.overlay import mounts_at, umount
 from snapshot.env.node.tree import TreeHead
 from snapshot.env.store.repository import ROOT
-from snapshot.env.target.verification import faults_of
 from tests.support.snapshot.env_builders import (
     INSTALL,
     SITE,
@@ -28,6 +27,7 @@ from tests.support.snapshot.env_builders import (
     a_restorer,
     an_environment,
     an_installation,
+    changes,
     contents,
     environment_at,
     remake,
@@ -70,7 +70,7 @@ def test_a_restored_environment_is_what_the_command_left_and_undo_brings_the_old
 
         assert (done.form, done.already) == (form, False)
         assert contents(environment) == held
-        assert faults_of(manifest, environment.targets, digests=True) == []
+        assert changes(environment, tmp_path, manifest.head.key) == []
         site = Path(environment.targets[1].path)
         assert not (site / "old.py").exists()
         assert not (site / "gone").exists()
@@ -208,14 +208,7 @@ def test_without_a_snapshot_the_command_is_run_and_recorded_and_the_next_restore
     assert (again.form, again.already) == ("command", True)
     assert (other.form, other.key) == ("copy", first.key)
     assert contents(environment).keys() >= held.keys()
-    assert (
-        faults_of(
-            a_restorer(environment, tmp_path).cache.tree(first.key).manifest,
-            environment.targets,
-            digests=True,
-        )
-        == []
-    )
+    assert changes(environment, tmp_path, first.key) == []
 
 
 def test_a_store_that_does_not_answer_is_no_reason_not_to_start(tmp_path):
@@ -388,36 +381,45 @@ def test_a_file_changed_through_a_link_is_noticed_and_fetched_again(tmp_path):
     assert contents(environment) == held
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        (lambda p: (p / "tree" / "__init__.py").unlink(), "missing"),
-        (lambda p: (p / "base.py").write_text("other"), "changed"),
-        (lambda p: (p / "tree" / "deep").chmod(0o700), "changed"),
-        (lambda p: (p / "old.py").write_text("again"), "returned"),
-        (lambda p: _swap(p / "tree" / "deep" / "er" / "link.bin", "elsewhere"), "changed"),
-        (lambda p: _to_folder(p / "tree" / "empty.txt"), "changed"),
-    ],
-    ids=["missing", "bytes", "mode", "returned", "link", "kind"],
-)
-def test_verify_names_what_is_not_as_in_the_snapshot(tmp_path, change, fault):
-    environment, manifest, _ = saved(tmp_path)
-    a_restorer(environment, tmp_path).restore(manifest.head.key, "copy")
-    change(Path(environment.targets[1].path))
-
-    faults = faults_of(manifest, environment.targets, digests=True)
-
-    assert [each.kind for each in faults] == [fault]
-
-
-def _swap(path, link):
+def _swap(path, link, *, same_time=False):
+    seen = path.lstat()
     path.unlink()
     path.symlink_to(link)
+    if same_time:
+        os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns), follow_symlinks=False)
+
+
+def _rot(path):
+    seen, data = path.stat(), path.read_bytes()
+    path.write_bytes(bytes(byte ^ 1 for byte in data))
+    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
 
 
 def _to_folder(path):
     path.unlink()
     path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("tree/__init__.py", lambda path: path.unlink()),
+        ("base.py", lambda path: path.write_text("other")),
+        ("base.py", _rot),
+        ("tree/deep", lambda path: path.chmod(0o700)),
+        ("old.py", lambda path: path.write_text("again")),
+        ("tree/deep/er/link.bin", lambda path: _swap(path, "elsewhere")),
+        ("tree/deep/er/link.bin", lambda path: _swap(path, "elsewhere", same_time=True)),
+        ("tree/empty.txt", _to_folder),
+    ],
+    ids=["missing", "bytes", "rot", "mode", "returned", "link", "link's words", "kind"],
+)
+def test_what_is_not_as_in_the_snapshot_is_seen(tmp_path, path, change):
+    environment, manifest, _ = saved(tmp_path)
+    a_restorer(environment, tmp_path).restore(manifest.head.key, "copy")
+    change(Path(environment.targets[1].path) / path)
+
+    assert changes(environment, tmp_path, manifest.head.key) == [path]
 
 
 def hostile(folder, manifest, *entries):

@@ -14,12 +14,12 @@ from snapshot.env.format.checks import Limits
 from snapshot.env.format.entries import Kind
 from snapshot.env.format.packs import inflate
 from snapshot.env.store.repository import ROOT
-from snapshot.env.target.verification import faults_of
 from tests.support.snapshot.env_builders import (
     a_repository,
     a_restorer,
     an_environment,
     an_installation,
+    changes,
     contents,
     remake,
     saved,
@@ -127,7 +127,7 @@ def test_names_of_any_bytes_come_back(tmp_path):
     a_restorer(environment, tmp_path).restore(manifest.head.key, "link")
 
     assert contents(environment) == held
-    assert faults_of(manifest, environment.targets, digests=True) == []
+    assert changes(environment, tmp_path, manifest.head.key) == []
 
 
 def test_a_pack_is_closed_when_it_is_full(tmp_path, monkeypatch):

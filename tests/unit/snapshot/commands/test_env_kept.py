@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 
-from snapshot.commands.env_kept import show_difference, show_one, summary_of
+from snapshot.commands.env_kept import show_one, summary_of
 from tests.unit.snapshot.env.format.test_manifest import HEAD, MANIFEST
 
 DOCUMENT = {"version": 1, "command": ["pip", "install", "a b"]}
@@ -36,9 +36,3 @@ def test_names_of_any_bytes_can_be_told(capsys):
     assert "numpy==2" in told
     show_one(a_manifest(), files=True, as_json=True)
     assert len(json.loads(capsys.readouterr().out)["paths"]) == len(MANIFEST.entries)
-
-
-def test_a_difference_names_what_only_one_has(capsys):
-    show_difference(a_manifest(), a_manifest(prefix="/x"), as_json=False)
-
-    assert capsys.readouterr().out == 'prefix: (absent) -> "/x"\n'

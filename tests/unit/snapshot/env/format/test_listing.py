@@ -70,6 +70,8 @@ def layer(tmp_path):
         (tmp_path / name).chmod(0o644)
         os.utime(tmp_path / name, ns=(1, 1))
     (tmp_path / "p" / "l").symlink_to("a")
+    os.utime(tmp_path / "p" / "l", ns=(1, 1), follow_symlinks=False)
+    (tmp_path / "p").chmod(0o755)
     return tmp_path, listing_of(
         [a_folder(""), a_folder("p"), *map(a_file, ("p/a", "p/b")), a_link("p/l", "a")]
     ).folders[1]
@@ -100,6 +102,21 @@ def test_whatever_changed_of_a_file_is_seen(layer, change):
     assert changed_in(str(path), folder) == ["p/a"]
 
 
+def test_a_link_that_was_made_anew_is_seen(layer):
+    path, folder = layer
+    (path / "p" / "l").unlink()
+    (path / "p" / "l").symlink_to("b")
+
+    assert changed_in(str(path), folder) == ["p/l"]
+
+
+def test_another_mode_of_a_folder_is_seen(layer):
+    path, folder = layer
+    (path / "p").chmod(0o700)
+
+    assert changed_in(str(path), folder) == ["p"]
+
+
 def test_a_link_that_became_a_file_is_seen(layer):
     path, folder = layer
     (path / "p" / "l").unlink()
@@ -112,6 +129,10 @@ def test_all_of_a_folder_that_is_gone_is_changed(layer):
     path, folder = layer
     (path / "p").rename(path / "moved")
 
-    assert changed_in(str(path), folder) == ["p/a", "p/b", "p/l"]
+    everything = ["p", "p/a", "p/b", "p/l"]
+    assert changed_in(str(path), folder) == everything
     (path / "p").write_text("a file now")
-    assert changed_in(str(path), folder) == ["p/a", "p/b", "p/l"]
+    assert changed_in(str(path), folder) == everything
+    (path / "p").unlink()
+    (path / "p").symlink_to("moved")
+    assert changed_in(str(path), folder) == everything

@@ -10,7 +10,6 @@ from snapshot.env.format.entries import Target
 from snapshot.env.key.base import base_of, installed_in
 from snapshot.env.key.keys import (
     Installation,
-    differences,
     document_of,
     key_of,
     requests_of,
@@ -32,6 +31,10 @@ def a_document(tmp_path, *, interpreter=None, targets=TARGETS, base=BASE, **chan
     }
     installation = Installation(**{**fields, **changes})
     return document_of(interpreter or an_interpreter("/env"), targets, base, installation)
+
+
+def differing(left, right):
+    return {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
 
 
 def test_the_same_inputs_give_the_same_key(tmp_path):
@@ -57,7 +60,7 @@ def test_another_interpreter_gives_another_key_and_is_named(tmp_path, name, valu
     other = a_document(tmp_path, interpreter=an_interpreter("/env", **{name: value}))
 
     assert key_of(plain) != key_of(other)
-    assert [each.place for each in differences(plain, other)] == [f"interpreter.{name}"]
+    assert differing(plain, other) == {"interpreter"}
 
 
 @pytest.mark.parametrize(
@@ -65,16 +68,13 @@ def test_another_interpreter_gives_another_key_and_is_named(tmp_path, name, valu
     [
         ({"interpreter": an_interpreter("/elsewhere")}, "prefix"),
         ({"targets": (*TARGETS, Target("x", "/x"))}, "targets"),
-        ({"base": base_of("sha256:other", ["pip==23"])}, "base.image"),
-        ({"base": base_of("sha256:image", ["pip==24"])}, "base.installed"),
+        ({"base": base_of("sha256:other", ["pip==23"])}, "base"),
+        ({"base": base_of("sha256:image", ["pip==24"])}, "base"),
         ({"command": ("pip3", "install", "-r", "requirements.txt")}, "command"),
-        ({"requirements": "numpy==3\n"}, "requests.requirements[numpy==2]"),
-        (
-            {"environment": {"CUDA_HOME": "/usr/cuda", "PIP_PRE": "1"}},
-            "requests.options[PIP_PRE=1]",
-        ),
-        ({"files": ("requirements.txt",)}, "files.requirements.txt"),
-        ({"variables": ("CUDA_HOME",)}, "variables.CUDA_HOME"),
+        ({"requirements": "numpy==3\n"}, "requests"),
+        ({"environment": {"CUDA_HOME": "/usr/cuda", "PIP_PRE": "1"}}, "requests"),
+        ({"files": ("requirements.txt",)}, "files"),
+        ({"variables": ("CUDA_HOME",)}, "variables"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -83,7 +83,7 @@ def test_another_input_gives_another_key_and_is_named(tmp_path, change, place):
     other = a_document(tmp_path, **change)
 
     assert key_of(plain) != key_of(other)
-    assert place in [each.place for each in differences(plain, other)]
+    assert differing(plain, other) == {place}
 
 
 def test_the_value_of_a_declared_variable_decides_and_is_not_kept(tmp_path):
@@ -125,18 +125,6 @@ def test_a_document_of_another_version_has_no_key():
         key_of({"version": 9})
 
 
-def test_equal_documents_have_no_difference(tmp_path):
-    assert differences(a_document(tmp_path), a_document(tmp_path)) == []
-
-
-def test_a_difference_shows_both_sides(tmp_path):
-    found = differences(
-        a_document(tmp_path), a_document(tmp_path, requirements="numpy==2\nscipy\n")
-    )
-
-    assert [tuple(each) for each in found] == [("requests.requirements[scipy]", None, "scipy")]
-
-
 def test_what_is_installed_is_read_from_the_names_of_its_records(tmp_path):
     for name in ("NumPy-2.4.6.dist-info", "old_thing-1.0.egg-info", "numpy", "x.dist-info"):
         (tmp_path / name).mkdir()
@@ -150,25 +138,6 @@ def test_what_is_installed_is_read_from_the_names_of_its_records(tmp_path):
 def test_the_base_does_not_depend_on_order():
     assert base_of("", ["a==1", "b==2"]) == base_of("", ["b==2", "a==1"])
     assert base_of("", ["a==1"]) != base_of("", ["a==2"])
-
-
-def test_an_added_part_and_a_missing_part_are_both_told():
-    left, right = {"version": 1, "a": {"x": 1}}, {"version": 1, "b": {"y": 2}}
-
-    assert [tuple(each) for each in differences(left, right)] == [
-        ("a.x", "1", None),
-        ("b.y", None, "2"),
-    ]
-
-
-def test_an_empty_list_differs_from_one_with_a_member():
-    left = {"requests": {"options": []}}
-    right = {"requests": {"options": ["--pre"]}}
-
-    assert [each.place for each in differences(left, right)] == [
-        "requests.options",
-        "requests.options[--pre]",
-    ]
 
 
 def test_a_key_does_not_depend_on_the_order_of_the_document():
