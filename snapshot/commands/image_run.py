@@ -30,10 +30,9 @@ from snapshot.image.trace.trace import hot_blocks
 from snapshot.image.tree.merge import merge
 from snapshot.oci.image import Image, opened_image
 from snapshot.oci.store import ImageStore
-from snapshot.startup.attempts import Attempt, attempts_of
-from snapshot.startup.difference import difference_of
+from snapshot.startup.attempts import Attempt, attempts_of, difference_of
 from snapshot.startup.events import spawning, stage
-from snapshot.startup.output import print_attempt, print_attempts, print_difference, write_trace
+from snapshot.startup.output import format_seconds, print_attempt, print_difference, write_trace
 from snapshot.startup.reading import read_events
 
 __all__ = ["prefetch_command", "record_command", "run_command", "startup_command"]
@@ -298,8 +297,8 @@ def startup_command(
     if not console.is_terminal:
         console.width = _WIDE  # a pipe has no width, and a table cut to 80 columns helps nobody
     if len(attempts) > 1:
-        print_attempts(console, attempts)
-        console.print(f"\nattempt {chosen.number}", highlight=False)
+        known = ", ".join(f"{each.number} ({format_seconds(each.seconds)})" for each in attempts)
+        console.print(f"attempt {chosen.number} of {known}\n", highlight=False, soft_wrap=True)
     print_attempt(console, chosen, log.torn)
     if difference is not None:
         console.print("\ncritical path, before and after", highlight=False)

@@ -1,4 +1,4 @@
-"""Stages of a start-up: events of many nodes joined into seconds, stragglers and bytes.
+"""Stages of a start-up: events of many nodes joined into seconds, stragglers and bytes; two starts compared.
 
 Between two barriers a job waits for the node that comes to the second last. What a start-up
 took is therefore divided along those nodes, and the parts add up to the whole.
@@ -27,10 +27,12 @@ from snapshot.startup.reading import Run, runs_of, spans_of
 __all__ = [
     "BETWEEN",
     "Attempt",
-    "ClockDoubt",
+    "Difference",
     "NodeStage",
     "Stage",
+    "StageDifference",
     "attempts_of",
+    "difference_of",
     "natural",
 ]
 
@@ -39,6 +41,7 @@ BETWEEN = "(between stages)"
 
 _MOST_STAGES = 256
 _NS = 1e9
+_SAME_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,33 +55,38 @@ class NodeStage:
     seconds: float | None
     """Time in which at least one of its runs was going; ``None`` where unfinished."""
     runs: tuple[Run, ...]
-    bytes: Mapping[str, int]
-    """Bytes moved, by tier; of runs that ended."""
-    facts: Mapping[str, str]
 
     @property
     def error(self) -> str | None:
-        """What a run failed with."""
-        return self.facts.get("error")
+        """What a run failed with, the last if several did."""
+        errors = (run.facts.get("error") for run in reversed(self.runs))
+        return next(filter(None, errors), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage over the nodes of an attempt."""
+    """One stage over the nodes of an attempt; figures are over those that ended it."""
 
     name: str
     nodes: tuple[NodeStage, ...]
-    median_s: float | None
-    """Over the nodes that ended it, as ``max_s``; ``None`` where none did."""
-    max_s: float | None
-    straggler_ratio: float | None
-    """``max_s / median_s``; ``None`` where either is missing or the median is 0."""
     slowest: str | None
-    lost_s: float
-    """``max_s - median_s``: what the slowest node may cost the job; 0 where none ended."""
+    """``None`` where no node ended it, as the two that follow."""
+    max_s: float | None
+    median_s: float | None
     path_s: float
     """Part of the critical path."""
     bytes: Mapping[str, int]
+    """Bytes moved, by tier."""
+
+    @property
+    def straggler_ratio(self) -> float | None:
+        """``max_s / median_s``; ``None`` where either is missing or the median is 0."""
+        return self.max_s / self.median_s if self.max_s is not None and self.median_s else None
+
+    @property
+    def lost_s(self) -> float:
+        """``max_s - median_s``: what the slowest node may cost the job; 0 where none ended."""
+        return 0.0 if self.max_s is None or self.median_s is None else self.max_s - self.median_s
 
     @property
     def unfinished(self) -> tuple[str, ...]:
@@ -89,20 +97,6 @@ class Stage:
     def failed(self) -> tuple[str, ...]:
         """Nodes whose stage ended with an error."""
         return tuple(each.node for each in self.nodes if each.error is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockDoubt:
-    """Two nodes whose clocks cannot both be right."""
-
-    stage: str
-    """All nodes are in it together at some moment."""
-    left: str
-    """Left it, by its own clock, ..."""
-    entered: str
-    """... before this node entered it."""
-    at_least_s: float
-    """How far the clocks are apart at the least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +118,6 @@ class Attempt:
     reached: bool
     """Whether all nodes that began the first step ended it, at least one."""
     bytes: Mapping[str, int]
-    doubt: ClockDoubt | None
     strays: int
     """Ends without a begin, which are left out."""
     backward: int
@@ -200,8 +193,7 @@ def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
     ends = [node.end_ns for node in steps if node.end_ns is not None]
     reached = bool(steps) and len(ends) == len(steps)
     begin_ns, end_ns = min(begins, default=last_ns), max(ends) if reached else last_ns
-    runs = {name: {n.node: n.runs for n in nodes} for name, nodes in nodes_of.items()}
-    path = critical_path(runs, begin_ns, end_ns, last_ns, reached=reached)
+    path = critical_path(joined.runs, begin_ns, end_ns, last_ns, reached=reached)
     ordered = sorted(nodes_of, key=lambda name: (median(n.begin_ns for n in nodes_of[name]), name))
     stages = tuple(_stage(name, nodes_of[name], _path_s(path, name)) for name in ordered)
     return Attempt(
@@ -214,7 +206,6 @@ def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
         between_s=_path_s(path, None),
         reached=reached,
         bytes=_sum_bytes(stage.bytes for stage in stages),
-        doubt=_doubt(nodes_of),
         strays=joined.strays,
         backward=joined.backward,
     )
@@ -223,15 +214,12 @@ def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
 def _node_stage(node: str, runs: Sequence[Run]) -> NodeStage:
     ends = [run.end_ns for run in runs if run.end_ns is not None]
     finished = len(ends) == len(runs)
-    facts = {name: text for run in runs for name, text in run.facts.items()}
     return NodeStage(
         node=node,
         begin_ns=min(run.begin_ns for run in runs),
         end_ns=max(ends) if finished else None,
         seconds=sum(end - begin for begin, end in spans_of(runs)) / _NS if finished else None,
         runs=tuple(runs),
-        bytes=_sum_bytes(run.bytes for run in runs),
-        facts=facts,
     )
 
 
@@ -239,38 +227,19 @@ def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
     nodes = sorted(nodes, key=lambda each: natural(each.node))
     took = {each.node: each.seconds for each in nodes if each.seconds is not None}
     slowest = max(took, key=lambda node: took[node], default=None)
-    most = None if slowest is None else took[slowest]
-    middle = median(took.values()) if took else None
     return Stage(
         name=name,
         nodes=tuple(nodes),
-        median_s=middle,
-        max_s=most,
-        straggler_ratio=most / middle if most is not None and middle else None,
-        lost_s=0.0 if most is None or middle is None else most - middle,
         slowest=slowest,
+        max_s=None if slowest is None else took[slowest],
+        median_s=median(took.values()) if took else None,
         path_s=path_s,
-        bytes=_sum_bytes(each.bytes for each in nodes),
+        bytes=_sum_bytes(run.bytes for each in nodes for run in each.runs),
     )
 
 
 def _path_s(path: Iterable[PathPart], stage: str | None) -> float:
     return sum(part.end_ns - part.begin_ns for part in path if part.stage == stage) / _NS
-
-
-def _doubt(nodes_of: Mapping[str, Sequence[NodeStage]]) -> ClockDoubt | None:
-    """Find the meeting that clocks contradict most: left by one node before another entered."""
-    found = None
-    for name in sorted(filter(is_meeting, nodes_of), reverse=True):
-        ended = [(n.end_ns, n.node) for n in nodes_of[name] if n.end_ns is not None]
-        if not ended:
-            continue
-        left_ns, left = min(ended)
-        entered_ns, entered = max((n.begin_ns, n.node) for n in nodes_of[name])
-        apart_s = (entered_ns - left_ns) / _NS
-        if apart_s > 0 and (found is None or apart_s > found.at_least_s):
-            found = ClockDoubt(stage=name, left=left, entered=entered, at_least_s=apart_s)
-    return found
 
 
 def _sum_bytes(of_parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -280,3 +249,73 @@ def _sum_bytes(of_parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for tier, size in part.items():
             total[tier] += size
     return {tier: total[tier] for tier in TIERS if total[tier]}
+
+
+@dataclass(frozen=True, slots=True)
+class StageDifference:
+    """One stage in two starts; ``None`` where a start has no such stage."""
+
+    name: str
+    before: Stage | None
+    after: Stage | None
+    path_before_s: float
+    path_after_s: float
+
+    @property
+    def path_s(self) -> float:
+        """What the stage adds to the critical path: after less before."""
+        return self.path_after_s - self.path_before_s
+
+    @property
+    def changed_bytes(self) -> Mapping[str, int]:
+        """Bytes after less before, by tier, where they differ."""
+        before, after = ({} if s is None else s.bytes for s in (self.before, self.after))
+        more = {tier: after.get(tier, 0) - before.get(tier, 0) for tier in TIERS}
+        return {tier: size for tier, size in more.items() if size}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What changed from one start to another."""
+
+    before: Attempt
+    after: Attempt
+    stages: tuple[StageDifference, ...]
+    """Stages of either, in the order of ``after``; last what lies between stages."""
+
+    @property
+    def seconds(self) -> float:
+        """After less before; the sum of what the stages add."""
+        return self.after.seconds - self.before.seconds
+
+    @property
+    def ratio(self) -> float | None:
+        """After over before."""
+        return self.after.seconds / self.before.seconds if self.before.seconds else None
+
+    @property
+    def explaining(self) -> StageDifference | None:
+        """The stage that moved the total farthest the way it went; ``None`` within a millisecond."""
+        if abs(self.seconds) < _SAME_S:
+            return None
+        sign = 1 if self.seconds > 0 else -1
+        return max(self.stages, key=lambda each: sign * each.path_s)
+
+    @property
+    def explained(self) -> float | None:
+        """Part of the difference that this stage makes; above 1 where others went against it."""
+        stage = self.explaining
+        return None if stage is None else stage.path_s / self.seconds
+
+
+def difference_of(before: Attempt, after: Attempt) -> Difference:
+    """Compare two starts stage by stage."""
+    old = {stage.name: stage for stage in before.stages}
+    new = {stage.name: stage for stage in after.stages}
+    stages = [
+        StageDifference(name, a, b, a.path_s if a else 0.0, b.path_s if b else 0.0)
+        for name in {**new, **old}
+        for a, b in [(old.get(name), new.get(name))]
+    ]
+    between = StageDifference(BETWEEN, None, None, before.between_s, after.between_s)
+    return Difference(before, after, (*stages, between))

@@ -19,8 +19,8 @@ from rich.table import Table
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
-from snapshot.startup.attempts import BETWEEN, Attempt, Stage
-from snapshot.startup.difference import Difference, StageDifference
+from snapshot.startup.attempts import BETWEEN, Attempt, Difference, Stage, StageDifference
+from snapshot.startup.path import is_meeting
 from snapshot.startup.reading import Run
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "format_seconds",
     "notes_of",
     "print_attempt",
-    "print_attempts",
     "print_difference",
     "trace_of",
     "verdict_of",
@@ -75,17 +74,30 @@ def notes_of(attempt: Attempt, torn: int = 0) -> Iterator[str]:
             yield f"{stage.name} failed on {_some(stage.failed)}: {_some(errors)}"
     if not attempt.reached:
         yield "the first step was not reached; the total ends at the last line of any node"
-    if (doubt := attempt.doubt) is not None:
-        yield (
-            f"clocks are at least {format_seconds(doubt.at_least_s)} apart: {doubt.left} left "
-            f"{doubt.stage} before {doubt.entered} entered it; the critical path is as wrong"
-        )
+    yield from _clock_notes(attempt)
     if attempt.strays:
         yield f"{attempt.strays} ends have no begin and are left out"
     if attempt.backward:
         yield f"{attempt.backward} runs end before they begin (a clock was set back) and count as 0 s"
     if torn:
         yield f"{torn} lines were cut short by the end of their writer and are left out"
+
+
+def _clock_notes(attempt: Attempt) -> Iterator[str]:
+    """Say of the meeting that clocks contradict most that one node left it before another entered."""
+    found = []
+    for stage in attempt.stages:
+        ends = [(each.end_ns, each.node) for each in stage.nodes if each.end_ns is not None]
+        if is_meeting(stage.name) and ends:
+            entered_ns, entered = max((each.begin_ns, each.node) for each in stage.nodes)
+            left_ns, left = min(ends)
+            found.append((entered_ns - left_ns, stage.name, left, entered))
+    apart_ns, name, left, entered = max(found, default=(0, "", "", ""))
+    if apart_ns > 0:
+        yield (
+            f"clocks are at least {format_seconds(apart_ns / 1e9)} apart: {left} left {name} before "
+            f"{entered} entered it; the critical path is as wrong"
+        )
 
 
 def verdict_of(difference: Difference) -> str:
@@ -101,20 +113,6 @@ def verdict_of(difference: Difference) -> str:
         f"{difference.explained or 0:.0%} of it: {format_seconds(stage.path_before_s)} to "
         f"{format_seconds(stage.path_after_s)} on the critical path."
     )
-
-
-def print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
-    """Print one line for each attempt."""
-    table = _table("Job", "Attempt", ">Nodes", ">Total", "First step")
-    for each in attempts:
-        table.add_row(
-            _shown(each.job) or "-",
-            str(each.number),
-            str(each.num_held),
-            format_seconds(each.seconds),
-            "reached" if each.reached else "not reached",
-        )
-    console.print(table)
 
 
 def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
@@ -137,10 +135,7 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
 
 
 def print_difference(console: Console, difference: Difference) -> None:
-    """Print what changed, stage by stage, and which stage explains it.
-
-    A fact that one of the starts lacks is no change, and not mentioned.
-    """
+    """Print what changed, stage by stage, and which stage explains it."""
     before, after = difference.before, difference.after
     table = _table("Stage", ">Before", ">After", ">Change", ">Max/median", "Bytes by tier")
     for each in difference.stages:
@@ -154,11 +149,6 @@ def print_difference(console: Console, difference: Difference) -> None:
     )
     console.print(table)
     console.print(_shown(verdict_of(difference)), highlight=False, soft_wrap=True)
-    for each in difference.stages:
-        for name, (old, new) in each.changed_facts.items():
-            if old and new:
-                text = f"note: {each.name}: {name} was {old}, is {new}"
-                console.print(_shown(text), highlight=False, soft_wrap=True)
 
 
 def _cells(stage: Stage) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ the node that entered it last. What a node does beside the path costs the job no
 
 import heapq
 import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from snapshot.startup.reading import Run, entered_of, spans_of
+from snapshot.startup.reading import Run, spans_of
 
 __all__ = [
     "FIRST_STEP",
@@ -41,8 +41,7 @@ _Meeting = tuple[str, int]
 """Name of its stage, and its number on a node counted from the last: the last try is the one that counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathPart:
+class PathPart(NamedTuple):
     """A piece of the critical path."""
 
     stage: str | None
@@ -61,7 +60,7 @@ def is_meeting(stage: str) -> bool:
 
 
 def critical_path(
-    runs: Mapping[str, Mapping[str, Sequence[Run]]],
+    runs: Mapping[tuple[str, str], Sequence[Run]],
     begin_ns: int,
     end_ns: int,
     last_ns: int,
@@ -71,7 +70,7 @@ def critical_path(
     """Walk back from the node that ended last.
 
     Args:
-        runs: Of each stage on each node, in order of their begin, at least one.
+        runs: Of each node and stage, in order of their begin, at least one.
         begin_ns: Where the path begins.
         end_ns: Where it ends.
         last_ns: End of runs without one.
@@ -81,43 +80,31 @@ def critical_path(
         As ``path_of``.
     """
     nodes: defaultdict[str, dict[str, list[Span]]] = defaultdict(dict)
-    for name, of_node in runs.items():
+    for (node, stage), found in runs.items():
         # Until its last process is there, a node is where that process still is.
-        spans = entered_of if is_meeting(name) else spans_of
-        for node, given in of_node.items():
-            nodes[node][name] = spans(given, last_ns)
+        spans = _entered if is_meeting(stage) else spans_of
+        nodes[node][stage] = spans(found, last_ns)
     if not nodes:
         return ()
-    queued = {
-        node: nodes[node][name][-1][1] for name in SCHEDULER_STAGES for node in runs.get(name, ())
-    }
-    queue = max(queued, key=lambda node: (queued[node], node), default="")
-    last = _last_node(nodes, FIRST_STEP if reached else None)
-    return path_of(nodes, last, begin_ns, end_ns, queue=queue)
+    ended = [
+        (spans[-1], stage, node)
+        for node, stages in nodes.items()
+        for stage, spans in stages.items()
+    ]
+    queues = [(end, node) for (_, end), stage, node in ended if stage in SCHEDULER_STAGES]
+    if reached:
+        _, last = max((end, node) for (_, end), stage, node in ended if stage == FIRST_STEP)
+    else:
+        # The node that was busy last, in no meeting, where it would wait itself, and of those
+        # the one that was longest at what it did.
+        *_, last = max((end, not is_meeting(stage), -b, node) for (b, end), stage, node in ended)
+    return path_of(nodes, last, begin_ns, end_ns, queue=max(queues, default=(0, ""))[1])
 
 
-def _last_node(nodes: Mapping[str, Stages], step: str | None) -> str:
-    """Return the node that the end was waited for.
-
-    Args:
-        nodes: By name.
-        step: The stage that ends the start; ``None`` where it was not reached. Then it is the
-            node that was busy last, in no meeting, where it would wait itself, and of those
-            the one that was longest at what it did.
-    """
-
-    def lateness(node: str) -> tuple[int, bool, int, str]:
-        return max(
-            (ends[-1][1], not is_meeting(name), -ends[-1][0], node)
-            for name, ends in nodes[node].items()
-        )
-
-    if step is not None:
-        return max(
-            (node for node in nodes if step in nodes[node]),
-            key=lambda node: (nodes[node][step][-1][1], node),
-        )
-    return max(nodes, key=lateness)
+def _entered(runs: Sequence[Run], last_ns: int) -> list[Span]:
+    """Return the spans of a meeting, each from where the last run of it began."""
+    begins = [run.begin_ns for run in runs]
+    return [(begins[bisect_right(begins, end) - 1], end) for _, end in spans_of(runs, last_ns)]
 
 
 def path_of(
@@ -139,15 +126,19 @@ def path_of(
         Pieces without a hole between them; neighbours differ. Between two meetings they are of
         one node, so no stage has more of them there than the longest that a node spent in it.
     """
-    came_last = _came_last(nodes)
-    open_ = {name: _meetings_of(node) for name, node in nodes.items()}
-    lines: dict[str, _Timeline] = {}
+    meetings = {name: _meetings_of(node) for name, node in nodes.items()}
+    came_last: dict[_Meeting, tuple[int, str]] = {}
+    for name, entered in meetings.items():
+        for entered_ns, meeting in entered:
+            if meeting not in came_last or (entered_ns, name) > came_last[meeting]:
+                came_last[meeting] = entered_ns, name
+    left: dict[str, list[PathPart]] = {}
     passed: set[_Meeting] = set()
     node, at_ns = last, end_ns
-    walked: list[list[PathPart]] = []
+    walked: list[PathPart] = []
     while at_ns > begin_ns:
-        ahead = open_[node]
         # The walk goes back only: what lies after this moment is never met again.
+        ahead = meetings[node]
         while ahead and (ahead[-1][0] >= at_ns or ahead[-1][1] in passed):
             ahead.pop()
         since_ns, following = begin_ns, node
@@ -156,18 +147,16 @@ def path_of(
             passed.add(meeting)
             came_ns, following = came_last[meeting]
             since_ns = max(begin_ns, min(came_ns, at_ns))
-        if node not in lines:
-            lines[node] = _Timeline.of(node, nodes[node], begin_ns, end_ns)
-        walked.append(lines[node].between(since_ns, at_ns))
-        if since_ns == begin_ns:
-            break
+        if node not in left:
+            left[node] = list(_divided(node, nodes[node], begin_ns, end_ns))
+        walked += _taken_back(left[node], since_ns, at_ns)
         node, at_ns = following, since_ns
-    parts = [part for piece in reversed(walked) for part in piece]
-    if queue and parts and parts[0].stage is None:
-        own = nodes[parts[0].node]
+    walked.reverse()
+    if queue and walked and walked[0].stage is None:
+        own = nodes[walked[0].node]
         before = {name: spans for name, spans in nodes[queue].items() if name not in own}
-        parts[:1] = _Timeline.of(queue, before, begin_ns, parts[0].end_ns).parts
-    return tuple(_joined(parts))
+        walked[:1] = _divided(queue, before, begin_ns, walked[0].end_ns)
+    return tuple(_joined(walked))
 
 
 def _meetings_of(node: Stages) -> list[tuple[int, _Meeting]]:
@@ -180,50 +169,23 @@ def _meetings_of(node: Stages) -> list[tuple[int, _Meeting]]:
     )
 
 
-def _came_last(nodes: Mapping[str, Stages]) -> dict[_Meeting, tuple[int, str]]:
-    """Return when each meeting was complete, and which node entered it last."""
-    found: dict[_Meeting, tuple[int, str]] = {}
-    for name, node in nodes.items():
-        for entered_ns, meeting in _meetings_of(node):
-            if meeting not in found or (entered_ns, name) > found[meeting]:
-                found[meeting] = entered_ns, name
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Timeline:
-    """Which stage each moment of one node belongs to."""
-
-    parts: list[PathPart]
-    begins_ns: list[int]
-
-    @classmethod
-    def of(cls, node: str, stages: Stages, begin_ns: int, end_ns: int) -> "_Timeline":
-        parts = list(_joined(_divided(node, stages, begin_ns, end_ns)))
-        return cls(parts, [part.begin_ns for part in parts])
-
-    def between(self, begin_ns: int, end_ns: int) -> list[PathPart]:
-        """Return the pieces from one moment to another, cut there."""
-        first = max(bisect_right(self.begins_ns, begin_ns) - 1, 0)
-        after = bisect_left(self.begins_ns, end_ns)
-        return [
-            PathPart(
-                stage=part.stage,
-                node=part.node,
-                begin_ns=max(part.begin_ns, begin_ns),
-                end_ns=min(part.end_ns, end_ns),
-            )
-            for part in self.parts[first:after]
-        ]
+def _taken_back(parts: list[PathPart], since_ns: int, at_ns: int) -> Iterator[PathPart]:
+    """Take from the end of a node's parts what lies between two moments, the last first; what is later goes."""
+    while parts and parts[-1].end_ns > since_ns:
+        part = parts.pop()
+        if part.begin_ns < at_ns:
+            begin_ns, end_ns = max(part.begin_ns, since_ns), min(part.end_ns, at_ns)
+            yield part._replace(begin_ns=begin_ns, end_ns=end_ns)
+        if part.begin_ns < since_ns:
+            parts.append(part._replace(end_ns=since_ns))  # the walk may come back to this node
 
 
 def _divided(node: str, stages: Stages, begin_ns: int, end_ns: int) -> Iterator[PathPart]:
-    """Yield whose each moment of a node is, in order."""
-    waiting = sorted(
-        (begin, end, stage) for stage, all_of in stages.items() for begin, end in all_of
-    )
+    """Yield whose each moment of a node is, in order; one piece for neighbours of a stage."""
+    waiting = sorted((*span, stage) for stage, spans in stages.items() for span in spans)
     inside = {t for span in waiting for t in span[:2] if begin_ns < t < end_ns}
     running: list[tuple[int, int, str]] = []
+    pieces: list[PathPart] = []
     started = 0
     for begin, end in itertools.pairwise(sorted({begin_ns, end_ns} | inside)):
         while started < len(waiting) and waiting[started][0] <= begin:
@@ -232,14 +194,12 @@ def _divided(node: str, stages: Stages, begin_ns: int, end_ns: int) -> Iterator[
             started += 1
         while running and running[0][0] <= begin:
             heapq.heappop(running)
-        stage_now = running[0][2] if running else None
-        yield PathPart(stage=stage_now, node=node, begin_ns=begin, end_ns=end)
+        pieces.append(PathPart(running[0][2] if running else None, node, begin, end))
+    return _joined(pieces)
 
 
 def _joined(parts: Iterable[PathPart]) -> Iterator[PathPart]:
     """Make one piece of neighbours of the same stage and node."""
-    for (stage, node), same in itertools.groupby(parts, key=lambda part: (part.stage, part.node)):
-        pieces = list(same)
-        yield PathPart(
-            stage=stage, node=node, begin_ns=pieces[0].begin_ns, end_ns=pieces[-1].end_ns
-        )
+    for _, same in itertools.groupby(parts, key=lambda part: part[:2]):
+        first, *others = same
+        yield first._replace(end_ns=others[-1].end_ns) if others else first

@@ -1,6 +1,5 @@
 """The event files of many nodes, read and paired into runs. They come from anywhere, so every size is bounded."""
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ __all__ = [
     "Joined",
     "Log",
     "Run",
-    "entered_of",
     "parse_event",
     "parse_events",
     "read_events",
@@ -30,8 +28,6 @@ __all__ = [
 _HEAD = b'{"version":'
 """What a line of ours starts with. Inside a JSON text the quote would be escaped."""
 _SUFFIX = ".jsonl"
-
-
 _SHOWN = 120
 
 MOST_FILES = 65536
@@ -39,7 +35,6 @@ MOST_LINE_BYTES = 64 << 10
 MOST_BYTES = 1 << 30
 MOST_EVENTS = 2_000_000
 """5000 nodes, 26 attempts, 7 stages come to 1.8 million."""
-
 
 _Name = Annotated[str, StringConstraints(max_length=LONGEST_NAME)]
 _Given = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
@@ -297,15 +292,3 @@ def spans_of(runs: Iterable[Run], last_ns: int | None = None) -> list[tuple[int,
         else:
             spans.append((begin, end))
     return spans
-
-
-def entered_of(runs: Sequence[Run], last_ns: int) -> list[tuple[int, int]]:
-    """Return the spans of a meeting, each from where the last run of it began.
-
-    Args:
-        runs: In order of their begin.
-        last_ns: End of runs without one.
-    """
-    begins = [run.begin_ns for run in runs]
-    spans = spans_of(runs, last_ns)
-    return [(begins[bisect_right(begins, end) - 1], end) for _, end in spans]

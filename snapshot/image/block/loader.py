@@ -108,15 +108,6 @@ class BlockLoader:
         self._on_settled = on_settled
         self.bytes_of: dict[str, int] = dict.fromkeys(("disk", *tiers), 0)
         """Bytes moved, by tier: read for the disk, on the wire for the others."""
-        self.needed_of: dict[str, int] = dict.fromkeys(("memory", "disk", *tiers), 0)
-        """Bytes of the blocks that readers and hot prefetch needed, by where each was found at first.
-
-        Every block counts once, uncompressed, so they sum to what was needed. In memory is found
-        what cold prefetch had brought before anybody needed it.
-        """
-        self._needed: set[str] = set()
-        self._asked: set[str] = set()
-        """Blocks a reader or hot prefetch asked for; others come along that nobody may need."""
         self.waits = 0
         """Times a reader waited for a tier: what prefetch is there to avoid."""
         self.requests = 0
@@ -125,11 +116,7 @@ class BlockLoader:
     def cached(self, index: LayerIndex, number: int) -> bytes | None:
         """Return a block that is in memory; never waits."""
         with self._lock:
-            digest = index.digest(number)
-            data = self._memory.get(digest)
-            if data is not None:
-                self._count(digest, "memory", len(data))
-            return data
+            return self._memory.get(index.digest(number))
 
     def block(self, index: LayerIndex, number: int) -> bytes:
         """Return a block, waiting for it where it must be fetched.
@@ -146,7 +133,6 @@ class BlockLoader:
             with self._lock:
                 self._memory.put(ref.digest, data, len(data))
                 self.bytes_of["disk"] += len(data)
-                self._count(ref.digest, "disk", len(data))
             return data
         beside = self._beside(index, ref)
         with self._lock:
@@ -155,11 +141,9 @@ class BlockLoader:
             self._indexes[index.blob_digest] = index
             # It may have come since it was looked for.
             if (data := self._memory.get(ref.digest)) is not None:
-                self._count(ref.digest, "memory", len(data))
                 return data
             self.waits += 1
             future = self._waiting.setdefault(ref.digest, Future())
-            self._asked.add(ref.digest)
             self._apply(BlockWanted((ref, *beside), Priority.DEMAND))
         return future.result()
 
@@ -171,7 +155,7 @@ class BlockLoader:
         for each in block_refs(index, range(ref.number + 1, end)):
             if not ref.end <= each.offset <= each.end <= most:
                 break
-            if each.digest not in self._memory and not self._is_on_disk(each.digest):
+            if not self._is_here(each.digest):
                 found.append(each)
         return tuple(found)
 
@@ -179,26 +163,20 @@ class BlockLoader:
         self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
     ) -> tuple[BlockRef, ...]:
         """Have blocks of a layer fetched; return at once those that are not here."""
-        digests = (ref.digest for ref in refs if ref.digest not in self._memory)
-        on_disk = set(filter(self._is_on_disk, digests))
-        absent: list[BlockRef] = []
+        here = {
+            ref.digest for ref in refs if self._is_here(ref.digest)
+        }  # no lock: it asks the disk
         with self._lock:
-            for ref in refs:
-                here = "memory" if ref.digest in self._memory else "disk"
-                if here == "disk" and ref.digest not in on_disk:
-                    absent.append(ref)
-                elif priority is not Priority.COLD:
-                    size = int(index.blocks_B["size"][ref.number])
-                    self._count(ref.digest, here, size)
+            # It may have come since.
+            here.update(ref.digest for ref in refs if ref.digest in self._memory)
+            absent = tuple(ref for ref in refs if ref.digest not in here)
             if absent:
                 self._indexes[index.blob_digest] = index
-                if priority is not Priority.COLD:
-                    self._asked.update(ref.digest for ref in absent)
-                self._apply(BlockWanted(tuple(absent), priority))
-        return tuple(absent)
+                self._apply(BlockWanted(absent, priority))
+        return absent
 
-    def _is_on_disk(self, digest: str) -> bool:
-        return self._disk is not None and self._disk.has(digest)
+    def _is_here(self, digest: str) -> bool:
+        return digest in self._memory or (self._disk is not None and self._disk.has(digest))
 
     def close(self) -> None:
         """End the threads; a read that still waits ends with an error."""
@@ -280,19 +258,9 @@ class BlockLoader:
             with self._lock:
                 self.bytes_of[command.tier] += moved
                 self.requests += 1
-                if command.priority is not Priority.COLD:
-                    for digest, data in found.items():
-                        if digest in self._asked:
-                            self._count(digest, command.tier, len(data))
                 self._came.update(found)
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)
                 self._errors.update(dict.fromkeys(absent, problem))
                 self._apply(BlocksFetched(command.request, frozenset(found)))
         if self._disk is not None:  # last: whoever waited has its block already
             self._disk.put_all(found)
-
-    def _count(self, digest: str, tier: str, size_bytes: int) -> None:
-        """Note where a block was found that is needed for the first time; the lock is held."""
-        if digest not in self._needed:
-            self._needed.add(digest)
-            self.needed_of[tier] += size_bytes

@@ -162,6 +162,8 @@ class _Serving:
         self._tree = merge([index.entries for index in self._indexes])
         clock = SystemClock()
         self._hot = Outstanding()
+        self._here_bytes = 0
+        """Of hot blocks that need not be fetched, compressed, as what is fetched is counted."""
         disk = BlockStore(cache / "blocks", settings.disk)
         registry = RegistryTier(store)
         self._peers = PeerNode(settings.sharing, registry, disk, self._indexes, clock=clock)
@@ -209,6 +211,7 @@ class _Serving:
             self._hot.expect(ref.digest for ref in refs)
             absent = want_blocks(self._loader, self._indexes, refs, Priority.HOT)
             self._hot.keep_only(ref.digest for ref in absent)
+            self._here_bytes = sum(ref.size_bytes for ref in {*refs} - {*absent})
         if self._settings.stream:
             for index in self._indexes:
                 refs = tuple(block_refs(index, range(len(index.blocks_B))))
@@ -216,11 +219,8 @@ class _Serving:
 
     def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
         self._hot.wait()
-        needed = self._loader.needed_of
-        # Over a wire they go compressed, with whatever came along.
-        for tier, size in (needed | self._loader.bytes_of | {"disk": needed["disk"]}).items():
+        for tier, size in (self._loader.bytes_of | {"disk": self._here_bytes}).items():
             tally.add(tier, size)
-        tally.note("needed_bytes", str(sum(needed.values())))
         begun.close()
 
     def _begun(self, clock: Clock) -> Recording:

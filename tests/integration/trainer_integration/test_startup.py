@@ -4,8 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from snapshot.commands.image_run import startup_command
-from snapshot.startup.attempts import attempts_of
-from snapshot.startup.difference import difference_of
+from snapshot.startup.attempts import attempts_of, difference_of
 from snapshot.startup.events import LOG_VARIABLE
 from snapshot.startup.reading import read_events
 from tests.integration.trainer_integration.test_launch import a_job, a_training_file, launched

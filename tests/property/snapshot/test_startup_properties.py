@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.startup.attempts import attempts_of
-from snapshot.startup.difference import difference_of
+from snapshot.startup.attempts import attempts_of, difference_of
 from snapshot.startup.events import TIERS, StageEvent
 from snapshot.startup.reading import Run, parse_events, runs_of, spans_of
 

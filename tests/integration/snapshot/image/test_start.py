@@ -247,7 +247,14 @@ def test_the_stage_of_the_image_is_told_with_bytes_by_tier(place, cache, tmp_pat
     hot = sum(touch.size_bytes for touch in decode_trace(trace.read_bytes(), name="t").touches)
     assert 0 < end.bytes["registry"] < 1.3 * hot
     assert {tier for tier, size in end.bytes.items() if size} == {"registry"}
-    assert int(end.facts["needed_bytes"]) >= hot > 2_000_000
+    assert hot > 2_000_000
+    fetched = end.bytes["registry"]
+
+    assert done("run", place, "--trace", trace, *cache, *words)[0] == 0
+
+    events = [parse_event(line) for line in (tmp_path / "events").read_text().splitlines()]
+    again = [e.bytes for e in events if e.event == "end" and sum(e.bytes.values())][1]
+    assert again["registry"] == 0 < again["disk"] <= fetched, "what was fetched is here now"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Start-ups as a sum of stages: seconds, stragglers, critical path, bytes, clocks."""
 
-from dataclasses import replace
-
 import pytest
 
 from omniload.base.errors import StateError
-from snapshot.startup.attempts import Attempt, attempts_of, natural
+from snapshot.startup.attempts import BETWEEN, Attempt, attempts_of, difference_of, natural
 from tests.support.snapshot.startup_builders import NS, a_pair, a_start
 
 
@@ -169,22 +167,6 @@ def test_what_goes_on_after_the_first_step_is_no_part_of_the_start():
     assert attempt.between_s == 0
 
 
-def skewed(events, node, by_s):
-    return [
-        replace(event, time_ns=event.time_ns + by_s * NS) if event.node == node else event
-        for event in events
-    ]
-
-
-def test_clocks_that_contradict_each_other_at_a_meeting_are_doubted():
-    attempt = the_attempt(skewed(a_start(), "n3", 7))
-
-    assert attempt.doubt is not None
-    assert (attempt.doubt.stage, attempt.doubt.entered) == ("process_group", "n3")
-    assert attempt.doubt.at_least_s == pytest.approx(5)
-    assert the_attempt(a_start()).doubt is None
-
-
 def test_stages_without_number_are_refused():
     events = [event for i in range(257) for event in a_pair(f"s{i}", "a", i, i + 1)]
 
@@ -196,3 +178,61 @@ def test_numbers_in_names_are_sorted_as_numbers():
     names = ["n10", "n2", "a" + "9" * 5000, "n²", "n"]
 
     assert sorted(names, key=natural) == ["a" + "9" * 5000, "n", "n2", "n10", "n²"]
+
+
+def the_difference(before, after):
+    return difference_of(attempts_of(before)[0], attempts_of(after)[0])
+
+
+def test_the_stage_that_moved_the_total_explains_it():
+    found = the_difference(a_start(), a_start(environment_s=20))
+
+    assert found.seconds == pytest.approx(-80)
+    assert found.ratio == pytest.approx(160 / 240)
+    assert found.explaining.name == "environment"
+    assert found.explained == pytest.approx(1)
+
+
+def test_a_straggler_is_seen_in_the_ratio():
+    found = the_difference(a_start(), a_start(slow="n1"))
+
+    stage = found.explaining
+    assert (stage.name, stage.before.straggler_ratio, stage.after.straggler_ratio) == (
+        "environment",
+        1.0,
+        1.5,
+    )
+
+
+def test_equal_starts_have_nothing_to_explain():
+    found = the_difference(a_start(), a_start())
+
+    assert (found.explaining, found.explained) == (None, None)
+
+
+def test_a_stage_of_one_start_alone_counts_whole_and_time_between_stages_too():
+    before = a_pair("image", "a", 0, 10)
+    after = a_pair("image", "a", 0, 10) + a_pair("environment", "a", 40, 50)
+
+    found = the_difference(before, after)
+
+    assert {stage.name: round(stage.path_s) for stage in found.stages} == {
+        "image": 0,
+        "environment": 10,
+        BETWEEN: 30,
+    }
+    assert found.explaining.name == BETWEEN
+    assert the_difference(after, before).explaining.path_s == pytest.approx(-30)
+
+
+def test_against_a_start_of_no_length_there_is_no_ratio():
+    assert the_difference(a_pair("image", "a", 0, None), a_start()).ratio is None
+
+
+def test_bytes_that_changed_are_told():
+    before = a_pair("image", "a", 0, 10, bytes={"registry": 100, "disk": 5})
+    after = a_pair("image", "a", 0, 2, bytes={"peer": 60, "disk": 5})
+
+    image = the_difference(before, after).stages[0]
+
+    assert image.changed_bytes == {"peer": 60, "registry": -100}

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from snapshot.startup.attempts import attempts_of
-from snapshot.startup.difference import difference_of
+from snapshot.startup.attempts import attempts_of, difference_of
 from snapshot.startup.output import (
     format_moved,
     format_ratio,
@@ -77,6 +76,13 @@ def test_a_backward_clock_is_told():
 
     (note,) = notes_of(the_attempt(events))
     assert note.startswith("1 runs end before they begin (a clock was set back)")
+
+
+def test_clocks_that_contradict_each_other_at_a_meeting_are_told():
+    late = [replace(e, time_ns=e.time_ns + 7 * NS) if e.node == "n3" else e for e in a_start()]
+
+    (note,) = notes_of(the_attempt(late))
+    assert note.startswith("clocks are at least 5.00 s apart: n1 left process_group before n3")
 
 
 def test_a_verdict_names_seconds_ratio_stage_and_share():
@@ -148,18 +154,6 @@ def test_starts_of_many_nodes_are_compared_with_their_stragglers():
 
     assert "Max/median" in lines[0]
     assert any("1.00 to 1.50" in line for line in lines if line.startswith("environment"))
-
-
-def test_a_fact_that_changed_is_told_and_one_that_only_one_start_tells_is_not():
-    def with_facts(**facts):
-        return the_attempt(a_pair("image", "n1", 0, 1, facts=facts))
-
-    before, after = with_facts(image="sha256:a"), with_facts(image="sha256:b", moved_bytes="7")
-    lines = printed(difference_of(before, after), by=print_difference)
-
-    assert [line for line in lines if line.startswith("note")] == [
-        "note: image: image was sha256:a, is sha256:b"
-    ]
 
 
 def events_of(events):

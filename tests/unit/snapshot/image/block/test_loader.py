@@ -264,43 +264,6 @@ def test_who_is_told_hears_of_each_block_that_came_or_did_not(index):
     assert (refs[0].digest, False) not in settled
 
 
-def test_bytes_by_where_they_were_found_sum_to_what_was_needed(index, make, tmp_path):
-    disk = BlockStore(tmp_path / "blocks", 64 << 20)
-    disk.put(index.digest(0), BLOCKS[0])
-    near, far = Tier(has={1}), Tier()
-    came = threading.Event()
-    loader = make(peer=near, registry=far, disk=disk, on_settled=lambda *_: came.set())
-    absent = loader.prefetch(index, tuple(block_refs(index, [3])), Priority.COLD)
-    assert [ref.number for ref in absent] == [3]
-    assert came.wait(20)
-    assert sum(loader.needed_of.values()) == 0
-
-    for number in (3, 0, 1, 2, 3, 2, 1, 0):
-        loader.block(index, number)
-
-    sizes = [len(data) for data in BLOCKS]
-    assert loader.needed_of == {
-        "memory": sizes[3],
-        "disk": sizes[0],
-        "peer": sizes[1],
-        "registry": sizes[2],
-    }
-
-
-def test_hot_blocks_count_as_needed_before_anybody_reads_them_and_once(index, make, tmp_path):
-    disk = BlockStore(tmp_path / "blocks", 64 << 20)
-    disk.put(index.digest(0), BLOCKS[0])
-    loader = make(registry=Tier(), disk=disk)
-
-    loader.prefetch(index, tuple(block_refs(index, [0, 1])), Priority.HOT)
-    loader.block(index, 0)
-    loader.block(index, 1)
-
-    assert loader.needed_of["disk"] == len(BLOCKS[0])
-    assert loader.needed_of["registry"] == len(BLOCKS[1])
-    assert sum(loader.needed_of.values()) == len(BLOCKS[0]) + len(BLOCKS[1])
-
-
 SMALL = [bytes([n]) * (40 << 10) for n in range(1, 9)]
 
 
@@ -335,17 +298,6 @@ def test_what_follows_a_small_block_comes_along_up_to_a_limit(small, make):
     assert tier.asked == [[2, 3, 4]]
     assert loader.block(small, 4) == SMALL[4]
     assert (loader.requests, loader.waits) == (1, 1)
-
-
-def test_what_came_along_counts_as_needed_only_once_somebody_reads_it(small, make):
-    loader = make(registry=SmallBlocks())
-
-    loader.block(small, 2)
-    assert loader.needed_of == {"memory": 0, "disk": 0, "registry": len(SMALL[2])}
-    loader.block(small, 3)
-
-    assert loader.needed_of == {"memory": len(SMALL[3]), "disk": 0, "registry": len(SMALL[2])}
-    assert loader.bytes_of["registry"] == 3 * len(SMALL[2])
 
 
 def test_what_is_here_already_does_not_come_along(small, make, tmp_path):
@@ -390,7 +342,6 @@ def test_a_reader_of_a_block_that_is_coming_along_waits_for_that_request(small, 
     assert sorted(found) == SMALL[2:4]
     assert sorted(number for asked in tier.asked for number in asked)[:3] == [2, 3, 4]
     assert sum(asked.count(3) for asked in tier.asked) == 1
-    assert loader.needed_of["registry"] == 2 * len(SMALL[2])
 
 
 def test_what_came_along_and_no_tier_has_is_nobodys_error(small, make):
@@ -404,7 +355,7 @@ def test_what_came_along_and_no_tier_has_is_nobodys_error(small, make):
     assert settled[:3] == [True, False, False]
 
 
-def test_a_hot_block_that_comes_along_with_a_missed_one_counts_as_needed(small, make):
+def test_a_hot_block_comes_along_with_a_missed_one(small, make):
     settings = FetchSettings(tiers=("registry",), slots=2, reserved_slots=1)
     tier = SmallBlocks(gate=threading.Event())
     loader = make(registry=tier, settings=settings)
@@ -420,4 +371,3 @@ def test_a_hot_block_that_comes_along_with_a_missed_one_counts_as_needed(small, 
     loader.close()
 
     assert tier.asked == [[6], [2, 3, 4]]
-    assert loader.needed_of["registry"] == 3 * len(SMALL[2]), "6, 2 and 3; nobody asked for 4"
