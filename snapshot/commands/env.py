@@ -21,7 +21,7 @@ from omniload.base.log import get_logger
 from snapshot.commands.env_kept import prune_command, show_command, store_option
 from snapshot.env.flow.forms import RequestedForm
 from snapshot.env.flow.restore import Restored, Restorer
-from snapshot.env.format.checks import Limits
+from snapshot.env.format.entries import Limits
 from snapshot.env.key.interpreter import environment_of
 from snapshot.env.key.keys import Installation
 from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache

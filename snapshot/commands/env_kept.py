@@ -11,7 +11,7 @@ import click
 # Imported with every verb of ``omniload env``; what these alone need, their functions import.
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from snapshot.env.format.entries import Kind
-from snapshot.env.key.base import shown
+from snapshot.env.key.interpreter import shown
 from snapshot.env.node.cache import NodeCache, prune_cache
 from snapshot.env.store.access import opened
 

@@ -32,8 +32,14 @@ from snapshot.engines.podman.mount import layer_store_settings
 from snapshot.engines.podman.mount import mount as mount_layer_store
 from snapshot.image.layer.convert import convert_image
 from snapshot.image.layer.toc import format_of
-from snapshot.image.mount.daemon import AUTO, ImageMount, mount
-from snapshot.image.mount.options import mount_settings, options_in, platform_of
+from snapshot.image.mount.daemon import (
+    AUTO,
+    ImageMount,
+    mount,
+    mount_settings,
+    options_in,
+    platform_of,
+)
 from snapshot.oci.image import Image, open_store, opened_image
 from snapshot.oci.manifest import Platform
 from snapshot.oci.store import ImageStore

@@ -1,12 +1,28 @@
-"""Images that a layer store was asked for: resolved once, looked at again when they moved on.
+"""Images that a layer store was asked for, by their names: resolved once, looked at again when they moved on.
+
+::
+
+    DIR/BASE64/sha256:HEX/diff/     files of the layer, for overlayfs
+                         /info      what the engine keeps of a layer, as JSON
+                         /blob      the layer as the registry has it
+                         /use       created: the layer is used once more; never there
+
+BASE64 is the reference of the image as the engine writes it. A name that is not exactly
+one of these is not there: nothing is asked of any registry for it.
 
 A lookup must not fail for long nor ask for ever: what a registry did not answer is not
 asked again for some seconds, and a tag is looked at anew only when the engine wants a
 layer that the image known by it has not.
+
+Source:
+    containers/storage, ``drivers/overlay``, "additional layer store"; its 1.43 (podman 4.3).
 """
 
+import base64
+import binascii
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -16,18 +32,82 @@ from typing_extensions import override
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
-from snapshot.engines.podman.names import store_address
 from snapshot.image.block.loader import BlockTier, RegistryTier
 from snapshot.image.layer.index import BlockRef, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import check_diff_id, index_layer
 from snapshot.image.layer.toc import format_of
+from snapshot.oci.digest import check_digest
 from snapshot.oci.image import Image, open_store, resolve
-from snapshot.oci.manifest import Descriptor, Platform
-from snapshot.oci.reference import Reference
+from snapshot.oci.manifest import Descriptor, Platform, compression_of
+from snapshot.oci.reference import Reference, address_of
 from snapshot.oci.store import ImageStore
 
-__all__ = ["ImageOpener", "RoutedTier", "ServedImage", "ServedImages"]
+__all__ = [
+    "FILES",
+    "ImageOpener",
+    "RoutedTier",
+    "ServedImage",
+    "ServedImages",
+    "digest_of_name",
+    "info_of",
+    "reference_of",
+    "store_address",
+]
+
+FILES = (b"diff", b"info", b"blob")
+"""What a layer's directory holds."""
+_COMPRESSION = {"tar": 0, "gzip": 2, "zstd": 4}
+"""Numbers that containers/storage gives them."""
+
+
+def reference_of(name: bytes, registries: Collection[str] = ()) -> Reference | None:
+    """Return the reference that a directory of the store is named by; None where it names none.
+
+    Args:
+        name: Base64 in its one canonical form, of a reference with a registry in it.
+        registries: Hosts, with ports, that may be asked; all where none is given.
+    """
+    try:
+        text = base64.b64decode(name, validate=True)
+        if base64.b64encode(text) != name:  # stray bits at the end would be a second name
+            return None
+        reference = Reference.parse(text.decode("ascii"))
+    except (binascii.Error, UnicodeDecodeError, ConfigError):
+        return None
+    if str(reference) != text.decode("ascii"):  # another spelling would be a second directory of it
+        return None
+    return reference if not registries or reference.registry in registries else None
+
+
+def digest_of_name(name: bytes) -> str | None:
+    """Return the digest of the layer that a directory is named by; None where it names none."""
+    try:
+        return check_digest(name.decode("ascii"))
+    except (UnicodeDecodeError, ValueError):
+        return None
+
+
+def store_address(reference: Reference, plain: Collection[str] = ()) -> str:
+    """Return a reference as ``open_store`` takes it; registries among ``plain`` are spoken to without TLS."""
+    return f"{'http://' if reference.registry in plain else ''}{address_of(str(reference))}"
+
+
+def info_of(layer: Descriptor, diff_id: str, stream_bytes: int) -> bytes:
+    """Return what an engine wants to know of a layer.
+
+    ``stream_bytes`` is its uncompressed size; with a table of contents that of its files.
+    """
+    return json.dumps(
+        {
+            "compressed-diff-digest": layer.digest,
+            "compressed-size": layer.size,
+            "diff-digest": diff_id,
+            "diff-size": stream_bytes,
+            "compression": _COMPRESSION[compression_of(layer)],
+        }
+    ).encode()
+
 
 _log = get_logger(__name__)
 

@@ -29,8 +29,14 @@ from fusefs.bridge.api.blocking import BlockingFileSystem
 from fusefs.bridge.api.protocol import ROOT_INODE, Data, Entry, Named, Opened, Space
 from fusefs.bridge.api.waiting import in_thread
 from omniload.base.log import get_logger
-from snapshot.engines.podman.images import ServedImage, ServedImages
-from snapshot.engines.podman.names import FILES, digest_of_name, info_of, reference_of
+from snapshot.engines.podman.images import (
+    FILES,
+    ServedImage,
+    ServedImages,
+    digest_of_name,
+    info_of,
+    reference_of,
+)
 from snapshot.engines.podman.uses import LayerUses
 from snapshot.image.view.view import ImageFileSystem, ImageView
 from snapshot.oci.reference import Reference

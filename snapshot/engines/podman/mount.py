@@ -35,13 +35,17 @@ from snapshot.image.block.loader import BlockLoader
 from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
-from snapshot.image.mount.daemon import READ_AHEAD_BYTES, NodeMount
-from snapshot.image.mount.options import note_option, options_in, settings_of
-from snapshot.image.trace.store import TraceStore, find_any_trace
+from snapshot.image.mount.daemon import (
+    READ_AHEAD_BYTES,
+    NodeMount,
+    note_option,
+    options_in,
+    settings_of,
+)
+from snapshot.image.trace.store import Recording, TraceStore, find_any_trace
 from snapshot.image.trace.trace import Trace, hot_blocks
 from snapshot.image.tree.merge import layer_tree, merge
 from snapshot.image.tree.tree import ROOT, Tree
-from snapshot.image.view.recording import Recording
 from snapshot.image.view.view import ImageView
 from snapshot.oci.reference import Reference
 

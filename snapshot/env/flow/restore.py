@@ -17,11 +17,10 @@ from snapshot.env.flow.forms import (
     kept_by,
     mounts_first,
 )
-from snapshot.env.format.checks import Limits
-from snapshot.env.key.base import base_of, installed_in
+from snapshot.env.format.entries import Limits
+from snapshot.env.key.interpreter import base_of, installed_in
 from snapshot.env.key.keys import Installation, key_of
-from snapshot.env.node.cache import NodeCache
-from snapshot.env.node.locks import together
+from snapshot.env.node.cache import NodeCache, together
 from snapshot.env.node.overlay import mount_overlay
 from snapshot.env.node.tree import Tree, boot_id
 from snapshot.env.store.access import StoreMissingError
@@ -272,29 +271,20 @@ class Restorer:
     def _install(
         self, document: dict[str, Any], installation: Installation, *, record: bool
     ) -> Restored:
-        from snapshot.env.flow.save import capture  # noqa: PLC0415
+        from snapshot.env.flow.save import install  # noqa: PLC0415
 
-        environment, key = self.environment, key_of(document)
-        held = environment.heal()
-        if held is not None and held.form != "command":
-            environment.clear(held)
-        elif held is not None and held.key == key:
+        key, held = key_of(document), self.environment.heal()
+        if held is not None and held.form == "command" and held.key == key:
             record = False  # installed here before: nothing of it could be captured
         begin = time.monotonic()
-        captured = capture(environment.interpreter, environment.targets, installation)
+        captured = install(self.environment, installation)
         seconds, saved = {"install": captured.install_s}, False
-        if captured.is_empty:
-            _LOG.warning(
-                "the command changed nothing in %s, so no snapshot was saved; is its pip that of "
-                "this environment?",
-                environment.interpreter.prefix,
-            )
-        else:
+        if not captured.is_empty:
             if record:
                 saved = self._saved(captured, document)
                 seconds["save"] = time.monotonic() - begin - captured.install_s
             # Also where nothing was saved: what was there before is part of the key.
-            environment.note_installed(document)
+            self.environment.note_installed(document)
         return Restored(key=key, form="command", saved=saved, seconds=seconds)
 
     def _saved(self, captured: "Captured", document: dict[str, Any]) -> bool:

@@ -13,21 +13,28 @@ from typing import Any, NamedTuple
 from omniload.base.errors import StateError
 from omniload.base.linux import exec_with_parent
 from omniload.base.log import get_logger
-from snapshot.env.format.checks import Limits, check_entries
 from snapshot.env.format.digests import file_digest
-from snapshot.env.format.entries import Delta, Entry, Kind, Place, Target, difference
+from snapshot.env.format.entries import (
+    Delta,
+    Entry,
+    Kind,
+    Limits,
+    Place,
+    Target,
+    check_entries,
+    difference,
+)
 from snapshot.env.format.manifest import Head, Manifest
 from snapshot.env.format.manifest import Place as PackPlace
 from snapshot.env.format.packs import Frame
-from snapshot.env.key.base import installed_in, shown
-from snapshot.env.key.interpreter import Interpreter, environment_of
+from snapshot.env.key.interpreter import Interpreter, environment_of, installed_in, shown
 from snapshot.env.key.keys import Installation, key_of
 from snapshot.env.store.progress import Progress
 from snapshot.env.store.repository import Repository
 from snapshot.env.target.environment import Environment
 from snapshot.env.target.scan import Scan, scan
 
-__all__ = ["Captured", "capture", "install_and_save", "save"]
+__all__ = ["Captured", "capture", "install", "install_and_save", "save"]
 
 PACK_RAW_BYTES = 256 << 20
 """A pack is closed at the first content that goes over; one larger file is one larger pack."""
@@ -105,6 +112,28 @@ def capture(
     return Captured(tuple(targets), before, after, difference(before, after), install_s)
 
 
+def install(
+    environment: Environment, installation: Installation, *, byte_code: bool = True
+) -> Captured:
+    """Run the command of an installation in what the environment held before any restore, under its lock.
+
+    Raises:
+        StateError: The command failed.
+    """
+    held = environment.heal()
+    if held is not None and held.form != "command":
+        environment.clear(held)
+    captured = capture(
+        environment.interpreter, environment.targets, installation, byte_code=byte_code
+    )
+    if captured.is_empty:
+        _LOG.warning(
+            "the command changed nothing in %s; is its pip that of this environment?",
+            environment.interpreter.prefix,
+        )
+    return captured
+
+
 def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
     environment: Environment,
     repository: Repository,
@@ -125,24 +154,15 @@ def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
         StateError: The command failed, or it was run here before and cannot be captured again.
         IntegrityError: What it made could not be restored.
     """
-    prefix = environment.interpreter.prefix
     with environment.locked():
         held = environment.heal()
         document = environment.document(installation, image)
         if held is not None and held.form == "command" and held.key == key_of(document):
             raise StateError(
-                f"{prefix} got this snapshot by the same command before, so nothing of it can be "
-                "seen any more; make the environment anew"
+                f"{environment.interpreter.prefix} got this snapshot by the same command before, so "
+                "nothing of it can be seen any more; make the environment anew"
             )
-        if held is not None and held.form != "command":
-            environment.clear(held)
-        captured = capture(
-            environment.interpreter, environment.targets, installation, byte_code=byte_code
-        )
-        if captured.is_empty:
-            _LOG.warning(
-                "the command changed nothing in %s; is its pip that of this environment?", prefix
-            )
+        captured = install(environment, installation, byte_code=byte_code)
         manifest = save(
             repository, captured, document, level=level, limits=limits, progress=progress
         )

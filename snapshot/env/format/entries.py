@@ -1,18 +1,37 @@
-"""What lies in the target directories of an environment, and what a command changed there."""
+"""What lies in the target directories of an environment, what a command changed there, and what is refused.
 
+A manifest comes from a store that others write to. Nothing in it is used unchecked:
+
+- a path stays below its target: no empty, ``.`` or ``..`` component, no zero byte, not absolute;
+- what lies above a path is a directory of the snapshot, never a link or a file;
+- a link leads to a place in one of the targets; ``..`` stands only at its front, so that
+  no other link can bend it;
+- nothing but directories, files and links; no set-uid, set-gid or sticky bits;
+- each path once, also where a file system folds upper and lower case;
+- the bytes claimed are within a limit, and nothing may inflate past its claim.
+"""
+
+import posixpath
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
 
+from omniload.base.errors import IntegrityError
+
 __all__ = [
     "Delta",
     "Entry",
     "Kind",
+    "Limits",
     "Place",
     "Seen",
     "Target",
+    "check_entries",
+    "check_link",
     "check_order",
+    "check_path",
     "difference",
     "parents_of",
 ]
@@ -121,3 +140,121 @@ def _is_topmost(place: Place, gone: Iterable[Place], after: Mapping[Place, Seen]
 def check_order(entries: Sequence[Entry]) -> bool:
     """Return whether entries stand in order of target and path, each place once."""
     return all((a.target, a.path) < (b.target, b.path) for a, b in pairwise(entries))
+
+
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 4096
+OWN_NAME = ".omniload-env"
+
+
+class Limits(NamedTuple):
+    """What one snapshot may claim."""
+
+    raw_bytes: int = 1 << 40
+    """Bytes of all files."""
+    entries: int = 4_000_000
+    case_pairs: bool = False
+    """Whether two paths may differ by case only."""
+
+
+def check_path(path: str) -> None:
+    """Check one path of a snapshot.
+
+    Raises:
+        IntegrityError: It could leave its target.
+    """
+    data = path.encode("utf-8", "surrogateescape")
+    if not path or len(data) > MAX_PATH_BYTES or path.startswith("/"):
+        raise IntegrityError(f"path {path[:200]!r} is empty, absolute or too long; refused")
+    for part in path.split("/"):
+        if part in {"", ".", ".."} or "\0" in part:
+            raise IntegrityError(f"path {path!r} has the component {part!r}; refused")
+        if part == OWN_NAME:
+            raise IntegrityError(f"path {path!r} reaches for the records of a restore; refused")
+        if len(part.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
+            raise IntegrityError(
+                f"path {path!r} has a name of over {MAX_NAME_BYTES} bytes; refused"
+            )
+
+
+def check_link(entry: Entry, targets: Sequence[Target]) -> None:
+    """Check that a symbolic link leads to a place in one of the targets.
+
+    Raises:
+        IntegrityError: It leads out, or says ``..`` after a name.
+    """
+    link = entry.link
+    if not link or "\0" in link or len(link.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
+        raise IntegrityError(f"link {entry.path!r} -> {link[:200]!r} is empty or too long; refused")
+    parts = link.split("/")
+    names = [i for i, part in enumerate(parts) if part not in {"", ".", ".."}]
+    if names and ".." in parts[names[0] :]:
+        # Lexically inside says nothing where a link stands before the "..".
+        raise IntegrityError(f"link {entry.path!r} -> {link!r} says '..' after a name; refused")
+    home = posixpath.dirname(posixpath.join(targets[entry.target].path, entry.path))
+    led = posixpath.normpath(posixpath.join(home, link))
+    if not any(led == t.path or led.startswith(t.path.rstrip("/") + "/") for t in targets):
+        raise IntegrityError(
+            f"link {entry.path!r} -> {link!r} leads to {led!r}, outside the targets "
+            f"{[t.path for t in targets]}; refused"
+        )
+
+
+def check_entries(
+    entries: Sequence[Entry], targets: Sequence[Target], limits: Limits | None = None
+) -> None:
+    """Check everything a snapshot would put into an environment.
+
+    Raises:
+        IntegrityError: Something must not be written; the message says which and why.
+    """
+    limits = limits or Limits()
+    if len(entries) > limits.entries:
+        raise IntegrityError(f"{len(entries)} entries, more than {limits.entries}; refused")
+    claimed = sum(entry.size_bytes for entry in entries)
+    if claimed > limits.raw_bytes:
+        raise IntegrityError(
+            f"files of {claimed} bytes, more than {limits.raw_bytes}; raise the limit to allow them"
+        )
+    kinds: dict[tuple[int, str], Kind] = {}
+    for entry in entries:
+        _check_entry(entry, targets)
+        if (entry.target, entry.path) in kinds:
+            raise IntegrityError(f"path {entry.path!r} stands twice in the snapshot; refused")
+        kinds[entry.target, entry.path] = entry.kind
+    for number, path in kinds:
+        if path and kinds.get((number, path.rpartition("/")[0])) is not Kind.DIRECTORY:
+            raise IntegrityError(
+                f"what lies above {path!r} is no directory of the snapshot; refused"
+            )
+    if not limits.case_pairs:
+        _check_case(kinds)
+
+
+def _check_entry(entry: Entry, targets: Sequence[Target]) -> None:
+    if not 0 <= entry.target < len(targets):
+        raise IntegrityError(f"path {entry.path!r} lies in target {entry.target} of {len(targets)}")
+    if entry.path or entry.kind is not Kind.DIRECTORY:
+        check_path(entry.path)
+    if entry.kind not in (Kind.DELETED, Kind.DIRECTORY, Kind.FILE, Kind.LINK):
+        raise IntegrityError(f"path {entry.path!r} is of kind {entry.kind}; refused")
+    if entry.mode & ~0o777:
+        raise IntegrityError(f"path {entry.path!r} has mode {entry.mode:o}; only 777 is allowed")
+    if entry.kind is Kind.FILE and (entry.size_bytes < 0 or len(entry.digest) != 32):
+        raise IntegrityError(f"path {entry.path!r} has no size or no SHA-256; refused")
+    if entry.kind is Kind.LINK:
+        check_link(entry, targets)
+
+
+def _check_case(places: Iterable[tuple[int, str]]) -> None:
+    folded: dict[tuple[int, str], str] = {}
+    for number, path in places:
+        # A file system that folds case may take two spellings of an accent for one as well.
+        same = (number, path if path.isascii() else unicodedata.normalize("NFC", path))
+        same = (number, same[1].casefold())
+        other = folded.setdefault(same, path)
+        if other != path:
+            raise IntegrityError(
+                f"paths {other!r} and {path!r} differ by case only; "
+                "a file system that folds case would mix them up"
+            )

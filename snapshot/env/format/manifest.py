@@ -149,7 +149,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, name: str) -> Manifest:
     """Read a manifest; every number in it is checked against the others.
 
-    Whether its paths may be written is for ``snapshot.env.format.checks``.
+    Whether its paths may be written is for ``snapshot.env.format.entries``.
 
     Raises:
         IntegrityError: It is damaged or contradicts itself.

@@ -1,18 +1,31 @@
 """The interpreter of an environment, asked about itself."""
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omniload.base.errors import ConfigError
+from snapshot.env.format.entries import Target
 from snapshot.env.key import describe
 
-__all__ = ["Interpreter", "environment_of", "find_python", "probe"]
+__all__ = [
+    "Base",
+    "Interpreter",
+    "base_of",
+    "canonical_name",
+    "environment_of",
+    "find_python",
+    "installed_in",
+    "probe",
+    "shown",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +99,49 @@ def environment_of(interpreter: Interpreter, environment: Mapping[str, str]) -> 
     if (Path(interpreter.prefix) / "pyvenv.cfg").is_file():
         given["VIRTUAL_ENV"] = interpreter.prefix
     return given
+
+
+_DISTRIBUTION = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+)(?:-.*)?\.(?:dist|egg)-info$")
+
+
+class Base(NamedTuple):
+    """What an environment holds before the command."""
+
+    image: str
+    """Digest of the image it lies in; empty where nobody said."""
+    installed: str
+    """Digest of the names and versions of what is installed."""
+
+
+def installed_in(targets: Sequence[Target]) -> tuple[str, ...]:
+    """Return ``name==version`` of the distributions in the targets, sorted."""
+    found = set()
+    for target in targets:
+        try:
+            names = os.listdir(target.path)  # noqa: PTH208 -- names, and fast
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name in names:
+            if match := _DISTRIBUTION.match(name):
+                found.add(shown(f"{canonical_name(match['name'])}=={match['version']}"))
+    return tuple(sorted(found))
+
+
+def base_of(image: str, installed: Iterable[str]) -> Base:
+    """Return the base made of an image's digest and what is installed."""
+    total = hashlib.sha256("\n".join(sorted(installed)).encode("utf-8", "surrogateescape"))
+    return Base(image, total.hexdigest())
+
+
+def canonical_name(name: str) -> str:
+    """Return the one spelling of a distribution's name: ``Foo.Bar__baz`` is ``foo-bar-baz``.
+
+    Source:
+        PEP 503.
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def shown(text: str) -> str:
+    """Return a path as JSON can hold it: bytes that are no UTF-8 are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -28,8 +28,7 @@ from omniload.base.reading import read_small_file
 from omniload.base.secrets import with_urls_hidden
 from snapshot.env.format.digests import digest_of
 from snapshot.env.format.entries import Target
-from snapshot.env.key.base import Base, shown
-from snapshot.env.key.interpreter import Interpreter
+from snapshot.env.key.interpreter import Base, Interpreter, shown
 
 __all__ = [
     "VERSION",

@@ -23,16 +23,17 @@ shows stays: where all processes of the machine can be seen, by asking each for 
 elsewhere by its mark, until the machine starts again.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, StateError
+from omniload.base.linux.file_lock import locked
 from omniload.base.log import get_logger
-from snapshot.env.node.locks import locked_now
 from snapshot.env.node.overlay import keys_mounted
 from snapshot.env.node.tree import Tree, boot_id, discard
 from snapshot.private_folder import cache_folder, private_folder, put_file, readable_folder
@@ -45,8 +46,48 @@ __all__ = [
     "Found",
     "NodeCache",
     "default_cache",
+    "exclusively",
+    "locked_now",
     "prune_cache",
+    "together",
 ]
+
+
+@contextmanager
+def exclusively(path: Path) -> Iterator[None]:
+    """Hold the lock file at ``path``; folders above are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        yield
+
+
+@contextmanager
+def locked_now(path: Path) -> Iterator[bool]:
+    """Hold the lock file at ``path`` as ``exclusively`` does if nobody holds it; say whether it is held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, waits=False))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+@contextmanager
+def together(path: Path) -> Iterator[None]:
+    """Keep holders of ``exclusively`` out while others may come in.
+
+    Nothing is held where this user may not make the file: in a cache of root's.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, shared=True))
+        except OSError as error:
+            if error.errno not in {errno.EACCES, errno.EROFS}:
+                raise
+        yield
+
 
 _LOG = get_logger(__name__)
 CACHE_VARIABLE = "OMNILOAD_ENV_CACHE"

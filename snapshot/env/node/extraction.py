@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.env.format.checks import Limits, check_entries
 from snapshot.env.format.digests import file_digest
-from snapshot.env.format.entries import Entry, Kind, Target
+from snapshot.env.format.entries import Entry, Kind, Limits, Target, check_entries
 from snapshot.env.format.manifest import Manifest, decode_manifest
 from snapshot.env.format.packs import ReadUnit, inflate, read_units
 from snapshot.env.key.keys import key_of
-from snapshot.env.node.cache import NodeCache
-from snapshot.env.node.locks import exclusively
+from snapshot.env.node.cache import NodeCache, exclusively
 from snapshot.env.node.tree import Tree, TreeHead, discard
 from snapshot.env.store.progress import Progress
 from snapshot.env.store.repository import ROOT, Repository

@@ -8,10 +8,17 @@ from typing import Any
 
 from omniload.base.errors import StateError
 from snapshot.env.format.entries import Target
-from snapshot.env.key.base import Base, base_of, installed_in, shown
-from snapshot.env.key.interpreter import Interpreter, find_python, probe
+from snapshot.env.key.interpreter import (
+    Base,
+    Interpreter,
+    base_of,
+    find_python,
+    installed_in,
+    probe,
+    shown,
+)
 from snapshot.env.key.keys import Installation, document_of, key_of
-from snapshot.env.node.locks import exclusively
+from snapshot.env.node.cache import exclusively
 from snapshot.env.node.overlay import mount_source, mounts_at, umount
 from snapshot.env.node.tree import TreeHead, boot_id
 from snapshot.env.target.records import Record, Records

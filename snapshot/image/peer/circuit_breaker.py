@@ -21,35 +21,25 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class PeerTried:
+class _OfPeer:
+    peer: str
+    now_s: float
+
+
+class PeerTried(_OfPeer):
     """A request to a peer is about to begin."""
 
-    peer: str
-    now_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class PeerAnswered:
+class PeerAnswered(_OfPeer):
     """A peer is well, whether or not it had what was asked."""
 
-    peer: str
-    now_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class PeerFailed:
+class PeerFailed(_OfPeer):
     """A peer is not there, does not answer, or broke off."""
 
-    peer: str
-    now_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class PeerCorrupt:
+class PeerCorrupt(_OfPeer):
     """A peer sent other bytes than were asked for."""
-
-    peer: str
-    now_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
 )
-from snapshot.image.mount import fork as forked
-from snapshot.image.mount.fork import check_alone, fork, start_forked
+from snapshot.image.start.run import DEFECT_CODE, check_alone, fork, start_forked
 
 
 def started(serve, tmp_path):
@@ -40,7 +39,7 @@ def test_a_child_that_raises_ends_and_does_not_go_on_as_its_parent(tmp_path):
 
     try:
         process = fork(child)
-        assert process.wait() == forked.DEFECT_CODE
+        assert process.wait() == DEFECT_CODE
     finally:
         with witness.open("a") as file:
             file.write(f"{os.getpid()}\n")

@@ -6,7 +6,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.engines.podman.names import digest_of_name, reference_of
+from snapshot.engines.podman.images import digest_of_name, reference_of
 from snapshot.oci.reference import Reference
 
 WORDS = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=8)

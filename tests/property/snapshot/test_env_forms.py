@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from snapshot.env.format.entries import Kind
 from snapshot.env.format.listing import decode_listing, encode_listing, listing_of
-from snapshot.env.key.base import canonical_name
+from snapshot.env.key.interpreter import canonical_name
 from snapshot.env.key.keys import VERSION, key_of
 from snapshot.env.target.moves import plan_moves, staged
 from tests.property.snapshot.test_env_properties import PATHS, entries

@@ -11,8 +11,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.env.format.checks import Limits, check_entries
-from snapshot.env.format.entries import Entry, Kind, Target, difference, parents_of
+from snapshot.env.format.entries import (
+    Entry,
+    Kind,
+    Limits,
+    Target,
+    check_entries,
+    difference,
+    parents_of,
+)
 from snapshot.env.format.listing import listing_of
 from snapshot.env.format.manifest import Manifest, Place, decode_manifest, encode_manifest
 from snapshot.env.format.packs import (

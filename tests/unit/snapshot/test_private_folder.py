@@ -13,7 +13,7 @@ from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.entries import Entry
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.mount.options import mount_settings
+from snapshot.image.mount.daemon import mount_settings
 from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import Touch, trace_of
 from snapshot.oci.digest import digest_of

@@ -11,8 +11,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from snapshot.env.key.interpreter import find_python, probe
-from snapshot.env.node.cache import SHARED, NodeCache
-from snapshot.env.node.locks import exclusively, together
+from snapshot.env.node.cache import SHARED, NodeCache, exclusively, together
 from snapshot.env.node.overlay import mount_overlay, mounts_at, umount
 from snapshot.env.node.tree import discard
 from snapshot.env.store.repository import ROOT

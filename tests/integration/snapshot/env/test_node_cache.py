@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.commands.env import command
 from snapshot.env.format.entries import Kind
-from snapshot.env.node.cache import CACHE_VARIABLE, SHARED, NodeCache, default_cache
-from snapshot.env.node.locks import exclusively
+from snapshot.env.node.cache import CACHE_VARIABLE, SHARED, NodeCache, default_cache, exclusively
 from snapshot.env.node.tree import Tree, TreeHead, boot_id
 from tests.support.snapshot.env_builders import a_restorer, contents, remake, saved
 

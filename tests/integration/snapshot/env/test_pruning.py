@@ -15,8 +15,7 @@ from omniload.base.errors import ConfigError, OmniloadError, StateError
 from snapshot.commands.env import command
 from snapshot.env.flow.save import capture, install_and_save, save
 from snapshot.env.format.entries import Kind
-from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache, prune_cache
-from snapshot.env.node.locks import locked_now, together
+from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache, locked_now, prune_cache, together
 from snapshot.env.node.overlay import keys_mounted, mount_source, mounts_at
 from snapshot.env.store.repository import CONDEMNED, MANIFESTS, PACKS, Repository, prune_store
 from tests.support.snapshot.env_builders import (

@@ -10,8 +10,7 @@ import pytest
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.flow.save import capture, save
-from snapshot.env.format.checks import Limits
-from snapshot.env.format.entries import Kind
+from snapshot.env.format.entries import Kind, Limits
 from snapshot.env.format.packs import inflate
 from snapshot.env.store.repository import ROOT
 from tests.support.snapshot.env_builders import (

@@ -11,8 +11,7 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from snapshot.commands import image_run
 from snapshot.commands.image import command
 from snapshot.commands.image_run import startup_command
-from snapshot.image.mount.daemon import AUTO
-from snapshot.image.mount.options import mount_settings
+from snapshot.image.mount.daemon import AUTO, mount_settings
 from snapshot.image.trace.sharing import pull_trace, push_trace
 from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import Touch, encode_trace, trace_of

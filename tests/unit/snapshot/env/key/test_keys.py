@@ -7,7 +7,7 @@ import pytest
 from omniload.base.errors import ConfigError, StateError
 from snapshot.env.format.digests import digest_of
 from snapshot.env.format.entries import Target
-from snapshot.env.key.base import base_of, installed_in
+from snapshot.env.key.interpreter import base_of, installed_in
 from snapshot.env.key.keys import (
     Installation,
     document_of,

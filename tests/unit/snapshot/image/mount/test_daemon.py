@@ -10,7 +10,7 @@ from snapshot.image.block.fetcher import Priority
 from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.layer.index import BlockRef
 from snapshot.image.mount import daemon as mounting
-from snapshot.image.mount import options
+from snapshot.image.mount.daemon import mount_settings
 from snapshot.image.trace.store import merge_into
 from snapshot.image.trace.trace import Touch, decode_trace, encode_trace, trace_of
 
@@ -22,7 +22,7 @@ def a_trace(image=IMAGE, *touches):
 
 
 def settings(*words):
-    return options.mount_settings("r.example/a:v", "/mnt", words)
+    return mount_settings("r.example/a:v", "/mnt", words)
 
 
 def test_options_become_settings():

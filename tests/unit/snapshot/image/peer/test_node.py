@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError
-from snapshot.image.mount.options import mount_settings
+from snapshot.image.mount.daemon import mount_settings
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.image.peer.single_flight_tier import SharedTier
 from tests.support.snapshot.peer_builders import HandTier

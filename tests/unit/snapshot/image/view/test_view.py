@@ -12,9 +12,9 @@ from fusefs.bridge.api.waiting import run_blocking
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_layer
+from snapshot.image.trace.store import Recording
 from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.merge import merge
-from snapshot.image.view.recording import Recording
 from snapshot.image.view.view import ImageFileSystem, ImageView
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly

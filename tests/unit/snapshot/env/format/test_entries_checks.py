@@ -3,8 +3,7 @@
 import pytest
 
 from omniload.base.errors import IntegrityError
-from snapshot.env.format.checks import Limits, check_entries, check_link, check_path
-from snapshot.env.format.entries import Entry, Kind
+from snapshot.env.format.entries import Entry, Kind, Limits, check_entries, check_link, check_path
 from tests.support.snapshot.env_builders import TARGETS, a_file, a_folder, a_link
 
 ROOTS = (a_folder(""), a_folder("", 1))

@@ -5,9 +5,9 @@ import threading
 
 from omniload.base.errors import UnavailableError
 from snapshot.image.layer.entries import Entry
+from snapshot.image.trace.store import Recording
 from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.merge import merge
-from snapshot.image.view.recording import Recording
 
 IMAGE = "sha256:" + "ab" * 32
 

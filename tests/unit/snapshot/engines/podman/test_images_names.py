@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from snapshot.engines.podman.names import digest_of_name, info_of, reference_of, store_address
+from snapshot.engines.podman.images import digest_of_name, info_of, reference_of, store_address
 from snapshot.oci.manifest import Descriptor
 from snapshot.oci.reference import Reference
 
