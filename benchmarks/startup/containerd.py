@@ -12,7 +12,6 @@ Between two, containerd forgets the image. Needs root, umoci, skopeo, docker-reg
 import argparse
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,10 +20,8 @@ from pathlib import Path
 
 from benchmarks.report import Table, print_table, write_report
 from benchmarks.startup.place import (
-    MAIN,
     Relay,
     build_images,
-    called,
     environment,
     running_registry,
 )
@@ -95,15 +92,15 @@ def start(containerd: Containerd, relay: Relay, port: int, way: str) -> Took:
     if way == "pulled":
         containerd.ctr("image", "pull", "--plain-http", "--snapshotter", snapshotter, image)
     else:
-        line = (sys.executable, "-c", MAIN, "image", "export", image)
-        called(*line, "--containerd", containerd.socket, variables=environment())
+        containerd.pull(image)
     known = time.perf_counter()
     done = containerd.start(image, way, *WORK, snapshotter=snapshotter)
     ended = time.perf_counter()
     if done.stdout != "8\n":
         raise RuntimeError(f"{way}: the container said {done.stdout!r} {done.stderr[-500:]!r}")
     moved = relay.bytes_back - before
-    containerd.ctr("image", "rm", "--sync", image)
+    names = containerd.ctr("images", "ls", "-q").stdout.split()
+    containerd.ctr("images", "rm", "--sync", *names)
     forgotten(folder)
     return Took(known - begin, ended - known, moved)
 

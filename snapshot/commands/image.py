@@ -1,4 +1,4 @@
-"""``omniload image``: show, convert, mount, umount; serve and export for containerd."""
+"""``omniload image``: show, convert, mount, umount; serve for containerd."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ from snapshot.commands.image_run import (
     run_command,
     startup_command,
 )
-from snapshot.engines.containerd.images import RegistryImages, keep_image
+from snapshot.engines.containerd.images import RegistryImages
 from snapshot.engines.containerd.snapshotter import Snapshotter
 from snapshot.engines.containerd.views import MountedViews
 from snapshot.engines.podman.mount import layer_store_settings
@@ -45,12 +45,11 @@ from snapshot.oci.manifest import Platform
 from snapshot.oci.store import ImageStore
 from snapshot.private_folder import private_folder
 
-__all__ = ["command", "export_command", "mount_template", "serve_command"]
+__all__ = ["command", "mount_template", "serve_command"]
 
 _log = get_logger(__name__)
 _SOCKET = "/run/omniload/snapshotter.sock"
 _ROOT = "/var/lib/omniload/snapshotter"
-_CONTAINERD = "/run/containerd/containerd.sock"
 _REFUSED = ("serve", "image", "mountpoint", "command")
 
 
@@ -244,7 +243,7 @@ def serve_command(
     if os.geteuid() != 0:
         raise ConfigError(f"user {os.geteuid()} cannot mount for containers; run it as root")
     require_text(socket, root)
-    start_server = _part("server").start_server
+    start_server = _grpc_server().start_server
     template, place = mount_template(options), Path(root).absolute()
     # Better said now than by the first mount, to whoever starts a container.
     try:
@@ -278,53 +277,18 @@ def serve_command(
         snapshotter.close()
 
 
-@command.command("export")
-@click.argument("image")
-@click.option("--containerd", default=_CONTAINERD, show_default=True, help="Socket of containerd.")
-@click.option("--namespace", default="default", show_default=True, help="k8s.io for Kubernetes.")
-@click.option("--snapshotter", default="omniload", show_default=True, help="Its name there.")
-@click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
-@click.option("--mirror", "mirrors", multiple=True, help="Registry that may hold it; repeatable.")
-def export_command(
-    image: str,
-    containerd: str,
-    namespace: str,
-    snapshotter: str,
-    platform: str | None,
-    mirrors: tuple[str, ...],
-) -> None:
-    """Have containerd know IMAGE, so that 'ctr run' and nerdctl start it; no layer is downloaded.
-
-    \b
-    Needs 'omniload image serve' in containerd's configuration. Kubernetes pulls by itself.
-
-    \b
-    Example:
-      omniload image export registry.example:5000/team/torch:2.13
-      ctr run --rm --snapshotter omniload registry.example:5000/team/torch:2.13 start python
-    """  # noqa: D301 -- click's own marker
-    require_text(image, containerd, namespace, snapshotter)
-    connect = _part("client").Containerd
-    store, label = open_store(image, mirrors=mirrors)
-    with closing(store):
-        kept = keep_image(store, image, label, _named(platform))
-    with closing(connect(Path(containerd).absolute(), namespace)) as connection:
-        layers = connection.register(kept, image.removeprefix("http://"), snapshotter)
-    click.echo(f"{kept.digest}  {layers} layers, read as they are needed")
-
-
 def _named(platform: str | None) -> Platform | None:
     return None if platform is None else platform_of(platform)
 
 
-def _part(name: str) -> ModuleType:
+def _grpc_server() -> ModuleType:
     """Import what needs gRPC: most commands on images do not.
 
     Raises:
         ConfigError: It is not installed.
     """
     try:
-        return importlib.import_module(f"snapshot.engines.containerd.{name}")
+        return importlib.import_module("snapshot.engines.containerd.server")
     except ModuleNotFoundError as error:
         raise missing_extra("containerd", error) from error
 

@@ -11,13 +11,12 @@ import time
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from math import inf, isinf
-from typing import BinaryIO
 
 import urllib3
 from typing_extensions import Buffer, override
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-__all__ = ["Pace", "PacedBody", "paced_pool"]
+__all__ = ["Pace", "paced_pool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,53 +30,21 @@ class Pace:
 
 
 class _TooSlowError(ConnectionError):
-    """The other side sends or takes, but less than it must."""
-
-
-class _Meter:
-    """Bytes against the time that was waited for them."""
-
-    def __init__(self, pace: Pace, least_bytes_per_s: float) -> None:
-        self._pace, self._least = pace, least_bytes_per_s
-        self._waited_s, self._moved = 0.0, 0
-
-    @property
-    def left_s(self) -> float:
-        """Wait until the next judgement."""
-        return max(self._pace.silent_s - self._waited_s, 0.001)
-
-    def add(self, waited_s: float, moved: int) -> None:
-        """Count, and judge where the time is over.
-
-        Raises:
-            _TooSlowError: Fewer bytes were moved than must be.
-        """
-        self._waited_s += waited_s
-        self._moved += moved
-        if self._waited_s < self._pace.silent_s:
-            return
-        if self._moved < max(self._least * self._waited_s, 1):
-            wanted = (
-                "all headers were wanted"
-                if isinf(self._least)
-                else f"at least {self._least:.0f} bytes/s were wanted"
-            )
-            raise _TooSlowError(
-                f"{self._moved} bytes came or went in {self._waited_s:.1f} s of waiting; {wanted}"
-            )
-        self._waited_s, self._moved = 0.0, 0
+    """The other side sends, but less than it must."""
 
 
 class _PacedIO(io.RawIOBase):
-    """The bytes of a socket. Headers, until ``meter`` is replaced, must come within one ``silent_s``."""
+    """The bytes of a socket, while enough of them come: all headers within one ``silent_s``, a body at its rate."""
 
     def __init__(self, raw: io.RawIOBase, connection: socket.socket, pace: Pace) -> None:
         self._raw, self._connection, self._pace = raw, connection, pace
-        self._meter = _Meter(pace, inf)
+        self._least_bytes_per_s = inf
+        self._waited_s, self._moved = 0.0, 0
 
     def body_begins(self) -> None:
         """Judge what follows by its rate."""
-        self._meter = _Meter(self._pace, self._pace.least_bytes_per_s)
+        self._least_bytes_per_s = self._pace.least_bytes_per_s
+        self._waited_s, self._moved = 0.0, 0
 
     @override
     def readable(self) -> bool:
@@ -87,20 +54,34 @@ class _PacedIO(io.RawIOBase):
     def readinto(self, buffer: Buffer) -> int:
         try:
             while True:
-                self._connection.settimeout(self._meter.left_s)
+                left_s = max(self._pace.silent_s - self._waited_s, 0.001)
+                self._connection.settimeout(left_s)
                 began_s = time.monotonic()
                 try:
                     # Not through the file of the socket, which reads no more after a time-out.
                     moved = self._connection.recv_into(buffer)
                 except TimeoutError:
                     # Judged over the whole time: a shorter silence than that ends nothing.
-                    self._meter.add(max(time.monotonic() - began_s, self._meter.left_s), 0)
+                    self._judge(max(time.monotonic() - began_s, left_s), 0)
                     continue
                 if moved:
-                    self._meter.add(time.monotonic() - began_s, moved)
+                    self._judge(time.monotonic() - began_s, moved)
                 return moved
         finally:
             self._connection.settimeout(self._pace.silent_s)
+
+    def _judge(self, waited_s: float, moved: int) -> None:
+        """Count bytes against the time that was waited for them; raise where it is over, and they are too few."""
+        self._waited_s += waited_s
+        self._moved += moved
+        if self._waited_s < self._pace.silent_s:
+            return
+        if self._moved < max(self._least_bytes_per_s * self._waited_s, 1):
+            wanted = f"at least {self._least_bytes_per_s:.0f} bytes/s were wanted"
+            if isinf(self._least_bytes_per_s):
+                wanted = "all headers were wanted"
+            raise _TooSlowError(f"{self._moved} bytes came in {self._waited_s:.1f} s; {wanted}")
+        self._waited_s, self._moved = 0.0, 0
 
     @override
     def close(self) -> None:
@@ -108,29 +89,11 @@ class _PacedIO(io.RawIOBase):
         super().close()
 
 
-class PacedBody(io.RawIOBase):
-    """What is sent, read by the client piece by piece: time between two reads is time of the other side."""
-
-    def __init__(self, body: BinaryIO, pace: Pace) -> None:
-        self._body = body
-        self._meter = _Meter(pace, pace.least_bytes_per_s)
-        self._given, self._given_at_s = 0, 0.0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def read(self, size: int = -1, /) -> bytes:
-        if self._given:
-            self._meter.add(time.monotonic() - self._given_at_s, self._given)
-        data = self._body.read(size)
-        self._given, self._given_at_s = len(data), time.monotonic()
-        return data
-
-
 def paced_pool(pace: Pace, *, connect_s: float, **options: object) -> urllib3.PoolManager:
-    """Return a pool whose connections keep to ``pace``; ``connect_s`` is for each address of a name, TLS included."""
+    """Return a pool whose connections keep to ``pace``; ``connect_s`` is for each address of a name, TLS included.
+
+    What is sent has as long for each piece, and goes in pieces of which the least rate brings one over in that time.
+    """
 
     class _Response(HTTPResponse):
         def __init__(self, sock: socket.socket, *args: object, **named: object) -> None:
@@ -157,6 +120,8 @@ def paced_pool(pace: Pace, *, connect_s: float, **options: object) -> urllib3.Po
         ConnectionCls = _Tls  # type: ignore[mutable-override]
 
     timeout = urllib3.Timeout(connect=connect_s, read=pace.silent_s)
-    pool = urllib3.PoolManager(timeout=timeout, **options)  # type: ignore[arg-type]
+    # The client sends under the time-out for connecting, which bounds one call for one piece.
+    piece_bytes = max(int(pace.least_bytes_per_s * connect_s), 1 << 10)
+    pool = urllib3.PoolManager(timeout=timeout, blocksize=piece_bytes, **options)  # type: ignore[arg-type]
     pool.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
     return pool

@@ -23,7 +23,7 @@ from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from omniload.base.secrets import note_secret
 from snapshot.oci.auth import Challenge, Credentials, parse_challenges, token_url
-from snapshot.oci.slow_servers import Pace, PacedBody, paced_pool
+from snapshot.oci.slow_servers import Pace, paced_pool
 from snapshot.oci.store import Opened
 
 __all__ = ["RegistrySettings", "Transport", "is_loopback"]
@@ -70,11 +70,11 @@ class Transport:
         plain = self._settings.plain_http
         self._is_plain = is_loopback(registry) if plain is None else plain
         self.base = f"{'http' if self._is_plain else 'https'}://{registry}"
-        self._pace = Pace(
+        pace = Pace(
             silent_s=self._settings.timeout_s, least_bytes_per_s=self._settings.least_bytes_per_s
         )
         self._pool = paced_pool(
-            self._pace,
+            pace,
             connect_s=min(10.0, self._settings.timeout_s),
             num_pools=4,
             maxsize=self._settings.connections,
@@ -150,13 +150,12 @@ class Transport:
             sent["Authorization"] = authorization
         self.requests += 1
         opened = body() if callable(body) else None
-        sent_bytes = body if isinstance(body, bytes) else None
         try:
             return self._pool.request(
                 method,
                 url,
                 headers=sent,
-                body=PacedBody(opened, self._pace) if opened is not None else sent_bytes,
+                body=opened or (None if callable(body) else body),
                 preload_content=False,
                 # Only redirects are the library's: what is tried again, and when, is ours to say.
                 retries=urllib3.Retry(

@@ -19,7 +19,6 @@ __all__ = [
     "LayerWanted",
     "MountEntry",
     "chain_ids",
-    "labels_for",
     "layer_wanted",
     "mounts_of",
     "split_chain",
@@ -83,14 +82,6 @@ def layer_wanted(labels: Mapping[str, str]) -> LayerWanted | None:
     return LayerWanted(
         target=labels[TARGET], reference=labels[IMAGE], layer=labels[LAYER], manifest=manifest
     )
-
-
-def labels_for(wanted: LayerWanted) -> dict[str, str]:
-    """Return the labels that ask for a layer."""
-    labels = {TARGET: wanted.target, IMAGE: wanted.reference, LAYER: wanted.layer}
-    if wanted.manifest is not None:
-        labels[MANIFEST] = wanted.manifest
-    return labels
 
 
 def split_chain(chain: Sequence[Snapshot]) -> tuple[tuple[Snapshot, ...], Snapshot | None]:

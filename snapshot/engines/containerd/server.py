@@ -22,13 +22,12 @@ from snapshot.engines.containerd.records import (
     SnapshotMissingError,
 )
 from snapshot.engines.containerd.snapshotter import Snapshotter
-from snapshot.engines.containerd.wire import Method, WireMessage, message, methods_of
+from snapshot.engines.containerd.wire import METHODS, SERVICE, Method, WireMessage, message
 
 __all__ = ["SnapshotsService", "code_of", "start_server"]
 
 _log = get_logger(__name__)
 _PACKAGE = "containerd.services.snapshots.v1"
-_SERVICE = f"{_PACKAGE}.Snapshots"
 _THREADS = 64
 """Requests at a time: a layer that is being indexed holds one for as long as that takes, a removal none."""
 _PAGE = 100
@@ -122,9 +121,9 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
     service = SnapshotsService(snapshotter)
     handlers = {
         method.name: _handler(method, getattr(service, method.name.lower()))
-        for method in methods_of("snapshots")
+        for method in METHODS.values()
     }
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, handlers)])
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     # A socket is made by gRPC with what the umask leaves; closed afterwards, it was open for a moment.
     before = os.umask(0o177)
     try:
@@ -150,7 +149,7 @@ def _handler(
     method: Method, answer: Callable[[WireMessage], WireMessage]
 ) -> "grpc.RpcMethodHandler[WireMessage, WireMessage]":
     reads = method.reader(method.request)
-    if method.shape == "stream":
+    if method.is_stream:
 
         def stream(request: WireMessage, context: grpc.ServicerContext) -> Iterator[WireMessage]:
             try:

@@ -5,7 +5,7 @@ no generated code to keep in step with a generator. Messages live in a pool of t
 so that another library's copy of the same interface does not collide with this one.
 
 Source:
-    containerd's API, version 1: services ``snapshots``, ``content``, ``images``, ``leases``.
+    containerd's API, version 1: service ``snapshots``.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["METHODS", "Method", "WireMessage", "message", "method", "methods_of"]
+__all__ = ["METHODS", "SERVICE", "Method", "WireMessage", "message"]
 
 WireMessage: TypeAlias = Any
 """A message made here: its fields are attributes that no type checker knows."""
@@ -21,15 +21,11 @@ WireMessage: TypeAlias = Any
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "string": _FIELD.TYPE_STRING,
-    "bytes": _FIELD.TYPE_BYTES,
     "i64": _FIELD.TYPE_INT64,
     "i32": _FIELD.TYPE_INT32,
-    "bool": _FIELD.TYPE_BOOL,
 }
 _SNAPSHOTS = "containerd.services.snapshots.v1"
-_CONTENT = "containerd.services.content.v1"
-_IMAGES = "containerd.services.images.v1"
-_LEASES = "containerd.services.leases.v1"
+SERVICE = f"{_SNAPSHOTS}.Snapshots"
 _NEW = "snapshotter:1 key:2 parent:3 %labels:4"
 _KEY = "snapshotter:1 key:2"
 
@@ -42,7 +38,6 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
     },
     "containerd.types": {
         "Mount": "type:1 source:2 target:3 *options:4",
-        "Descriptor": "media_type:1 digest:2 size:3:i64 %annotations:5",
     },
     _SNAPSHOTS: {
         "Info": "name:1 parent:2 kind:3:i32 created_at:4:.google.protobuf.Timestamp "
@@ -66,41 +61,17 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
         "UsageResponse": "size:1:i64 inodes:2:i64",
         "CleanupRequest": "snapshotter:1",
     },
-    _CONTENT: {
-        "WriteContentRequest": "action:1:i32 ref:2 total:3:i64 expected:4 offset:5:i64 "
-        "data:6:bytes %labels:7",
-        "WriteContentResponse": "action:1:i32 started_at:2:.google.protobuf.Timestamp "
-        "updated_at:3:.google.protobuf.Timestamp offset:4:i64 total:5:i64 digest:6",
-        "Info": "digest:1 size:2:i64 created_at:3:.google.protobuf.Timestamp "
-        "updated_at:4:.google.protobuf.Timestamp %labels:5",
-        "UpdateRequest": "info:1:Info update_mask:2:.google.protobuf.FieldMask",
-        "UpdateResponse": "info:1:Info",
-    },
-    _IMAGES: {
-        "Image": "name:1 %labels:2 target:3:.containerd.types.Descriptor "
-        "created_at:7:.google.protobuf.Timestamp updated_at:8:.google.protobuf.Timestamp",
-        "CreateImageRequest": "image:1:Image",
-        "CreateImageResponse": "image:1:Image",
-        "UpdateImageRequest": "image:1:Image update_mask:2:.google.protobuf.FieldMask",
-        "UpdateImageResponse": "image:1:Image",
-    },
-    _LEASES: {
-        "Lease": "id:1 created_at:2:.google.protobuf.Timestamp %labels:3",
-        "CreateRequest": "id:1 %labels:3",
-        "CreateResponse": "lease:1:Lease",
-        "DeleteRequest": "id:1 sync:2:bool",
-    },
 }
 
 
 class Method:
-    """One call of a service: its address and how its messages are read and written."""
+    """One call: its address and how its messages are read and written."""
 
-    def __init__(self, service: str, name: str, request: str, answer: str, shape: str) -> None:
-        self.path = f"/{service}/{name}"
+    def __init__(self, name: str, request: str, answer: str) -> None:
+        self.path = f"/{SERVICE}/{name}"
         self.name = name
-        self.shape = shape
-        """``unary``, ``stream`` (of answers) or ``both``."""
+        self.is_stream = name == "List"
+        """Whether it is answered by several messages."""
         self.request = request
         self.answer = answer
 
@@ -123,16 +94,6 @@ def message(name: str, /, **fields: object) -> WireMessage:
         ValueError: The message has no such field.
     """
     return _classes[name](**{key: value for key, value in fields.items() if value is not None})
-
-
-def method(service: str, name: str) -> Method:
-    """Return a call by the short name of its service, such as ``snapshots``, and its own."""
-    return METHODS[service, name]
-
-
-def methods_of(service: str) -> tuple[Method, ...]:
-    """Return all calls of a service."""
-    return tuple(found for (owner, _), found in METHODS.items() if owner == service)
 
 
 def _pool() -> descriptor_pool.DescriptorPool:
@@ -182,34 +143,20 @@ def _build() -> dict[str, WireMessage]:
 _classes = _build()
 
 _EMPTY = "google.protobuf.Empty"
-_TABLE = (
-    ("snapshots", _SNAPSHOTS, "Prepare", "PrepareSnapshotRequest", "PrepareSnapshotResponse"),
-    ("snapshots", _SNAPSHOTS, "View", "ViewSnapshotRequest", "ViewSnapshotResponse"),
-    ("snapshots", _SNAPSHOTS, "Mounts", "MountsRequest", "MountsResponse"),
-    ("snapshots", _SNAPSHOTS, "Commit", "CommitSnapshotRequest", _EMPTY),
-    ("snapshots", _SNAPSHOTS, "Remove", "RemoveSnapshotRequest", _EMPTY),
-    ("snapshots", _SNAPSHOTS, "Stat", "StatSnapshotRequest", "StatSnapshotResponse"),
-    ("snapshots", _SNAPSHOTS, "Update", "UpdateSnapshotRequest", "UpdateSnapshotResponse"),
-    ("snapshots", _SNAPSHOTS, "List", "ListSnapshotsRequest", "ListSnapshotsResponse"),
-    ("snapshots", _SNAPSHOTS, "Usage", "UsageRequest", "UsageResponse"),
-    ("snapshots", _SNAPSHOTS, "Cleanup", "CleanupRequest", _EMPTY),
-    ("content", _CONTENT, "Write", "WriteContentRequest", "WriteContentResponse"),
-    ("content", _CONTENT, "Update", "UpdateRequest", "UpdateResponse"),
-    ("images", _IMAGES, "Create", "CreateImageRequest", "CreateImageResponse"),
-    ("images", _IMAGES, "Update", "UpdateImageRequest", "UpdateImageResponse"),
-    ("leases", _LEASES, "Create", "CreateRequest", "CreateResponse"),
-    ("leases", _LEASES, "Delete", "DeleteRequest", _EMPTY),
-)
-_SERVICES = {"snapshots": "Snapshots", "content": "Content", "images": "Images", "leases": "Leases"}
-_SHAPES = {("snapshots", "List"): "stream", ("content", "Write"): "both"}
-
-
-def _method(owner: str, package: str, name: str, request: str, answer: str) -> Method:
-    answer = answer if answer == _EMPTY else f"{package}.{answer}"
-    service = f"{package}.{_SERVICES[owner]}"
-    shape = _SHAPES.get((owner, name), "unary")
-    return Method(service, name, f"{package}.{request}", answer, shape)
-
-
-METHODS: Mapping[tuple[str, str], Method] = {(row[0], row[2]): _method(*row) for row in _TABLE}
-"""Every call that is made or answered, by service and name."""
+_ANSWER_OF = {
+    "Prepare": ("PrepareSnapshotRequest", f"{_SNAPSHOTS}.PrepareSnapshotResponse"),
+    "View": ("ViewSnapshotRequest", f"{_SNAPSHOTS}.ViewSnapshotResponse"),
+    "Mounts": ("MountsRequest", f"{_SNAPSHOTS}.MountsResponse"),
+    "Commit": ("CommitSnapshotRequest", _EMPTY),
+    "Remove": ("RemoveSnapshotRequest", _EMPTY),
+    "Stat": ("StatSnapshotRequest", f"{_SNAPSHOTS}.StatSnapshotResponse"),
+    "Update": ("UpdateSnapshotRequest", f"{_SNAPSHOTS}.UpdateSnapshotResponse"),
+    "List": ("ListSnapshotsRequest", f"{_SNAPSHOTS}.ListSnapshotsResponse"),
+    "Usage": ("UsageRequest", f"{_SNAPSHOTS}.UsageResponse"),
+    "Cleanup": ("CleanupRequest", _EMPTY),
+}
+METHODS: Mapping[str, Method] = {
+    name: Method(name, f"{_SNAPSHOTS}.{request}", answer)
+    for name, (request, answer) in _ANSWER_OF.items()
+}
+"""Every call that is answered, by name."""

@@ -15,7 +15,7 @@ from snapshot.engines.containerd.chain import chain_ids
 from snapshot.engines.containerd.server import code_of, start_server
 from snapshot.engines.containerd.snapshotter import Snapshotter
 from snapshot.engines.containerd.store import SnapshotStore
-from snapshot.engines.containerd.wire import message, method
+from snapshot.engines.containerd.wire import METHODS, message
 from tests.support.snapshot.snapshotter_builders import (
     REFERENCE,
     Calls,
@@ -435,7 +435,7 @@ def test_every_error_of_ours_has_a_code():
 
 def test_a_message_is_the_bytes_that_the_public_interface_says():
     """By hand: field 2 "k", field 4 a map entry of field 1 "a" and field 2 "b"."""
-    asked = method("snapshots", "Prepare")
+    asked = METHODS["Prepare"]
 
     data = asked.encode(message(asked.request, key="k", labels={"a": "b"}))
 

@@ -7,10 +7,10 @@ import grpc
 import orjson
 
 from omniload.base.errors import ConfigError
-from snapshot.engines.containerd.chain import LayerWanted, chain_ids, labels_for
+from snapshot.engines.containerd.chain import IMAGE, LAYER, MANIFEST, TARGET, chain_ids
 from snapshot.engines.containerd.images import place_of
 from snapshot.engines.containerd.store import KeptImage
-from snapshot.engines.containerd.wire import message, method
+from snapshot.engines.containerd.wire import METHODS, message
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE
 
@@ -68,14 +68,8 @@ def labels_of(kept, place, *, manifest=True):
     """Return the labels with which a client asks for a layer of an image."""
     image = kept.image()
     names = chain_ids(image.config.rootfs.diff_ids)
-    return labels_for(
-        LayerWanted(
-            target=names[place],
-            reference=kept.reference,
-            layer=image.layers[place].digest,
-            manifest=kept.digest if manifest else None,
-        )
-    )
+    labels = {TARGET: names[place], IMAGE: kept.reference, LAYER: image.layers[place].digest}
+    return labels | ({MANIFEST: kept.digest} if manifest else {})
 
 
 class FakeImages:
@@ -127,10 +121,10 @@ class Calls:
         self._channel = grpc.insecure_channel(f"unix:{socket}")
 
     def __call__(self, name, /, **fields):
-        asked = method("snapshots", name)
+        asked = METHODS[name]
         request = message(asked.request, snapshotter="omniload", **fields)
         reads = asked.reader(asked.answer)
-        if asked.shape == "stream":
+        if asked.is_stream:
             return list(
                 self._channel.unary_stream(asked.path, asked.encode, reads)(request, timeout=30)
             )

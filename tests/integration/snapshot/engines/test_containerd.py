@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import grpc
 import pytest
 import zstandard
 from click.testing import CliRunner
 
-from omniload.base.errors import ConfigError, UnavailableError
 from snapshot.commands.image import command
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
@@ -63,16 +61,10 @@ class Place:
         before = self.link.bytes_back
         yield lambda: self.link.bytes_back - before
 
-    def export(self, image):
-        words = ("--containerd", str(self.containerd.socket))
-        done = CliRunner().invoke(command, ["export", image, *words], catch_exceptions=True)
-        if done.exception is not None:
-            raise done.exception
-        return done.output
-
-    def forget(self, *images, namespace="default"):
-        """Have containerd forget images, and wait until nothing of them is left."""
-        self.containerd.ctr("images", "rm", "--sync", *images, namespace=namespace, check=False)
+    def forget(self):
+        """Have containerd forget all images: one that CRI pulled has several names."""
+        names = self.containerd.ctr("images", "ls", "-q").stdout.split()
+        self.containerd.ctr("images", "rm", "--sync", *names, check=False)
 
     @contextmanager
     def served(self):
@@ -127,7 +119,7 @@ def place(tmp_path_factory):
         shutil.rmtree(folder / "base")
         with found.link.running() as address:
             found.address, found.command = address, words
-            found.containerd = Containerd(folder, kubernetes=True)
+            found.containerd = Containerd(folder)
             try:
                 yield found
             finally:
@@ -143,16 +135,14 @@ def served(place):
     with place.served() as process:
         yield process
         if process.poll() is None:
-            for namespace in ("default", "k8s.io"):
-                names = place.containerd.ctr("images", "ls", "-q", namespace=namespace).stdout
-                place.forget(*names.split(), namespace=namespace)
+            place.forget()
             place.wait_collected()
 
 
 def test_a_container_starts_from_layers_that_stay_in_the_registry(place, served):
     image = f"{place.address}/a/lazy:v"
     with place.counted() as moved:
-        assert "2 layers" in place.export(image)
+        assert b"sha256:" in place.containerd.pull(image)
         pulled = moved()
         first = place.containerd.start(image, "first")
         lazily = moved()
@@ -173,7 +163,7 @@ def test_a_container_starts_from_layers_that_stay_in_the_registry(place, served)
 
 def test_what_a_container_writes_is_its_own_and_can_become_a_layer(place, served):
     image = f"{place.address}/a/lazy:v"
-    place.export(image)
+    place.containerd.pull(image)
     python = place.command[0]
     write = "import os; os.remove('/etc/passwd'); open('/new', 'w').write('x'); print(os.listdir('/etc'))"
     look = "import os; print(os.path.exists('/new'), open('/etc/passwd').read()[:4])"
@@ -205,10 +195,20 @@ def test_a_snapshotter_that_is_killed_disturbs_no_container_and_goes_on_when_sta
     place, served
 ):
     image = f"{place.address}/a/lazy:v"
-    place.export(image)
+    place.containerd.pull(image)
     python = place.command[0]
     script = "print('up', flush=True); input(); import numpy; print(numpy.arange(4).sum())"
-    line = ["ctr", "-a", str(place.containerd.socket), "run", "--rm", "--snapshotter", "omniload"]
+    line = [
+        "ctr",
+        "-a",
+        str(place.containerd.socket),
+        "-n",
+        "k8s.io",
+        "run",
+        "--rm",
+        "--snapshotter",
+        "omniload",
+    ]
     with subprocess.Popen(
         [*line, image, "long", python, "-c", script],
         stdin=subprocess.PIPE,
@@ -230,13 +230,13 @@ def test_a_snapshotter_that_is_killed_disturbs_no_container_and_goes_on_when_sta
         again.send_signal(signal.SIGTERM)
         assert again.wait() == 0
     with place.served():
-        place.forget(image)
+        place.forget()
         place.wait_collected()  # the view of an earlier snapshotter, too
 
 
 def test_a_view_whose_process_died_is_shown_again_without_the_registry(place, served):
     image = f"{place.address}/a/lazy:v"
-    place.export(image)
+    place.containerd.pull(image)
     words = (place.command[0], "-S", "-c", "print(open('/etc/passwd').read()[:4])")
     assert place.containerd.start(image, "first", *words).stdout == "root\n"
     (view,) = views_of(place.folder)
@@ -254,11 +254,11 @@ def test_a_view_whose_process_died_is_shown_again_without_the_registry(place, se
 
 def test_what_the_first_start_touched_comes_first_on_the_next(place, served):
     image = f"{place.address}/a/lazy:v"
-    place.export(image)
+    place.containerd.pull(image)
     with place.counted() as moved:
         place.containerd.start(image, "first")
         cold = moved()
-    place.forget(image)
+    place.forget()
     until(lambda: not views_of(place.folder), "the view is unmounted")
     (trace_path,) = until(
         lambda: list((place.folder / "cache/traces").rglob("*.trace")), "the start is recorded"
@@ -268,7 +268,7 @@ def test_what_the_first_start_touched_comes_first_on_the_next(place, served):
     assert any("numpy" in touch.path for touch in trace.touches)
     shutil.rmtree(place.folder / "cache/blocks")
 
-    place.export(image)
+    place.containerd.pull(image)
     top = place.rows()[1][0]
     place.containerd.ctr("snapshots", "--snapshotter", "omniload", "prepare", "warm", top)
     store, name = open_store(f"{place.registry}/a/lazy:v")
@@ -288,38 +288,24 @@ def test_what_the_first_start_touched_comes_first_on_the_next(place, served):
     assert warm < 0.1 * cold
 
 
-def pull_as_kubernetes(place, image):
-    """Ask containerd's CRI plugin for an image; messages of one string each, written by hand."""
-
-    def field(data):
-        assert len(data) < 128
-        return b"\x0a" + bytes([len(data)]) + data
-
-    with grpc.insecure_channel(f"unix:{place.containerd.socket}") as channel:
-        call = channel.unary_unary(
-            "/runtime.v1.ImageService/PullImage", lambda data: data, lambda data: data
-        )
-        return call(field(field(image.encode())), timeout=WAITS_S)
-
-
 def test_kubernetes_pulls_lazily_by_itself_and_gzip_layers_too(place, served):
     image = f"{place.address}/a/plain:kube"
 
-    assert b"sha256:" in pull_as_kubernetes(place, image)
+    assert b"sha256:" in place.containerd.pull(image)
 
     rows = [row for row in place.rows() if row[1] == "committed"]
     assert [layers for _, _, layers in rows] == [1, 2, 3]
-    contents = place.containerd.ctr("content", "ls", "-q", namespace="k8s.io").stdout.split()
+    contents = place.containerd.ctr("content", "ls", "-q").stdout.split()
     assert len(contents) == 2, "manifest and configuration, no layer"
     words = (place.command[0], "-c", "import numpy; print(open('/more/hello').read())")
-    found = place.containerd.start(image, "pod", *words, namespace="k8s.io")
+    found = place.containerd.start(image, "pod", *words)
     assert found.stdout == "hello\n"
 
 
-def test_two_images_and_two_namespaces_share_the_layers_they_have_in_common(place, served):
-    place.export(f"{place.address}/a/lazy:v")
+def test_two_images_share_the_layers_they_have_in_common(place, served):
+    place.containerd.pull(f"{place.address}/a/lazy:v")
     with place.counted() as moved:
-        pull_as_kubernetes(place, f"{place.address}/a/plain:kube")
+        place.containerd.pull(f"{place.address}/a/plain:kube")
         pulled = moved()
 
     # The probe of ``served`` goes as containerd collects, a moment later.
@@ -327,14 +313,10 @@ def test_two_images_and_two_namespaces_share_the_layers_they_have_in_common(plac
     assert pulled < 1_000_000, "of three layers only the small one is new"
 
 
-def test_a_layer_that_is_not_read_in_parts_is_unpacked_as_ever_and_an_export_says_why(
-    place, served
-):
+def test_a_layer_that_is_not_read_in_parts_is_unpacked_as_ever_and_the_log_says_why(place, served):
     image = f"{place.address}/a/plain:small"
-    with pytest.raises(ConfigError, match="omniload image convert"):
-        place.export(image)
 
-    pull_as_kubernetes(place, image)
+    place.containerd.pull(image)
 
     rows = [(kind, layers) for _, kind, layers in place.rows()]
     assert ("committed", 0) in rows
@@ -342,16 +324,3 @@ def test_a_layer_that_is_not_read_in_parts_is_unpacked_as_ever_and_an_export_say
     (name,) = [key for key, kind, _ in place.rows() if kind == "committed"]
     fs = list((place.folder / "sn/snapshots").glob("*/fs/more/hello"))
     assert [path.read_text() for path in fs] == ["hello"], name
-
-
-def test_an_export_says_what_is_wrong(place, served):
-    image = f"{place.address}/a/lazy:v"
-    with pytest.raises(UnavailableError, match="does containerd run"):
-        CliRunner().invoke(
-            command, ["export", image, "--containerd", "/none"], catch_exceptions=False
-        )
-    words = ("--containerd", str(place.containerd.socket), "--snapshotter", "other")
-    with pytest.raises(ConfigError, match="containerd's configuration"):
-        CliRunner().invoke(command, ["export", image, *words], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="no such image"):
-        place.export(f"{place.address}/a/none:v")

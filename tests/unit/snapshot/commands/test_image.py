@@ -8,10 +8,7 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError
 from snapshot.commands import image as image_cli
 from snapshot.commands.image import command
-from snapshot.engines.containerd.chain import chain_ids
-from snapshot.engines.containerd.client import config_labels, manifest_labels
-from snapshot.engines.containerd.wire import METHODS, message, method
-from tests.support.snapshot.snapshotter_builders import a_kept_image
+from snapshot.engines.containerd.wire import METHODS, message
 
 
 def call(*words):
@@ -57,8 +54,7 @@ def test_a_file_as_cache_is_refused_before_a_container_needs_it(tmp_path, monkey
     assert not (tmp_path / "root").exists()
 
 
-@pytest.mark.parametrize("words", [("serve",), ("export", "registry.example/a:v")])
-def test_without_grpc_the_extra_is_named(monkeypatch, words):
+def test_without_grpc_the_extra_is_named(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name="grpc")
 
@@ -66,32 +62,16 @@ def test_without_grpc_the_extra_is_named(monkeypatch, words):
     monkeypatch.setattr(image_cli.importlib, "import_module", missing)
 
     with pytest.raises(ConfigError, match=r"omniload-data\[containerd\]"):
-        call(*words)
+        call("serve")
 
 
-def test_containerds_collector_is_told_what_an_image_needs():
-    image = a_kept_image(2).image()
-
-    manifest, config = manifest_labels(image), config_labels(image, "omniload")
-
-    assert manifest == {
-        "containerd.io/gc.ref.content.config": image.manifest.config.digest,
-        "containerd.io/gc.ref.content.l.0": image.layers[0].digest,
-        "containerd.io/gc.ref.content.l.1": image.layers[1].digest,
-    }
-    top = chain_ids(image.config.rootfs.diff_ids)[-1]
-    assert config == {"containerd.io/gc.ref.snapshot.omniload": top}
-    assert config_labels(a_kept_image(0).image(), "omniload") == {}
-
-
-@pytest.mark.parametrize(("service", "name"), list(METHODS))
-def test_every_call_has_messages_that_can_be_written_and_read(service, name):
-    asked = method(service, name)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_call_has_messages_that_can_be_written_and_read(name):
+    asked = METHODS[name]
 
     for wire in (asked.request, asked.answer):
         assert asked.reader(wire)(asked.encode(message(wire))) == message(wire)
-    assert asked.path.startswith("/containerd.services.")
-    assert asked.path.endswith(f".v1.{service.capitalize()}/{name}")
+    assert asked.path == f"/containerd.services.snapshots.v1.Snapshots/{name}"
 
 
 @pytest.mark.parametrize(
@@ -101,21 +81,6 @@ def test_every_call_has_messages_that_can_be_written_and_read(service, name):
             "containerd.types.Mount",
             {"type": "t", "options": ["a", "b"]},
             b"\x0a\x01t\x22\x01a\x22\x01b",
-        ),
-        (
-            "containerd.types.Descriptor",
-            {"media_type": "m", "digest": "d", "size": 300},
-            b"\x0a\x01m\x12\x01d\x18\xac\x02",
-        ),
-        (
-            "containerd.services.content.v1.WriteContentRequest",
-            {"action": 2, "ref": "r", "total": 3, "data": b"xyz"},
-            b"\x08\x02\x12\x01r\x18\x03\x32\x03xyz",
-        ),
-        (
-            "containerd.services.leases.v1.DeleteRequest",
-            {"id": "l", "sync": True},
-            b"\x0a\x01l\x10\x01",
         ),
         (
             "containerd.services.snapshots.v1.Info",

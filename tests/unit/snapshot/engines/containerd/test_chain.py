@@ -12,7 +12,6 @@ from snapshot.engines.containerd.chain import (
     LayerWanted,
     MountEntry,
     chain_ids,
-    labels_for,
     layer_wanted,
     mounts_of,
     split_chain,
@@ -66,9 +65,12 @@ def test_labels_say_which_layer_is_wanted(manifest):
 
     wanted = layer_wanted({**labels, "other": "x"})
 
-    assert wanted is not None
-    assert labels_for(wanted) == labels
-    assert (wanted.manifest is not None) == manifest
+    assert wanted == LayerWanted(
+        target=labels[TARGET],
+        reference=labels[IMAGE],
+        layer=labels[LAYER],
+        manifest=labels[MANIFEST] if manifest else None,
+    )
 
 
 @pytest.mark.parametrize("missing", [TARGET, IMAGE, LAYER])
