@@ -129,6 +129,7 @@ def save_command(
     from omniload.base.units import format_bytes  # noqa: PLC0415
     from snapshot.env.flow.save import install_and_save  # noqa: PLC0415
 
+    # The store first: one that is not there is said before an hour of pip.
     with stage("environment_save"), opened(url) as repository, shown_progress() as progress:
         manifest = install_and_save(
             given.environment,
@@ -141,6 +142,7 @@ def save_command(
             progress=progress,
         )
     head = manifest.head
+    # Alone on standard output, so that a script can take it; all else goes to standard error.
     click.echo(head.key)
     click.echo(
         f"{manifest.num_files} files, {format_bytes(manifest.raw_bytes)}, {format_bytes(head.stored_bytes)} added "
@@ -222,7 +224,9 @@ def run_command(
     restored = _restored(given, url, wanted, auto=auto, form=form, where="in --install")
     click.echo(_sentence(restored), err=True)
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
+    # From here to the first stage of the program is its stage ``process_start``.
     variables = environment_of(given.environment.interpreter, os.environ) | spawning()
+    # What Python still holds would be lost: exec runs none of its exits.
     sys.stdout.flush()
     # Python ignores them, and a program inherits that.
     ignored = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGPIPE, signal.SIGXFSZ)}
@@ -253,11 +257,13 @@ def _restored(
         found = None
         if not auto:
             try:
+                # A whole key may be restored from the node alone, whatever its store is up to.
                 if len(key) != 64:
                     with opened(url) as repository:
                         key = repository.full_key(key)
                 found = restorer.restore(key, form)
             except (UnavailableError, StoreMissingError) as error:
+                # On the node already, it was the form that could not be had: installing would not help.
                 here = len(key) == 64 and restorer.cache.tree(key) is not None
                 if not installing or here:
                     raise

@@ -156,6 +156,7 @@ def _prune_store(
 
     with opened(url) as repository:
         keys = [repository.full_key(start) for start in starts]
+        # A whole key is taken as it is, so it is not known yet whether it is there.
         known = set(repository.all_keys())
         if missing := [key for key in keys if key not in known]:
             raise ConfigError(f"no snapshot {missing[0]} in {url}; omniload env show lists them")

@@ -138,6 +138,7 @@ def mount_command(
     if not places[-1]:
         raise ConfigError("the mount point is an empty text; name a folder")
     mountpoint = str(Path(places[-1]).absolute())
+    # A daemon in the background outlives the terminal of its command.
     log = log or (None if foreground else os.devnull)
     if form == "layer-store":
         process = mount_layer_store(layer_store_settings(mountpoint, options), log_path=log)
@@ -265,6 +266,7 @@ def serve_command(
         _log.info("ending by signal %d", number)
         ended.set()
 
+    # A signal is only noted: calls under way have their grace below.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     try:

@@ -43,6 +43,7 @@ from snapshot.startup.reading import read_events
 
 __all__ = ["prefetch_command", "record_command", "run_command", "startup_command"]
 
+# Almost a year: a window is a number, and no start takes so long.
 _UNTIL_THE_END = "30000000s"
 _SHOWN_JOBS = 10
 _WIDE = 200
@@ -111,6 +112,7 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
       omniload image record registry.example:5000/team/torch:2.13 -o torch.trace -- python load.py
     """  # noqa: D301 -- click's own marker
     where = str(Path(output).absolute()) if output else AUTO
+    # Nothing is fetched ahead: when the command itself asks for what, is what is recorded.
     changed = {"record": where, "trace": None}
     settings, code = _started(given, window or _UNTIL_THE_END, changed)
     if push:
@@ -188,6 +190,7 @@ def prefetch_command(
 
 def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[ImageMount, int]:
     """Run the command; return the settings of the mount, and its exit code."""
+    # Before a registry is asked: without root nothing that it says is of use.
     check_machine()
     log = given.log or os.devnull
     settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
@@ -198,6 +201,7 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
         logged, known = log_of()
         binds = (*logged, *map(bind_of, given.binds))
         spawned = [f"{name}={value}" for name, value in spawning().items()]
+        # Once, and handed on: the tag may move before the mount would look.
         with _opened(settings) as (_, image):
             start = start_of(image.config.config, given.words, (*known, *spawned, *given.variables))
         settings = settings.model_copy(update={**changed, "command": start.words})

@@ -70,6 +70,7 @@ class OciLayout(ImageStore):
         if not any(path.iterdir()):
             (path / "blobs" / "sha256").mkdir(parents=True)
             _publish(path / "index.json", encode(Index(schema_version=2, manifests=())))
+            # Last: what a kill leaves before it is no layout to any tool.
             _publish(path / "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         return cls(path)
 
@@ -139,6 +140,7 @@ class OciLayout(ImageStore):
         parsed = parse_manifest(data, media_type, name=f"{self.location}: new manifest")
         digest = digest_of(data)
         target = self._path(digest)
+        # The bytes first: the index names nothing that is not there.
         if not target.is_file():
             _publish(target, data)
         if tag is None:

@@ -154,6 +154,7 @@ class Process(OciModel):
 
     model_config = ConfigDict(alias_generator=to_pascal)
 
+    # Any of these may be null, as Docker writes what is not set.
     env: tuple[str, ...] | None = None
     entrypoint: tuple[str, ...] | None = None
     cmd: tuple[str, ...] | None = None

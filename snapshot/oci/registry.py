@@ -55,6 +55,7 @@ class Registry(ImageStore):
                 headers={"Accept": ", ".join(ACCEPTED)},
             )
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
+            # One byte more than may be, to tell a longer one.
             data = _body(response, MAX_MANIFEST_BYTES + 1)
             return StoredManifest(data, kind, digest_of(data))
 
@@ -127,6 +128,7 @@ class Registry(ImageStore):
             )
             started.drain_conn()
             location = started.headers.get("Location", "")
+            # The place may have a query of its own, such as a token.
             url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': blob.digest})}"
             headers = {
                 "Content-Type": "application/octet-stream",

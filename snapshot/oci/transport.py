@@ -104,6 +104,7 @@ class Transport:
             IntegrityError: A range that the blob does not hold.
         """
         url, given = self._whole(url), headers or {}
+        # Only there: a storage service that the registry sends to gets no token.
         known = self._authorization_of.get(scope) if self._is_ours(url) else None
         response = self._send(method, url, given, known, body)
         # Once: an answer to a challenge that is refused is refused for a reason.
@@ -182,6 +183,7 @@ class Transport:
             return response
         said = _complaint(response)
         if status == 404:
+            # Without a number, unlike that of a file of this machine: ``wanted_by_manifest`` asks.
             raise FileNotFoundError(f"{method} {url}: not found{said}")
         if status == 416:
             raise IntegrityError(f"{method} {url}: the blob ends before that range{said}")

@@ -77,6 +77,7 @@ class StageEvent:
 
     def line(self) -> str:
         """Return the line, newline included."""
+        # The standard library's: a process writes its first lines before it loads anything else.
         return json.dumps(asdict(self), separators=(",", ":")) + "\n"
 
 

@@ -102,6 +102,7 @@ def parse_event(line: str | bytes) -> StageEvent:
     try:
         fields = orjson.loads(line)
         version = fields.get("version") if isinstance(fields, dict) else None
+        # True is 1 to Python, and no version.
         if type(version) is int and version != VERSION:
             raise StateError(
                 f"start-up event has version {version}, this code reads {VERSION}; "

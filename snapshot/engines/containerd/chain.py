@@ -122,6 +122,7 @@ def mounts_of(
     if not lower:
         access = "rw" if writable else "ro"
         return (MountEntry("bind", f"{own}/fs", (access, "rbind")),)
+    # Without an upper folder the kernel wants two lower ones.
     if not writable and len(lower) == 1:
         return (MountEntry("bind", lower[0], ("ro", "rbind")),)
     options = ["index=off"]  # as containerd's own snapshotter of overlays has it

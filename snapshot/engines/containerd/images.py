@@ -72,6 +72,7 @@ class RegistryImages:
                 f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"
             )
         name = (wanted.reference, wanted.manifest)
+        # A pull asks for one layer after another; the documents are read for the first.
         kept = self._known.get(name)
         store, label = open_store(address_of(wanted.reference), mirrors=self._mirrors)
         try:
@@ -88,6 +89,7 @@ class RegistryImages:
             self._index(store, image, place)
         finally:
             store.close()
+        # Only now: what could not be indexed is asked of its registry again.
         self._known.put(name, kept)
         return kept, place + 1
 

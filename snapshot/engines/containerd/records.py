@@ -277,6 +277,7 @@ class Snapshots:
                 raise InvalidSnapshotError(
                     f"field {path!r} of snapshot {event.key!r} never changes; only labels do"
                 )
+        # A label is removed by setting it to nothing.
         labels = {name: value for name, value in labels.items() if value}
         made = replace(found, labels=labels, updated_ns=event.now_ns)
         self.by_key[event.key] = made

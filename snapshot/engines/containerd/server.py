@@ -1,15 +1,26 @@
-"""The snapshots service of containerd over a unix socket: requests to a ``Snapshotter``, errors to codes."""
+"""The snapshots service of containerd over a unix socket: requests to a ``Snapshotter``, errors to codes.
+
+Its messages are built from a table when this is imported. The table holds names and numbers of
+fields, which are all that a wire format is; there is no generated code to keep in step with a
+generator. They live in a pool of their own, so that another library's copy of the same interface
+does not collide with this one.
+
+Source:
+    containerd's API, version 1: service ``snapshots``.
+"""
 
 import errno
 import os
 import socket
 import stat as stat_bits
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.log import get_logger
@@ -22,12 +33,166 @@ from snapshot.engines.containerd.records import (
     SnapshotMissingError,
 )
 from snapshot.engines.containerd.snapshotter import Snapshotter
-from snapshot.engines.containerd.wire import METHODS, SERVICE, Method, WireMessage, message
 
-__all__ = ["SnapshotsService", "code_of", "start_server"]
+__all__ = [
+    "METHODS",
+    "SERVICE",
+    "Method",
+    "SnapshotsService",
+    "WireMessage",
+    "code_of",
+    "message",
+    "start_server",
+]
+
+WireMessage: TypeAlias = Any
+"""A message made here: its fields are attributes that no type checker knows."""
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "string": _FIELD.TYPE_STRING,
+    "i64": _FIELD.TYPE_INT64,
+    "i32": _FIELD.TYPE_INT32,
+}
+_SNAPSHOTS = "containerd.services.snapshots.v1"
+SERVICE = f"{_SNAPSHOTS}.Snapshots"
+_NEW = "snapshotter:1 key:2 parent:3 %labels:4"
+_KEY = "snapshotter:1 key:2"
+
+_PACKAGES: Mapping[str, Mapping[str, str]] = {
+    # NAME:NUMBER[:TYPE]; * is repeated, % a map of strings, a dot before a type means package and all.
+    "google.protobuf": {
+        "Timestamp": "seconds:1:i64 nanos:2:i32",
+        "FieldMask": "*paths:1",
+        "Empty": "",
+    },
+    "containerd.types": {
+        "Mount": "type:1 source:2 target:3 *options:4",
+    },
+    _SNAPSHOTS: {
+        "Info": "name:1 parent:2 kind:3:i32 created_at:4:.google.protobuf.Timestamp "
+        "updated_at:5:.google.protobuf.Timestamp %labels:6",
+        "PrepareSnapshotRequest": _NEW,
+        "PrepareSnapshotResponse": "*mounts:1:.containerd.types.Mount",
+        "ViewSnapshotRequest": _NEW,
+        "ViewSnapshotResponse": "*mounts:1:.containerd.types.Mount",
+        "MountsRequest": _KEY,
+        "MountsResponse": "*mounts:1:.containerd.types.Mount",
+        "RemoveSnapshotRequest": _KEY,
+        "CommitSnapshotRequest": "snapshotter:1 name:2 key:3 %labels:4",
+        "StatSnapshotRequest": _KEY,
+        "StatSnapshotResponse": "info:1:Info",
+        "UpdateSnapshotRequest": "snapshotter:1 info:2:Info "
+        "update_mask:3:.google.protobuf.FieldMask",
+        "UpdateSnapshotResponse": "info:1:Info",
+        "ListSnapshotsRequest": "snapshotter:1 *filters:2",
+        "ListSnapshotsResponse": "*info:1:Info",
+        "UsageRequest": _KEY,
+        "UsageResponse": "size:1:i64 inodes:2:i64",
+        "CleanupRequest": "snapshotter:1",
+    },
+}
+
+
+class Method:
+    """One call: its address and how its messages are read and written."""
+
+    def __init__(self, name: str, request: str, answer: str) -> None:
+        self.path = f"/{SERVICE}/{name}"
+        self.name = name
+        self.is_stream = name == "List"
+        """Whether it is answered by several messages."""
+        self.request = request
+        self.answer = answer
+
+    def encode(self, value: WireMessage) -> bytes:
+        """Return the bytes of a request or answer."""
+        data: bytes = value.SerializeToString()
+        return data
+
+    def reader(self, name: str) -> Callable[[bytes], WireMessage]:
+        """Return what reads bytes as a message."""
+        read: Callable[[bytes], WireMessage] = _classes[name].FromString
+        return read
+
+
+def message(name: str, /, **fields: object) -> WireMessage:
+    """Make a message by its name with its package; a field that is None stays unset.
+
+    Raises:
+        KeyError: The table has no such message.
+        ValueError: The message has no such field.
+    """
+    return _classes[name](**{key: value for key, value in fields.items() if value is not None})
+
+
+def _pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    shared = ["google.protobuf.proto", "containerd.types.proto"]
+    for package, messages in _PACKAGES.items():
+        file = descriptor_pb2.FileDescriptorProto(
+            name=f"{package}.proto", package=package, syntax="proto3"
+        )
+        file.dependency.extend(name for name in shared if name != file.name)
+        if package == "google.protobuf":
+            del file.dependency[:]
+        for name, fields in messages.items():
+            _describe(file.message_type.add(name=name), package, fields)
+        pool.Add(file)
+    return pool
+
+
+def _describe(found: descriptor_pb2.DescriptorProto, package: str, fields: str) -> None:
+    """Fill in the fields of a message from its line in the table."""
+    for text in fields.split():
+        name, number, kind = [*text.lstrip("*%").split(":"), "string"][:3]
+        field = found.field.add(name=name, number=int(number), label=_FIELD.LABEL_OPTIONAL)
+        if text[0] in "*%":
+            field.label = _FIELD.LABEL_REPEATED
+        if text[0] == "%":
+            entry = found.nested_type.add(name=f"{name.capitalize()}Entry")
+            entry.options.map_entry = True
+            _describe(entry, package, "key:1 value:2")
+            field.type = _FIELD.TYPE_MESSAGE
+            field.type_name = f".{package}.{found.name}.{entry.name}"
+        elif kind in _SCALARS:
+            field.type = _SCALARS[kind]
+        else:
+            field.type = _FIELD.TYPE_MESSAGE
+            field.type_name = kind if kind.startswith(".") else f".{package}.{kind}"
+
+
+def _build() -> dict[str, WireMessage]:
+    pool = _pool()
+    names = [f"{package}.{name}" for package, found in _PACKAGES.items() for name in found]
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in names
+    }
+
+
+_classes = _build()
+
+_EMPTY = "google.protobuf.Empty"
+_ANSWER_OF = {
+    "Prepare": ("PrepareSnapshotRequest", f"{_SNAPSHOTS}.PrepareSnapshotResponse"),
+    "View": ("ViewSnapshotRequest", f"{_SNAPSHOTS}.ViewSnapshotResponse"),
+    "Mounts": ("MountsRequest", f"{_SNAPSHOTS}.MountsResponse"),
+    "Commit": ("CommitSnapshotRequest", _EMPTY),
+    "Remove": ("RemoveSnapshotRequest", _EMPTY),
+    "Stat": ("StatSnapshotRequest", f"{_SNAPSHOTS}.StatSnapshotResponse"),
+    "Update": ("UpdateSnapshotRequest", f"{_SNAPSHOTS}.UpdateSnapshotResponse"),
+    "List": ("ListSnapshotsRequest", f"{_SNAPSHOTS}.ListSnapshotsResponse"),
+    "Usage": ("UsageRequest", f"{_SNAPSHOTS}.UsageResponse"),
+    "Cleanup": ("CleanupRequest", _EMPTY),
+}
+METHODS: Mapping[str, Method] = {
+    name: Method(name, f"{_SNAPSHOTS}.{request}", answer)
+    for name, (request, answer) in _ANSWER_OF.items()
+}
+"""Every call that is answered, by name."""
+
 
 _log = get_logger(__name__)
-_PACKAGE = "containerd.services.snapshots.v1"
 _THREADS = 64
 """Requests at a time: a layer that is being indexed holds one for as long as that takes, a removal none."""
 _PAGE = 100
@@ -55,18 +220,18 @@ class SnapshotsService:
     def prepare(self, request: WireMessage) -> WireMessage:
         """Make a place to write; ``ALREADY_EXISTS`` for a layer that need not be unpacked."""
         found = self._snapshotter.prepare(request.key, request.parent, dict(request.labels))
-        return message(f"{_PACKAGE}.PrepareSnapshotResponse", mounts=_mounts(found))
+        return message(f"{_SNAPSHOTS}.PrepareSnapshotResponse", mounts=_mounts(found))
 
     def view(self, request: WireMessage) -> WireMessage:
         """Make a place to read."""
         labels = dict(request.labels)
         found = self._snapshotter.prepare(request.key, request.parent, labels, "view")
-        return message(f"{_PACKAGE}.ViewSnapshotResponse", mounts=_mounts(found))
+        return message(f"{_SNAPSHOTS}.ViewSnapshotResponse", mounts=_mounts(found))
 
     def mounts(self, request: WireMessage) -> WireMessage:
         """Say again what to mount."""
         found = self._snapshotter.mounts(request.key)
-        return message(f"{_PACKAGE}.MountsResponse", mounts=_mounts(found))
+        return message(f"{_SNAPSHOTS}.MountsResponse", mounts=_mounts(found))
 
     def commit(self, request: WireMessage) -> WireMessage:
         """Make a layer of what was written."""
@@ -81,25 +246,25 @@ class SnapshotsService:
     def stat(self, request: WireMessage) -> WireMessage:
         """Describe one snapshot."""
         found = self._snapshotter.stat(request.key)
-        return message(f"{_PACKAGE}.StatSnapshotResponse", info=_info(found))
+        return message(f"{_SNAPSHOTS}.StatSnapshotResponse", info=_info(found))
 
     def update(self, request: WireMessage) -> WireMessage:
         """Change labels."""
         labels, paths = dict(request.info.labels), list(request.update_mask.paths)
         found = self._snapshotter.update(request.info.name, labels, paths)
-        return message(f"{_PACKAGE}.UpdateSnapshotResponse", info=_info(found))
+        return message(f"{_SNAPSHOTS}.UpdateSnapshotResponse", info=_info(found))
 
     def list(self, request: WireMessage) -> Iterator[WireMessage]:
         """Describe all that the filters ask for, in pages."""
         found = self._snapshotter.listing(list(request.filters))
         for start in range(0, len(found), _PAGE):
             page = [_info(snapshot) for snapshot in found[start : start + _PAGE]]
-            yield message(f"{_PACKAGE}.ListSnapshotsResponse", info=page)
+            yield message(f"{_SNAPSHOTS}.ListSnapshotsResponse", info=page)
 
     def usage(self, request: WireMessage) -> WireMessage:
         """Say what a snapshot takes on the disk."""
         size_bytes, inodes = self._snapshotter.usage(request.key)
-        return message(f"{_PACKAGE}.UsageResponse", size=size_bytes, inodes=inodes)
+        return message(f"{_SNAPSHOTS}.UsageResponse", size=size_bytes, inodes=inodes)
 
     def cleanup(self, request: WireMessage) -> WireMessage:  # noqa: ARG002 -- it says nothing
         """Remove what is left of snapshots that are gone."""
@@ -189,7 +354,7 @@ def _mounts(found: Sequence[MountEntry]) -> list[WireMessage]:
 
 def _info(snapshot: Snapshot) -> WireMessage:
     return message(
-        f"{_PACKAGE}.Info",
+        f"{_SNAPSHOTS}.Info",
         name=snapshot.key,
         parent=snapshot.parent,
         kind=_NUMBER_OF[snapshot.kind],
@@ -220,6 +385,7 @@ def _make_way(path: Path) -> None:
         raise ConfigError(f"{str(path)!r} is there and no socket; name another path")
     with socket.socket(socket.AF_UNIX) as tried:
         try:
+            # The file outlives its process; whether anybody answers, only a connection tells.
             tried.connect(str(path))
         except OSError:
             with suppress(FileNotFoundError):

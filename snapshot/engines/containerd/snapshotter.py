@@ -160,6 +160,7 @@ class Snapshotter:
         """Make a layer of what was written."""
         with self._lock:
             number = self._all.get(key).number
+        # Without the lock: a container may have written a million files.
         size_bytes, inodes = usage_of(Path(self._path(number)) / "fs")
         self._apply(
             Commit(
@@ -226,6 +227,7 @@ class Snapshotter:
             below = self._all.by_key.get(parent)
         if here is not None:
             return here.is_lazy and here.parent == parent
+        # One view shows a chain from its bottom, so nothing lazy lies on a folder.
         if parent and (below is None or not below.is_lazy):
             return False
         try:
@@ -253,6 +255,7 @@ class Snapshotter:
         """Let the machine decide, keep what it says, and only then let anyone see it."""
         made: Path | None = None
         with self._lock:
+            # The machine moves first; what then cannot be kept must never have been seen.
             before = self._all.copy()
             commands = self._all.handle(event)
             (command,) = commands

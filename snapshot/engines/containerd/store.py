@@ -197,6 +197,7 @@ def usage_of(folder: Path) -> tuple[int, int]:
     seen: dict[tuple[int, int], int] = {}
     with suppress(OSError):
         found = folder.lstat()
+        # Counted in 512 bytes, whatever the blocks of the file system are.
         seen[found.st_dev, found.st_ino] = found.st_blocks * 512
     waiting = [str(folder)]
     while waiting:

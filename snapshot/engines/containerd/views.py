@@ -111,6 +111,7 @@ class MountedViews:
             mount = self._template.model_copy(update=changed)
             chain = ChainMount(mount=mount, kept=image, layers=layers)
             settings = chain.model_dump_json(by_alias=True).encode()
+            # Kept to be reaped: until we end it is our child.
             self._daemons[number] = start_daemon(__name__, settings, where, log_path=self._log_path)
             _log.info("%d layers of %s at %s", layers, image.reference, where)
 
@@ -154,6 +155,7 @@ def _is_alive(where: str) -> bool:
     if not _is_mounted(where):
         return False
     try:
+        # Of a mount whose process died the kernel says ENOTCONN.
         os.statvfs(where)
     except OSError:
         return False

@@ -151,6 +151,7 @@ class RoutedTier(BlockTier):
         tier = RegistryTier(served.store)
         with self._lock:
             for layer in served.image.layers:
+                # Bounded, since the lowest layers are in every image that is looked up.
                 known = self._tiers.get(layer.digest, [])
                 self._tiers[layer.digest] = [tier, *known][:4]
 

@@ -48,6 +48,7 @@ _log = get_logger(__name__)
 _REFERENCE = 1 << 62
 _NUMBER = 0xFFFFFFFF
 _INFO, _BLOB, _DIFF = 0xFFFFFFFF, 0xFFFFFFFE, 1
+# Apart from inodes: all but whole layers are opened by their own.
 _HANDLE = 1 << 61
 FOREVER_S = 86400.0
 
@@ -245,6 +246,7 @@ class LayerStore(BlockingFileSystem):
         reference, digest = self._references.get(parent), digest_of_name(name)
         if reference is None or digest is None:
             raise _missing()
+        # Without the lock: a layer that is known never goes.
         if (known := self._places.get((parent, digest))) is not None:
             return known
         served = self._images.holding(reference, digest)
@@ -261,6 +263,7 @@ class LayerStore(BlockingFileSystem):
     def _view(self, shown: ShownLayer) -> ImageView:
         view = shown.view
         if view is None:
+            # Two lookups at once would each build the same tree.
             with self._building:
                 if shown.view is None:
                     shown.view = self._view_of(shown.served, shown.place)

@@ -182,6 +182,7 @@ class _Parts:
             served, self._loader, self._traces, self._clock.now_s, self._settings.window
         )
         with self._lock:
+            # By identity: one reference may mean two images, one after the other.
             self._starts[id(served)] = starts
         starts.prefetch()
 

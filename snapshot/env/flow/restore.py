@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Restored", "Restorer"]
 
 _LOG = get_logger(__name__)
+# Each try fetches all of it; what breaks it so often is at work now.
 _TRIES = 5
 _SAMPLE_S = 0.02
 """How long files of a tree are read again before it is linked or copied."""
@@ -252,11 +253,13 @@ class Restorer:
             from snapshot.env.target.moves import apply  # noqa: PLC0415
 
             if form == "link":
+                # Marked first: a kill in between has a tree looked at in vain, not trusted in vain.
                 tree.mark_linked()
             apply(environment.records, tree, environment.targets, record)
             return
         paths = [environment.targets[number].path for number in used]
         first = not tree.may_be_mounted
+        # Marked first: shown without its mark it could be removed under its readers.
         tree.mark_mounted()
         try:
             for number in used:
@@ -266,6 +269,7 @@ class Restorer:
             if first:
                 tree.mark_unmounted()
             raise
+        # Last: mounts without a record are leftovers, which the next restore takes off.
         environment.records.write("record", replace(record, targets=tuple(paths)))
 
     def _install(

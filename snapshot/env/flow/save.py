@@ -31,8 +31,7 @@ from snapshot.env.key.interpreter import Interpreter, environment_of, installed_
 from snapshot.env.key.keys import Installation, key_of
 from snapshot.env.store.progress import Progress
 from snapshot.env.store.repository import Repository
-from snapshot.env.target.environment import Environment
-from snapshot.env.target.scan import Scan, scan
+from snapshot.env.target.environment import Environment, Scan, scan
 
 __all__ = ["Captured", "capture", "install", "install_and_save", "save"]
 
@@ -282,10 +281,12 @@ class _Writer:
     def write(self, pool: ThreadPoolExecutor) -> None:
         """Find what the store has, write the rest."""
         for digest, size in self._size_of.items():
+            # An empty content lies nowhere: a snapshot of empty files has no pack.
             if size == 0:
                 self.places[digest] = PackPlace(0, 0, 0)
         known = self._repository.known_contents(self._path_of.keys() - self.places.keys())
         for digest, found in known.items():
+            # A manifest that claims the digest for another size is wrong, and ours is written.
             if found.size_bytes == self._size_of[digest]:
                 self._place(digest, found.pack, found.offset)
                 self.packs[found.pack] = found.frames

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from omniload.base.errors import IntegrityError
 
 __all__ = [
+    "OWN_FOLDER",
     "Delta",
     "Entry",
     "Kind",
@@ -142,9 +143,11 @@ def check_order(entries: Sequence[Entry]) -> bool:
     return all((a.target, a.path) < (b.target, b.path) for a, b in pairwise(entries))
 
 
+# What Linux takes: NAME_MAX and PATH_MAX.
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4096
-OWN_NAME = ".omniload-env"
+OWN_FOLDER = ".omniload-env"
+"""Where a restore keeps its stage and its record, in the prefix and in each target; never captured."""
 
 
 class Limits(NamedTuple):
@@ -169,7 +172,7 @@ def check_path(path: str) -> None:
     for part in path.split("/"):
         if part in {"", ".", ".."} or "\0" in part:
             raise IntegrityError(f"path {path!r} has the component {part!r}; refused")
-        if part == OWN_NAME:
+        if part == OWN_FOLDER:
             raise IntegrityError(f"path {path!r} reaches for the records of a restore; refused")
         if len(part.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
             raise IntegrityError(
@@ -238,6 +241,7 @@ def _check_entry(entry: Entry, targets: Sequence[Target]) -> None:
         check_path(entry.path)
     if entry.kind not in (Kind.DELETED, Kind.DIRECTORY, Kind.FILE, Kind.LINK):
         raise IntegrityError(f"path {entry.path!r} is of kind {entry.kind}; refused")
+    # Set-uid would lend a file the rights of whoever restores it.
     if entry.mode & ~0o777:
         raise IntegrityError(f"path {entry.path!r} has mode {entry.mode:o}; only 777 is allowed")
     if entry.kind is Kind.FILE and (entry.size_bytes < 0 or len(entry.digest) != 32):

@@ -37,6 +37,7 @@ MAX_STORED_BYTES = 256 << 20
 """Of a body as it lies in the store: some two million paths."""
 
 _HEADER = struct.Struct("<8sIIQQ32s")
+# Times are signed: they may lie before 1970.
 _ENTRY = struct.Struct("<BBHIqQ")
 _CONTENT = struct.Struct("<32sIIQQ")
 _FRAME = struct.Struct("<IIQII")
@@ -105,6 +106,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     Raises:
         StateError: It is larger than any that is read.
     """
+    # In order, so that one snapshot has one form.
     digests = sorted(manifest.contents)
     number_of = {digest: number for number, digest in enumerate(digests)}
     fields = asdict(manifest.head)
@@ -288,6 +290,7 @@ def _check(manifest: Manifest, name: str) -> None:
     if not check_order(manifest.entries):
         raise IntegrityError(f"manifest {name!r}: entries are out of order, or one stands twice")
     for pack in head.packs:
+        # It becomes part of a path on the store.
         if not pack.isalnum():
             raise IntegrityError(f"manifest {name!r}: {pack!r} is no name of a pack")
     ends = []

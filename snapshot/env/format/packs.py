@@ -97,6 +97,7 @@ def inflate(stored: bytes | memoryview, raw_bytes: int, *, name: str) -> bytes:
         IntegrityError: It is broken, or holds another number of bytes.
     """
     try:
+        # Memory for what the head claims is taken before a byte is decoded.
         declared = zstandard.frame_content_size(stored)
         if declared != raw_bytes:
             raise IntegrityError(f"{name!r}: a frame holds {declared} bytes, {raw_bytes} are due")

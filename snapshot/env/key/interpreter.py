@@ -94,6 +94,7 @@ def environment_of(interpreter: Interpreter, environment: Mapping[str, str]) -> 
     """Return the variables under which a command of this environment runs, from those of now: its bin first."""
     given = dict(environment)
     given["PATH"] = os.pathsep.join([interpreter.scripts, given.get("PATH", os.defpath)])
+    # It would send this interpreter to the library of another.
     given.pop("PYTHONHOME", None)
     given.pop("VIRTUAL_ENV", None)  # of another one: uv would install there
     if (Path(interpreter.prefix) / "pyvenv.cfg").is_file():

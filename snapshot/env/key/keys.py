@@ -125,6 +125,7 @@ def requests_of(
     reader = _Reader(Path(folder), environment)
     words = list(command)
     before = words[: words.index("install")] if "install" in words else []
+    # ``pip``, ``pip3.11``, ``uv pip``, ``python -m pip``: whatever stands before the verb.
     if any(_PIP.match(Path(word).name) for word in before):
         reader.arguments(words[len(before) + 1 :])
         reader.variables()
@@ -135,6 +136,7 @@ def requests_of(
         reader.variables()
     for name in (file for project in projects for file in _PROJECTS[project]):
         reader.input(name)
+    # Any argument of a program that is not known may be a file that decides.
     for word in words[1:]:
         reader.input(word)
     return reader.found
@@ -198,6 +200,7 @@ class _Reader:
             raise ConfigError(f"{path}: a requirement file that cannot be read: {error}") from error
         for number, line in _lines(text):
             try:
+                # As pip does in requirement files: the value decides, not the name.
                 self._line(_VARIABLE.sub(self._value, line), path.parent, constraints=constraints)
             except ConfigError as error:
                 raise ConfigError(f"{path}:{number}: {error}") from error

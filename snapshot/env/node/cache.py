@@ -190,6 +190,7 @@ class NodeCache:
         What a mount may still show stays on the disk until the machine has started again,
         or running programs would lose their files.
         """
+        # A new name each time: what is still mounted may have the last one.
         aside = self.folder / "partial" / f"{key}.dropped.{os.urandom(4).hex()}"
         with suppress(FileNotFoundError):
             (self.folder / "trees" / key).rename(aside)

@@ -31,6 +31,7 @@ UNIT_BYTES = 8 << 20
 """Raw bytes fetched in one read."""
 _NO_DEVICES = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _MOST_PIECES = 1024  # as many as a call takes
+# Never through a link nor into a file that is there: whoever made those is not this process.
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -68,6 +69,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
         OSError: The cache cannot be written; what was extracted so far is gone.
     """
     with exclusively(cache.lock(key)):
+        # Another process may have extracted it while this one waited for the lock.
         tree = cache.tree(key)
         if tree is not None:
             return tree
@@ -111,6 +113,7 @@ def extract(
     _make_folders(manifest, tree)
     extraction = _Extraction(repository, manifest, tree)
     total, done = manifest.raw_bytes, 0
+    # More than processors: some of them wait for the store.
     workers = min(16, 2 + (os.cpu_count() or 1))
     with ThreadPoolExecutor(workers, thread_name_prefix="omniload-env") as pool:
         reads = [pool.submit(extraction.carry_out, read) for read in extraction.reads()]
@@ -135,6 +138,7 @@ def _make_folders(manifest: Manifest, tree: Tree) -> None:
             continue
         path = f"{layers[entry.target]}/{entry.path}"
         if entry.kind is Kind.DIRECTORY and entry.path:
+            # Open until it is filled: its own mode, which comes last, may forbid that.
             os.mkdir(path, 0o755)  # noqa: PTH102 -- thousands of paths
         elif entry.kind is Kind.LINK:
             os.symlink(entry.link, path)  # noqa: PTH211

@@ -83,6 +83,7 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
     if not tree.hides_deletions:
         raise UnavailableError(f"{tree.folder}: what was deleted cannot be marked for an overlay")
     layers = [str(tree.layer(number))]
+    # Each layer more is looked through for every name that is not there.
     if any(tree.whiteouts(number).iterdir()):
         layers.append(str(tree.whiteouts(number)))
     try:

@@ -207,6 +207,7 @@ class Tree:
     def used_ns(self) -> int:
         """When it was last placed into an environment."""
         with suppress(FileNotFoundError):
+            # Not the time of the last read, which many disks are mounted without.
             return (self.folder / "head.json").stat().st_mtime_ns
         return 0
 
@@ -222,6 +223,7 @@ class Tree:
     def mark_mounted(self) -> None:
         """Note that a mount may show the tree until the machine starts again."""
         with suppress(PermissionError):  # a user that may not note it may not drop it either
+            # With the start of the kernel: no mount outlives it.
             put_file(self.folder / "mounted", boot_id().encode())
 
     def mark_unmounted(self) -> None:
@@ -247,6 +249,7 @@ class Tree:
         A disk that gives back other bytes changes neither size nor time.
         """
         files = [entry for entry in self.manifest.entries if entry.kind is Kind.FILE]
+        # Another sample each time, or the same files would be looked at for ever.
         random.shuffle(files)
         until_s = time.monotonic() + within_s
         for entry in files:

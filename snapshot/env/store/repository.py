@@ -151,6 +151,7 @@ class Repository:
             present = None
         if present is not None and all(map(self._is_whole, present.head.packs, present.frames)):
             return False
+        # As late as can be: the mark may have been set while packs were written.
         if lost := self.listed(CONDEMNED).keys() & set(manifest.head.packs):
             raise StateError(
                 f"pack {min(lost)!r} was condemned while this snapshot was saved; save it again"
@@ -225,6 +226,7 @@ def _compressed(
     waiting: list[tuple[int, Future[bytes]]] = []
     for raw in frames_of(stream, FRAME_BYTES):
         waiting.append((len(raw), pool.submit(_deflate, raw, level)))
+        # Bounds what is held of a stream: some frames of 4 MiB, raw and compressed.
         if len(waiting) > 8:
             size, done = waiting.pop(0)
             yield size, done.result()
@@ -334,6 +336,7 @@ def prune_store(
     if act:
         for pack in verdict.removed:
             _remove(store.remove, f"{PACKS}/{pack}")
+        # After the packs: a run that is killed in between finds its marks again.
         for pack in (*verdict.removed, *verdict.pardoned):
             _remove(store.remove, f"{CONDEMNED}/{pack}")
         for pack in verdict.condemned:

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.env.format.entries import Kind, Place, Target, parents_of
+from snapshot.env.format.entries import OWN_FOLDER, Kind, Place, Target, parents_of
 from snapshot.env.format.listing import Folder, Listing
 from snapshot.env.node.tree import Tree, discard
 from snapshot.env.target.records import Move, Record, Records
-from snapshot.env.target.scan import OWN_FOLDER
 
 __all__ = ["Staged", "apply", "carry_out", "plan_moves", "staged", "undo"]
 
@@ -70,6 +69,7 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
     for target in targets:
         Path(target.path).mkdir(parents=True, exist_ok=True)
         _check_owner(records, target)
+        # Staged by a restore that was killed before its journal: nothing of it is in place.
         discard(Path(target.path) / OWN_FOLDER)
     moves = plan_moves(listing, lambda number, path: _kind_at(targets[number], path))
     parts = list(staged(listing, moves, targets))
@@ -155,6 +155,7 @@ def _put(target: Path, number: int, move: Move) -> None:
         own / "backup" / str(number),
         target / move.path,
     )
+    # Done before a kill: what was staged is in place.
     if move.stages and not os.path.lexists(staged):
         return
     if os.path.lexists(path):

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
-from snapshot.env.target.scan import OWN_FOLDER
+from snapshot.env.format.entries import OWN_FOLDER
 
 __all__ = ["VERSION", "Form", "Move", "Record", "Records"]
 

@@ -238,12 +238,14 @@ class Fetcher:
                 del self._wanted[ref.digest]
                 yield GiveUpBlock(ref.digest)
             else:
+                # It has waited its turn at the tier before.
                 self._enqueue(wanted, first=True)
 
     def _tick(self, now_s: float) -> None:
         rate = self.settings.cold_bytes_per_s
         if rate is not None:
             earned = max(now_s - self.now_s, 0.0) * rate
+            # No more is saved up: a pause must not become a burst.
             most = float(self.settings.coalesce_bytes)
             self._allowed_bytes = min(self._allowed_bytes + earned, most)
         self.now_s = max(self.now_s, now_s)

@@ -186,6 +186,7 @@ class BlockLoader:
                 self._timer.cancel()
             waiting = list(self._waiting.values())
             self._waiting.clear()
+        # Without the lock: whoever waited may ask for the next block at once.
         for future in waiting:
             future.set_exception(UnavailableError("the image is being unmounted; mount it again"))
         self._pool.shutdown(cancel_futures=True)
@@ -259,6 +260,7 @@ class BlockLoader:
                 self.bytes_of[command.tier] += moved
                 self.requests += 1
                 self._came.update(found)
+                # What the last tier said is told; the log has what those before it said.
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)
                 self._errors.update(dict.fromkeys(absent, problem))
                 self._apply(BlocksFetched(command.request, frozenset(found)))

@@ -116,6 +116,7 @@ def prefetch_blocks(
         cold_request_bytes=4 << 20,
         cold_quiet_s=0.0,
     )
+    # No memory: blocks go to the disk, and nobody reads them here.
     loader = BlockLoader(tiers, disk, settings, memory_bytes=0, on_settled=outstanding.settled)
     priority = Priority.HOT if bytes_per_s is None else Priority.COLD
     try:

@@ -27,7 +27,7 @@ import zstandard
 
 from omniload.base.errors import IntegrityError
 from omniload.base.log import get_logger
-from snapshot.image.layer.entries import Entry
+from snapshot.image.layer.index import Entry
 from snapshot.image.layer.tar import ByteSource, read_table
 from snapshot.image.layer.toc import CHECKSUM, KIND_OF, POSITION, zstd_place
 from snapshot.oci.digest import digest_of, hasher_of
@@ -215,6 +215,7 @@ def _convert_layer(
             return None, reason
         with tar.open("rb") as file, out.open("wb") as packed:
             annotations = write_chunked(file, entries, packed, level=level)
+        # Its room may be needed for the layer that is pushed.
         tar.unlink()
         with out.open("rb") as packed:
             digest = f"sha256:{hashlib.file_digest(packed, 'sha256').hexdigest()}"
@@ -251,6 +252,7 @@ def _copied(source: ImageStore, layer: Descriptor, target: ImageStore) -> Descri
     if not target.has_blob(layer.digest):
         with _downloaded(source, layer) as path:
             target.push_blob(layer, lambda: path.open("rb"))
+    # The new manifest is OCI's, and so are the types in it.
     compression = compression_of(layer)
     suffix = "" if compression == "tar" else f"+{compression}"
     return layer.model_copy(update={"media_type": f"{_LAYER_TYPE}{suffix}"})
@@ -282,6 +284,7 @@ def _unpack(blob: Path, compression: str, out: BinaryIO, diff_id: str, name: str
                 if out.tell() > _MAX_TAR_BYTES:
                     raise IntegrityError(f"layer {name}: more than {_MAX_TAR_BYTES} bytes")
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            # A broken gzip is an OSError too, without a number; one with a number is the disk's.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise IntegrityError(f"layer {name}: does not decode: {error}") from error

@@ -5,6 +5,9 @@ formats with a table of contents, their chunks one after another. The stream is 
 *blocks*. A block is the unit that is fetched, decoded, compared with its own digest, and
 kept: no byte of it is used before that digest was right. Where the digests come from, and
 why they can be relied on, is said in ``docs/design/0020-images.md``.
+
+Names are text; bytes that are no UTF-8 are kept as lone surrogates, as ``os.fsdecode``
+does, so that every name that a file system can hold survives.
 """
 
 import re
@@ -18,21 +21,140 @@ import zstandard
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from snapshot.image.layer.entries import Entry
 from snapshot.oci.digest import digest_of
 
 __all__ = [
     "BLOCK",
     "MAX_BLOCK_BYTES",
+    "MAX_ENTRIES",
+    "MAX_FILE_BYTES",
     "WINDOW_BYTES",
     "BlockRange",
     "BlockRef",
+    "Entry",
+    "Extent",
     "Format",
+    "Kind",
     "LayerIndex",
     "block_refs",
+    "check_entry",
+    "clean_path",
     "inflate",
     "unzstd",
 ]
+
+MAX_ENTRIES = 2_000_000
+"""Entries of one layer."""
+MAX_FILE_BYTES = 1 << 44
+"""Bytes of one file, holes included: what ext4 can hold."""
+_MAX_PATH_BYTES = 4095
+_MAX_NAME_BYTES = 255
+_MAX_XATTRS_BYTES = 1 << 20
+_MAX_ID = (1 << 32) - 2  # to chown(2) the last number says that nothing is to change
+
+Kind = Literal["file", "directory", "symlink", "hardlink", "character", "block", "fifo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A piece of a file that is no hole."""
+
+    file_offset: int
+    stream_offset: int
+    """Where it lies in the layer's stream of blocks."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One path of a layer."""
+
+    path: str
+    """Relative to the root, without ``.`` and ``..``; empty for the root itself."""
+    kind: Kind
+    mode: int = 0
+    """Permission bits, set-user-id, set-group-id and sticky."""
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    size_bytes: int = 0
+    target: str = ""
+    """Of a symbolic link as written; of a hard link a path like ``path``."""
+    device: tuple[int, int] = (0, 0)
+    """Major and minor number."""
+    xattrs: tuple[tuple[str, bytes], ...] = ()
+    extents: tuple[Extent, ...] = ()
+    """In order and without overlap; what they leave out reads as zeroes."""
+
+
+def clean_path(name: str, *, layer: str) -> str:
+    """Return a path of a layer as we keep it.
+
+    Raises:
+        IntegrityError: It is absolute, climbs with ``..``, or is longer than a path may be.
+    """
+    if name.startswith("/") or "\0" in name:
+        raise IntegrityError(
+            f"layer {layer}: path {name[:200]!r} is absolute or holds a zero byte; a layer that "
+            "means to write outside its root is not used"
+        )
+    parts = [part for part in name.split("/") if part not in {"", "."}]
+    if ".." in parts:
+        raise IntegrityError(
+            f"layer {layer}: path {name[:200]!r} climbs out with '..'; the layer is not used"
+        )
+    path = "/".join(parts)
+    longest = max((len(_raw(part)) for part in parts), default=0)
+    if len(_raw(path)) > _MAX_PATH_BYTES or longest > _MAX_NAME_BYTES:
+        raise IntegrityError(
+            f"layer {layer}: path {name[:200]!r}... is longer than {_MAX_PATH_BYTES} bytes, or a "
+            f"name in it than {_MAX_NAME_BYTES}"
+        )
+    return path
+
+
+def check_entry(entry: Entry, *, layer: str) -> Entry:
+    """Return ``entry`` if its numbers are ones that a file system can hold.
+
+    Raises:
+        IntegrityError: They are not, or its extents overlap or lie outside the file.
+    """
+    faults = (
+        (not 0 <= entry.size_bytes <= MAX_FILE_BYTES, f"size {entry.size_bytes}"),
+        (not 0 <= entry.uid <= _MAX_ID or not 0 <= entry.gid <= _MAX_ID, "owner"),
+        (not 0 <= entry.mode <= 0o7777, f"mode {entry.mode:o}"),
+        (not all(0 <= number < 1 << 20 for number in entry.device), f"device {entry.device}"),
+        (abs(entry.mtime_ns) >= 1 << 63, f"time {entry.mtime_ns}"),
+        (_xattr_bytes(entry) > _MAX_XATTRS_BYTES, "extended attributes of more than 1 MiB"),
+        (len(_raw(entry.target)) > _MAX_PATH_BYTES, "target longer than a path may be"),
+        ("\0" in entry.target, "target with a zero byte"),
+        (not entry.path and entry.kind != "directory", f"kind {entry.kind} of the root"),
+    )
+    for is_wrong, what in faults:
+        if is_wrong:
+            raise IntegrityError(f"layer {layer}: {entry.path[:200]!r} has {what}, out of range")
+    at = 0
+    for extent in entry.extents:
+        if extent.file_offset < at or extent.size_bytes < 0 or extent.stream_offset < 0:
+            raise IntegrityError(
+                f"layer {layer}: {entry.path[:200]!r} has pieces that overlap at {at}"
+            )
+        at = extent.file_offset + extent.size_bytes
+    if at > entry.size_bytes:
+        raise IntegrityError(
+            f"layer {layer}: {entry.path[:200]!r} has pieces up to {at}, its size is "
+            f"{entry.size_bytes}"
+        )
+    return entry
+
+
+def _xattr_bytes(entry: Entry) -> int:
+    return sum(len(_raw(name)) + len(value) for name, value in entry.xattrs)
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
 
 Format = Literal["tar", "gzip", "zstd:chunked"]
 
@@ -117,6 +239,7 @@ class LayerIndex:
     def blob_range(self, block: int) -> tuple[int, int]:
         """Return offset and size of what must be read from the blob for a block."""
         record = self.blocks_B[block]
+        # The first bits of such a block lie in the byte before.
         early = 1 if record["bits"] else 0
         return int(record["blob_offset"]) - early, int(record["blob_size"]) + early
 

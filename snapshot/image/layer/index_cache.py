@@ -23,8 +23,7 @@ import zstandard
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
-from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.layer.index import BLOCK, LayerIndex, unzstd
+from snapshot.image.layer.index import BLOCK, Entry, Extent, LayerIndex, unzstd
 from snapshot.oci.digest import check_digest
 from snapshot.private_folder import is_own_folder, private_folder
 
@@ -176,6 +175,7 @@ class IndexCache:
     def put(self, index: LayerIndex) -> None:
         """Keep an index, durably and whole."""
         private_folder(self._folder)
+        # Durable: it may have cost a read of the whole layer.
         write_whole(self._path(index.blob_digest), encode_index(index), durable=True)
 
     def _path(self, blob_digest: str) -> Path:

@@ -25,11 +25,11 @@ import zstandard
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger
-from snapshot.image.layer.entries import Entry
 from snapshot.image.layer.index import (
     BLOCK,
     MAX_BLOCK_BYTES,
     WINDOW_BYTES,
+    Entry,
     LayerIndex,
     inflate,
 )
@@ -130,6 +130,7 @@ def _by_table(store: ImageStore, layer: Descriptor) -> LayerIndex:
 def _by_reading(store: ImageStore, layer: Descriptor, compression: str) -> LayerIndex:
     build = index_gzip if compression == "gzip" else _index_tar
     try:
+        # On a disk: a gzip is read twice, by its path.
         with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
             for chunk in store.blob_chunks(layer):
                 file.write(chunk)
@@ -259,6 +260,7 @@ def _first_pass(path: Path, blob_digest: str) -> tuple[list[_Place], list[Entry]
             entries = list(read_table(source, layer=blob_digest))
             file.build_full_index()
             with tempfile.NamedTemporaryFile(prefix="omniload-") as exported:
+                # What can be asked of the library itself has neither bits nor windows.
                 file.export_index(filename=exported.name)
                 points = list(_points(Path(exported.name).read_bytes(), path.stat().st_size))
     except (ZranError, CrcError, NotCoveredError, OSError) as error:

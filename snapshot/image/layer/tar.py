@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Protocol, cast
 
 from omniload.base.errors import IntegrityError
-from snapshot.image.layer.entries import MAX_ENTRIES, Entry, Extent, Kind, check_entry, clean_path
+from snapshot.image.layer.index import MAX_ENTRIES, Entry, Extent, Kind, check_entry, clean_path
 
 __all__ = ["ByteSource", "ForwardStream", "read_table"]
 

@@ -20,16 +20,19 @@ import orjson
 import zstandard
 
 from omniload.base.errors import ConfigError, IntegrityError
-from snapshot.image.layer.entries import (
+from snapshot.image.layer.index import (
+    BLOCK,
+    MAX_BLOCK_BYTES,
     MAX_ENTRIES,
     MAX_FILE_BYTES,
     Entry,
     Extent,
     Kind,
+    LayerIndex,
     check_entry,
     clean_path,
+    unzstd,
 )
-from snapshot.image.layer.index import BLOCK, MAX_BLOCK_BYTES, LayerIndex, unzstd
 from snapshot.oci.digest import hasher_of, verified
 from snapshot.oci.manifest import Descriptor, compression_of
 
@@ -221,6 +224,7 @@ class _Reader:
         begin, end = int(part["offset"]), ends[int(part["offset"])]
         if not 0 <= begin < end <= self._toc_offset:
             raise ValueError(f"chunk at {begin} to {end}, outside the blob")
+        # What zstd cannot compress is a little longer than it was.
         if size > MAX_BLOCK_BYTES or end - begin > 2 * MAX_BLOCK_BYTES:
             raise ConfigError(
                 f"layer {self._layer.digest} has a chunk of {size} bytes, more than the "

@@ -242,6 +242,7 @@ class _Serving:
         return Recording(self._tree, digest, command, keep, clock.now_s, window_s)
 
     def _close(self) -> None:
+        # From the kernel inwards: nothing is asked of a part that is closed.
         self._shown.close()
         self._peers.close()
         self._loader.close()

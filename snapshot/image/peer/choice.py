@@ -98,4 +98,5 @@ def holders(ranked: Sequence[str], me: str, away: Collection[str]) -> tuple[str,
 
 
 def _score(member: str, region: str) -> bytes:
+    # The same on every node, as Python's own hash is not.
     return hashlib.blake2b(f"{member}\0{region}".encode(), digest_size=8).digest()

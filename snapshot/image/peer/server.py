@@ -120,6 +120,7 @@ _log = get_logger(__name__)
 
 _SAY_SO_S = 1.0
 _IDLE_S = 15.0
+# By hand: a connection too many gets no handler.
 _FULL = b"HTTP/1.1 503 Too many connections\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 

@@ -186,6 +186,7 @@ class PeerTier(BlockTier):
         return response
 
     def _send(self, peer: str, body: bytes) -> BaseHTTPResponse:
+        # Never repeated by the client: a peer that fails is passed over.
         return self._pool.request(
             "POST",
             f"http://{peer}{PATH}",

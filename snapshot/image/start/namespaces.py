@@ -29,6 +29,7 @@ __all__ = ["LOG_INSIDE", "Bind", "bind_of", "enter", "log_of", "make_mount_point
 LOG_INSIDE = "/run/omniload/startup.jsonl"
 """Where a command in an image finds the start-up log."""
 _TAKEN = ("proc", "dev", "sys")
+# CLONE_NEWNS and CLONE_NEWPID of linux/sched.h.
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
 _SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -150,6 +151,7 @@ def enter(
     except OSError as error:
         os.write(status, f"no namespaces: {error.strerror}".encode())
         return 1
+    # The first child is process 1 of the new namespace; this process stays outside.
     child = os.fork()
     if child:
         for number in _IGNORED:
@@ -175,6 +177,7 @@ def _mount(status: int, binds: Sequence[Bind]) -> None:
         mounts.append((bind.source, target, "", MS_BIND | MS_REC, ""))
         # What a start was given stays as it was then.
         mounts.append(("none", target, "", MS_REC | MS_PRIVATE, ""))
+        # A bind takes no other flags at first; it is made read-only by mounting it once more.
         if bind.read_only:
             mounts.append(("none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY, ""))
     for source, target, kind, flags, data in mounts:

@@ -196,6 +196,7 @@ def prepare_upper(image: Path, upper: Path) -> None:
     for name in ("proc", "dev", "sys"):
         (upper / name).mkdir(mode=0o755)
     upper.chmod(stat_bits.S_IMODE(image.stat().st_mode))
+    # The command has this machine's network, and so its name servers.
     here, etc = Path("/etc/resolv.conf"), image / "etc"
     with suppress(FileNotFoundError):
         found = etc.lstat()

@@ -78,6 +78,7 @@ def push_trace(store: ImageStore, trace: Trace) -> bool:
     annotations = {_COMMAND: words, _RUNS: str(trace.runs)}
     layer = _pushed(store, TRACE_TYPE, encode_trace(trace), annotations)
     listed[trace.command] = _Listed(trace.command, trace.runs, layer)
+    # Bounded: each push writes all of them.
     kept = sorted(listed.values(), key=lambda each: -each.runs)[:_MOST_COMMANDS]
     manifest = Manifest(
         schema_version=2,

@@ -119,6 +119,7 @@ def united(traces: Sequence[Trace], command: Sequence[str]) -> Trace:
 def encode_trace(trace: Trace) -> bytes:
     """Return the JSON lines of a trace."""
     head = {
+        # First: by this a file is known to be a trace, see ``begins_trace``.
         _KEY: VERSION,
         "image": trace.image,
         "command": list(trace.command),
@@ -245,6 +246,7 @@ def _cut(path: str, touches: Sequence[Touch], most_runs: int) -> Iterator[Touch]
         while earliest and earliest[0][1] <= start:
             heapq.heappop(earliest)
         if runs:
+            # A stranger may count a range more often than there were starts.
             yield Touch(earliest[0][0], path, start, end - start, min(runs, most_runs))
 
 

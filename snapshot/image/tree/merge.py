@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from omniload.base.errors import IntegrityError
-from snapshot.image.layer.entries import Entry
+from snapshot.image.layer.index import Entry
 from snapshot.image.tree.tree import ROOT, Node, Tree
 
 __all__ = ["OPAQUE", "OPAQUE_ATTRIBUTE", "WHITEOUT", "layer_tree", "merge"]
@@ -41,6 +41,7 @@ WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 _MAX_LINKS = 40
 """Symbolic links that are followed in one path, as the kernel does."""
+# A path of 4095 bytes has no more parts.
 _MAX_DEPTH = 2048
 
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from snapshot.image.layer.entries import Entry
+from snapshot.image.layer.index import Entry
 
 __all__ = ["ROOT", "Node", "Tree"]
 

@@ -12,10 +12,9 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from snapshot.engines.containerd.chain import chain_ids
-from snapshot.engines.containerd.server import code_of, start_server
+from snapshot.engines.containerd.server import METHODS, code_of, message, start_server
 from snapshot.engines.containerd.snapshotter import Snapshotter
 from snapshot.engines.containerd.store import SnapshotStore
-from snapshot.engines.containerd.wire import METHODS, message
 from tests.support.snapshot.snapshotter_builders import (
     REFERENCE,
     Calls,

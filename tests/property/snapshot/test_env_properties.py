@@ -31,8 +31,8 @@ from snapshot.env.key.keys import key_of
 from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.extraction import provide
 from snapshot.env.store.repository import ROOT
+from snapshot.env.target.environment import scan
 from snapshot.env.target.moves import plan_moves
-from snapshot.env.target.scan import scan
 from tests.support.snapshot.env_builders import (
     TARGETS,
     a_folder,

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
-from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.layer.index import BLOCK, LayerIndex
+from snapshot.image.layer.index import BLOCK, Entry, Extent, LayerIndex
 from snapshot.image.layer.index_cache import decode_index, encode_index
 from snapshot.image.layer.indexer import index_gzip
 from snapshot.image.layer.tar import read_table

@@ -2,7 +2,7 @@
 
 from hypothesis import assume, given
 
-from snapshot.image.layer.entries import Entry
+from snapshot.image.layer.index import Entry
 from snapshot.image.tree.merge import OPAQUE_ATTRIBUTE, layer_tree, merge
 from snapshot.image.tree.tree import ROOT
 from tests.property.snapshot.test_image_tree import LAYERS, laid

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from snapshot.image.layer.entries import Entry, Extent
+from snapshot.image.layer.index import Entry, Extent
 from snapshot.image.tree.merge import merge
 
 NAMES = st.sampled_from("abc")

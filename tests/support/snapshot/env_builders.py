@@ -15,9 +15,8 @@ from snapshot.env.key.interpreter import Interpreter
 from snapshot.env.key.keys import Installation
 from snapshot.env.node.cache import NodeCache
 from snapshot.env.store.repository import Repository
-from snapshot.env.target.environment import Environment
+from snapshot.env.target.environment import Environment, targets_of
 from snapshot.env.target.records import Records
-from snapshot.env.target.scan import targets_of
 
 SITE, BIN = "lib/site-packages", "bin"
 

@@ -9,8 +9,8 @@ import orjson
 from omniload.base.errors import ConfigError
 from snapshot.engines.containerd.chain import IMAGE, LAYER, MANIFEST, TARGET, chain_ids
 from snapshot.engines.containerd.images import place_of
+from snapshot.engines.containerd.server import METHODS, message
 from snapshot.engines.containerd.store import KeptImage
-from snapshot.engines.containerd.wire import METHODS, message
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE
 

@@ -10,8 +10,7 @@ from omniload.base.errors import ConfigError
 from snapshot.engines.podman.uses import LayerUses
 from snapshot.env.node.cache import SHARED, NodeCache
 from snapshot.image.block.store import BlockStore
-from snapshot.image.layer.entries import Entry
-from snapshot.image.layer.index import BLOCK, LayerIndex
+from snapshot.image.layer.index import BLOCK, Entry, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.mount.daemon import mount_settings
 from snapshot.image.trace.store import TraceStore

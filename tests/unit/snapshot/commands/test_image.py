@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError
 from snapshot.commands import image as image_cli
 from snapshot.commands.image import command
-from snapshot.engines.containerd.wire import METHODS, message
+from snapshot.engines.containerd.server import METHODS, message
 
 
 def call(*words):

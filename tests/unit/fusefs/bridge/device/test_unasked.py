@@ -8,7 +8,7 @@ from fusefs.bridge.api.blocking import BlockingFileSystem, Threaded
 from fusefs.bridge.api.protocol import FileSystem
 from fusefs.bridge.device.requests import Requests
 from fusefs.bridge.device.wire import Opcode
-from snapshot.image.layer.entries import Entry
+from snapshot.image.layer.index import Entry
 from snapshot.image.tree.merge import merge
 from snapshot.image.view.view import ImageFileSystem, ImageView
 

@@ -7,7 +7,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from snapshot.env.format.entries import Kind, Seen, Target, check_order, difference, parents_of
-from snapshot.env.target.scan import scan, targets_of
+from snapshot.env.target.environment import scan, targets_of
 from tests.support.snapshot.env_builders import a_file, a_folder
 
 

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from omniload.base.errors import IntegrityError
-from snapshot.image.layer.entries import Entry, Extent, check_entry, clean_path
+from snapshot.image.layer.index import Entry, Extent, check_entry, clean_path
 from snapshot.image.layer.tar import ForwardStream, read_table
 from tests.support.snapshot.image_builders import a_member, a_tar
 

@@ -4,7 +4,7 @@ import logging
 import threading
 
 from omniload.base.errors import UnavailableError
-from snapshot.image.layer.entries import Entry
+from snapshot.image.layer.index import Entry
 from snapshot.image.trace.store import Recording
 from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.merge import merge

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from snapshot.image.layer.entries import Entry, Extent
-from snapshot.image.layer.index import BLOCK, LayerIndex
+from snapshot.image.layer.index import BLOCK, Entry, Extent, LayerIndex
 from snapshot.image.trace.trace import (
     Touch,
     decode_trace,

@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.base.errors import IntegrityError
-from snapshot.image.layer.entries import Entry, Extent
+from snapshot.image.layer.index import Entry, Extent
 from snapshot.image.tree.merge import OPAQUE_ATTRIBUTE, layer_tree
 
 OPAQUE = ((OPAQUE_ATTRIBUTE, b"y"),)
