@@ -93,10 +93,6 @@ class _PresentActor:
             self._told_board = own
             return own.add(activity)
         self._told_board = board
-        # Of lives on another host than the opener's nobody else takes them off.
-        role, _, number = name.partition("+")
-        for life in range(int(number or 0)):
-            board.forget(Member(role, life).name)
         board.post(activity)
         return activity
 
@@ -200,6 +196,11 @@ class ConstructorActor(_PresentActor, ConstructorShell):
     ) -> None:
         self._holders = LoaderHolders(loaders)
         self._builder = DaemonPool(1, "omniload-build")
+        # On another host than the opener's nobody else takes earlier lives off the board. Only here: loaders
+        # of one role live beside each other.
+        role, _, number = name.partition("+")
+        for life in range(int(number or 0)):
+            board.forget(Member(role, life).name)
         activity = self._appear(name, board, logs)
         super().__init__(machine, self._holders.fetch, activity, self._holders.names)
 

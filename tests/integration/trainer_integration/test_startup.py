@@ -58,7 +58,8 @@ def test_two_starts_of_a_training_are_reported_stage_by_stage(tmp_path, monkeypa
     ]
     assert {node.node for node in nodes.values()} == {"n1"}
     assert (written.torn, first.strays) == (0, 0)
-    assert resumed["checkpoint_load"].bytes["disk"] > 1000
+    (loading,) = resumed["checkpoint_load"].runs
+    assert loading.bytes["disk"] > 1000
     assert difference_of(first, again).seconds == pytest.approx(again.seconds - first.seconds)
     shown = CliRunner().invoke(
         startup_command, [str(log), "--against", str(log), "--against-attempt", "0"]

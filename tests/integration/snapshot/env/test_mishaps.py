@@ -312,7 +312,7 @@ sys.path.insert(0, root)
 from tests.support.snapshot import env_builders as builders
 from snapshot.env.flow import save
 from snapshot.env.node import cache, extraction
-from snapshot.env.target import moves, verification
+from snapshot.env.target import environment, moves
 # Imported before, since nobody may not read an interpreter below /root.
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)

@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 
 from omniload.actors.heartbeats import FolderBoard
 from omniload.actors.ray import actors as actors_module
-from omniload.actors.ray.actors import ConstructorActor, heard_within
+from omniload.actors.ray.actors import ConstructorActor, LoaderActor, heard_within
 from omniload.actors.ray.holders import LoaderHolders, Loaders
 from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
@@ -33,6 +33,16 @@ def test_a_member_that_follows_others_takes_them_off_the_board_of_its_host(tmp_p
     ConstructorActor(machine, NOBODY, "constructor-0+2", board, None)
 
     assert sorted(board.read()) == ["constructor-0+2", "constructor-1"]
+
+
+def test_a_shadow_leaves_the_loader_beside_it_on_the_board(tmp_path, monkeypatch):
+    monkeypatch.setattr(actors_module, "host_here", lambda: "here")
+    board = FolderBoard(tmp_path)
+    board.note(Progress(name="loader-0", pid=7, beat_s=0.0, tasks=()))
+
+    LoaderActor("loader-0+1", board, None)
+
+    assert sorted(board.read()) == ["loader-0", "loader-0+1"]
 
 
 def test_a_constructor_builds_in_one_thread_in_whichever_it_is_called(tmp_path, monkeypatch):
