@@ -142,8 +142,9 @@ def _prune_node(unused_s: float, *, act: bool, verify: bool, as_json: bool) -> N
         total = format_bytes(sum(each.freed_bytes for each in found))
         click.echo(f"{total} {'freed' if act else 'would be freed'} in {cache.folder}")
     if damaged := sum(each.outcome == "damaged" for each in found):
+        trees = sum(each.kind == "tree" for each in found)
         raise IntegrityError(
-            f"{damaged} of {len(found)} trees are damaged{' and removed' if act else ''}; restore "
+            f"{damaged} of {trees} trees are damaged{' and removed' if act else ''}; restore "
             "again where they are linked or mounted, which fetches them from the store"
         )
 

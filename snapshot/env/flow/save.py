@@ -274,6 +274,8 @@ class _Writer:
                     entry.digest, Path(targets[entry.target].path) / entry.path
                 )
                 self._size_of[entry.digest] = entry.size_bytes
+        # Once: it is told with each of tens of thousands of files.
+        self._total = sum(self._size_of.values())
         self.places: dict[bytes, PackPlace] = {}
         self.packs: dict[str, tuple[Frame, ...]] = {}
         self.stored_bytes = 0
@@ -329,7 +331,7 @@ class _Writer:
                 total.update(piece)
                 yield piece
                 self._done += len(piece)
-                self._progress("packing", self._done, sum(self._size_of.values()))
+                self._progress("packing", self._done, self._total)
         if total.digest() != digest:
             raise StateError(f"{path} changed while it was saved; end what writes it, save again")
 

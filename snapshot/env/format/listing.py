@@ -71,10 +71,12 @@ def listing_of(entries: Iterable[Entry], manifest: str = "") -> Listing:
             deleted.append((entry.target, entry.path))
         else:
             above, _, name = entry.path.rpartition("/")
+            # Entries stand in order, so the folder above has been met.
             folder = folders[entry.target, above]
             folder.names.append(name)
             folder.sizes.append(entry.size_bytes)
             folder.times.append(entry.mtime_ns)
+            # A file of mode 000 would else look like a link.
             folder.modes.append(stat.S_IFREG | entry.mode if entry.kind is Kind.FILE else 0)
     return Listing(list(folders.values()), deleted, manifest)
 

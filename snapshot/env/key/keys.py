@@ -32,10 +32,8 @@ from snapshot.env.key.interpreter import Base, Interpreter, shown
 
 __all__ = [
     "VERSION",
-    "Difference",
     "Installation",
     "Requests",
-    "differences",
     "document_of",
     "key_of",
     "requests_of",
@@ -210,6 +208,7 @@ class _Reader:
         # os.path: an argument may be a program, longer than any path.
         is_file = os.path.isfile(self.folder / name)  # noqa: PTH113
         if is_file:
+            # By the name as it was written: on another machine the folder above may be another.
             self.found.sources[name] = digest_of(self.folder / name)
         return is_file
 
@@ -292,16 +291,6 @@ class Installation(NamedTuple):
     """Names of the variables that it reads."""
 
 
-class Difference(NamedTuple):
-    """One place at which two documents differ."""
-
-    place: str
-    """Dotted path in the document."""
-    left: str | None
-    """``None``: only the other has it."""
-    right: str | None
-
-
 def document_of(
     interpreter: Interpreter,
     targets: Sequence[Target],
@@ -342,30 +331,6 @@ def key_of(document: Mapping[str, Any]) -> str:
             f"key document has version {document.get('version')!r}, this code reads {VERSION}"
         )
     return hashlib.sha256(_json(document)).hexdigest()
-
-
-def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Difference]:
-    """Return every place at which two documents differ; empty if and only if their keys are equal."""
-    one, other = dict(_flat("", left)), dict(_flat("", right))
-    return [
-        Difference(place, one.get(place), other.get(place))
-        for place in sorted(one.keys() | other.keys())
-        if one.get(place) != other.get(place)
-    ]
-
-
-def _flat(place: str, value: Any) -> list[tuple[str, str]]:  # noqa: ANN401 -- JSON
-    """Flatten a document; members of lists of requests go by themselves, so that order is no difference."""
-    if isinstance(value, Mapping):
-        found = [
-            pair
-            for name, below in value.items()
-            for pair in _flat(f"{place}.{name}" if place else str(name), below)
-        ]
-        return found or [(place, "{}")]
-    if isinstance(value, list) and place.startswith("requests."):
-        return [(f"{place}[{item}]", str(item)) for item in value] or [(place, "[]")]
-    return [(place, _json(value).decode())]
 
 
 def _json(value: Any) -> bytes:  # noqa: ANN401 -- JSON

@@ -270,7 +270,9 @@ def _tree(cache: NodeCache, tree: Tree, latest_ns: int, *, held: bool, act: bool
 def _fault_of(tree: Tree) -> str:
     """Return what is wrong with a tree; nothing of one that is sound, or was removed since it was listed."""
     try:
-        return next(iter(tree.changed_files(digests=True)), "")
+        changed = tree.changed_files(digests=True)
+        # The path of a target's own folder is empty, which would say that nothing is wrong.
+        return (changed[0] or "the folder of a target") if changed else ""
     except FileNotFoundError:
         return ""
     except OmniloadError as error:

@@ -273,6 +273,9 @@ class Tree:
         listing = self.listing
         if listing.manifest != self._manifest_digest():
             raise IntegrityError(f"{self.folder / 'manifest'} is damaged; fetch the tree again")
+        # Both name the same manifest, and yet a digit of the listing may have rotted.
+        if digests and listing != listing_of(self.manifest.entries, listing.manifest):
+            raise IntegrityError(f"{self.folder / 'listing.json'} is damaged; fetch the tree again")
         roots = roots or [str(self.layer(number)) for number in range(len(self.head.targets))]
         found = [
             path for folder in listing.folders for path in changed_in(roots[folder.target], folder)
@@ -289,9 +292,9 @@ class Tree:
 
 def _is_as_written(path: str, entry: Entry) -> bool:
     """Return whether the content of a file or link is what it was; what the disk cannot read is not."""
-    if entry.kind is Kind.LINK:
-        return os.readlink(path) == entry.link  # noqa: PTH115 -- thousands of paths
     try:
+        if entry.kind is Kind.LINK:
+            return os.readlink(path) == entry.link  # noqa: PTH115 -- thousands of paths
         return entry.kind is not Kind.FILE or file_digest(path) == entry.digest
     except OSError as error:
         if error.errno not in _UNREADABLE:

@@ -171,6 +171,7 @@ class Repository:
                 relied = [p not in condemned and self._is_whole(p, frames) for p, frames in packs]
                 for digest in needed & manifest.contents.keys():
                     number, offset, size = manifest.contents[digest]
+                    # Empty contents lie in no pack, so nothing is saved by relying on one.
                     if size and relied[number]:
                         found.setdefault(digest, Found(*packs[number], offset, size))
         return found
@@ -185,6 +186,7 @@ class Repository:
         """Return whether a pack is there as far as the last of its frames."""
         end = frames[-1].offset + frames[-1].stored_bytes
         try:
+            # By its size alone: the bytes are compared when they are restored, and may be terabytes.
             return self.store.stat(f"{PACKS}/{pack}").size_bytes >= end
         except FileNotFoundError:
             return False
@@ -314,9 +316,11 @@ def prune_store(
         StateError: A manifest cannot be read: what it names is not known, so no pack goes.
     """
     store, gone = repository.store, tuple(sorted(keys))
+    # First: killed after this, the packs have lost their names and the next run takes them.
     if act:
         for key in gone:
             _remove(store.remove, f"{MANIFESTS}/{key}")
+    # Before the manifests: a pack that comes between the two looks is not judged, whoever names it.
     packs, marks = repository.listed(PACKS), repository.listed(CONDEMNED)
     written = {name: entry.mtime_ns for name, entry in packs.items()}
     named: set[str] = set()
@@ -351,7 +355,7 @@ def _named_by(repository: Repository, keys: Iterable[str]) -> set[str]:
         except (IntegrityError, StateError) as error:
             raise StateError(
                 f"snapshot {key} cannot be read, so nobody knows which packs it names and none is "
-                f"removed: {error}; save it again, or remove it: omniload env prune {key}"
+                f"removed: {error}; save it again, or remove it: omniload env prune -o STORE {key}"
             ) from error
         return manifest.head.packs if manifest else ()  # gone since it was listed
 

@@ -86,6 +86,7 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
             discard(Path(target.path) / OWN_FOLDER)
         raise
     carry_out(records, whole)
+    # What moved into a folder that was there has moved its time: set when all is in place.
     new = {(part.folder.target, part.folder.path) for part in parts if part.names is None}
     for folder in listing.folders:
         if (folder.target, folder.path) not in new:
@@ -268,4 +269,5 @@ def _link(source: str, into: str, names: Sequence[str], staged_names: Sequence[s
 
 def _copy(source: str, into: str, names: Sequence[str], staged_names: Sequence[str]) -> None:
     for name, staged_name in zip(names, staged_names, strict=True):
+        # With time and mode, by which a later look tells what was changed.
         shutil.copy2(f"{source}/{name}", f"{into}/{staged_name}", follow_symlinks=False)

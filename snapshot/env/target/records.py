@@ -88,6 +88,7 @@ class Records:
 
     def write(self, name: Literal["journal", "record"], record: Record) -> None:
         """Write the journal or the record, durably and in one rename."""
+        # Without its parents: an environment that is gone must not come back as a folder of records.
         self.folder.mkdir(exist_ok=True)
         data = json.dumps(asdict(record)).encode()
         # Durable: paths may have moved when the machine fails, and nothing else says where from.

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,15 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.commands.env import command
 from snapshot.env.format.entries import Kind
-from snapshot.env.node.cache import CACHE_VARIABLE, SHARED, NodeCache, default_cache, exclusively
-from snapshot.env.node.tree import Tree, TreeHead, boot_id
+from snapshot.env.node.cache import (
+    CACHE_VARIABLE,
+    SHARED,
+    NodeCache,
+    default_cache,
+    exclusively,
+    prune_cache,
+)
+from snapshot.env.node.tree import Tree, TreeHead, boot_id, discard
 from tests.support.snapshot.env_builders import a_restorer, contents, remake, saved
 
 
@@ -111,6 +119,29 @@ def test_other_bytes_of_the_same_size_and_time_need_the_digests(made):
 
     assert tree.changed_files(digests=False) == []
     assert tree.changed_files(digests=True) == ["base.py"]
+
+
+def test_a_listing_whose_digits_rotted_needs_the_digests_of_the_manifest(made):
+    cache, manifest = made
+    tree = cache.tree(manifest.head.key)
+    path = tree.folder / "listing.json"
+    path.write_text(path.read_text().replace('"base.py"', '"bose.py"'))
+    (tree.layer(1) / "base.py").rename(tree.layer(1) / "bose.py")
+
+    assert tree.changed_files(digests=False) == []
+    with pytest.raises(IntegrityError, match=r"listing\.json is damaged"):
+        tree.changed_files(digests=True)
+
+
+@pytest.mark.parametrize("damage", [discard, lambda folder: folder.chmod(0o500)])
+def test_a_tree_whose_target_itself_is_not_as_it_was_is_damaged(made, damage):
+    cache, manifest = made
+    damage(cache.tree(manifest.head.key).layer(1))
+
+    (found,) = prune_cache(cache, unused_s=60.0, now_ns=time.time_ns(), verify=True)
+
+    assert (found.outcome, found.fault) == ("damaged", "the folder of a target")
+    assert cache.tree(manifest.head.key) is None
 
 
 def test_a_damaged_manifest_of_a_tree_drops_it_when_it_is_needed(made):

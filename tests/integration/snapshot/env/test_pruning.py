@@ -153,7 +153,7 @@ def test_no_pack_goes_while_a_manifest_cannot_be_read(two):
     path = folder / "store" / MANIFESTS / first.head.key
     path.write_bytes(path.read_bytes()[:-1])
 
-    with pytest.raises(StateError, match=f"omniload env prune {first.head.key}"):
+    with pytest.raises(StateError, match=f"omniload env prune -o STORE {first.head.key}"):
         prune(folder, after_ns=LATER)
     assert names_in(folder, CONDEMNED) == set()
     prune(folder, first.head.key, after_ns=LATER)
