@@ -15,7 +15,6 @@ import socket
 import stat as stat_bits
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -198,6 +197,7 @@ _THREADS = 64
 _PAGE = 100
 """Snapshots in one message of a list."""
 _NUMBER_OF: dict[Kind, int] = {"view": 1, "active": 2, "committed": 3}
+# A socket's address has 108 bytes, the last of them zero.
 _LONGEST_SOCKET = 107
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (SnapshotMissingError, grpc.StatusCode.NOT_FOUND),
@@ -384,11 +384,14 @@ def _make_way(path: Path) -> None:
     if not stat_bits.S_ISSOCK(found.st_mode):
         raise ConfigError(f"{str(path)!r} is there and no socket; name another path")
     with socket.socket(socket.AF_UNIX) as tried:
+        # One that is too busy to answer would be waited for without end.
+        tried.setblocking(False)
         try:
             # The file outlives its process; whether anybody answers, only a connection tells.
             tried.connect(str(path))
-        except OSError:
-            with suppress(FileNotFoundError):
-                path.unlink()
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
             return
+        except OSError as error:  # such as a queue that is full
+            _log.debug("%s: %s", path, error)
     raise StateError(f"another process answers on {str(path)!r}; end it first")

@@ -83,6 +83,7 @@ class SnapshotStore:
     def __init__(
         self, path: Path, connect: Callable[..., sqlite3.Connection] = sqlite3.connect
     ) -> None:
+        # None: Python would begin no transaction for what makes tables, and end ours at will.
         self._base = connect(path, isolation_level=None, check_same_thread=False)
         try:
             self._base.execute("PRAGMA journal_mode=WAL")
@@ -156,6 +157,7 @@ class SnapshotStore:
                     astuple(image),
                 )
             self._base.execute(
+                # With the change that lets go of it: a crash in between would leave it for good.
                 "DELETE FROM images WHERE digest NOT IN (SELECT image FROM snapshots)"
             )
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from omniload.base.clock import Clock, SystemClock
-from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
+from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.log import get_logger
 from snapshot.image.block.loader import BlockTier, RegistryTier
 from snapshot.image.layer.index import BlockRef, LayerIndex
@@ -157,16 +157,25 @@ class RoutedTier(BlockTier):
 
     @override
     def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
-        """Return blocks from the first repository that has their blob."""
+        """Return blocks from the first repositories that have them right."""
         with self._lock:
             tiers = list(self._tiers.get(index.blob_digest, ()))
         problem: Exception = FileNotFoundError(f"no image with layer {index.blob_digest} is served")
+        found, moved, answered = dict[str, bytes](), 0, False
         for tier in tiers:
+            absent = [ref for ref in blocks if ref.digest not in found]
+            if not absent:
+                break
             try:
-                return tier.fetch(index, blocks)
-            except (UnavailableError, FileNotFoundError) as error:
+                came, size = tier.fetch(index, absent)
+            # Also where it wants a login or holds other bytes: the layer is the same in the next.
+            except (OmniloadError, FileNotFoundError) as error:
                 problem = error
-        raise problem
+                continue
+            found, moved, answered = found | came, moved + size, True
+        if not answered:
+            raise problem
+        return found, moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ class LayerUses:
             if uses > 1:
                 self._write(reference, layer, image, uses - 1)
             else:
+                # Gone, not 0: ``has`` asks whether any file is there.
                 self._path(reference, layer).unlink(missing_ok=True)
             return uses - 1
 
@@ -89,7 +90,7 @@ class LayerUses:
             return _decoded(json.loads(held), layer)
         except FileNotFoundError:
             return None
-        except (OmniloadError, OSError, ValueError, LookupError, TypeError) as error:
+        except (OmniloadError, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             _log.warning("%s: no count of uses: %r; it is begun anew", path, error)
             return None
 

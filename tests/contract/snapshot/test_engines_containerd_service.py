@@ -372,6 +372,19 @@ def test_a_socket_that_nobody_answers_on_is_replaced(made):
     assert found == []
 
 
+def test_a_socket_whose_process_is_too_busy_to_answer_is_left_to_it(made):
+    busy = made.folder / "busy.sock"
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as waiting:
+        listening.bind(str(busy))
+        listening.listen(0)
+        waiting.connect(str(busy))
+
+        with pytest.raises(StateError, match="another process answers"):
+            start_server(made.snapshotter, busy)
+
+    assert busy.exists()
+
+
 @pytest.mark.parametrize("name", ["file", "x" * 200])
 def test_a_path_that_cannot_be_a_socket_is_refused(made, name):
     (made.folder / "file").write_text("mine")

@@ -213,6 +213,26 @@ class TestRoutedTier:
 
         assert found == {ref.digest: UPPER}
 
+    @pytest.mark.parametrize("answer", [ConfigError("log in"), IntegrityError("short"), b"wrong"])
+    def test_a_repository_that_refuses_or_holds_other_bytes_is_passed_over(
+        self, served, tmp_path, monkeypatch, answer
+    ):
+        tier = RoutedTier()
+        tier.add(served)
+        other = a_served_image(tmp_path / "other")
+        tier.add(other)
+
+        def blob_range(digest, offset, size_bytes):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer.ljust(size_bytes, b"!")
+
+        monkeypatch.setattr(other.store, "blob_range", blob_range)
+        index = served.indexes[1]
+        (ref,) = block_refs(index, [0])
+
+        assert tier.fetch(index, [ref])[0] == {ref.digest: UPPER}
+
     def test_a_blob_of_no_image_is_nowhere(self, served):
         index = served.indexes[0]
 

@@ -59,6 +59,7 @@ def test_layers_references_and_mount_points_are_counted_apart(uses, tmp_path):
         json.dumps({"omniload_layer_use": 1, "layer": OTHER, "image": IMAGE, "uses": 1}),
         json.dumps({"omniload_layer_use": 1, "layer": ONE, "image": "../../x", "uses": 1}),
         json.dumps({"omniload_layer_use": 1, "layer": ONE, "image": IMAGE, "uses": "many"}),
+        json.dumps({"omniload_layer_use": 1, "layer": ONE, "image": IMAGE, "uses": float("inf")}),
     ],
 )
 def test_a_count_that_is_broken_is_begun_anew(uses, tmp_path, text, caplog):
