@@ -111,6 +111,7 @@ def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Cred
             raise ConfigError(str(error)) from error
         try:
             entry = orjson.loads(text).get("auths", {}).get(registry, {})
+            # A helper program may hold it instead, which is run for nobody here.
             if not entry.get("auth"):
                 continue
             user, _, password = (

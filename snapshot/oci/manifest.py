@@ -256,6 +256,7 @@ def _object(data: bytes, name: str) -> dict[str, Any]:
             f"{name}: {len(data)} bytes, more than the {MAX_MANIFEST_BYTES} a manifest may have"
         )
     try:
+        # orjson: it takes neither NaN nor Infinity, and no nesting that could end the interpreter.
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise IntegrityError(f"{name}: not JSON: {error}") from error

@@ -126,11 +126,13 @@ class Registry(ImageStore):
             started = self._transport.request(
                 "POST", f"{self._root}/blobs/uploads/", scope=self._push, body=b""
             )
+            # Read to its end, so that the connection serves the upload, too.
             started.drain_conn()
             location = started.headers.get("Location", "")
             # The place may have a query of its own, such as a token.
             url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': blob.digest})}"
             headers = {
+                # Without a length the client would send chunks, and the registry learn only at their end how many.
                 "Content-Type": "application/octet-stream",
                 "Content-Length": str(blob.size),
             }
@@ -180,6 +182,7 @@ class Registry(ImageStore):
                 for chunk in after(0 if is_rest else at, came):
                     at += len(chunk)
                     yield chunk
+            # What came is kept, and whether that was enough to go on is judged below.
             except (HTTPError, OSError):
                 pass
             finally:

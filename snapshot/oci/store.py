@@ -253,6 +253,7 @@ class MirroredStore(ImageStore):
         """Return mirrors, then the origin; last, mirrors that did not answer a moment ago."""
         now_s = self._clock.now_s()
         away = [m for m in self._mirrors if self._back_at_s.get(id(m), now_s) > now_s]
+        # Last, not left out: the origin may be the one that is gone.
         return (*(m for m in self._mirrors if m not in away), self._origin, *away)
 
     def _is_final(self, store: ImageStore, error: Exception) -> bool:

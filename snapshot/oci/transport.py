@@ -257,6 +257,7 @@ def _complaint(response: BaseHTTPResponse) -> str:
         text = response.read(4096).decode("utf-8", "replace").strip()
     except HTTPError:
         text = ""
+    # Not given back to the pool: what is left of an error may have no end.
     response.close()
     # Of anybody's making: what it says must not move the cursor of whoever reads it.
     said = "".join(letter if letter.isprintable() else " " for letter in text[:300])

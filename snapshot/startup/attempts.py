@@ -232,6 +232,7 @@ def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
         nodes=tuple(nodes),
         slowest=slowest,
         max_s=None if slowest is None else took[slowest],
+        # The median, not the mean: one straggler of a thousand nodes would move that by what it lost.
         median_s=median(took.values()) if took else None,
         path_s=path_s,
         bytes=_sum_bytes(run.bytes for each in nodes for run in each.runs),

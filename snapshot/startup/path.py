@@ -97,6 +97,7 @@ def critical_path(
     else:
         # The node that was busy last, in no meeting, where it would wait itself, and of those
         # the one that was longest at what it did.
+        # Its name last, so that of equals the same one is taken whatever the order of the files.
         *_, last = max((end, not is_meeting(stage), -b, node) for (b, end), stage, node in ended)
     return path_of(nodes, last, begin_ns, end_ns, queue=max(queues, default=(0, ""))[1])
 

@@ -182,6 +182,7 @@ def _files_of(paths: Iterable[Path]) -> Sequence[Path]:
         else:
             raise ConfigError(f"{path} is no file and no folder; name files of start-up events")
         for each in sorted(inside):
+            # A folder may link to one that is named beside it: its lines would count twice.
             found.setdefault(each.resolve(), each)
         if len(found) > MOST_FILES:
             raise StateError(f"{path} brings the files to {len(found)}, more than {MOST_FILES}")
@@ -191,6 +192,7 @@ def _files_of(paths: Iterable[Path]) -> Sequence[Path]:
 def _read(path: Path, left_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
+            # One byte more than is left: a file may grow while it is read, so its size says nothing.
             data = file.read(left_bytes + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error

@@ -177,6 +177,7 @@ class Fetcher:
     """When the last burst of demand counts as over."""
 
     def __post_init__(self) -> None:
+        # Nothing was taken yet, so the first cold request need not be earned.
         self._allowed_bytes = float(self.settings.coalesce_bytes)
         self._quiet_at_s = self.now_s
 

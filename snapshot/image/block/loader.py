@@ -163,9 +163,8 @@ class BlockLoader:
         self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
     ) -> tuple[BlockRef, ...]:
         """Have blocks of a layer fetched; return at once those that are not here."""
-        here = {
-            ref.digest for ref in refs if self._is_here(ref.digest)
-        }  # no lock: it asks the disk
+        # Without the lock: the disk is asked, and readers would wait for it.
+        here = {ref.digest for ref in refs if self._is_here(ref.digest)}
         with self._lock:
             # It may have come since.
             here.update(ref.digest for ref in refs if ref.digest in self._memory)

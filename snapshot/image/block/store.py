@@ -80,6 +80,7 @@ class BlockStore:
             verified(data, digest, name=str(path))
         except IntegrityError as error:
             _log.warning("%s; it is removed and fetched again", error)
+            # Without the lock: whoever writes it again puts it there by a rename, and a rename lost is a miss.
             with suppress(OSError):
                 path.unlink()
             return None
@@ -211,6 +212,7 @@ class BlockStore:
 
 def _counter(lock: int) -> int | None:
     """Return the bytes in use as last written; none where the lock file holds anything else."""
+    # In the lock file, which is open anyway and changes only under the lock. One digit more tells a longer text.
     text = os.pread(lock, _COUNTER_DIGITS + 1, 0)
     return int(text) if re.fullmatch(rb"[0-9]{%d}" % _COUNTER_DIGITS, text) else None
 

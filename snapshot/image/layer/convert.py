@@ -234,6 +234,7 @@ def _obstacle(entries: Iterable[Entry]) -> str:
     at = 0
     for entry in entries:
         try:
+            # Names are kept as the file system has them; a table of contents is JSON, which is UTF-8.
             f"{entry.path}{entry.target}{entry.xattrs}".encode()
         except UnicodeEncodeError:
             return f"{entry.path!r} is no UTF-8, and a table of contents holds no other names"
@@ -280,6 +281,7 @@ def _unpack(blob: Path, compression: str, out: BinaryIO, diff_id: str, name: str
         try:
             while data := source.read(_COPY_BYTES):
                 hasher.update(data)
+                # Compared at the end only: until then nothing but this temporary file has it.
                 out.write(data)
                 if out.tell() > _MAX_TAR_BYTES:
                     raise IntegrityError(f"layer {name}: more than {_MAX_TAR_BYTES} bytes")

@@ -311,6 +311,7 @@ def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> byt
         filler = _FILLERS[8 - bits]
         piece = filler[:-1] + bytes((raw[0] >> (8 - bits) << (8 - bits) | filler[-1],))
         at = 1
+    # A piece may hold the end of one member and the beginning of the next, as eStargz writes them.
     while len(out) < size:
         out += decoder.decompress(piece, size - len(out))
         if decoder.eof:

@@ -170,6 +170,7 @@ class IndexCache:
             )
         except (OSError, IntegrityError, StateError):
             return None
+        # Whole and right, and yet it may have been copied to the name of another layer.
         return index if index.blob_digest == blob_digest else None
 
     def put(self, index: LayerIndex) -> None:

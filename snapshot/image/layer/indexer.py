@@ -215,6 +215,7 @@ def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
     """
     points, entries, diff_id = _first_pass(path, blob_digest)
     blob_bytes = path.stat().st_size
+    # Places are fences: a block lies between two, and the end of the blob is the last of them.
     blocks_B = np.zeros(max(len(points) - 1, 0), BLOCK)
     windows: list[bytes] = []
     compressor = zstandard.ZstdCompressor(level=3)
@@ -264,6 +265,9 @@ def _first_pass(path: Path, blob_digest: str) -> tuple[list[_Place], list[Entry]
                 file.export_index(filename=exported.name)
                 points = list(_points(Path(exported.name).read_bytes(), path.stat().st_size))
     except (ZranError, CrcError, NotCoveredError, OSError) as error:
+        # A broken gzip has no number of the system's; a full disk says nothing of the layer.
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
         raise IntegrityError(f"layer {blob_digest}: not a whole gzip: {error}") from error
     if source.size_bytes == 0:
         points = []
@@ -300,6 +304,7 @@ def _second_pass(
     whole = hashlib.sha256()
     with path.open("rb") as file:
         for number, (record, point) in enumerate(zip(blocks_B, points, strict=False)):
+            # Deflate is a stream of bits: a place may begin within the byte before its own.
             early = 1 if point.bits else 0
             file.seek(point.blob_offset - early)
             raw = file.read(int(record["blob_size"]) + early)

@@ -216,6 +216,7 @@ class _Reader:
     ) -> None:
         """Put a chunk of ``size`` bytes at the end of the stream."""
         digest = part.get("chunkDigest") or (part.get("digest") if alone else None)
+        # A row of an index has 32 bytes for a digest, and blocks of all layers share one store by it.
         if not digest or hasher_of(str(digest)).name != "sha256":
             raise ConfigError(
                 f"layer {self._layer.digest} has a table of contents without a sha256 of each chunk; "
@@ -262,6 +263,7 @@ def _mtime_ns(text: str | None) -> int:
         raise ValueError(f"time {text!r} is not as in RFC 3339")
     whole = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00"))
     seconds = int(whole.timestamp())
+    # Go writes its zero time, of the year 1, where a tar said nothing.
     return 0 if whole.year < 1902 else seconds * 10**9 + int((found[2] or "0").ljust(9, "0"))
 
 

@@ -209,6 +209,7 @@ class _Serving:
             server.serve(self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable)
         finally:
             self._hot.close()
+            # Where mounting failed it was never started.
             if watcher.ident is not None:
                 watcher.join()
             self._close()

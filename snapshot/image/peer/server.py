@@ -118,6 +118,7 @@ class BlockShare:
 
 _log = get_logger(__name__)
 
+# Well below ``PeerPatience.silent_s``, after which a peer takes this node for gone.
 _SAY_SO_S = 1.0
 _IDLE_S = 15.0
 # By hand: a connection too many gets no handler.
@@ -223,8 +224,10 @@ class PeerServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """One connection of a peer."""
 
+    # With the base class's 1.0 each request would need a connection of its own.
     protocol_version = "HTTP/1.1"
     timeout: ClassVar[float | None] = _IDLE_S
+    # A frame is several writes: the last of them would wait for the peer to acknowledge the first.
     disable_nagle_algorithm = True
 
     @override

@@ -107,6 +107,7 @@ class PeerTier(BlockTier):
     def close(self) -> None:
         """Let go of connections; requests on their way end soon, and new ones give nothing."""
         self._closed = True
+        # Those that are in use end with their answers, or by their time-outs.
         self._pool.clear()
 
     def _region(
@@ -146,6 +147,7 @@ class PeerTier(BlockTier):
         self._note(PeerTried(peer, self._clock.now_s()))
         waits = until_s is not None
         if until_s is None:
+            # Not waited for is read from its memory or disk, at once: more time would be for nothing.
             until_s = self._clock.now_s() + self._patience.silent_s
         sent = request_body(index.blob_digest, [(r.number, r.digest) for r in refs], waits=waits)
         moved = 0

@@ -74,7 +74,13 @@ def start_of(process: Process | None, words: Sequence[str], variables: Sequence[
     if not command:
         raise ConfigError("the image names no command; give one after --")
     found = {"PATH": _PATH, "HOME": "/root"}
-    for text in process.env or ():
+    # Behind the fork nobody could say which: the command would only end with 126.
+    env = process.env or ()
+    unfit = [text for text in (*command, *env, process.working_dir or "") if "\0" in text]
+    unfit += [text for text in env if not text.partition("=")[0]]
+    if unfit:
+        raise ConfigError(f"no process can have {unfit[0][:200]!r}, as the image says; mend it")
+    for text in env:
         key, _, value = text.partition("=")
         found[key] = value
     for text in variables:
@@ -213,6 +219,7 @@ def etc_text(image: Path, name: str) -> str:
     try:
         if not stat_bits.S_ISDIR(etc.lstat().st_mode):
             return ""
+        # A pipe of that name would keep an opening without O_NONBLOCK waiting for ever.
         file = os.open(etc / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""
@@ -227,6 +234,7 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
 
     def child() -> int:
         os.close(reading)
+        # The options of its overlay are names in this folder: a comma in a path of this machine parts none.
         os.chdir(place)
         return enter(status, start.folder, ids, start.variables, start.binds, start.words)
 

@@ -54,6 +54,7 @@ class _Listed:
 def traces_tag(image: str) -> str:
     """Return the tag of the traces of an image, by its digest."""
     algorithm, _, value = image.partition(":")
+    # A tag has 128 characters at most, which a whole sha512 alone would fill.
     return f"{algorithm}-{value[:64]}.traces"
 
 
@@ -84,6 +85,7 @@ def push_trace(store: ImageStore, trace: Trace) -> bool:
         schema_version=2,
         media_type=MANIFEST_TYPE,
         artifact_type=TRACE_TYPE,
+        # An artifact must have one; this is the same blob beside every image.
         config=_pushed(store, EMPTY_CONFIG, b"{}"),
         layers=tuple(each.layer for each in kept),
     )
@@ -128,6 +130,7 @@ def _listed(store: ImageStore, image: str) -> list[_Listed]:
     for layer in parsed.layers if isinstance(parsed, Manifest) else ():
         words, runs = _words(layer), decimal_of(layer.annotations.get(_RUNS, ""))
         if layer.media_type == TRACE_TYPE and words is not None and runs is not None:
+            # Anybody may say so: a number without end would make all other starts rare.
             listed.append(_Listed(words, min(runs, _MOST_RUNS), layer))
     return listed
 

@@ -207,6 +207,7 @@ class Recording:
 
     def start(self) -> None:
         """Keep what there is when the window has passed."""
+        # A longer wait is an error in the thread of the timer, where nobody would see it.
         self._timer = threading.Timer(min(self._window_s, threading.TIMEOUT_MAX), self.finish)
         self._timer.name, self._timer.daemon = "omniload-record", True
         self._timer.start()
@@ -222,6 +223,7 @@ class Recording:
         """Return the reads under the first name of each file."""
         names: dict[int, str] = {}
         for path, node in self._tree.walk():
+            # Of hard links the first name; any of them leads to the same blocks.
             names.setdefault(node.number, path)
         with self._lock:
             reads = list(self._reads.items())

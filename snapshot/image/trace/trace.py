@@ -169,7 +169,7 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
         settled = tuple(_settled(touches, most_runs=runs))
         image = check_digest(head["image"])
         return Trace(image=image, command=command, runs=runs, touches=settled)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise IntegrityError(f"trace {name}: breaks its format: {error!r}") from error
 
 

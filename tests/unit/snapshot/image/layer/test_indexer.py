@@ -1,9 +1,11 @@
 """Indexes of layers: every format gives every byte, and no altered byte gets through."""
 
+import errno
 import gzip
 import io
 import os
 import tarfile
+import tempfile
 import zlib
 
 import numpy as np
@@ -328,3 +330,19 @@ def test_a_sparse_read_of_nothing_is_nothing(store, cache):
 
     assert read_stream(index, BlobSource(store), 7, 0) == b""
     assert io.BytesIO(TAR).read(5) == read_stream(index, BlobSource(store), 0, 5)
+
+
+def test_a_disk_that_fills_while_a_gzip_is_indexed_is_no_fault_of_the_layer(tmp_path, monkeypatch):
+    store = OciLayout.create(tmp_path / "layout")
+    layer = a_layer(store, gzip.compress(TAR), "gzip")
+    made = tempfile.NamedTemporaryFile
+
+    def full_for_the_second(prefix):
+        if prefix == "omniload-":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return made(prefix=prefix)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full_for_the_second)
+
+    with pytest.raises(StateError, match="no room for it"):
+        index_layer(store, layer, IndexCache(tmp_path / "cache"))

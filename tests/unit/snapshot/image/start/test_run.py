@@ -57,6 +57,20 @@ def test_no_command_and_no_variable_are_refused():
 
 
 @pytest.mark.parametrize(
+    "process",
+    [
+        Process(cmd=("sh", "a\0b")),
+        Process(cmd=("sh",), env=("A=\0",)),
+        Process(cmd=("sh",), env=("A=1", "=x")),
+        Process(cmd=("sh",), working_dir="/a\0"),
+    ],
+)
+def test_what_no_process_can_have_is_refused_before_anything_is_mounted(process):
+    with pytest.raises(ConfigError, match="no process can have"):
+        start_of(process, (), ())
+
+
+@pytest.mark.parametrize(
     ("user", "ids"),
     [
         ("", (0, 0)),

@@ -98,6 +98,13 @@ def test_a_file_without_a_head_is_refused(data):
         decode_trace(data, name="it")
 
 
+def test_a_head_with_a_number_that_is_none_is_refused():
+    head = f'{{"omniload_trace": 1, "image": "{IMAGE}", "command": ["\\ud800"], "runs": Infinity}}'
+
+    with pytest.raises(IntegrityError, match="breaks its format"):
+        decode_trace(head.encode(), name="it")
+
+
 def test_blocks_come_once_in_the_order_of_first_touch():
     trace = a_trace((9, "f", 0, 1), (1, "f", 44, 6), (2, "f", 0, 16))
 
