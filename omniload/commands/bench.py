@@ -78,7 +78,7 @@ def bench(
     if runtime is not None:
         kind = spec.mix.runtime.model_copy(update={"kind": runtime})
         spec = replace(spec, mix=spec.mix.model_copy(update={"runtime": kind}))
-    find_sources(spec)
+    find_sources(spec, file)
     measured = _measure(spec, steps, dp)
     if as_json:
         emit_json({"tokens_per_s": measured.tokens_per_s, "measured": measured})

@@ -1,14 +1,14 @@
 """How commands speak: tables and bars on standard output, progress on standard error."""
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import fields, is_dataclass
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import click
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.style import Style
@@ -52,9 +52,35 @@ def output() -> Console:
 
 
 def emit_json(value: object) -> None:
-    """Print a value as JSON; numpy's arrays and numbers are fine."""
+    r"""Print a value as JSON; numpy's arrays and numbers are fine.
+
+    Names of files that are not UTF-8 are in it as tables show them: ``\udcff`` stands for the byte 255.
+    """
     option = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
-    click.echo(orjson.dumps(value, option=option).decode())
+    try:
+        text = orjson.dumps(value, option=option)
+    except orjson.JSONEncodeError:
+        # Python has such bytes as lone surrogates, which are no text of JSON's. What else JSON cannot say stays as it
+        # is, and is refused once more.
+        text = orjson.dumps(_spelt_out(value), option=option)
+    click.echo(text.decode())
+
+
+def _spelt_out(value: object) -> object:
+    """Return a value with the surrogates in its texts spelt out, however deep they are."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case Mapping():
+            return {_spelt_out(key): _spelt_out(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_spelt_out(inner) for inner in value]
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            # Those that orjson shows itself: none that begins with an underscore.
+            shown = [each.name for each in fields(value) if not each.name.startswith("_")]
+            return {name: _spelt_out(getattr(value, name)) for name in shown}
+        case _:
+            return value
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -80,10 +106,14 @@ def progress(what: str, total: float) -> Iterator[Callable[[float], None]]:
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:
     """Lay out a table; strings are shown as they are, never as markup."""
-    laid = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    # As texts: of a title or a heading that is a string, rich would take [...] for markup, and diff heads its
+    # columns with paths.
+    laid = Table(title=Text(message_text(title), "bold"), title_justify="left", header_style="dim")
     for heading, numeric in columns:
         # Folded, not cut: a path or a name that ends in dots cannot be copied.
-        laid.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+        laid.add_column(
+            Text(message_text(heading)), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in rows:
         laid.add_row(
             *(cell if isinstance(cell, Text) else Text(message_text(cell)) for cell in row)
@@ -105,7 +135,8 @@ def bar(part: float, width: int) -> str:
 
 def stacked_bar(parts: Sequence[float], width: int) -> Text:
     """Draw parts of 1 end to end in the colours of their sources; what is above 0 shows at least a sliver."""
-    ends = np.rint(np.cumsum(parts) * width).astype(int).tolist()
+    # The ends are rounded, not the lengths, whose errors would add up to a bar that is too long or too short.
+    ends = [round(end * width) for end in accumulate(parts)]
     drawn = Text()
     for source, (start, end) in enumerate(pairwise([0, *ends])):
         drawn.append("█" * (end - start), colour_of(source))
@@ -115,9 +146,7 @@ def stacked_bar(parts: Sequence[float], width: int) -> Text:
     return drawn
 
 
-def row_bar(
-    lengths_D: NDArray[np.integer], sources_D: NDArray[np.integer], capacity: int, width: int
-) -> Text:
+def row_bar(lengths_D: Sequence[int], sources_D: Sequence[int], capacity: int, width: int) -> Text:
     """Draw a row of documents: a colour for each source, two shades for neighbours, dots for padding.
 
     Args:
@@ -126,15 +155,15 @@ def row_bar(
         capacity: Tokens in the row.
         width: Cells to draw; each shows the document at its middle.
     """
-    middles = (np.arange(width) + 0.5) * capacity / width
-    documents = np.searchsorted(np.cumsum(lengths_D), middles, side="right")
+    ends_D = list(accumulate(lengths_D))
     drawn = Text()
-    for document in documents.tolist():
-        if document == len(lengths_D):
+    for cell in range(width):
+        document = bisect_right(ends_D, (cell + 0.5) * capacity / width)
+        if document == len(ends_D):
             drawn.append("·", Style(dim=True))
         else:
             shade = "█▓"[document % 2]
-            drawn.append(shade, Style(color=colour_of(int(sources_D[document]))))
+            drawn.append(shade, Style(color=colour_of(sources_D[document])))
     return drawn
 
 

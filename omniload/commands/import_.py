@@ -9,10 +9,9 @@ import click
 from omniload.base.config import read_text
 from omniload.base.errors import ConfigError
 from omniload.base.state import Json
-from omniload.base.units import parse_count
 from omniload.base.writing import write_whole
 from omniload.commands.display import emit_json, output, say
-from omniload.commands.options import json_option
+from omniload.commands.options import COUNT, json_option
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, Imported, mix_text
@@ -21,17 +20,6 @@ from omniload.mix.sources import SOURCE_TYPES
 from omniload.source.distinct.drawn_before import write_drawn
 
 __all__ = ["import_mix"]
-
-
-def _count(_context: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    try:
-        count = parse_count(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param=option) from error
-    assert isinstance(count, int), f"a count is a whole number, not {count!r}"
-    return count
 
 
 @click.command("import")
@@ -48,16 +36,14 @@ def _count(_context: click.Context, option: click.Parameter, value: str | None) 
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, or the folder of a model."
 )
-@click.option("--length", callback=_count, metavar="TOKENS", help="Tokens of a row, such as 4Ki.")
+@click.option("--length", type=COUNT, metavar="TOKENS", help="Tokens of a row, such as 4Ki.")
 @click.option(
     "--batch",
-    callback=_count,
+    type=COUNT,
     metavar="TOKENS",
     help="Tokens of a step over all ranks, such as 4Mi.",
 )
-@click.option(
-    "--micro", callback=_count, metavar="TOKENS", help="Tokens of a microbatch of a rank."
-)
+@click.option("--micro", type=COUNT, metavar="TOKENS", help="Tokens of a microbatch of a rank.")
 @click.option("--seed", type=click.IntRange(min=0), help="In place of the file's.")
 @click.option("--text", metavar="NAME", help="Column, key or extension of the text.")
 @click.option("--tokens", metavar="NAME", help="Column of token ids.")
@@ -174,7 +160,9 @@ def _write(found: Imported, written: str, output: Path) -> None:
 def _tokenizer(path: Path | None, beside: Path) -> Mapping[str, Json] | None:
     if path is None:
         return None
-    return {"type": "bpe", "path": str(path if Path.cwd() == beside else path.resolve())}
+    # Not Path.resolve, which raises no OSError at links in a circle up to Python 3.12: check says what is wrong there.
+    there = path if Path.cwd() == beside else os.path.realpath(path)
+    return {"type": "bpe", "path": str(there)}
 
 
 def _show(

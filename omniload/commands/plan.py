@@ -112,7 +112,7 @@ def plan(  # noqa: PLR0913 -- one for each option
     """  # noqa: D301 -- click's own marker
     # One step ahead, so that the planner plans no more than is looked at.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
-    find_sources(spec)
+    find_sources(spec, file)
     profiles = _profiles(spec)
     if resources:
         costs = costs_of(spec.mix, _kept_by_name(profiles))

@@ -153,8 +153,8 @@ def _row(
 
 def _row_text(row: _Row, capacity: int) -> list[object]:
     documents = row.documents
-    lengths = np.asarray([document.length for document in documents])
-    sources = np.asarray([document.source_number for document in documents])
+    lengths = [document.length for document in documents]
+    sources = [document.source_number for document in documents]
     title = (
         f"rank {row.dp_rank}, microbatch {row.microbatch}, row {row.row}: {len(documents)} documents, "
         f"{row.padding} of {capacity:,} tokens padding"

@@ -16,6 +16,7 @@ from omniload.commands.options import (
     BYTES,
     COUNT,
     DURATION,
+    FiniteRange,
     cache_option,
     json_option,
     mix_argument,
@@ -106,7 +107,7 @@ class _Asked:
 )
 @click.option(
     "--cores",
-    type=click.FloatRange(0, 4096, min_open=True),
+    type=FiniteRange(0, 4096, min_open=True),
     help="Cores of a host that the data plane gets; by default as many as this machine has.",
 )
 @click.option(

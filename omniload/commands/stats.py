@@ -16,7 +16,7 @@ from omniload.base.errors import ConfigError
 from omniload.client import Client
 from omniload.commands.display import emit_json, output, progress
 from omniload.commands.opening import find_sources, open_spec
-from omniload.commands.options import cache_option, json_option, mix_argument
+from omniload.commands.options import FiniteRange, cache_option, json_option, mix_argument
 from omniload.commands.stats_tables import Rate, SourceStats, Stats, print_stats, stats_json
 from omniload.mix.config import MixConfig
 from omniload.plan.forecast import SourceSizes, forecast, steps_per_epoch
@@ -46,7 +46,7 @@ _THREADS = 2
 @click.option(
     "--measure",
     "measure_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=5.0,
     show_default=True,
     help="Seconds of a run of the data plane without a trainer, for tokens per second; 0 for none.",

@@ -12,6 +12,7 @@
 Datasets are joined there, so each goes through once: ``stop: each_once``, with weights by size.
 """
 
+import os
 from pathlib import Path
 
 from omniload.base.state import JsonObject
@@ -81,7 +82,7 @@ def _dataset(dataset: Fields, asked: Asked, found: Imported) -> tuple[str, JsonO
     files = dataset.texts("data_files")
     name = new_name(dataset.take("name", str, "") or Path(path).stem, found.sources)
     wanted = files or [path]
-    if not files and "://" not in path and not Path(path).exists():
+    if not files and "://" not in path and not os.path.exists(path):  # noqa: PTH110 -- takes any text
         dataset.refuse(
             "path", f"{path!r} is no file or folder here: datasets of the hub are downloaded first"
         )

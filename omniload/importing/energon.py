@@ -186,7 +186,8 @@ class _Reader:
             return
         try:
             target = (at.files[-1].parent / path).resolve()
-        except RuntimeError as error:  # links in a circle, up to Python 3.12
+        # Links in a circle, up to Python 3.12; and JSON can name what no path can, half a pair of UTF-16.
+        except (RuntimeError, ValueError) as error:
             node.refuse("path", f"{path!r}: {error}")
             return
         if target.suffix in (".yaml", ".yml"):

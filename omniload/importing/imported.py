@@ -139,10 +139,16 @@ def mix_text(
         },
     }
     checked(content, MixConfig, name=heading)
-    head = "".join(f"# {line}\n" for line in (heading, *(f"- {note}" for note in notes)))
+    head = "".join(map(_comment, (heading, *(f"- {note}" for note in notes))))
     body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
     # Notes quote the other file; sources keep their URLs whole, as a run needs them.
     return without_secrets(head) + body
+
+
+def _comment(text: str) -> str:
+    """Return a text as a comment of one line, whatever it quotes; names that are not UTF-8 are spelt out too."""
+    # An end of a line in a key of the other file would end the comment, and what follows be a key of ours.
+    return f"# {''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)}\n"
 
 
 def _holds_text(source: JsonObject) -> bool:

@@ -17,6 +17,7 @@ A stream has one of ``proportion``, ``repeat`` (epochs of it in one of the whole
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,7 +185,8 @@ def _folder(local: str, remote: str, split: str) -> str:
     folders = [
         folder.rstrip("/") + (f"/{split}" if split else "") for folder in (local, remote) if folder
     ]
-    here = (folder for folder in folders if (Path(folder) / "index.json").is_file())
+    # By os.path, which takes any text of the file: Path raises where one is longer than a path can be.
+    here = (folder for folder in folders if os.path.isfile(f"{folder}/index.json"))  # noqa: PTH113
     return next(here, folders[-1] if folders else "")
 
 

@@ -9,6 +9,7 @@ Shape suffixes:
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -202,8 +203,10 @@ def drawn_of(
     if not sizes_S.all():
         report.refuse("", "a stream holds no sample, of which no state is known")
         return {}
-    if kinds == {True} and not any(stream.value for stream in streams):
-        report.refuse("", "the streams have proportions that sum to 0")
+    # Each is a number, and yet two of 1e308 have no sum.
+    total = sum(stream.value for stream in streams)
+    if kinds == {True} and not 0 < total < math.inf:
+        report.refuse("", f"the streams have proportions that sum to {total:g}; give shares of 1")
         return {}
     epoch = _Epochs(state, settings, streams, sizes_S)
     if said := epoch.refused():

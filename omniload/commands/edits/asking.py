@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from omniload.actors.claim import LOCK_NAME
 from omniload.actors.heartbeats import Activity
@@ -80,6 +81,8 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
             else is changing the mix.
     """
     require_no_secrets(change)  # before it is asked: the question is a file too
+    if isinstance(change, AddSource):
+        _require_utf8(change)
     if not (run / LOCK_NAME).exists():
         raise StateError(
             f"{run} is no folder of a run: no data plane was opened there; give run_dir= of omniload.open, or the "
@@ -102,6 +105,21 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
         raise UnavailableError(
             f"another command changes the mix of {run} at this moment; ask again when it has ended"
         ) from None
+
+
+def _require_utf8(change: AddSource) -> None:
+    """Refuse a source that JSON cannot hold: asked for and kept it is that, whatever paths a mix file may name.
+
+    Raises:
+        ConfigError: Naming its path.
+    """
+    try:
+        change.model_dump_json()
+    except PydanticSerializationError as error:
+        raise ConfigError(
+            f"source {change.name!r}: {change.source.paths[0]!r:.200} is not UTF-8, and a change of a mix is kept as "
+            "JSON; rename the file or its folder, or name a link to it where all names are UTF-8"
+        ) from error
 
 
 def _require_no_skip(run: Path, change: Change, holder: str) -> None:

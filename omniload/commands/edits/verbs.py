@@ -16,7 +16,7 @@ from omniload.base.units import decimal_of
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.edits.arguments import amount_of, faults_of, placed, what_is_set
 from omniload.commands.edits.asking import change_mix
-from omniload.commands.options import json_option, run_argument
+from omniload.commands.options import FiniteRange, json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (
     AddSource,
@@ -68,7 +68,7 @@ def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
     timeout = click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         default=60.0,
         show_default=True,
         help="Seconds to wait for the data plane's answer.",

@@ -14,7 +14,7 @@ import click
 from omniload.actors.status_file import PlaneStatus, RoleLine, read_status
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.commands.display import emit_json, output, progress, say
-from omniload.commands.options import json_option, run_argument
+from omniload.commands.options import FiniteRange, json_option, run_argument
 from omniload.machine.progress import is_rank
 from omniload.machine.status import REPEATED
 
@@ -22,6 +22,7 @@ __all__ = ["Diagnosis", "Finding", "diagnose", "doctor"]
 
 _EVERY_S = 0.5
 """Twice as often as the status is written, so that none is missed."""
+_WRITTEN_EVERY_S = 1.0
 _WAITED = "wait_seconds_total"
 _SHOWN_SHARE = 0.02
 """Share of the time that ranks may wait: what the paper's users bear, and the report's target."""
@@ -71,7 +72,7 @@ class Diagnosis:
 @run_argument
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600),
+    type=FiniteRange(0, 3600),
     default=5.0,
     show_default=True,
     help="How long to look; a run that has ended is looked at once.",
@@ -89,10 +90,8 @@ def doctor(run: Path, seconds: float, as_json: bool) -> None:
       omniload mix doctor demo/run --seconds 30 --json
     """  # noqa: D301 -- click's own marker
     looks = _looks(run, seconds)
-    named = {
-        role.name: run / logs_folder(run).name / log_name(role.name) for role in looks[-1].roles
-    }
-    lines = {name: last_line_of(place) for name, place in named.items()}
+    names = [role.name for role in looks[-1].roles]
+    lines = {name: last_line_of(logs_folder(run) / log_name(name)) for name in names}
     found = diagnose(looks, time.time(), lines)
     if as_json:
         emit_json(asdict(found))
@@ -112,7 +111,7 @@ def _looks(run: Path, seconds: float) -> list[PlaneStatus]:
             status = read_status(run)
             if status.written_at != looks[-1].written_at:
                 looks.append(status)
-            elif len(looks) == 1 and time.time() - status.written_at > 2 * _EVERY_S + 4:
+            elif len(looks) == 1 and time.time() - status.written_at > _OLD_S:
                 break  # nobody writes it
     return looks
 
@@ -228,13 +227,14 @@ def _waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
     and is over in a moment, counts for nothing.
     """
     ways_s: dict[tuple[str, ...], float] = {}
-    before_s = 0.0
+    # Of the first look a second too: a wait that went on for minutes before it is not what was looked at.
+    before_s = looks[0].written_at - _WRITTEN_EVERY_S
     for look in looks:
         roles = {role.name: role for role in look.roles}
         for name in filter(is_rank, roles):
             if roles[name].waits_for:
                 way = _way(name, roles)
-                seconds = min(roles[name].task_s, look.written_at - before_s)
+                seconds = max(0.0, min(roles[name].task_s, look.written_at - before_s))
                 ways_s[way] = ways_s.get(way, 0.0) + seconds
         before_s = look.written_at
     return ways_s

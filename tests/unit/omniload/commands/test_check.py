@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
+from omniload.commands.bench import bench
 from omniload.commands.check import check
 from omniload.commands.display import output
 from omniload.commands.mix_tables import shares_table
+from omniload.commands.plan import plan
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
@@ -132,6 +134,30 @@ def test_a_mix_that_gives_samples_is_valid_without_a_doubt(tmp_path):
 
     assert code == 0
     assert lines[-1] == "mix.yaml: valid; a step is 4 rows of 16 tokens over 1 data-parallel rank"
+
+
+def test_json_of_a_mix_in_a_folder_whose_name_is_not_utf8_is_json_and_names_it(tmp_path):
+    folder = tmp_path / "a\udcff"
+    folder.mkdir()
+    checked(folder)
+
+    shown = CliRunner().invoke(check, [str(folder / "mix.yaml"), "--json"])
+
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["file"] == f"{tmp_path}/a\\udcff/mix.yaml"
+
+
+@pytest.mark.parametrize(("verb", "options"), [(plan, ["--steps", "2"]), (bench, [])])
+def test_every_verb_that_opens_sources_refuses_them_with_their_line(tmp_path, verb, options):
+    _, lines = checked(tmp_path, source="text: none")
+    file = tmp_path / "mix.yaml"
+
+    refused = CliRunner().invoke(
+        verb, [str(file), "--cache-dir", str(tmp_path / "cache"), *options]
+    )
+
+    assert str(refused.exception).replace(f"{file}:", "mix.yaml:").splitlines() == lines
+    assert lines[0].startswith("mix.yaml:5: sources.web: ")
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,6 +1,10 @@
 """Bars, tables and excerpts: what a terminal is sent."""
 
 import io
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -46,24 +50,32 @@ def test_a_part_too_small_for_a_cell_still_shows():
 
 
 def test_a_row_is_drawn_in_proportion_with_padding_as_dots():
-    drawn = row_bar(np.asarray([50, 25]), np.asarray([0, 3]), 100, 8)
+    drawn = row_bar([50, 25], [0, 3], 100, 8)
 
     assert drawn.plain == "████▓▓··"
 
 
 def test_documents_of_one_source_next_to_each_other_can_be_told_apart():
-    drawn = row_bar(np.asarray([2, 2, 2]), np.asarray([1, 1, 1]), 6, 6)
+    drawn = row_bar([2, 2, 2], [1, 1, 1], 6, 6)
 
     assert drawn.plain == "██▓▓██"
     assert {span.style.color.name for span in drawn.spans} == {colour_of(1)}
 
 
 def test_a_row_without_documents_is_all_padding():
-    assert row_bar(np.empty(0, int), np.empty(0, int), 32, 4).plain == "····"
+    assert row_bar([], [], 32, 4).plain == "····"
 
 
 def test_markup_in_a_cell_is_shown_and_not_obeyed():
     assert "[red]x[/red]" in printed(table("t", [("text", False)], [["[red]x[/red]"]]))
+
+
+def test_markup_in_a_title_or_a_heading_is_shown_and_not_obeyed():
+    shown = printed(table("[/t]", [("runs/[red]a", False), ("[/]", True)], [["x", "1"]]))
+
+    assert "[/t]" in shown
+    assert "runs/[red]a" in shown
+    assert "[/]" in shown
 
 
 def test_numbers_are_set_flush_right():
@@ -90,6 +102,36 @@ def test_json_takes_arrays_and_dataclasses(capsys):
     emit_json({"a": np.arange(3), "b": np.float64(0.5)})
 
     assert orjson.loads(capsys.readouterr().out) == {"a": [0, 1, 2], "b": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    path: str
+    counts: np.ndarray
+    _hidden: str = "\udcff"
+
+
+def test_json_spells_out_names_that_are_not_utf8_and_is_json_all_the_same(capsys):
+    name = str(Path("/data") / "a\udcff.jsonl")
+    emit_json({"files": (name, "é"), name: Found(name, np.arange(2)), "none": None})
+
+    shown = r"/data/a\udcff.jsonl"
+    assert orjson.loads(capsys.readouterr().out) == {
+        "files": [shown, "é"],
+        shown: {"path": shown, "counts": [0, 1]},
+        "none": None,
+    }
+
+
+def test_what_is_no_json_is_refused_beside_a_name_that_is_not_utf8_too():
+    with pytest.raises(orjson.JSONEncodeError, match="not JSON serializable"):
+        emit_json({"name": "\udcff", "what": object()})
+
+
+def test_speaking_needs_no_numpy():
+    code = "import sys, omniload.commands.display; sys.exit('numpy' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_progress_leaves_standard_output_alone(capsys):

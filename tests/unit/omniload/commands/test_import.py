@@ -87,6 +87,30 @@ def test_paths_start_at_the_folder_of_a_mix_file_that_takes_the_place_of_a_link(
     assert {source["records"] for source in json_of("check", output)["sources"]} == {40}
 
 
+def test_a_tokenizer_behind_links_in_a_circle_is_left_to_check(file, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    output = tmp_path / "elsewhere" / "mix.yaml"
+    output.parent.mkdir()
+    options = ("--tokenizer", "loop", "--length", "32", "--batch", "1Ki", "-o", output)
+
+    result = run_mix("import", file, "--from", "veomni", *options)
+
+    assert result.exception is None, result.output
+    assert yaml.safe_load(output.read_text())["tokenizer"]["path"] == str(tmp_path / "loop")
+
+
+def test_a_file_of_any_name_becomes_a_mix_file_that_names_it(file, tmp_path):
+    odd = file.rename(tmp_path / "a\udcff\nseed: 7.yaml")
+    options = ("--tokenizer", "model", "--length", "32", "--batch", "1Ki", "-o", "mix.yaml")
+
+    result = run_mix("import", odd, "--from", "veomni", *options)
+
+    assert result.exception is None, result.output
+    written = (tmp_path / "mix.yaml").read_text()
+    assert written.startswith("# From a\\udcff\\nseed: 7.yaml of veomni.\n")
+    assert yaml.safe_load(written)["seed"] == 0
+
+
 def test_without_an_output_the_file_is_printed_and_as_json_with_its_notes(file):
     sizes = ("--length", "32", "--batch", "64", "--text", "text")
 

@@ -120,6 +120,7 @@ def test_settings_of_which_the_order_is_not_known_refuse_the_import(settings, sa
         ({"epoch": 1 << 30}, {"web": {"choose": 10}}, "1073741825 epochs of 10 samples"),
         ({}, {"web": {"repeat": 1e300}}, "more than 2147483648"),
         ({}, {"web": {"proportion": 0}}, "proportions that sum to 0"),
+        ({}, {"web": {"proportion": 1e308}, "code": {"proportion": 1e308}}, "that sum to inf"),
     ],
 )
 def test_states_of_other_data_or_too_much_of_it_are_refused(change, shares, said):

@@ -648,6 +648,44 @@ def faults(folder, tool, content, **asked):
     return str(raised.value).splitlines()
 
 
+NO_PATH = ["\\ud800", "a\\u0000b", "a" * 5000]
+"""As JSON has them: half a pair of UTF-16, a zero, more than a path can be."""
+
+
+@pytest.mark.parametrize("text", NO_PATH)
+def test_texts_that_no_path_can_be_are_faults_of_their_keys(folder, text):
+    tree = json.dumps(metadataset({"blend": [{"path": "TEXT.yaml"}]}))
+    datasets = json.dumps({"datasets": [{"path": "TEXT"}, {"path": "none"}]})
+
+    assert (
+        "splits.train.blend[0].path: " in faults(folder, "energon", tree.replace("TEXT", text))[0]
+    )
+    said = faults(folder, "axolotl", datasets.replace("TEXT", text))
+    assert "datasets[0].path: " in said[0]
+    assert "datasets[1].path: 'none' is no file or folder here" in said[2]
+
+
+def test_a_stream_of_a_name_that_no_path_can_have_is_refused_with_the_others(folder):
+    streams = {"a": {"local": "a" * 5000}, "b": {}}
+
+    said = faults(folder, "llm-foundry", json.dumps(foundry(streams)))
+
+    assert "streams.a.repeat: or the size of the stream is its share" in said[0]
+    assert "streams.b.local: and remote are missing" in said[1]
+
+
+def test_what_a_note_quotes_adds_no_line_to_the_mix_file(folder):
+    split = {"path": "text"}
+    an_energon(folder / "text", field_map={"text": "txt"})
+    content = metadataset(split)
+    content["splits"]["val\nsurprise: 1\ud800"] = split
+
+    mix, notes = imported(folder, "energon", json.dumps(content))
+
+    assert "val\nsurprise: 1\ud800" in notes
+    assert mix.names == ("text",)
+
+
 def test_each_fault_has_the_line_of_its_key_or_of_what_it_is_missing_in(folder):
     content = """\
 sources:

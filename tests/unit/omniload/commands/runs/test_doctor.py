@@ -59,6 +59,18 @@ def test_a_wait_is_followed_to_the_role_that_waits_for_no_other():
     assert "runtime.loaders" in finding.do
 
 
+def test_a_wait_from_long_before_the_first_look_counts_for_no_more_than_what_was_looked_at():
+    begun = a_look(
+        0,
+        a_role("planner", "plans"),
+        a_role("rank dp=0", "waits", ("planner",), task_s=600.0, wait_seconds_total=10.0),
+    )
+
+    found = diagnosed(begun, *(a_wait(n, 0.8 * n, cause="loader-1") for n in range(1, 6)))
+
+    assert found.findings[0].role == "loader-1"
+
+
 def test_a_long_wait_counts_for_more_than_moments_in_which_a_step_changes_hands():
     def moment(second):
         return a_look(
