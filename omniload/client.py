@@ -67,6 +67,7 @@ class Client:
         assert batch.step == self.next_step, (
             f"asked for step {self.next_step}, got step {batch.step}"
         )
+        # Only now that it is handed out: a wait that ended in an error is repeated for the same step.
         self._handle.taken(self.next_step)
         self.next_step += 1
         return batch
@@ -99,6 +100,7 @@ class Client:
         """
         step = self.next_step if step is None else step
         self._handle.resize(ResizeAsked(dp=dp_size, step=step, generation=generation), dp_rank)
+        # What was looked at was built for the ranks before.
         self.next_step, self._peeked = step, None
 
     def close(self) -> None:

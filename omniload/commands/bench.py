@@ -95,6 +95,7 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
         first_batch_s = timed_from_s = 0.0
         for step in range(steps):
             batches = [client.next_batch() for client in clients]
+            # Any of them: tokens and balance are the whole step's, on every rank.
             batch = batches[0]
             if batch is None:
                 break

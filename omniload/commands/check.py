@@ -66,6 +66,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=dp, cache_dir=cache_dir)
     mix = spec.mix
+    # Ahead of the sources, which may take minutes: a store that does not exist is told at once.
     doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: placed(said, at, file))
     found = find_sources(spec, file)
     doubts += [
@@ -128,9 +129,11 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
         except UnavailableError as error:
             warnings.append(said_of(f"runtime.journal: does not answer now: {error}", *at))
         except OmniloadError as error:
+            # Of whatever class: what is to be changed is the file that is checked.
             raise ConfigError(said_of(f"runtime.journal: {error}", *at)) from error
     for key in ("bind", "metrics_bind"):
         bind = str(getattr(mix.runtime, key))
+        # Set by torchrun: auto is the interface that leads there.
         toward = os.environ.get("MASTER_ADDR")
         if bind == "auto" and not toward:
             continue  # the launcher of the run sets it
@@ -232,5 +235,6 @@ def _of_source(
         opened=opened,
     )
     assert tokens is not None, "nothing speaks against it"
+    # Of a unit without records nothing is ever kept: counted, a full cache would look as if it were not.
     filled = opened.format.units().rows_U > 0
     return _Fullness(source=name, units=int(filled.sum()), kept=tokens.kept(), why="")

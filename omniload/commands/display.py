@@ -47,6 +47,7 @@ def output() -> Console:
     # Without highlighting: rich colours whatever looks like a number, a path or a URL in names of sources.
     console = Console(highlight=False)
     if not console.is_terminal:
+        # By itself rich takes 80 columns here, and folds what grep is to find on one line.
         console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
     return console
 

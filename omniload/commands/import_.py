@@ -148,6 +148,7 @@ def _read(tool: str, asked: Asked, output: Path | None) -> Imported:
 
 def _write(found: Imported, written: str, output: Path) -> None:
     """Write the mix file behind the files that it names."""
+    # What was imported once is edited by hand since: none is written over.
     if output.exists():
         raise ConfigError(f"{output}: is there already; give another --output, or remove it")
     for name, shards in found.drawn.items():
@@ -179,6 +180,7 @@ def _show(
         )
         return
     if written_to is None:
+        # As it is, so that it can be sent into a file.
         click.echo(written, nl=False)
         return
     for note in report.notes:

@@ -109,12 +109,14 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
         LimitedCalls("omniload-listing") as calls,
         DaemonPool(_OPENERS, "omniload-opening") as pool,
     ):
+        # A tokenizer that cannot be opened is told once, by itself: pipelines would say it for every source.
         finder = _Finder(spec, calls, can_encode=not isinstance(tokenizer, OmniloadError))
         found = pool.map(
             lambda name: _named(_outcome(lambda: finder.find(name)), name, file),
             mix.names,
             advance=advance,
         )
+    # Before anything is raised: once one source is mended, the sound ones are not looked at again.
     finder.keep([source for source in found if isinstance(source, FoundSource)])
     if isinstance(tokenizer, OmniloadError):
         # Sources that want it say the same: one line of the file is to be changed.
@@ -138,6 +140,7 @@ class _Finder:
     def __init__(self, spec: PlaneSpec, calls: LimitedCalls, *, can_encode: bool) -> None:
         self._spec, self._calls, self._can_encode = spec, calls, can_encode
         pack, tokenizer = spec.mix.pack, key_of_tokenizer(spec.mix.tokenizer, spec.base_dir)
+        # How many tokens the first records have, and whether they fit a row, rests on these beside the files.
         self._rests_on = f"{tokenizer}, {pack.length}, {pack.overlong}"
         self._kept = kept_findings(spec.cache_dir)
         self._keys: dict[str, str] = {}
@@ -232,6 +235,7 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
     if not doubt and (left_out := opened.format.doubt()):
         doubt = f"sources.{name}: {left_out}"
+    # A share of less than a record is most likely none, so the mix is not to count on its tokens.
     drawn = config.share_drawn if records * config.share_drawn >= 1 else 0.0
     return FoundSource(
         name=name,

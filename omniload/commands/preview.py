@@ -123,6 +123,7 @@ def _row(
     held = sources_D >= 0  # padding is a document that has no key
     keys_D4 = np.zeros((len(starts), 4), np.int64)
     keys_D4[held] = microbatch.keys_K4
+    # Bounds run on through all rows of a microbatch; no document crosses from one row into the next.
     inside = np.flatnonzero(starts // length == row)
     bounds = [*(starts[inside] - row * length).tolist(), length]
     documents = []

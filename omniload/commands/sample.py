@@ -80,6 +80,7 @@ def sample(folder: Path, size: int, as_json: bool) -> None:
     with progress("building the corpus", 1.0) as advance:
         done = 0.0
 
+        # The corpus tells how far it is, a bar takes how much was added.
         def tell(_what: str, part: float) -> None:
             nonlocal done
             advance(part - done)

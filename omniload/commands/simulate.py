@@ -60,6 +60,7 @@ class _Asked:
         return Job(
             spec=replace(spec, mix=mix, tree=ClientPlaceTree.of(dp=ranks)),
             originals=tuple(original_of(name, spec.mix) for name in mix.names),
+            # As many ranks a host as in the whole job: sizes of --knee are to differ in nothing else.
             hosts=max(1, self.hosts * ranks // self.ranks),
             cores=self.cores or profile.cores,
             network_bytes_per_s=float(self.network),
@@ -153,8 +154,10 @@ def simulate(
         raise click.UsageError("--knee needs --step-time: ranks that do not train always wait")
     spec = open_spec(file, dp=1, cache_dir=cache_dir)
     spec = replace(spec, tree=ClientPlaceTree.of(dp=wanted.ranks))
+    # Before anything is measured: rows that so many ranks cannot share are refused at once.
     require_rows(replace(spec, mix=wanted.mix(spec.mix)))
     if profile_file is not None and profile_file.exists():
+        # The data need not be here: figures of another machine are carried over.
         profile = read_profile(profile_file)
     else:
         find_sources(replace(spec, tree=ClientPlaceTree.of(dp=1)), file)

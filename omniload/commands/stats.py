@@ -75,6 +75,7 @@ def stats(  # noqa: PLR0913 -- one for each option
       omniload mix stats examples/quickstart.yaml --all --steps 1000 --measure 0
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=1, cache_dir=cache_dir)
+    # For its refusals: what is wrong has a line in the file, and is told before minutes go into documents.
     find_sources(spec, file)
     found = _survey(spec, None if every else sample)
     rate = _measure(spec, measure_s) if measure_s else None
@@ -171,6 +172,7 @@ def _gathered(
     )
     per_step = float(mix.batch.tokens)
     if mix.pack.method == "none":
+        # A row is a sample here, however much room it leaves: a step has the tokens of so many samples.
         per_step = mix.rows_per_step * float(sizes.tokens_per_sample_S.mean())
     every_S = sizes.samples_S * sizes.tokens_per_sample_S
     num_steps = steps or max(1, round(float(every_S.sum()) / per_step))
@@ -205,9 +207,11 @@ def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
     begun_s = time.perf_counter()
     with (
         progress("measuring", seconds) as advance,
+        # Without an end of its own: the clock below says how long it runs.
         LocalPlane(replace(spec, num_steps=None)) as plane,
         Client(plane.handle(0)) as client,
     ):
+        # Two at least, however long the first takes: a rate lies between two moments.
         while time.perf_counter() - begun_s < seconds or len(at_s) < 2:
             batch = client.next_batch()
             if batch is None:

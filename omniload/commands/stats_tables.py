@@ -137,6 +137,7 @@ def print_stats(console: Console, file: Path, stats: Stats) -> None:
 
 def _heights(counts: Sequence[int], width: int) -> str:
     highest = max(counts, default=1) or 1
+    # Rounded up: what is there shows, be it one document of millions.
     drawn = (_HEIGHTS[-(-count * 8 // highest)] for count in counts)
     return "".join(drawn).ljust(width)
 

@@ -88,6 +88,7 @@ def _dataset(dataset: Fields, asked: Asked, found: Imported) -> tuple[str, JsonO
         )
     source = source_of_path(wanted[0], dataset, asked, key="path")
     if len(wanted) > 1:
+        # All of the type of the first: a file that is of another, check names.
         source["path"] = [*wanted]
     kind = dataset.take("ds_type", str, "")
     if kind in _TYPES:
@@ -106,6 +107,7 @@ def _dataset(dataset: Fields, asked: Asked, found: Imported) -> tuple[str, JsonO
         }
     )
     dataset.end()
+    # 1, not 0: of files on a store no size is known here, and a weight of 0 would leave them out.
     return name, source, max(_size(wanted), 1.0)
 
 
@@ -114,6 +116,7 @@ def _read_form(dataset: Fields, source: JsonObject) -> None:
     form = dataset.take("type", str, "completion")
     if form == "completion":
         column = dataset.take("field", str, "text")
+        # Files of plain text have no columns to name.
         if source["type"] != "text":
             source["text"] = column
     elif form == "chat_template":

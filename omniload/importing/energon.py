@@ -91,6 +91,7 @@ class _Reader:
         if file in around:
             self._report.refuse(where, f"is part of itself, by {around[-1]}")
             return
+        # Over the whole tree: where each file names two others, every level has twice as many.
         self._files += 1
         if self._files > _MOST_FILES:
             self._report.refuse(
@@ -126,6 +127,7 @@ class _Reader:
         )
         if node.peek("blend") is not None:
             entries = [(entry, entry.number("weight")) for entry in node.items("blend")]
+            # All 0 is nothing to divide by: weights of which none is above 0 are refused with the mix.
             total = sum(1.0 if share is None else share for _, share in entries) or 1.0
             for entry, share in entries:
                 self._node(entry, at.part((1.0 if share is None else share) / total))
@@ -171,6 +173,7 @@ class _Reader:
         path = node.need("path", str, ".")
         part = node.take("split_part", str, "train")
         flavors = node.inner("subflavors")
+        # Energon takes any key; that of a tag is a name of ours.
         own = {new_name(key, ()): str(flavors.take(key, object, None)) for key in flavors.keys}
         at = replace(at, tags={**at.tags, **own})
         node.note({"shuffle_over_epochs_multiplier": "an epoch is shuffled by itself"})
@@ -239,6 +242,7 @@ class _Reader:
             return None
         if others := sorted(str(other) for other in fields if other != name):
             self._report.note(str(folder), f"of a sample, {', '.join(others)} is not read")
+        # json[caption] is the key caption in the member json of a sample.
         member, _, inner = str(fields[name]).partition("[")
         return {"text": member, "key": inner.rstrip("]")} if inner else {"text": member}
 
@@ -248,6 +252,7 @@ def _json(file: Path) -> dict[str, object]:
         content = json.loads(
             read_small_file(file, most_bytes=_MOST_INFO_BYTES, what="counts of shards")
         )
+    # No fault by itself: only a blend by repetitions needs counts, and it refuses their lack by its key.
     except (OmniloadError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

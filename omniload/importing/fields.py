@@ -48,6 +48,7 @@ class Report:
         line = f"{where}: {said}" if where else said
         if place is not None:
             file, number = place
+            # The key of a file that another names begins with that file, which stands ahead of the line already.
             line = f"{file}:{number}: {line.removeprefix(f'{file}.')}"
         if (line, place is not None) not in self.faults:
             self.faults.append((line, place is not None))
@@ -107,6 +108,7 @@ class Fields:
         if value is None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            # A larger one has no exact float, or none at all: left as it is, it is refused as no number.
             value = float(value) if abs(value) <= _LARGEST else value
         # ``True`` is an integer to Python.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -180,6 +182,7 @@ class Fields:
         """Note keys, where they are set, that change no sample here, each with the reason."""
         for key, why in meanings.items():
             value = self._content.pop(key, None)
+            # By equality, so that a 0 is none either: what is switched off changes nothing.
             if value not in (None, False, [], {}, ""):
                 self._report.note(self.at(key), f"{_shown(value)} has no equivalent: {why}")
 
@@ -220,5 +223,6 @@ _KINDS: dict[type, str] = {
 
 
 def _shown(value: object) -> str:
+    # Before it is cut: half a secret would not be known as one.
     text = without_secrets(repr(value))
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

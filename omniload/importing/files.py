@@ -8,6 +8,7 @@ from omniload.importing.imported import Asked
 
 __all__ = ["numpy_source", "source_of_path"]
 
+# By the last suffix, of x.jsonl.zst .zst: what is packed that way is most often JSON lines.
 _TYPES = {
     ".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".zst": "jsonl", ".gz": "jsonl", ".arrow": "arrow",
     ".csv": "csv", ".txt": "text", ".tar": "webdataset",
@@ -71,6 +72,7 @@ def _kind_of(path: str) -> str | None:
             if (folder / "index.json").is_file():
                 return "mds"
             found = {_TYPES.get(file.suffix) for file in folder.iterdir()} - {None}
+            # Of a folder of two kinds none is guessed.
             return found.pop() if len(found) == 1 else None
     except OSError:
         return None  # check says why it cannot be read

@@ -169,4 +169,5 @@ def _paths(written: Json, base: Path, beside: Path) -> Json:
     path = str(written)
     if "://" in path or Path(path).is_absolute() or base.resolve() == beside.resolve():
         return path
+    # The folder alone is resolved: the path may be a pattern.
     return str(base.resolve() / path)

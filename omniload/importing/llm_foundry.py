@@ -79,6 +79,7 @@ def _read(document: object, asked: Asked) -> Imported:
     rows = top.take("global_train_batch_size", int, 0)
     if found.row_tokens and rows > 0:
         found.step_tokens = rows * found.row_tokens
+    # Of any kind: "auto" is found out on the GPU there, and the mix then has parts of its own size.
     micro = top.take("device_train_microbatch_size", object, None)
     if found.row_tokens and isinstance(micro, int) and not isinstance(micro, bool):
         found.micro_tokens = micro * found.row_tokens
@@ -173,6 +174,7 @@ def _stream(
         try:
             described = shards_in(ShardFile(path=file, size_bytes=0, stamp=""), index)
             shards = {each.name: each.samples for each in described if each.samples}
+            # By name: two of one name are one entry, and every place behind them would be another's.
             if len(shards) < sum(each.samples > 0 for each in described):
                 stream.refuse("local", f"has a shard twice in {file}; replace the index")
         except OmniloadError as error:
@@ -260,6 +262,7 @@ def _source(
     if tokens is None:
         return {"type": "mds", "path": folder, "text": asked.text or "text"}
     source: JsonObject = {"type": "mds", "path": folder, "tokens": tokens}
+    # Other encodings of MDS name their type; of bytes nothing in the folder says what the ids are.
     if columns.get(tokens, "bytes") == "bytes":
         source["dtype"] = asked.dtype or encoding
     return source

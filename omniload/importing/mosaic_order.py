@@ -91,6 +91,7 @@ def chosen_of_streams(
     shares_S /= shares_S.sum()
     chosen_S = (epoch_size * shares_S).astype(np.int64)
     missing = epoch_size - chosen_S.sum()
+    # Without replacement: of an index that came twice += would count one.
     chosen_S[np.random.default_rng(seed).choice(len(chosen_S), missing, replace=False)] += 1
     return chosen_S
 

@@ -71,8 +71,10 @@ class MosaicState:
                 f"the state has no {missing[0]}, and holds {', '.join(map(repr, list(state)[:6])) or 'nothing'}; "
                 "a state of Mosaic Streaming has epoch, sample_in_epoch, num_canonical_nodes and shuffle_seed"
             )
+        # The physical nodes are not needed: which samples were drawn does not rest on how many hosts drew them.
         if unknown := sorted(state.keys() - known - {"initial_physical_nodes"}):
             raise StateError(f"the state has {unknown[0]!r:.60}, which is not known; {_INSTEAD}")
+        # Seeds of numpy are sums of these: none is negative, and none outgrows 64 bits.
         below = {
             "epoch": 1 << 31,
             "sample_in_epoch": _MOST_SAMPLES,
@@ -198,6 +200,7 @@ def drawn_of(
     settings = _Settings.of(dataset)
     sizes_S = np.array([stream.samples_H.sum() for stream in streams], np.int64)
     kinds = {stream.key == "proportion" for stream in streams}
+    # Each is told already, by its key.
     if report.faults or not streams or len(kinds) > 1:
         return {}
     if not sizes_S.all():
@@ -293,6 +296,7 @@ class _Epochs:
     def left_out(self) -> NDArray[np.bool_]:
         """Return which samples were drawn more often than the least drawn one of their stream, ``[R]``."""
         counts_R = np.zeros(int(self._sizes_S.sum()), np.int32)
+        # Epochs that went through everything drew each record as often as any other.
         if not self._whole:
             self._count_whole_epochs(counts_R)
         samples: NDArray[np.int64] | None = None  # as they are numbered

@@ -71,6 +71,7 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
     weights: dict[str, float] = {}
     for folder, weight in _folders(dataset):
         name = _named(folder, found)
+        # Datatrove, which writes these folders, has indexes beside its files of tokens.
         source = numpy_source([folder.rstrip("/") + "/*.ds"], asked, row_tokens=found.row_tokens)
         if size in _DTYPES and asked.dtype is None:
             source["dtype"] = _DTYPES[size]

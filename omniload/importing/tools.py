@@ -64,6 +64,7 @@ def read_as(name: str, document: object, asked: Asked) -> Imported:
             "name the records that were drawn under drawn_before, as docs/migrate.md says"
         )
     if not tool.holds(document):
+        # Only here are other tools loaded: most often the file is of one of them.
         others = [other for other in TOOLS if tool_of(other).holds(document)]
         remedy = (
             f"give --from {' or '.join(others)}" if others else "is it the file that was meant?"

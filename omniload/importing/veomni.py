@@ -34,6 +34,7 @@ def _read(document: object, asked: Asked) -> Imported:
     names = top.texts("names") or [Path(path).stem for path in paths]
     if not paths or len(names) != len(paths):
         top.refuse("names", f"holds {len(names)} names of {len(paths)} sources")
+    # Not strict: that they differ is told, and faults further down are too.
     for name, path in zip(names, paths, strict=False):
         found.sources[new_name(name, found.sources)] = source_of_path(path, top, asked)
     level = top.take("level", str, "sample")

@@ -70,6 +70,7 @@ def _weight_of(value: str) -> float | None:
         weight = float(value)
     except ValueError:
         return None
+    # float() takes nan for a number, and no limit refuses it: it is neither below nor above.
     return None if math.isnan(weight) else weight
 
 
@@ -84,6 +85,7 @@ def amount_of(value: str) -> Amount | None:
         return None
     number, kind = found[1], f"{found[2]}s"
     try:
+        # Epochs may be a fraction; of samples and tokens the field itself reads 50k and 5G.
         return Amount.model_validate({kind: float(number) if kind == "epochs" else number})
     except ValueError as error:  # a ValidationError is one too
         said = said_of_fault(error.errors()[0]) if isinstance(error, ValidationError) else error

@@ -138,18 +138,21 @@ def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: 
     # The plane's user must read what root asks.
     write_whole(place, request.model_dump_json().encode(), mode=0o600 if os.geteuid() else 0o644)
     try:
+        # An answer to somebody's earlier question may lie there yet: their ids tell them apart.
         while (answer := _answer_in(run / ANSWER_NAME)) is None or answer.id != request.id:
             if time.monotonic() > until_s:
                 raise UnavailableError(
                     f"the data plane of {run}, open in {holder}, did not answer within {timeout_s:g} s; whether the "
                     f"change is taken up, {run / EDITS_NAME} says"
                 )
+            # By files: what the command and the plane share for certain is the folder of the run.
             time.sleep(_LOOK_S)
     finally:
         # Answered or not: a plane that comes up later must not take up what nobody waits for any more.
         with suppress(OSError):
             place.unlink()
     if answer.taken is None:
+        # By name: the plane may be of another release, with errors that this one does not have.
         raise _ERRORS.get(answer.kind, OmniloadError)(str(answer.refused))
     return answer.taken
 
@@ -187,6 +190,7 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
     else:
         # What was trained once stays as it was: attempts of a run see the same samples.
         require_open(step, planned=planned, end=None, ended=False)
+    # Edited without facts first: that mix has the new source, under the number that it is opened by.
     facts = _facts_of(life, history.edited(change, step)) if isinstance(change, AddSource) else None
     after = history.edited(change, step, found_in(change, facts), at_rest=True)
     if after.edits[-1].amounts is not None:
@@ -204,6 +208,7 @@ def _require_drawable(
     state = fold(before, base, records, fingerprint, planned)
     found = before.found_by(len(before.edits), fingerprint)
     records_S = records_in(found, before.latest.names)
+    # The journal's fingerprint does not have the source yet that this edit brings.
     if facts is not None:
         records_S.append(facts.positions_per_epoch)
     _, entered = before.entered(state)
@@ -214,6 +219,7 @@ def planned_to(run: Path, history: History) -> int:
     """Return the first step that is not planned, or will be planned again."""
     tail = read_tail(journal_of(run), 0)
     last = tail.records[-1]["revision"] if tail.records else tail.base.get("mix_revision")
+    # The journal has steps that a skip since has left out, until the run goes on and plans them anew.
     return int(min(tail.next_step, history.reopened_by(last if isinstance(last, int) else 0)))
 
 
@@ -240,6 +246,7 @@ def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> H
         raise StateError(
             f"the journal of {run} begins at step {begun}, step {change.first} is before it; skip later steps"
         )
+    # The first of them draws what the step behind the last would have drawn.
     behind = fold(history, base, records, fingerprint_in(base), change.stop)
     return history.edited(change, change.first, behind=behind, at_rest=True)
 

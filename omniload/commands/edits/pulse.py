@@ -28,6 +28,7 @@ class Pulse:
         age_s = math.inf if self._written_at is None else time.time() - self._written_at
         self.was_up = 0 <= age_s <= _UP_S
         """Whether it was seen to be up."""
+        # From the future: not known to be up, and with the time left to be seen to change.
         silent_s = 2 * _UP_S if age_s < 0 else min(age_s, _GONE_S)
         self._changed_s = time.monotonic() - silent_s
 

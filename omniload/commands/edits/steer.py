@@ -68,6 +68,7 @@ class Steering:
         if isinstance(self.config.policy, RewardPolicy) and not rewards:
             return None
         seen = seen_at(history, step, *_means(reported), rewards)
+        # No policy raises a source above what the mix file allows it.
         most = {
             name: source.max_fraction
             for name, source in history.latest.sources.items()
@@ -83,6 +84,7 @@ class Steering:
             "after": dict(seen.shares),
             "revision": None,
         }
+        # Above 0 too: least may be 0, and an edit that moves nothing counts towards MOST_EDITS all the same.
         if moved > 0 and moved >= self.config.least:
             taken = change_mix(self.run, SetWeights(weights=shares), None, _ANSWER_S)
             step = taken.edit.step
@@ -122,6 +124,7 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
     """  # noqa: D301 -- click's own marker
     config = load_yaml(file, SteeringConfig)
     if isinstance(config.policy, RegisteredPolicy):
+        # At once: that there is no such function is not to be learned at the first decision, hours later.
         registered(GROUP, config.policy.function)
     steering = Steering(run=run, config=config)
     if once:

@@ -51,6 +51,7 @@ class _At(click.ParamType[int | None]):
             return value
         if value == "next":
             return None
+        # int() takes digits of every script, and as many as there are.
         if str(value).isdecimal() and str(value).isascii() and len(str(value)) < 10:
             return int(value)
         raise click.BadParameter(f"{value!r} is neither next nor a step", ctx, param)
@@ -208,6 +209,7 @@ def skip(  # noqa: PLR0913 -- one for each option
       omniload mix skip demo/run --shard web-00017.jsonl
       omniload mix skip demo/run --source forums
     """  # noqa: D301 -- click's own marker
+    # --source alone is a choice of its own; beside --shard it says whose file is meant.
     if sum(each is not None for each in (steps, shard or name)) != 1 or shard == "":
         raise ConfigError(
             "say what to skip: --steps A:B, --shard FILE or --source NAME, one of them; --source beside --shard says "
@@ -340,6 +342,7 @@ def _amounts(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table
 def _shares(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table
     names = list(taken.after)
     moved = sorted(names, key=lambda n: -abs(taken.after[n] - taken.before.get(n, 0.0)))
+    # Chosen by how far they move, in the order in which every table has them.
     shown = sorted(moved[:_SHOWN], key=names.index)
     rows: list[list[Cell]] = [
         [

@@ -94,6 +94,7 @@ class Watching:
         """
         wanted, folder = load_mix(self.file)
         life = read_run_record(self.run).last
+        # As the run keeps it: the file of that name may have been edited since.
         declared = parse_yaml(life.text, MixConfig, name=str(life.mix_path))
         history = read_history(self.run, life.mix())
         step = planned_to(self.run, history)
@@ -107,6 +108,7 @@ class Watching:
                     for fault in found.refused
                 )
             )
+        # Against the file as it was read last: at the first there is none, and one that was refused does not count.
         later = [] if self._before is None else later_keys(wanted, self._before)
         self._before = wanted
         return list(found.changes), later
@@ -187,6 +189,7 @@ def _watch_until_it_ends(watching: Watching, *, as_json: bool) -> None:
     try:
         while not pulse.is_gone:
             mark, now_s = mark_of(watching.file), time.monotonic()
+            # In this order: a save is told once, and would be lost while the plane is not to be asked.
             if now_s >= ask_from_s and saves.look(mark, now_s):
                 try:
                     _apply(watching, mark, as_json=as_json)

@@ -170,6 +170,7 @@ def _found(
                     dp_rank=int(part.dp_ranks_R[rows_P[p]]),
                     microbatch=int(part.microbatches_R[rows_P[p]]),
                     text=_around(text, grep),
+                    # A URL of a source may hold a key of its store.
                     shard=without_secrets(
                         rehearsal.shard_at(int(pieces.sources_P[p]), int(pieces.positions_P[p]))
                     ),
@@ -201,6 +202,7 @@ def _from_the_highest(piece: _Found) -> float:
 def _around(text: str, grep: str | None) -> str:
     """Return the start of a text, or of the line in which ``grep`` is found."""
     at = 0 if grep is None else text.rfind("\n", 0, text.index(grep)) + 1
+    # One more than is shown, by which an excerpt knows that there is more.
     return text[at : at + _TEXT_WIDTH + 1]
 
 

@@ -58,6 +58,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
     data = [
         Difference(key=key, one=sides[0].fingerprint.get(key), other=sides[1].fingerprint.get(key))
         for key in sorted({*sides[0].fingerprint, *sides[1].fingerprint})
+        # Of a file nothing is known of its data: a run would differ from it in every key.
         if all(side.fingerprint for side in sides)
         and sides[0].fingerprint.get(key) != sides[1].fingerprint.get(key)
     ]
@@ -128,6 +129,7 @@ def _said_of_shards(found: MixDifference) -> str:
 
 
 def _side(path: Path) -> _Side:
+    # A folder is a run, whatever is in it: what it lacks is then told by name.
     if not path.is_dir():
         return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests={})
     mix = read_run_record(path).last.mix()

@@ -178,6 +178,7 @@ def _waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
     seconds = last.written_at - first.written_at
     before = {role.name: role.figures.get(_WAITED, 0.0) for role in first.roles}
     waited = [
+        # A role that was replaced meanwhile counts from 0 again.
         max(0.0, role.figures[_WAITED] - before[role.name])
         for role in last.roles
         if _WAITED in role.figures and role.name in before
@@ -243,6 +244,7 @@ def _waits_by_way(looks: Sequence[PlaneStatus]) -> dict[tuple[str, ...], float]:
 def _way(rank: str, roles: Mapping[str, RoleLine]) -> tuple[str, ...]:
     """Follow a rank's wait to the role that waits for no other."""
     passed = [rank]
+    # Each once: roles that wait for each other would be followed round and round.
     while waits_for := [each for each in _waits_of(passed[-1], roles) if each not in passed]:
         passed.append(max(waits_for, key=lambda each: roles[each].task_s if each in roles else 0.0))
     return tuple(passed)

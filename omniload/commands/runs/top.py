@@ -73,9 +73,11 @@ def _last_lines(run: Path, status: PlaneStatus) -> dict[str, str]:
 def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -> None:
     """Draw a view once a second until Ctrl-C, or once."""
     console = output()
+    # In a pipe one look: redrawn, the same table would come again without end.
     if once or not console.is_terminal:
         console.print(view())
         return
+    # Drawn by us alone: rich's own thread would draw the same table four times a second.
     with Live(view(), console=console, auto_refresh=False) as live:
         try:
             while True:
@@ -87,6 +89,7 @@ def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -
 
 def _roles_table(status: PlaneStatus) -> Table:
     """Return all roles as a table."""
+    # The host that wrote it has a clock of its own, which may be ahead.
     age_s = max(0.0, time.time() - status.written_at)
     said = f", {age_s:.0f} s ago: the plane has ended, or is stopped" if age_s > _OLD_S else ""
     columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]
