@@ -111,7 +111,8 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
         seconds = time.perf_counter() - timed_from_s
     if not waits:
         raise ConfigError(
-            f"mix.stop {spec.mix.mix.stop!r} ends the run before step 2; nothing to time"
+            f"mix.stop {spec.mix.mix.stop!r} ends the run before step 2, and nothing is timed; use a smaller "
+            "batch or more data"
         )
     return _Measured(
         runtime=runtime_of(spec),

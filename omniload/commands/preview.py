@@ -74,7 +74,9 @@ def preview(
     rehearsal = Rehearsal(replace(spec, num_steps=step + 1))
     planned = rehearsal.plan_of(step)
     if planned is None:
-        raise ConfigError(f"mix.stop {spec.mix.mix.stop!r} ends the run before step {step}")
+        raise ConfigError(
+            f"mix.stop {spec.mix.mix.stop!r} ends the run before step {step}; show an earlier one"
+        )
     shown = _rows(rehearsal.build(planned), spec.mix.names, tokenizer, rows)
     if as_json:
         emit_json({"step": step, "rows": shown})

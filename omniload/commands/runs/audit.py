@@ -11,7 +11,7 @@ import numpy as np
 from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.secrets import without_secrets
 from omniload.base.state import Json
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
@@ -79,6 +79,10 @@ def audit(
     base, records = read_journal(journal_of(run))
     index = cache_dir or index_folder(life.mix_path)
     spec, journaled = _spec_before(run, life, base, records, step, index)
+    if rank is not None and rank >= (num_ranks := spec.tree.size_of("dp")):
+        raise ConfigError(
+            f"--rank {rank}: step {step} had data-parallel ranks 0 to {num_ranks - 1}; give one of them"
+        )
     rehearsal = Rehearsal(spec)
     plan = rehearsal.plan_of(step)
     digest = None if plan is None else plan.membership_digest()
@@ -148,9 +152,6 @@ def _found(
     rehearsal: Rehearsal, plan: StepPlan, spec: PlaneSpec, rank: int | None, grep: str | None
 ) -> list[_Found]:
     """Return the pieces of a step, of one rank or all, that contain ``grep``."""
-    num_ranks = spec.tree.size_of("dp")
-    if rank is not None and rank >= num_ranks:
-        raise StateError(f"rank is {rank}; the step had data-parallel ranks 0 to {num_ranks - 1}")
     part = plan if rank is None else plan.part_of([rank])
     rows_P = np.repeat(np.arange(part.num_rows), np.diff(part.row_offsets))
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)

@@ -228,7 +228,7 @@ def test_preview_past_the_end_of_the_data_is_refused(tmp_path):
     result = run_mix("preview", path, "--step", 500, "--cache-dir", tmp_path / "cache")
 
     assert isinstance(result.exception, ConfigError)
-    assert "ends the run before step 500" in str(result.exception)
+    assert "ends the run before step 500; show an earlier one" in str(result.exception)
 
 
 def test_bench_counts_the_tokens_of_the_steps_it_timed(mix_path, tmp_path):

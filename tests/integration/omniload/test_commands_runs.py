@@ -8,7 +8,7 @@ import xxhash
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.client import Client
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import BalanceConfig, load_mix
@@ -234,16 +234,20 @@ def test_audit_refuses_a_damaged_journal(mix_path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "kind", "reason"),
     [
-        (("--step", 12), "holds 12 steps from step 0, step 12 is not among them"),
-        (("--step", 3, "--rank", 2), "rank is 2; the step had data-parallel ranks 0 to 1"),
+        (("--step", 12), StateError, "holds 12 steps from step 0, step 12 is not among them"),
+        (
+            ("--step", 3, "--rank", 2),
+            ConfigError,
+            "--rank 2: step 3 had data-parallel ranks 0 to 1; give one of them",
+        ),
     ],
 )
-def test_audit_outside_the_run_is_refused(mix_path, tmp_path, arguments, reason):
+def test_audit_outside_the_run_is_refused(mix_path, tmp_path, arguments, kind, reason):
     a_run(tmp_path / "run", mix_path, dp=2)
 
     result = run_mix("audit", tmp_path / "run", *arguments)
 
-    assert isinstance(result.exception, StateError)
+    assert isinstance(result.exception, kind)
     assert reason in str(result.exception)
