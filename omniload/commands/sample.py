@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes, format_count
 from omniload.base.writing import write_whole
 from omniload.commands.display import (
@@ -34,6 +35,8 @@ MIX_NAME = "mix.yaml"
 """The mix file that is put beside the corpus."""
 
 _BAR_WIDTH = 40
+_LEAST_BYTES = 16 << 10
+"""Text of a corpus; of less some sources, or all, get no document."""
 _WEIGHTS = (
     {
         "modules": 40,
@@ -77,6 +80,11 @@ def sample(folder: Path, size: int, as_json: bool) -> None:
       omniload mix sample demo/corpus --size 12MiB
       omniload mix check demo/corpus/mix.yaml
     """  # noqa: D301 -- click's own marker
+    if size < _LEAST_BYTES:
+        raise ConfigError(
+            f"--size of {size:,} bytes leaves sources without a document; give "
+            f"{format_bytes(_LEAST_BYTES)} or more"
+        )
     with progress("building the corpus", 1.0) as advance:
         done = 0.0
 

@@ -110,6 +110,16 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     assert "choose another folder" in str(result.exception)
 
 
+def test_a_corpus_too_small_for_its_sources_is_refused_and_nothing_is_written(tmp_path):
+    result = run_mix("sample", tmp_path / "corpus", "--size", "16383")
+
+    assert isinstance(result.exception, ConfigError)
+    assert "--size of 16,383 bytes leaves sources without a document; give 16 KiB or more" in str(
+        result.exception
+    )
+    assert not (tmp_path / "corpus").exists()
+
+
 def test_a_size_without_meaning_is_refused(tmp_path):
     result = run_mix("sample", tmp_path / "corpus", "--size", "12 parsecs")
 
