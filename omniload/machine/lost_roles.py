@@ -284,8 +284,9 @@ class Roster:
 
     def _start_instead_of(self, member: Member) -> tuple[RosterCommand, ...]:
         role = self._roles.get(member.role)
-        # One after the other: where to start the next one is known once this one is there.
-        if role is None or member not in role.standing_by or role.starting:
+        # One after the other: where to start the next one is known once this one is there. And as for any other one,
+        # not while the holder settles; whoever looks for places finds this one again.
+        if role is None or member not in role.standing_by or role.starting or role.settles_s > 0:
             return ()
         command = role.start(member.role)
         role.instead_of[command.member] = member
@@ -293,7 +294,12 @@ class Roster:
 
     def _relieve(self, role: _Role, member: Member | None) -> tuple[RosterCommand, ...]:
         """End a member in whose place another one stands by now, unless it took over or was lost meanwhile."""
-        if member is None or member not in role.standing_by:
+        # Nor where somebody else was lost: the new one is counted in that one's place, and both are wanted.
+        if (
+            member is None
+            or member not in role.standing_by
+            or len(role.standing_by) <= role.shadows
+        ):
             return ()
         role.standing_by.remove(member)
         self._beats.pop(member, None)
@@ -310,7 +316,8 @@ class Roster:
         self._beats.pop(member, None)
         role.starting.discard(member)
         if role.instead_of.pop(member, None) in role.standing_by:
-            return (EndMember(member, why),)  # nothing is lost: another place was only tried
+            # Nothing is lost: another place was only tried. But it may have been counted in place of one that was.
+            return (EndMember(member, why), *self._fill(member.role))
         role.lost += 1
         if role.lost > _LOST_IN_A_ROW:
             # No further event is heard: what is lost from now on is lost with the plane.

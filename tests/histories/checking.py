@@ -109,6 +109,8 @@ def _broken(  # noqa: PLR0911 -- a promise each
         return "journal: the disk holds other records than were told of"
     if kept := plane.served_and_kept():
         return f"memory: steps {kept} are kept, which every rank has"
+    if missing := plane.missing():
+        return f"roster: {missing} have not as many members as are wanted"
     if plane.longest_wait > LONGEST_WAIT:
         return f"wait: no rank had a batch for {plane.longest_wait} messages"
     if world.seed % _RESUMES == 0:

@@ -45,6 +45,7 @@ class World:
     impatient: bool = False
     changes: int = 0
     resizes: int = 0
+    places: int = 0
     small_bases: bool = False
     """Whether the journal has a base every few steps."""
 
@@ -154,6 +155,8 @@ def world_of(seed: int) -> World:
         changes=changes,
         resizes=0 if changes else some(0, 0, 1, 2),
         small_bases=some(False, False, True),
+        # Last, so that it changes nothing else of a world, and none of every second one.
+        places=some(0, 0, 1, 2),
     )
 
 

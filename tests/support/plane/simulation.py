@@ -33,6 +33,7 @@ from omniload.machine.lost_roles import (
     MemberEnded,
     MemberReady,
     MembersSeen,
+    PlaceFound,
     Roster,
     RosterCommand,
     StartMember,
@@ -89,6 +90,10 @@ _WAITS = 0.8
 """Share of these looks that move nothing."""
 _GIVEN_UP = 0.3
 """Share of moves that time out before they are taken up, where any do."""
+_LONGEST_START = 10
+"""Messages of its own until one that is started in a better place may stand by, at most."""
+_NO_PLACE = 0.4
+"""Share of better places in which nobody can be."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +124,8 @@ class Simulation:
     """Times that the planner is killed in mid-run; another one begins a while later, from the journal."""
     shadows: int = 0
     """Loaders that stand by for each."""
+    places: int = 0
+    """Times that a better place is found for a member, whoever it is; at most two."""
     moves: int = 0
     """Times that a source is moved to another loader in mid-run."""
     impatient: bool = False
@@ -202,6 +209,10 @@ class Simulation:
     constructors_killed: int = field(default=0, init=False)
     killed: int = field(default=0, init=False)
     """Loaders that were killed while they held a role."""
+    _tried: set[Member] = field(default_factory=set, init=False)
+    """Members that are started in better places."""
+    _places: random.Random = field(init=False)
+    """Of better places alone: without any, a history is the one it would be if there were no such thing."""
     moved: int = field(default=0, init=False)
     """Sources that were moved."""
     given_up: int = field(default=0, init=False)
@@ -213,6 +224,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._places = random.Random(f"places {self.seed}")
         self._bag = MessageBag(
             chance=self._random,
             repeat_share=self.repeat_share,
@@ -271,6 +283,7 @@ class Simulation:
             (self._move, int(self.moves > 0)),
             (self._change, int(bool(self.changes))),
             (self._resize, int(bool(self.resizes))),
+            (self._find_place, self.places),
         ]
 
     def _plan_deed(self, deed: Callable[[], None]) -> None:
@@ -592,8 +605,10 @@ class Simulation:
                     self._lives[number].append(SourceLoader(names=self._names))
                     self._hand_over(number, [s for s, at in enumerate(self._role) if at == number])
                     self._send(self._look)
-                case EndMember():
-                    pass
+                case EndMember(member=member):
+                    assert member not in self._roster.members(), (
+                        "it is ended, and may be handed a role"
+                    )
                 case GiveUp(why=why):
                     raise AssertionError(why)
 
@@ -603,8 +618,43 @@ class Simulation:
         seen = MembersSeen(now_s=self._looked_s, beats={})
         self._replace(self._roster.handle(seen))
 
+    def _find_place(self) -> None:
+        """Find a better place for a member, which may be the holder, or one that is starting."""
+        number = self._places.randrange(self.num_loaders)
+        members = [m for m in self._roster.members() if m.role == f"loader-{number}"]
+        for command in self._roster.handle(PlaceFound(self._places.choice(members))):
+            assert isinstance(command, StartMember), "until it stands by nobody else is touched"
+            self._tried.add(command.member)
+            # Long enough that others are lost meanwhile: a process on another host takes seconds.
+            self._put_off(self._start_later, command, self._places.randrange(_LONGEST_START))
+
+    def _start_later(self, command: StartMember, left: int) -> None:
+        if left:
+            self._put_off(self._start_later, command, left - 1)
+        else:
+            self._replace((command,))
+
     def _member_is_ready(self, member: Member) -> None:
-        self._replace(self._roster.handle(MemberReady(member)))
+        """Have a member say that it stands ready, or that it cannot be where it is."""
+        is_tried = member in self._tried
+        self._tried.discard(member)
+        if is_tried and self._places.random() < _NO_PLACE:
+            self._saw("a better place turns out to be none", member.role)
+            self._replace(self._roster.handle(MemberEnded(member, "no data there")))
+            return
+        commands = self._roster.handle(MemberReady(member))
+        if is_tried and any(isinstance(command, EndMember) for command in commands):
+            self._saw("a shadow is replaced by one in a better place", member.role)
+        elif is_tried and commands == ():
+            self._saw("somebody is lost while a better place is tried", member.role)
+        self._replace(commands)
+
+    def missing(self) -> list[str]:
+        """Return the roles of which there are not as many members as are wanted."""
+        there = Counter(member.role for member in self._roster.members())
+        wanted = 1 + self.shadows
+        roles = [f"loader-{number}" for number in range(self.num_loaders)]
+        return [role for role in roles if there[role] != wanted or not self._roster.is_whole()]
 
     def _hand_over(self, number: int, sources: Sequence[int]) -> None:
         """Have the planner hand sources over to the last life of a loader, and later those who ask for them."""

@@ -341,3 +341,28 @@ def test_one_that_is_started_elsewhere_is_replaced_like_any_other_once_nobody_el
         EndMember(THIRD, "killed"),
         StartMember(Member(ROLE, 3)),
     )
+
+
+@pytest.mark.parametrize("lost", [FIRST, THIRD])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_one_that_is_started_elsewhere_counts_for_another_that_is_lost_meanwhile(lost, is_there):
+    roster = a_roster(2, SECOND, THIRD)
+    tried = SECOND if lost == THIRD else THIRD
+    (started,) = roster.handle(PlaceFound(tried))
+    roster.handle(MemberEnded(lost, "killed"))
+    looks(roster, seconds=2)  # whoever took over has settled
+
+    if is_there:
+        assert roster.handle(MemberReady(started.member)) == ()
+    else:
+        _, again = roster.handle(MemberEnded(started.member, "no data there"))
+        assert roster.handle(MemberReady(again.member)) == ()
+    assert roster.is_whole()
+    assert len(roster.members()) == 3
+
+
+def test_nobody_is_started_in_a_better_place_while_a_holder_settles():
+    roster = a_roster(2, SECOND, THIRD)
+    roster.handle(MemberEnded(FIRST, "killed"))
+
+    assert roster.handle(PlaceFound(THIRD)) == ()
