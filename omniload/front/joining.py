@@ -46,6 +46,7 @@ class Alone(OpenClient):
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
         spec = replace(self.spec, state=state)
         plane = open_ray_plane(spec) if spec.mix.runtime.kind == "ray" else LocalPlane(spec)
+        # Entered first, so that it ends last: the client says its last to a plane that is there.
         stack.enter_context(plane)
         return stack.enter_context(Client(plane.handle(0)))
 
@@ -104,6 +105,7 @@ class Together(OpenClient):
                 cp_size=self.place.cp_size,
             )
         )
+        # A rank that cannot join fails here, as the job begins, and not as a batch that nobody takes.
         meeting.wait_until_joined(range(1, self.launch.world_size))
         client = stack.enter_context(Client(self._shared(handle, meeting)))
         # The others' last questions are answered before the plane ends.
@@ -230,5 +232,6 @@ def torch_part(name: str) -> Callable[..., Any]:
 
 def _digest(mix: MixConfig) -> str:
     """Return what ranks that open one mix have in common: where each of them listens is its own."""
+    # The model, not the file: comments and the order of keys may differ between hosts.
     text = mix.model_dump_json(exclude={"runtime": {"bind", "metrics_bind"}})
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -82,6 +82,7 @@ def launch_of(
             raise ConfigError(
                 f"rank is {rank!r} and world_size is {world_size!r}; give both, or neither to have them found"
             )
+        # Nothing tells a restart of whoever counts its ranks itself: each start has an address of its own.
         return _checked(rank, world_size, "", "the arguments rank and world_size")
     if "RANK" in environment and "WORLD_SIZE" in environment:
         attempt = environment.get("TORCHELASTIC_RUN_ID", "")
@@ -95,6 +96,7 @@ def launch_of(
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         attempt = "/".join(
             environment.get(name, "")
+            # Slurm sets the last one once a job was requeued; a new step in one allocation has a number of its own.
             for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         )
         launch = _checked(*_numbers(environment, *names), attempt, "the variables " + _shown(names))
@@ -180,6 +182,7 @@ def _numbers(environment: Mapping[str, str], *names: str) -> tuple[int, int]:
     for name in names:
         text = environment.get(name, "")
         if (
+            # ``isdigit`` alone takes superscripts and digits of other scripts, of which ``int`` refuses some.
             not (text.isascii() and text.isdigit()) or len(text) > 9
         ):  # more digits than any job has ranks
             raise ConfigError(

@@ -56,6 +56,7 @@ def _as_state(state: object) -> JsonObject | None:
         raise StateError(
             f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
         )
+    # A copy: of several ranks it is read with the first batch, and whoever gave it may have changed it by then.
     return dict(state) or None
 
 
@@ -133,6 +134,7 @@ class Loader:
         """Whether it is this rank that speaks for those along tp, pp and ep, which have the same batches."""
         self.num_ranks = num_ranks
         """Ranks along dp, of which each takes other samples."""
+        # Nothing is opened here: of several ranks, each would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
         self._closed = False
@@ -197,6 +199,7 @@ class Loader:
             self._note_rewards(rows, rewards)
         if losses is None:
             return
+        # Before it is asked whether anything is kept: wrong losses are told in a try-out too, which has no folder.
         found = rows.losses_by_document(losses)
         if self._notes is not None:
             # Of the batch handed out last: the loop observes it before it asks for the next.

@@ -65,11 +65,13 @@ class Failure(StrictModel):
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """Return the note of an error."""
+        # By a name among few: nothing that another rank writes names what is raised here beyond these.
         kind = next((k.__name__ for k in _KINDS if isinstance(error, k)), "Fault")
         return cls.model_validate({"failed": kind, "message": str(error) or repr(error)})
 
     def error(self, rank: int) -> OmniloadError:
         """Return the error as another rank raises it."""
+        # A defect of that rank is none of this one: here somebody who was to come does not.
         kind = next((k for k in _KINDS if k.__name__ == self.failed), UnavailableError)
         return kind(f"rank {rank}: {self.message}")
 
@@ -250,6 +252,7 @@ class Meeting:
         self.post("hosts", Muster(head=head, first_of=first_of).model_dump_json())
         # Behind the muster: the ranks that start them learn from it that they are to.
         nodes = self._notes("node", first_of.values(), NodeUp, "started the node of their host")
+        # Rank 0 posts no arrival, and is here.
         host_of_R = [here] * self.place.dp_size
         for arrival in arrivals.values():
             # A rank that counts others is refused as it joins, where both counts are known.

@@ -186,6 +186,7 @@ def check_timeout(timeout: object) -> None:
         ConfigError: As for ``open_mix``.
     """
     # The locks of Python refuse a longer wait than that with an ``OverflowError``.
+    # Asked for what it must be: of NaN every comparison is false.
     if not (isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX):
         raise ConfigError(
             f"timeout is {timeout!r}; give the seconds that ranks wait for each other, more than 0 and "

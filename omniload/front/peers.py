@@ -127,6 +127,7 @@ class FollowingHandle(RankHandle):
             OmniloadError: What it failed with.
         """
         self._peers, self._batch_timeout_s = peers, batch_timeout_s
+        # Here, where the loader opens: a peer that never begins is not first missed at the first batch.
         kind, self.first_step, state, _ = peers.take(timeout_s)
         self._require(kind, ("hello",), state)
         self._state = self.first_step, state
@@ -160,6 +161,7 @@ class FollowingHandle(RankHandle):
                 f"the state before step {step} is not at hand, the one before step {held} is; "
                 "take the state at the trainer's own step"
             )
+        # Read only now: it came with every batch, and is asked for once a checkpoint.
         return cast("JsonObject", json.loads(state))
 
     @override

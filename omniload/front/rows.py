@@ -198,6 +198,7 @@ class PackedRows:
         )
         same_RTT = document_RT[:, :, None] == document_RT[:, None, :]
         mask = same_RTT & np.tri(length, dtype=np.bool_)
+        # The axis of length 1 is that of heads: all look alike, and broadcasting keeps them from being stored.
         return self._tensor(mask[:, None], np.bool_)
 
     def column(self, name: str) -> tuple[Any, Any]:
@@ -266,6 +267,7 @@ class PackedRows:
 
     def to(self, device: object) -> "PackedRows":
         """Return the same rows on a device."""
+        # Refused now: fields are made later, where the loop would not look for the device.
         self._arrays.check(device)
         return PackedRows(self._part, self._arrays, self._labels, device)
 
@@ -318,6 +320,7 @@ class TrainingBatch(PackedRows):
 
     def fields_asked(self) -> Fields:
         """Return the fields that were asked for so far."""
+        # Only if the loop has run by them: looking would make them.
         parts = self.microbatches if "microbatches" in self.__dict__ else ()
         return Fields(whole=self.made(), parts=frozenset().union(*(p.made() for p in parts)))
 

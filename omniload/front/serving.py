@@ -89,6 +89,7 @@ class ServedPlane:
                 names=spec.mix.names,
                 vocab_size=vocab_size_of(spec),
                 num_steps=spec.num_steps,
+                # Ranks join from working directories of their own.
                 run_dir=None if spec.run_dir is None else spec.run_dir.resolve(),
             )
             place = folder / _NOTE_NAME
@@ -105,6 +106,7 @@ class ServedPlane:
         Raises:
             OmniloadError: The data plane has failed; ranks are told the same.
         """
+        # A plane tells its failure to ranks; this process is none, and has to ask.
         while not self._ended.wait(_FAILED_S):
             if (failure := self._plane.failure()) is not None:
                 raise failure
@@ -190,6 +192,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     check_choices(labels=labels, arrays=arrays)
     check_timeout(timeout)
     require_whole("rank", rank)
+    # Now, and not with the first batch: names and sizes of the mix are in it.
     note = _read(Path(address), timeout)
     asked = _asked_of(note.plane, world_size, step, generation)
     return Loader(

@@ -98,6 +98,7 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
     if not settings:
         return mix
     places = _places(mix)
+    # As it was declared: tokens of stages come to other steps where batch.tokens is changed.
     changed = mix.declared()
     for name, value in settings.items():
         found = places.get(name, [])
@@ -106,6 +107,7 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
         section, key = found[0]
         (changed if section is None else changed[section])[key] = value
     try:
+        # All of it: a setting may be at odds with one in another section.
         return MixConfig.model_validate(changed)
     except ValidationError as error:
         faults = "; ".join(

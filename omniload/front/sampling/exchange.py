@@ -132,7 +132,9 @@ class Together:
         failed: Exception | None = None
         try:
             part = orjson.dumps(
-                {"kind": kind, "batch": batch, "part": make()}, option=orjson.OPT_SERIALIZE_NUMPY
+                # What it is goes along: an all-gather pairs what ranks give, wherever each of them is.
+                {"kind": kind, "batch": batch, "part": make()},
+                option=orjson.OPT_SERIALIZE_NUMPY,
             )
         except Exception as error:  # noqa: BLE001 -- raised below, once the others know
             failed = error
@@ -195,6 +197,7 @@ def event_of(reports: Sequence[Mapping[str, Any]], judged: RoundDecision | None)
     numbers = [len(report["keys"]) for report in reports]
     shared = {
         "step": steps[0],
+        # Of no prompts at all too: an empty list has no second axis.
         "keys_N3": np.array(keys, np.int64).reshape(-1, 3),
         "owners_N": np.repeat(np.arange(len(reports)), numbers),
         "digests": [digest for report in reports for digest in report["digests"]],
@@ -304,6 +307,7 @@ class Decisions:
                 "omniload.open the run_dir of a run"
             )
         if self._kept is None or self._expected != batch:
+            # Then read on from where it stands: each batch would else go through the whole journal.
             self._kept = self._journal.since(batch)
         found = next(self._kept, None)
         self._expected = batch + 1

@@ -165,6 +165,7 @@ class DynamicSampler:
         """Groups that this rank holds: those that it rolled out, and those that wait for the next batch."""
         self._due: Command | None = None
         """What is to be done next; none between two batches. A call that failed is taken up again there."""
+        # Kept over a failed call: the loader has moved on, and would not give them again.
         self._drawn: _Drawn | None = None
         """Prompts whose answers not all ranks know of yet."""
         self._decisions.replayed = None
@@ -264,7 +265,9 @@ class DynamicSampler:
         # First: what the loader refuses leaves the sampler where it stands.
         self._loader.load_state_dict(found.loader)
         waiting = [
-            Waiting(group.prompt.key, EVERYBODY, group.prompt.digest()) for group in found.waiting
+            # Each rank has them from the state, so that none is sent to whoever is dealt it.
+            Waiting(group.prompt.key, EVERYBODY, group.prompt.digest())
+            for group in found.waiting
         ]
         self._filler = Filler(
             filling=self._filling,
@@ -329,10 +332,12 @@ class DynamicSampler:
     def _hand_out(self, due: HandOut) -> GroupBatch:
         """Keep the decision, send groups where they are trained on, and return those of this rank."""
         me, decision = self._ranks.rank, due.decision
+        # Whoever rolled a group out need not train on it: shares are even, and what is worth a step is not.
         going = [
             group for group, rank in zip(due.groups, due.ranks, strict=True) if group.owner != rank
         ]
         # One exchange for both: behind it the decision is durable, so that no group is trained on before.
+        # Groups that wait go to everybody: each rank's state holds them, and any number of ranks may go on with it.
         self._pass_on((*going, *due.carried), lambda: self._decisions.settle(decision))
         if self._decisions.replayed is None and self._writes:
             self._note(decision)

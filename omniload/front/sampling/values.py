@@ -40,6 +40,7 @@ def _no_scores() -> NDArray[np.float32]:
     return np.empty(0, np.float32)
 
 
+# Compared by identity: an array in a comparison that is made for a dataclass has no one truth.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
     """A document that answers are asked for."""
@@ -204,6 +205,7 @@ def group_from(found: Any) -> Group:  # noqa: ANN401 -- JSON of another process
     held = None
     if rewards is not None:
         held = np.asarray(rewards, np.float64)
+        # One answer differs from none, and no advantage follows from it.
         if held.ndim != 1 or len(held) < 2 or not np.isfinite(held).all():
             raise ValueError(f"rewards {rewards!r:.80} of a group")
     if answers is not None and (held is None or len(answers) != len(held)):
