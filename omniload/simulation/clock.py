@@ -91,6 +91,7 @@ class Host:
         # Hundreds of ranks simulated on a few cores do more by the clock than those have.
         clock = min(clock, self._left - self._cores * _LEAST_LEFT)
         made = Process(self, role, width, clock)
+        # What is done by the clock is done whatever else there is: jobs share what it leaves.
         self._left -= clock
         self.processes.append(made)
         return made
@@ -107,6 +108,7 @@ class Host:
     def begin(self, process: Process, seconds: float, then: Then) -> None:
         """Run a job of a process."""
         self._advance()
+        # Only those that have work are gone through at each event, of thousands.
         if not process.jobs:
             self._running.append(process)
         heapq.heappush(process.jobs, (process.done_s + seconds, next(self._numbers), then))
@@ -120,6 +122,7 @@ class Host:
     def _advance(self) -> None:
         passed_s = self.clock.now_s - self._at_s
         self._at_s = self.clock.now_s
+        # Most calls are of one moment, in which hundreds of ranks begin: they are not gone through each time.
         share = self._share() if passed_s else 0.0
         for process in self._running if passed_s else ():
             had_s = passed_s * share * min(len(process.jobs), process.width)
@@ -148,6 +151,7 @@ class Host:
         if turn != self._turn:
             return
         self._advance()
+        # Collected first: a job that begins in the middle would change the shares that the others are judged by.
         ended: list[Then] = []
         for process in self._running:
             while process.jobs and self._is_over(process.jobs[0][0] - process.done_s):

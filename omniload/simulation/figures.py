@@ -35,6 +35,7 @@ class Waits:
     @classmethod
     def of(cls, waits_s: Sequence[float]) -> "Waits":
         """Return the figures of the waits of some steps; p99 is the highest where there are fewer than 100."""
+        # A wait that was, not one between two: with few steps that would be nobody's.
         p50, p99 = np.quantile(waits_s, (0.5, 0.99), method="higher").tolist()
         return cls(
             mean_s=float(np.mean(waits_s)), p50_s=p50, p99_s=p99, longest_s=float(max(waits_s))
@@ -140,6 +141,7 @@ def knee_of(sizes: Sequence[Simulated]) -> int | None:
 
 def limit_of(found: Simulated) -> str:
     """Say what a job waits for, if for anything."""
+    # Ranks that do not train wait all the time: then the limit is what is asked for.
     if found.step_s and found.stalled_share < _KNEE:
         return f"data is no limit: ranks wait {found.stalled_share:.1%} of the time"
     busiest = max(found.roles, key=lambda role: role.busiest)

@@ -46,6 +46,7 @@ class HollowSource:
         counts = self._counts_P[measured]
         positions_N = np.repeat(np.arange(start, stop), counts)
         ends = np.cumsum(counts)
+        # Numbers of samples within their record, without a loop over records.
         subs_N = np.arange(len(positions_N)) - np.repeat(ends - counts, counts)
         return SampleTable(
             start=start,
@@ -93,6 +94,7 @@ def hollow_rows(
     begins_R = np.concatenate(([0], ends_K))[row_offsets]
     of_row_K = np.repeat(np.arange(rows), np.diff(row_offsets))
     bounds_K = ends_K - begins_R[of_row_K] + of_row_K * length
+    # Each row's end too: padding counts as a document, and a full row's end is a piece's already.
     bounds = np.union1d(bounds_K, np.arange(rows + 1) * length)
     return Microbatch(
         tokens_RT=hollow(rows, length),

@@ -1,6 +1,6 @@
 """The job that is simulated: mix, ranks, hosts, and what follows from them as it does when a job is opened."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.layout import constructors_by_host, dp_ranks_of_constructors
@@ -8,7 +8,6 @@ from omniload.base.errors import ConfigError
 from omniload.machine.loader_groups import LoaderShare, SourceCost, costs_of, partition
 from omniload.machine.planner import Planner
 from omniload.mix.state import MixState
-from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
 from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.kept_profile import KeptProfile
@@ -18,7 +17,6 @@ __all__ = [
     "a_planner_of",
     "constructors_of",
     "hosts_of",
-    "job_of",
     "reads_of",
     "shares_of",
 ]
@@ -66,6 +64,7 @@ def hosts_of(ranks: int, hosts: int) -> list[str]:
         raise ConfigError(
             f"--hosts is {hosts}, more than --ranks {ranks}; give every host a rank at least"
         )
+    # Of one width: in the order of names they are in that of ranks.
     return [f"host-{rank * hosts // ranks:05}" for rank in range(ranks)]
 
 
@@ -74,7 +73,7 @@ def constructors_of(job: Job) -> list[tuple[str, tuple[int, ...]]]:
     hosts = hosts_of(job.spec.tree.size_of("dp"), job.hosts)
     if job.hosts > 1:
         return list(constructors_by_host(job.spec, hosts).values())
-    # By the cores of the host that is simulated, not of this one.
+    # Shared out by cores, of the host that is simulated, not of this one.
     found = dp_ranks_of_constructors(job.spec, max(1, round(job.cores)))
     return [(hosts[0], ranks) for ranks in found.values()]
 
@@ -84,7 +83,9 @@ def reads_of(job: Job, profile: Profile) -> list[SourceCost]:
     spec, costs = job.spec, job.costs(profile)
     kept = {
         name: KeptProfile(
-            preprocess_s_per_token=min(1.0, _token_s(source)), block_bytes=source.block_bytes
+            # A kept profile takes no more than a second a token; a profile here may be of a slower machine.
+            preprocess_s_per_token=min(1.0, _token_s(source)),
+            block_bytes=source.block_bytes,
         )
         for name, source in zip(spec.mix.names, costs, strict=True)
     }
@@ -112,12 +113,7 @@ def a_planner_of(job: Job, profile: Profile, num_steps: int | None) -> Planner:
         world=World(tree=spec.tree),
         positions_per_epoch_S=[costs.positions_per_epoch for costs in job.costs(profile)],
         state=MixState.start(len(spec.mix.names)),
+        # Nothing is resumed from it, so that nothing is compared.
         fingerprint={},
         num_steps=num_steps,
     )
-
-
-def job_of(job: Job, ranks: int, hosts: int) -> Job:
-    """Return the same job for other ranks."""
-    tree = ClientPlaceTree.of(dp=ranks)
-    return replace(job, spec=replace(job.spec, tree=tree), hosts=hosts)

@@ -147,6 +147,7 @@ class SimulatedLoader:
     ) -> None:
         """Read a part while other readers read theirs; once all are there, put them together."""
         others, costs = self.readers[read.source], self.costs[read.source]
+        # A list, as the calls that count it down come later, each by itself.
         missing = [len(others) + 1]
         # The thread that reads waits for the other parts, and takes no other call meanwhile, as in a run.
         self.lane.keep()
@@ -157,6 +158,7 @@ class SimulatedLoader:
 
         def one_is_there() -> None:
             missing[0] -= 1
+            # With the last one, whichever that is: merging needs all parts.
             if missing[0]:
                 return
             received_s = sum(
@@ -192,6 +194,7 @@ class SimulatedLoader:
         parts_RB = parts_of_blocks(blocks_B, costs.block_units, self._readers_of(read.source))
         seconds_R = parts_RB @ (tokens_B * costs.token_s + is_new_B * costs.block_s)
         return _Parts(
+            # Whoever has no unit of these blocks is asked all the same, and opens nothing.
             seconds_R=seconds_R + costs.read_s * (parts_RB.max(axis=1) > 0),
             bytes_R=parts_RB @ tokens_B * costs.bytes_per_token,
         )
@@ -208,6 +211,7 @@ class SimulatedLoader:
     def _begin_slices(
         self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
     ) -> tuple[float, Then]:
+        # Found as the call begins: until it ends the machine may have let go of them.
         found = self.columns(requests)
         size_bytes = self.size_of(requests, found)
         asked_s = self.wire.end_s(self.process, sum(map(size_of_request, requests)))

@@ -118,6 +118,7 @@ class _Run:
         self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes)
         first = self.hosts[0]
         only = self._process(first, "process", self.profile.threads) if is_local else None
+        # Planner and loaders are on the opener's host, which is the first.
         planning = only or self._process(first, "planner")
         self.loaders = self._loaders(only)
         # Fewer loaders than shares there are in one process alone, which has one for all.
@@ -161,6 +162,7 @@ class _Run:
         made = []
         for share in shares:
             process = only or self._process(self.hosts[0], "loader", self.profile.threads)
+            # The local runtime reads with so many whatever the shares say: it has one loader.
             threads = _READER_THREADS if only else share.threads
             # Reading and answering share these threads: of an actor they are its `max_concurrency`.
             lane = Lane(process, threads)
@@ -191,6 +193,7 @@ class _Run:
                     wire=self.wire,
                     lane=Lane(process, 1),
                     block_bytes=costs.block_bytes // readers,
+                    # Readers of a source share its loader's cap, as in a run.
                     memory=self.job.spec.mix.loader.memory // readers,
                 )
             )
@@ -224,6 +227,7 @@ class _Run:
                     machine=machine,
                     builds=self.builds,
                     calls=Lane(process, 1 if only else _CALL_THREADS),
+                    # One thread, whatever the process has beside it: windows are built in order.
                     builder=Lane(process, 1),
                     loader_of=loader_of,
                     in_one_process=only is not None,
@@ -257,10 +261,18 @@ class _Run:
         self.planner.hear(Started())
         trainer.begin()
         while not trainer.is_done:
-            assert self.clock.step(), (
-                f"nothing is under way before step {trainer.step} of {self.num_steps}"
-            )
+            if not self.clock.step():
+                raise self._short(trainer.step)
         return self._found(trainer)
+
+    def _short(self, step: int) -> ConfigError:
+        """Return the refusal of a mix whose data ends before the last step."""
+        end = self.planner.ends_at
+        assert end == step, f"nothing is under way before step {step} of {self.num_steps}"
+        return ConfigError(
+            f"the data ends before step {end} of the {self.num_steps} that are simulated, of which the first "
+            f"{self.warm_up} do not count, as buffers fill; lower --steps, or set stop: never in the mix"
+        )
 
     def _processes(self) -> list[Process]:
         return [process for host in self.hosts for process in host.processes]
@@ -292,6 +304,7 @@ class _Run:
         roles.append(self.planner)
         for each in roles:
             held[id(each.process)] = held.get(id(each.process), 0) + each.held_bytes
+        # A rank's process is its trainer's, whose memory is not the data plane's.
         own = {"node": self.messages.node_bytes, "rank": 0}
         for process in self._processes():
             size = held.get(id(process), 0) + own.get(process.role, self.messages.process_bytes)
@@ -300,6 +313,7 @@ class _Run:
     def _found(self, trainer: Trainer) -> Simulated:
         job, steps = self.job, self.job.steps
         waits_s = trainer.waits_s[self.warm_up :]
+        # From the begin of the last step that does not count: ranks wait for the first one that does from there on.
         seconds = trainer.begins_s[-1] - trainer.begins_s[self.warm_up - 1]
         if not seconds:
             raise ConfigError(

@@ -83,6 +83,7 @@ def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> P
     runtime = runtime_of(job.spec)
     dp, tokens = job.spec.tree.size_of("dp"), job.spec.mix.batch.tokens
     ranks = dp if runtime == "local" else max(len(ranks) for _, ranks in constructors_of(job))
+    # Before messages: what those take is what is left of a plane's time beside building.
     if runtime not in profile.builds:
         with shown("measuring what building takes", 1) as advance:
             builds = measure_builds(spec, runtime, ranks=ranks, tokens=tokens * ranks // dp)
@@ -102,6 +103,7 @@ def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:
     if profile.planner_of(ranks=ranks, sources=len(mix.names), tokens=mix.batch.tokens):
         return profile
     per_window = mix.batch.tokens * mix.steps_at_once
+    # Of a large job few are planned: each takes seconds, and says as much as many small ones.
     windows = max(_LEAST_WINDOWS, min(_MOST_WINDOWS, _PLANNED_TOKENS // per_window))
     with shown(f"planning for {ranks} ranks", windows) as advance:
         costs = measure_planner(job, profile, windows, advance)
@@ -110,6 +112,7 @@ def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:
 
 def _processor() -> str:
     """Return the model of the processor."""
+    # Other systems have no such file, and ARM's has no such line: then the architecture is named.
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -189,6 +192,7 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
     call = found.call
     # There and back are two messages with two ends each.
     least_s = (call.asking_s + call.answering_s) / 4
+    # A call is on its way twice; which of the two ways was slow cannot be told.
     waits_s = [each / 2 for each in call.waits_s]
     free = MessageCosts(
         latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
@@ -250,6 +254,7 @@ def costs_by_role(
     found["node"] = found["node"].model_copy(update={"clock": at_rest})
     least = min(found[role].clock for role in ("planner", "loader", "constructor"))
     found["rank"] = found["rank"].model_copy(update={"clock": least})
+    # Small planes have none: it is a process that reads and answers, as a loader is.
     found["reader"] = found["loader"]
     return found
 
@@ -312,6 +317,7 @@ def _between_threads() -> MessageCosts:
     waits_s = sorted(max(0.0, (each - spent_s) / 2) for each in rounds_s)
     return MessageCosts(
         latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
+        # There and back: two messages, with two ends each, and all of one process.
         roles=even_roles(spent_s / 4),
         process_bytes=0,
         node_bytes=0,

@@ -61,6 +61,7 @@ class RayRank(Rank):
         self._waiting = step, have
         if self._came is not None:
             self._open()
+        # Else its question is on its way: asked again, the constructor would answer twice.
         elif self._asked is None:
             self._ask(step)
 
@@ -143,6 +144,7 @@ class LocalRank(Rank):
     @override
     def look(self) -> None:
         if self._waiting is not None and self.constructor.machine.has(self._waiting[0]):
+            # By a message: a thread that waits is woken, which takes its time.
             self.wire.carry(self.process, self.process, self._hand_out)
 
     def _hand_out(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from omniload.actors.plane import PlaneSpec
+from omniload.base.errors import ConfigError
 from omniload.simulation.profile import SourceCosts
 from omniload.source.block import SampleBlock, merged
 from omniload.source.formats.opening import open_format
@@ -41,6 +42,7 @@ def line_through(x0: float, y0: float, x1: float, y1: float) -> tuple[float, flo
     """Return offset and slope of the line through two points, neither below 0."""
     slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else y1 / max(1.0, x1)
     offset = y0 - slope * x0
+    # Noise alone makes an offset below 0: then all of it is taken for the slope.
     return (offset, slope) if offset >= 0 else (0.0, y1 / max(1.0, x1))
 
 
@@ -49,6 +51,7 @@ def measure_sources(spec: PlaneSpec, advance: Callable[[int], object]) -> dict[s
 
     Raises:
         OmniloadError: As for ``open_source``.
+        ConfigError: Of a source no sample is there among the first records.
     """
     found = {}
     for name in spec.mix.names:
@@ -94,6 +97,13 @@ def _measure_source(spec: PlaneSpec, name: str) -> SourceCosts:
     merge_s, merge_token_s = _merges(source, min(block, epoch))
     seen = _looked_at(source, min(block, epoch, _MOST_RECORDS))
     table = seen.table
+    # A simulated source repeats what was looked at: of nothing it would have the planner read on for ever.
+    if not len(table):
+        raise ConfigError(
+            f"source {name!r} gives no sample of its first {table.stop} records, so that none can be simulated; leave "
+            "it out of the mix, or look at what skips them: omniload mix check says how many"
+        )
+    # Records behind the last sample count too, with none.
     counts = np.bincount(table.positions_N, minlength=table.stop)
     tokens = max(1, len(seen.tokens.values_V))
     size = sum(column.values_V.nbytes for column in (seen.tokens, *seen.others.values()))
@@ -132,6 +142,7 @@ def _reads(source: Source, records: int, end: int) -> tuple[float, int]:
     """Return the seconds and tokens of a read of so many records within the block at hand."""
     found = []
     for number in range(_REPEATS):
+        # In the block that is at hand: another one would be decoded, which is measured by itself.
         start = number * records % max(1, end - records)
         seconds, read = spent_s(lambda: source.read(start, min(start + records, end)))  # noqa: B023 -- called here
         found.append((seconds, len(read.tokens.values_V)))

@@ -17,6 +17,7 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
 )
 from omniload.machine.messages import (
+    EndOfData,
     PlannerEvent,
     PublishPlans,
     ReadAhead,
@@ -89,6 +90,7 @@ class SimulatedConstructor:
             return seconds, _nothing
         (fetch,) = fetches
         if self.in_one_process:
+            # One loader has all sources there.
             loader = self.loader_of[fetch.requests[0].source]
             found = loader.columns(fetch.requests)
             seconds += loader.slices_s(fetch.requests, found)
@@ -156,6 +158,7 @@ class SimulatedConstructor:
                 size = size_of_batch(self.machine.batch_of(step, rank))
                 self._sizes[step, rank] = size
                 self.held_bytes += size
+        # Ranks are woken, not answered: which of them waits, and for which step, they know.
         for waiting in self.ranks:
             waiting.look()
 
@@ -197,6 +200,8 @@ class SimulatedPlanner:
     """Of each step that was planned, without padding."""
     spent_s: float = field(default=0.0, init=False)
     """Processor seconds of the thread."""
+    ends_at: int | None = field(default=None, init=False)
+    """Step that the data ends before, once that is known."""
     _plans: dict[int, int] = field(default_factory=dict, init=False)
     """Bytes of the plans that some rank may need."""
     _tables: dict[int, deque[tuple[int, int]]] = field(default_factory=dict, init=False)
@@ -217,7 +222,7 @@ class SimulatedPlanner:
         """Take an event up once those before it are."""
         self.thread.call(lambda: self._begin(event))
 
-    def _begin(self, event: PlannerEvent) -> tuple[float, Then]:
+    def _begin(self, event: PlannerEvent) -> tuple[float, Then]:  # noqa: C901 -- one branch for each command
         size_bytes = 0
         if isinstance(event, SamplesReported):
             size_bytes = size_of_table(event.table)
@@ -248,8 +253,10 @@ class SimulatedPlanner:
                     for constructor in self.constructors:
                         let_go = partial(constructor.release, command)
                         seconds += self._send(sends, constructor.process, let_go)
+                case EndOfData(step=step):
+                    self.ends_at = step
                 case _:
-                    pass  # the journal is among the costs of a step; the data ends with the steps
+                    pass  # the journal is among the costs of a step
         self.spent_s += seconds
         return seconds, partial(_each, sends)
 

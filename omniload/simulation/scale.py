@@ -1,5 +1,6 @@
 """The mix of a job that is larger than its file: more sources, more tokens a step; and planes smaller than a job."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,37 +44,48 @@ def with_sources(mix: MixConfig, count: int) -> MixConfig:
     """Return a mix of ``count`` sources: each is copied equally often, give or take one, and shares its weight.
 
     Raises:
-        ConfigError: There are more sources than that already.
+        ConfigError: There are more sources than that already, or the mix gives amounts in place of weights.
     """
     names = mix.names
     if count < len(names):
         raise ConfigError(
             f"--sources is {count}, and the mix has {len(names)} already; give {len(names)} or more"
         )
+    if mix.mix.amounts is not None:
+        raise ConfigError(
+            f"--sources is {count}, and the mix gives amounts, which copies of a source cannot share; give it stages "
+            "of weights in their place to simulate more sources"
+        )
     copies = {
-        name: (count - place + len(names) - 1) // len(names) for place, name in enumerate(names)
+        name: _copies_of(name, names, (count - place + len(names) - 1) // len(names))
+        for place, name in enumerate(names)
     }
     content: dict[str, Any] = mix.declared()
     content["sources"] = {
-        _copy(name, k): {**content["sources"][name], "max_fraction": None, "max_repetition": None}
+        copy: {**content["sources"][name], "max_fraction": None, "max_repetition": None}
         for name in names
-        for k in range(copies[name])
+        for copy in copies[name]
     }
     readers = content["loader"]["readers"]
+    # As many readers of each copy: it stands for a source as large as the first.
     content["loader"]["readers"] = {
-        _copy(name, k): count for name, count in readers.items() for k in range(copies[name])
+        copy: number for name, number in readers.items() for copy in copies[name]
     }
     for stage in content["mix"]["stages"]:
         stage["weights"] = {
-            _copy(name, k): weight / copies[name]
+            copy: weight / len(copies[name])
             for name, weight in stage["weights"].items()
-            for k in range(copies[name])
+            for copy in copies[name]
         }
     return MixConfig.model_validate(content)
 
 
-def _copy(name: str, number: int) -> str:
-    return f"{name}{_MARK}{number + 1}" if number else name
+def _copies_of(name: str, names: Sequence[str], count: int) -> list[str]:
+    """Return the names of a source and its copies."""
+    numbered = (f"{name}{_MARK}{number}" for number in itertools.count(2))
+    # A source of the file may be called as a copy would be, ``web`` beside ``web.2``: there is one of each name.
+    free = (each for each in numbered if each not in names)
+    return [name, *itertools.islice(free, count - 1)]
 
 
 def with_tokens(mix: MixConfig, tokens: int) -> MixConfig:
@@ -182,6 +194,7 @@ def _group_rows(profile: Profile) -> int:
 
 def _write_samples(path: Path, lengths: Sequence[int], group_rows: int) -> None:
     """Write samples of tokens of which the n-th comes about 1/n as often as the first."""
+    # Long enough that a plane does not soon come back to a block that it has decoded.
     repeats = max(1, _CORPUS_TOKENS // sum(lengths))
     lengths_N = np.tile(np.asarray(lengths, np.int32), repeats)
     offsets = np.concatenate(([0], np.cumsum(lengths_N, dtype=np.int32)))

@@ -190,6 +190,7 @@ class _Run:
             self._timed.add("taken" if isinstance(event, StepTaken) else "report", seconds)
 
     def _time_parts(self, plans: Sequence[StepPlan]) -> None:
+        # All are alike but for a rank: of thousands a few tell what one takes.
         parts = self._parts[:_MOST_PARTS]
         began_s = time.process_time()
         for dp_ranks in parts:
@@ -284,6 +285,7 @@ def _windows_of(sizes: Sequence[tuple[PlaneSpec, int]], runtime: str) -> list[_W
                 ]
                 for _ in range(_BUILT)
             )
+    # Data that ends in the first window leaves nothing behind it: then that one is taken as it is.
     measured = rounds[_WARM_WINDOWS * _BUILT :] or rounds[-1:]
     return [_median(each) for each in zip(*measured, strict=True)]
 
@@ -339,6 +341,7 @@ def _built(
     machine = DataConstructor.of(spec.mix, range(spec.tree.size_of("dp")))
     begun_s, (fetch,) = spent_s(lambda: machine.handle(BuildSteps(plans=plans)))
     assert isinstance(fetch, FetchSlices), "the steps are new"
+    # Across processes the loader copies what it answers; within one, the constructor reads it where it lies.
     if runtime == "ray":
         slices_s, answer = spent_s(lambda: loader.slices(fetch.requests))
         joined_s, slices = spent_s(lambda: ColumnRanges.of(answer))

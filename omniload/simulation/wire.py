@@ -42,11 +42,13 @@ class Wire:
         """Call ``then`` once a message is there; what its ends spend is for them to count."""
         # Drawn from what was measured, not a mean: waits are made of the few that are late.
         latency_s = self._random.choice(self.costs.latencies_s)
+        # A process speaks to itself where roles are threads: that is no connection.
         if sender is not receiver:
             self.connections.add(frozenset((id(sender), id(receiver))))
         hosts: list[Host] = [sender.host]
         if receiver.host is not sender.host:
             hosts.append(receiver.host)
+            # Both networks at once: bytes arrive as they leave, so the slower of the two tells.
             latency_s += self.hop_s + max(host.transfer_s(size_bytes) for host in hosts)
         # What goes to another host passes Ray's processes of both.
         for host in hosts:

@@ -12,7 +12,7 @@ from omniload.simulation.preparing import even_roles
 from omniload.simulation.profile import RoleCosts
 from omniload.simulation.scale import original_of, with_sources, with_tokens
 from tests.support.plane.builders import a_mix
-from tests.support.plane.profiles import a_job, a_profile, planned
+from tests.support.plane.profiles import a_job, a_profile, planned, some_costs
 
 
 def simulated(job, profile=None, **planning):
@@ -119,6 +119,33 @@ def test_so_few_steps_that_no_time_passes_are_refused():
 
     with pytest.raises(ConfigError, match=r"--steps is 1, .* as 2 come at once: simulate more"):
         simulated(a_job(steps=1), profile)
+
+
+@pytest.mark.parametrize("records", [200, 3])
+def test_data_that_ends_before_the_last_step_is_refused(records):
+    costs = some_costs(positions_per_epoch=records)
+    mix = a_mix(mix={"stop": "first_exhausted"})
+    profile = a_profile(sources=dict.fromkeys(mix.names, costs))
+
+    with pytest.raises(ConfigError, match=r"the data ends before step .*; lower --steps"):
+        simulated(a_job(mix, steps=500), profile)
+
+
+def test_a_source_that_is_called_like_a_copy_of_another_is_a_source_of_its_own():
+    mix = a_mix(sources=("web", "web.2"), weights={"web": 3, "web.2": 1}, mix={"stop": "never"})
+
+    more = with_sources(mix, 4)
+
+    assert more.names == ("web", "web.2", "web.2.2", "web.3")
+    assert weights_at(more.mix.stages, more.names, 0) == pytest.approx([3 / 8, 1 / 8, 1 / 8, 3 / 8])
+    assert [original_of(name, mix) for name in more.names] == ["web", "web.2", "web.2", "web"]
+
+
+def test_a_mix_of_amounts_has_no_copies_of_its_sources():
+    mix = a_mix(version=2, mix={"amounts": {"web": {"epochs": 1}, "code": {"epochs": 1}}})
+
+    with pytest.raises(ConfigError, match="--sources is 5, and the mix gives amounts"):
+        with_sources(mix, 5)
 
 
 def test_copies_of_sources_share_the_weight_of_the_first():
