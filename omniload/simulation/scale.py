@@ -22,7 +22,7 @@ __all__ = ["Reference", "lengths_of", "original_of", "with_sources", "with_token
 
 _MARK = "."
 _VOCABULARY = 32_000
-_CORPUS_TOKENS, _MOST_GROUP_ROWS = 2 << 20, 500
+_CORPUS_TOKENS, _MOST_GROUP_ROWS, _MOST_UNITS = 2 << 20, 500, 256
 _MOST_SOURCES = 32
 _FEW_TOKENS, _MORE = 8 << 10, 8
 """Of a step, a row of each rank at least: of few, messages are most of what it takes. Of so many times as many, their
@@ -202,6 +202,8 @@ def _write_samples(path: Path, lengths: Sequence[int], group_rows: int) -> None:
     rng = np.random.default_rng(0)
     tokens = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
     column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(tokens))
+    # A block is as many bytes, of however many units: one of a thousand tiny ones takes seconds to read.
+    group_rows = max(group_rows, len(lengths_N) // _MOST_UNITS)
     pq.write_table(
         pa.table({"tokens": column}), path, row_group_size=group_rows, compression="zstd"
     )
