@@ -203,7 +203,7 @@ def _write_samples(path: Path, lengths: Sequence[int], group_rows: int) -> None:
     tokens = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
     column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(tokens))
     # A block is as many bytes, of however many units: one of a thousand tiny ones takes seconds to read.
-    group_rows = max(group_rows, len(lengths_N) // _MOST_UNITS)
+    group_rows = max(group_rows, -(-len(lengths_N) // _MOST_UNITS))
     pq.write_table(
         pa.table({"tokens": column}), path, row_group_size=group_rows, compression="zstd"
     )

@@ -63,7 +63,7 @@ def test_units_of_a_few_short_samples_are_not_kept_by_the_thousand(tmp_path: Pat
 
     Reference.few(a_job(a_large_mix()), profile).written(tmp_path)
 
-    assert pq.ParquetFile(tmp_path / "samples.parquet").metadata.num_row_groups <= 257
+    assert pq.ParquetFile(tmp_path / "samples.parquet").metadata.num_row_groups <= 256
 
 
 def test_sources_do_not_come_to_their_next_block_in_the_same_step(tmp_path: Path):
