@@ -174,34 +174,46 @@ def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> M
 
 
 def _validated(value: object, model: type[Model]) -> Model:
-    """Build ``model``; refuse a truth where a number stands afterwards, which pydantic takes for 0 or 1."""
+    """Build ``model``; refuse afterwards what pydantic takes and nothing of ours can use."""
     built = model.model_validate(value)
-    kind = PydanticCustomError("truth", "Input should be a number, not a truth")
-    truths = [
-        InitErrorDetails(type=kind, loc=location, input=given)
-        for location, given in _truths_as_numbers(value, built, ())
+    unfit = [
+        InitErrorDetails(type=fault, loc=location, input=given)
+        for location, given, fault in _unfit(value, built, ())
     ]
-    if truths:
-        raise ValidationError.from_exception_data(model.__name__, truths)
+    if unfit:
+        raise ValidationError.from_exception_data(model.__name__, unfit)
     return built
 
 
-def _truths_as_numbers(
+_TRUTH = PydanticCustomError("truth", "Input should be a number, not a truth")
+
+
+def _unfit(
     given: object, built: object, location: Location
-) -> Iterator[tuple[Location, bool]]:
-    """Walk what was given beside what was built of it."""
+) -> Iterator[tuple[Location, object, PydanticCustomError]]:
+    """Walk what was given beside what was built of it, for truths as numbers and for texts that are none."""
     match given:
         case bool():
+            # To pydantic a truth is 0 or 1.
             if isinstance(built, int | float) and not isinstance(built, bool):
-                yield location, given
+                yield location, given, _TRUTH
+        case str() if not given.isascii():
+            # Python has a byte of a name that is not UTF-8 as half a surrogate pair, which no file can be
+            # given: the settings could be neither kept nor sent to another process.
+            if given.encode(errors="replace").decode() != given:
+                yield (
+                    location,
+                    given,
+                    fault_at(f"{_shown(given)} is not UTF-8; rename it, or give a relative path"),
+                )
         case dict():
             for key, inner in given.items():
                 held = built.get(key) if isinstance(built, dict) else getattr(built, str(key), None)
-                yield from _truths_as_numbers(inner, held, (*location, key))
+                yield from _unfit(inner, held, (*location, key))
         case list():
             held_items = built if isinstance(built, list | tuple) else ()
             for i, (inner, held) in enumerate(zip(given, held_items, strict=False)):
-                yield from _truths_as_numbers(inner, held, (*location, i))
+                yield from _unfit(inner, held, (*location, i))
 
 
 def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Location, bool, str]]:

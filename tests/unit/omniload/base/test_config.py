@@ -192,6 +192,18 @@ def test_a_truth_in_a_list_is_found_in_its_line():
     ) == ["a.yaml:6: shapes.1.radius: Input should be a number, not a truth"]
 
 
+def test_a_text_that_is_no_text_of_any_file_is_refused_where_it_stands():
+    name, shapes = os.fsdecode(b"a\xff"), [{"type": "square", "side": 1}]
+
+    with pytest.raises(ConfigError) as refused:
+        checked({"name": name, "shapes": shapes}, Drawing, name="the drawing")
+
+    assert str(refused.value) == (
+        "the drawing: name: 'a\\udcff' is not UTF-8; rename it, or give a relative path"
+    )
+    assert checked({"name": "né", "shapes": shapes}, Drawing, name="the drawing").name == "né"
+
+
 @pytest.mark.parametrize(
     ("word", "value"),
     [
