@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fusefs.bridge.api.options import BridgeOptions
+from omniload.base.concurrency.time_limit import call_within
 from omniload.base.errors import (
     ConfigError,
     DefectError,
@@ -26,7 +27,7 @@ from omniload.base.errors import (
     UnavailableError,
     project_error,
 )
-from omniload.base.linux.mount_table import fuse_mount_at
+from omniload.base.linux.mount_table import fuse_mount_at, mount_point
 from omniload.base.log import get_logger, set_up_logging
 from omniload.base.writing import open_log
 
@@ -48,6 +49,10 @@ _MOST_DEAD = 8
 """Dead mounts at one place, one upon the other."""
 _GIVEN_UP_WITHIN_S = 10.0
 """How long a daemon may take to end while it starts."""
+_UNMOUNTED_WITHIN_S = 60.0
+"""Most that the kernel may take to unmount: it has the daemon take what is dirty first."""
+_ANSWERS_WITHIN_S = 30.0
+"""Most that a mount which is there may take to say what it is."""
 _LOG = get_logger(__name__)
 
 
@@ -238,16 +243,24 @@ def umount(mountpoint: str) -> None:
 
     Raises:
         StateError: It is not a mount, or it is in use.
+        UnavailableError: The kernel waits for the daemon.
     """
-    done = subprocess.run(
-        [*unmount_command(lazily=False), mountpoint],
-        capture_output=True,
-        encoding="utf-8",
-        errors="backslashreplace",  # it names the mount point
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*unmount_command(lazily=False), mountpoint],
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",  # it names the mount point
+            check=False,
+            timeout=_UNMOUNTED_WITHIN_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(
+            f"{mountpoint!r} is not unmounted after {_UNMOUNTED_WITHIN_S:g} s, as the process behind it does not "
+            f"answer; let that go on or kill it, or take the mount away: {' '.join(unmount_command(lazily=True))}"
+        ) from None
     if done.returncode:
-        if fuse_mount_at(os.path.realpath(mountpoint)) is None:
+        if fuse_mount_at(mount_point(mountpoint)) is None:
             raise StateError(f"{mountpoint!r} is not mounted through FUSE; give a mount point")
         busy = "; close what is open there: fuser -vm names the processes"
         remedy = busy if "busy" in done.stderr else ""
@@ -285,18 +298,38 @@ def why_not(target: str, options: BridgeOptions, fuse_conf: str = "/etc/fuse.con
     return None
 
 
-def clear_dead_mount(mountpoint: str) -> None:
+def _asked(mountpoint: str, within_s: float) -> os.stat_result:
+    """Return what a mount point is; where something is mounted already, the process behind that is asked."""
+
+    def answer() -> os.stat_result:
+        os.statvfs(mountpoint)  # the kernel may know what stat says without asking a dead daemon
+        return os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
+
+    if fuse_mount_at(mount_point(mountpoint)) is None:
+        return answer()
+    try:
+        return call_within(within_s, answer, what=f"the mount at {mountpoint!r}")
+    except UnavailableError:
+        raise UnavailableError(
+            f"{mountpoint!r} is a mount already, and the process behind it does not answer within "
+            f"{within_s:g} s; let that go on or end it, then: omniload fs umount {mountpoint}"
+        ) from None
+
+
+def clear_dead_mount(mountpoint: str, within_s: float = _ANSWERS_WITHIN_S) -> None:
     """Take a mount away whose daemon is gone ("Transport endpoint is not connected").
+
+    Args:
+        mountpoint: Where it is, if it is there.
+        within_s: Most seconds for a mount that is alive to answer.
 
     Raises:
         ConfigError: The mount point is not there, or is no directory.
+        UnavailableError: A mount is there whose daemon does not answer.
     """
     for _ in range(_MOST_DEAD):
         try:
-            os.statvfs(
-                mountpoint
-            )  # the kernel may know what stat says without asking a dead daemon
-            found = os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
+            found = _asked(mountpoint, within_s)
         except FileNotFoundError:
             raise ConfigError(f"mount point {mountpoint!r} is not there; make it first") from None
         except OSError as error:

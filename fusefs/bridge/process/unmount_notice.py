@@ -27,7 +27,7 @@ from fusefs.bridge.process import launch
 from fusefs.bridge.process.sockets import address_of, credentials_of, is_taken, peer_name
 from fusefs.bridge.process.tuning import holders_of_mount
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
-from omniload.base.linux.mount_table import fuse_mount_at
+from omniload.base.linux.mount_table import fuse_mount_at, mount_point
 from omniload.base.log import get_logger
 
 __all__ = ["UnmountClient", "UnmountNotifier", "umount"]
@@ -162,7 +162,7 @@ class UnmountClient:
         Raises:
             StateError: Somebody has the daemon's name, and is of another user or does not answer.
         """
-        target = os.path.realpath(mountpoint)
+        target = mount_point(mountpoint)
         owner = _owner(target)
         address = _address(target, owner)
         for wait_s in (*_ASK_AGAIN_AFTER_S, None):
@@ -311,7 +311,7 @@ def umount(
         return
     with closing(waiter):
         # Looked up while it is there: processes that hold it elsewhere are found by its device.
-        mount = fuse_mount_at(os.path.realpath(mountpoint))
+        mount = fuse_mount_at(mount_point(mountpoint))
         launch.umount(mountpoint)
         process = waiter.about["process"]
         try:

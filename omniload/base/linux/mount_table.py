@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mount", "fuse_mount_at", "mounts_everywhere", "mounts_here", "parse_mounts"]
+__all__ = [
+    "Mount",
+    "fuse_mount_at",
+    "mount_point",
+    "mounts_everywhere",
+    "mounts_here",
+    "parse_mounts",
+]
+
+_MOST_LINKS = 40
+"""As many as the kernel follows."""
 
 
 class Mount(NamedTuple):
@@ -24,6 +34,25 @@ class Mount(NamedTuple):
 def mounts_here(process: Path = Path("/proc/self")) -> list[Mount]:
     """Return the mounts of a process; names have any bytes. A dead mount stands there, and is not asked."""
     return parse_mounts(os.fsdecode((process / "mountinfo").read_bytes()))
+
+
+def mount_point(path: str | os.PathLike[str]) -> str:
+    """Return the absolute real path of a mount point, without asking what is mounted there.
+
+    ``os.path.realpath`` asks: where the process behind the mount is stopped, it never returns.
+    """
+    where = os.path.abspath(path)  # noqa: PTH100 -- resolve() would ask
+    for _ in range(_MOST_LINKS):
+        above, name = os.path.split(where)
+        if name in {"", ".", ".."}:
+            return os.path.realpath(where)
+        where = os.path.join(os.path.realpath(above), name)  # noqa: PTH118
+        try:
+            # Of a root the kernel knows by itself that it is no link.
+            where = os.path.join(os.path.dirname(where), os.readlink(where))  # noqa: PTH115, PTH118, PTH120
+        except OSError:
+            return where
+    return where
 
 
 def fuse_mount_at(path: str) -> Mount | None:

@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 from fusefs.bridge.process.launch import run_daemon, start_daemon, umount
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
-from omniload.base.linux.mount_table import mounts_here
+from omniload.base.linux.mount_table import mount_point, mounts_here
 from omniload.base.log import get_logger
 from omniload.base.units import decimal_of
 from snapshot.engines.containerd.store import KeptImage
@@ -146,7 +146,7 @@ class MountedViews:
 
 def _is_mounted(where: str) -> bool:
     """Return whether anything is mounted there, by the table: a dead mount would not say."""
-    target = os.path.realpath(where)
+    target = mount_point(where)
     return any(mount.path == target for mount in mounts_here())
 
 

@@ -99,6 +99,35 @@ def test_when_umount_returns_the_disk_cache_is_free_and_everything_is_there(plac
 
 
 @marked
+def test_a_mount_whose_daemon_is_stopped_is_taken_away_and_nobody_waits_for_ever(place):
+    daemon = start(config_of(place), log_path=os.devnull)
+    daemon.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(UnavailableError, match=r"does not answer within 0\.2 s; let that go"):
+            launch.clear_dead_mount(str(place / "mount"), within_s=0.2)
+        # What still asks keeps the mount in use.
+        daemon.send_signal(signal.SIGCONT)
+        for thread in threading.enumerate():
+            if thread.name.startswith("omniload-within"):
+                thread.join(timeout=20)
+        daemon.send_signal(signal.SIGSTOP)
+        with pytest.raises(StateError, match="is unmounted, but whether everything is published"):
+            umount(str(place / "mount"))
+
+        assert not os.path.ismount(place / "mount")
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+    assert daemon.wait(timeout=20) == 0
+
+
+def test_an_unmount_names_a_place_of_any_bytes(tmp_path):
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+
+    with pytest.raises(StateError, match="is not mounted through FUSE"):
+        launch.umount(place)
+
+
+@marked
 def test_umount_by_the_command_waits_and_ends_with_0(place):
     daemon = start(config_of(place), log_path=os.devnull)
 

@@ -137,10 +137,3 @@ def test_a_user_who_may_not_mount_is_told_why(
     )
 
     assert (found is None) if reason is None else (reason in found)
-
-
-def test_an_unmount_names_a_place_of_any_bytes(tmp_path):
-    place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
-
-    with pytest.raises(StateError, match="is not mounted through FUSE"):
-        launch.umount(place)

@@ -1,11 +1,14 @@
 """The kernel's list of mounts."""
 
+import os
+
 import pytest
 
 from omniload.base.linux import mount_table
 from omniload.base.linux.mount_table import (
     Mount,
     fuse_mount_at,
+    mount_point,
     mounts_everywhere,
     mounts_here,
     parse_mounts,
@@ -28,6 +31,25 @@ def test_mounts_are_read_with_and_without_optional_fields():
 
 def test_no_mounts_are_no_lines():
     assert parse_mounts("") == []
+
+
+@pytest.mark.parametrize(
+    "given", ["a/m", "a/../a/m/", "b/m", "l", "a/l", "a/c", "b/../a/m", "a/round", "no/m", "a/."]
+)
+def test_a_mount_point_is_found_by_any_path_to_it_and_not_asked(tmp_path, monkeypatch, given):
+    (tmp_path / "a" / "m").mkdir(parents=True)
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "l").symlink_to("b/m")
+    (tmp_path / "a" / "l").symlink_to("../b/m")
+    (tmp_path / "a" / "c").symlink_to("c")
+    (tmp_path / "a" / "round").symlink_to("../b/../l")
+    real, asked = os.path.realpath(tmp_path / given), []
+    lstat = os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path, **_: asked.append(str(path)) or lstat(path))
+    monkeypatch.chdir(tmp_path)
+
+    assert mount_point(given) == real
+    assert str(tmp_path / "a" / "m") not in asked
 
 
 def test_the_root_of_this_process_is_mounted():
