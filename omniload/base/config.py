@@ -6,7 +6,6 @@ one validator of the model around them, and names the key to change with ``fault
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +13,11 @@ from types import UnionType
 from typing import Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
+from omniload.base.settings.faults import said_of_fault, value_shown
 from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
 __all__ = [
@@ -30,12 +30,10 @@ __all__ = [
     "parse_yaml",
     "raise_faults",
     "read_text",
-    "said_of_fault",
     "validated",
 ]
 
 _MOST_FAULTS = 50
-_SHOWN_WIDTH = 60
 
 Location = tuple[str | int, ...]
 
@@ -204,7 +202,9 @@ def _unfit(
                 yield (
                     location,
                     given,
-                    fault_at(f"{_shown(given)} is not UTF-8; rename it, or give a relative path"),
+                    fault_at(
+                        f"{value_shown(given)} is not UTF-8; rename it, or give a relative path"
+                    ),
                 )
         case dict():
             for key, inner in given.items():
@@ -235,83 +235,6 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Locatio
         for fault, kind in zip(found, (each["type"] for each in faults), strict=True)
         if fault[0] not in above or kind == "fault_at"
     ]
-
-
-_LIMITS = {
-    "greater_than_equal": ("ge", "at least {}"),
-    "greater_than": ("gt", "more than {}"),
-    "less_than_equal": ("le", "at most {}"),
-    "less_than": ("lt", "less than {}"),
-}
-"""Kinds of faults of pydantic for a number beyond a limit: where the limit is, and how it is said."""
-_WANTED = {
-    "dict_type": "a mapping, as {key: value}",
-    "finite_number": "a finite number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "list_type": "a list, as [first, second]",
-    "tuple_type": "a list, as [first, second]",
-}
-"""What belongs in the place of a value of another type."""
-_SAID = {"extra_forbidden": "no such key", "missing": "is missing; give it"}
-
-
-def said_of_fault(fault: ErrorDetails) -> str:
-    """Return the value found, the limit and what to do, where pydantic says less."""
-    kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
-    if kind in _LIMITS and isinstance(given, int | float | str):
-        key, limit = _LIMITS[kind]
-        return f"found {_shown(given)}; give {limit.format(_plain(context[key]))}"
-    if kind in _WANTED and isinstance(given, str | int | float | None):
-        return f"found {_shown(given)}; give {_WANTED[kind]}"
-    if kind in _SAID:
-        return _SAID[kind]
-    if kind == "union_tag_invalid":
-        tag = str(context["tag"])
-        known = re.findall(r"'([^']*)'", str(context["expected_tags"]))
-        near = difflib.get_close_matches(tag, known, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        key = str(context["discriminator"]).strip("'")
-        return f"{key} is {_shown(tag)}; {meant}choose among {', '.join(known)}"
-    if kind == "literal_error" and isinstance(given, str):
-        known = re.findall(r"'([^']*)'", str(context["expected"]))
-        near = difflib.get_close_matches(given, known, n=1)
-        if near:
-            return f"{fault['msg']}{_input_shown(fault)}; did you mean {near[0]!r}?"
-    return fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
-
-
-def _plain(limit: object) -> str:
-    """Write a limit as a person does: powers as they are, no trailing ``.0``."""
-    return f"{limit:g}" if isinstance(limit, float) else f"{limit}"
-
-
-def _shown(given: object) -> str:
-    shown = repr(given)
-    if "://" in shown:
-        return "a URL"  # it may hold a secret
-    return shown if len(shown) <= _SHOWN_WIDTH else shown[:_SHOWN_WIDTH] + "..."
-
-
-def _input_shown(fault: ErrorDetails) -> str:
-    """Return the value that pydantic found, where its message leaves it out; no URL, which may hold a secret."""
-    given = fault["input"]
-    said_by_us = {
-        "value_error",
-        "fault_at",
-        "truth",
-        "missing",
-        "extra_forbidden",
-        "assertion_error",
-    }
-    if fault["type"] in said_by_us or fault["type"].startswith("union_tag"):
-        return ""
-    if not isinstance(given, str | int | float | None) or "://" in str(given):
-        return ""
-    return f", not {_shown(given)}"
 
 
 def _first(faults: Iterable[str]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from omniload.base.config import said_of_fault
 from omniload.base.errors import ConfigError
+from omniload.base.settings.faults import said_of_fault
 from omniload.mix.edits.edit import SetAmounts, SetWeights
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform, TransformConfig

@@ -1,0 +1,87 @@
+"""What is said of a fault that pydantic found: the value, the limit and what to do, where its own words say less."""
+
+import difflib
+import re
+
+from pydantic_core import ErrorDetails
+
+__all__ = ["said_of_fault", "value_shown"]
+
+_SHOWN_WIDTH = 60
+
+_LIMITS = {
+    "greater_than_equal": ("ge", "at least {}"),
+    "greater_than": ("gt", "more than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "less_than": ("lt", "less than {}"),
+}
+"""Kinds of faults of pydantic for a number beyond a limit: where the limit is, and how it is said."""
+_WANTED = {
+    "dict_type": "a mapping, as {key: value}",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list, as [first, second]",
+    "tuple_type": "a list, as [first, second]",
+}
+"""What belongs in the place of a value of another type."""
+_SAID = {"extra_forbidden": "no such key", "missing": "is missing; give it"}
+
+
+def said_of_fault(fault: ErrorDetails) -> str:
+    """Return the value found, the limit and what to do, where pydantic says less."""
+    kind, context, given = fault["type"], fault.get("ctx", {}), fault["input"]
+    if kind in _LIMITS and isinstance(given, int | float | str):
+        key, limit = _LIMITS[kind]
+        return f"found {value_shown(given)}; give {limit.format(_plain(context[key]))}"
+    if kind in _WANTED and isinstance(given, str | int | float | None):
+        return f"found {value_shown(given)}; give {_WANTED[kind]}"
+    if kind in _SAID:
+        return _SAID[kind]
+    if kind == "union_tag_invalid":
+        tag = str(context["tag"])
+        known = re.findall(r"'([^']*)'", str(context["expected_tags"]))
+        near = difflib.get_close_matches(tag, known, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        key = str(context["discriminator"]).strip("'")
+        return f"{key} is {value_shown(tag)}; {meant}choose among {', '.join(known)}"
+    if kind == "literal_error" and isinstance(given, str):
+        known = re.findall(r"'([^']*)'", str(context["expected"]))
+        near = difflib.get_close_matches(given, known, n=1)
+        if near:
+            return f"{fault['msg']}{_input_shown(fault)}; did you mean {near[0]!r}?"
+    return fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
+
+
+def _plain(limit: object) -> str:
+    """Write a limit as a person does: powers as they are, no trailing ``.0``."""
+    return f"{limit:g}" if isinstance(limit, float) else f"{limit}"
+
+
+def value_shown(given: object) -> str:
+    """Return a value as a message shows it."""
+    shown = repr(given)
+    if "://" in shown:
+        return "a URL"  # it may hold a secret
+    return shown if len(shown) <= _SHOWN_WIDTH else shown[:_SHOWN_WIDTH] + "..."
+
+
+def _input_shown(fault: ErrorDetails) -> str:
+    """Return the value that pydantic found, where its message leaves it out; no URL, which may hold a secret."""
+    given = fault["input"]
+    said_by_us = {
+        "value_error",
+        "fault_at",
+        "truth",
+        "missing",
+        "extra_forbidden",
+        "assertion_error",
+    }
+    if fault["type"] in said_by_us or fault["type"].startswith("union_tag"):
+        return ""
+    if not isinstance(given, str | int | float | None) or "://" in str(given):
+        return ""
+    return f", not {value_shown(given)}"
