@@ -11,8 +11,8 @@ empty caches; the registry is as warm for all. Needs root, skopeo and umoci.
 - *lazy*: ``omniload image run`` of the same image as zstd:chunked, nothing known of it.
 - *hot*: the same with the trace of an earlier start on another node.
 
-Then blocks that starts touch are read one by one, with pauses up to 0.1 s, with and
-without cold blocks streaming behind: what a reader waits for its block.
+Then blocks that starts touch are read one by one, with pauses up to 0.1 s: what a reader
+waits for its block.
 """
 
 import argparse
@@ -30,9 +30,8 @@ from pathlib import Path
 
 from benchmarks.report import Table, print_table, write_report
 from benchmarks.startup.place import MAIN, Relay, build_images, environment, running_registry
-from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.fetcher import FetchSettings
 from snapshot.image.block.loader import BlockLoader, RegistryTier
-from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.trace.trace import decode_trace, hot_blocks
@@ -145,17 +144,13 @@ class Misses:
         self.refs = hot_blocks(trace, tree, self.indexes)
         self.by_digest = {index.blob_digest: index for index in self.indexes}
 
-    def latencies(self, num: int, seed: int, *, cold: bool) -> list[float]:
+    def latencies(self, num: int, seed: int) -> list[float]:
         """Return the seconds that readers waited for ``num`` blocks; the same ones for a seed."""
         draw = random.Random(seed)
         settings = FetchSettings(tiers=("registry",))
         loader = BlockLoader({"registry": RegistryTier(self.store)}, None, settings)
         found = []
         try:
-            if cold:
-                for index in self.indexes:
-                    refs = tuple(block_refs(index, range(len(index.blocks_B))))
-                    loader.prefetch(index, refs, Priority.COLD)
             for ref in draw.sample(self.refs, num):
                 time.sleep(draw.uniform(0.0, 0.1))
                 index = self.by_digest[ref.blob]
@@ -178,7 +173,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-def _tables(bench: Bench, without: list[float], streaming: list[float]) -> list[Table]:
+def _tables(bench: Bench, waited_s: list[float]) -> list[Table]:
     full = bench.samples["full"]
     rows = [
         (
@@ -195,26 +190,21 @@ def _tables(bench: Bench, without: list[float], streaming: list[float]) -> list[
     ]
     columns = ("contender", "median s", "best s", "processor s", "MB on the link")
     columns += ("MB of blocks", "MB touched", "of full")
-    waits = [
-        (name, len(v), *(f"{1e3 * _quantile(v, share):.1f}" for share in (0.5, 0.9, 0.99)))
-        for name, v in (("alone", without), ("cold blocks streaming", streaming))
-    ]
+    quantiles = (f"{1e3 * _quantile(waited_s, share):.1f}" for share in (0.5, 0.9, 0.99))
     lazy, hot = bench.samples["lazy"], bench.samples["hot"]
     paired = [h / f for h, f in zip(hot.ready_s, full.ready_s, strict=True)]
     pairs = [h / z for h, z in zip(hot.ready_s, lazy.ready_s, strict=True)]
     moved = hot.median("moved_bytes") / hot.median("touched_bytes")
-    p99 = _quantile(streaming, 0.99) / _quantile(without, 0.99)
     goals = [
         ("hot, of full pull and unpack (median of rounds)", statistics.median(paired), 0.25),
         ("hot, of lazy (median of rounds)", statistics.median(pairs), 0.6),
         ("blocks moved before ready, of bytes touched", moved, 1.3),
-        ("p99 of a demand miss with cold blocks streaming, of alone", p99, 1.5),
     ]
     return [
         Table(columns=columns, rows=tuple(rows), caption="Until `import torch` is done:"),
         Table(
-            columns=("demand misses", "number", "median ms", "p90 ms", "p99 ms"),
-            rows=tuple(waits),
+            columns=("demand misses", "median ms", "p90 ms", "p99 ms"),
+            rows=((len(waited_s), *quantiles),),
             caption="What a reader waits for a block:",
         ),
         Table(
@@ -235,8 +225,7 @@ def main() -> None:
     parser.add_argument("--reading", default="", help="last paragraph of the report")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    without: list[float] = []
-    streaming: list[float] = []
+    waited_s: list[float] = []
     with running_registry(asked.folder) as port, tempfile.TemporaryDirectory() as scratch:
         build_images(asked.folder, f"127.0.0.1:{port}", environment())
         relay = Relay(port, asked.mbit * 1e6 / 8, asked.delay_ms / 1e3)
@@ -248,10 +237,9 @@ def main() -> None:
                 for name in bench.samples:
                     bench.round(name)
                     print(name, f"{bench.samples[name].ready_s[-1]:.2f} s", file=sys.stderr)
-                without += misses.latencies(asked.misses, number, cold=False)
-                streaming += misses.latencies(asked.misses, number, cold=True)
+                waited_s += misses.latencies(asked.misses, number)
             misses.store.close()
-    tables = _tables(bench, without, streaming)
+    tables = _tables(bench, waited_s)
     for table in tables:
         print_table(table)
     line = f"python -m benchmarks.startup.images --folder DIR --rounds {asked.rounds} --misses {asked.misses}"

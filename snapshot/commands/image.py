@@ -115,8 +115,7 @@ def mount_command(
 
     \b
     Options: mirror, platform, cache, memory, disk, trace (hot blocks first), record (where
-    touches go; both a file, or auto: by image and command), window, stream (fetch the rest
-    behind), bandwidth (of that), slots, allow_other, trusted;
+    touches go; both a file, or auto: by image and command), window, slots, allow_other, trusted;
     peers=HOST:PORT,... (share blocks with these nodes), serve=HOST:PORT (as one of them),
     peer_name (which, if not serve), peer_token_file.
 

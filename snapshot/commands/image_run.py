@@ -146,14 +146,12 @@ def run_command(given: _Given, trace: str | None, window: str) -> None:
 @click.argument("image")
 @click.argument("words", nargs=-1)
 @click.option("--trace", help="Hot blocks from this file, not from the one found by WORDS.")
-@click.option("--bandwidth", default="0", help="Cap in bytes per second, such as 32MB; 0 for none.")
 @_OPTION
 @click.option("--json", "as_json", is_flag=True)
 def prefetch_command(
     image: str,
     words: tuple[str, ...],
     trace: str | None,
-    bandwidth: str,
     options: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -168,7 +166,6 @@ def prefetch_command(
         "trace": str(Path(trace).absolute()) if trace else AUTO,
         "command": words or None,
     }
-    options = (*options, f"bandwidth={bandwidth}")
     settings = mount_settings(image, "", options).model_copy(update=changed)
     with _opened(settings) as (store, resolved), shown_progress(in_bytes=False) as progress:
         done = _prefetched(settings, store, resolved, functools.partial(progress, "blocks"))
@@ -247,7 +244,6 @@ def _prefetched(
         BlockStore(cache / "blocks", settings.disk),
         indexes,
         refs,
-        bytes_per_s=float(settings.bandwidth) or None,
         report=report,
     )
 

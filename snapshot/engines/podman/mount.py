@@ -30,7 +30,7 @@ from snapshot.engines.podman.images import (
 )
 from snapshot.engines.podman.layer_store import LayerStore, LayerStoreFileSystem
 from snapshot.engines.podman.uses import LayerUses
-from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.fetcher import FetchSettings
 from snapshot.image.block.loader import BlockLoader
 from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.block.store import BlockStore
@@ -145,7 +145,6 @@ class _Parts:
                 reserved_slots=settings.reserved_slots,
             ),
             memory_bytes=settings.memory,
-            clock=self._clock,
         )
         uses = LayerUses(self._cache / "layer-uses", settings.mountpoint)
         opener = ImageOpener(
@@ -236,7 +235,7 @@ class ImageStarts:
         # A layer that is left to the engine has no files here, so nobody asks for its index.
         filled: list[LayerIndex] = [i or self._indexes[0] for i in self._served.indexes]
         refs = hot_blocks(trace, self._tree, filled)
-        absent = want_blocks(self._loader, self._indexes, refs, Priority.HOT)
+        absent = want_blocks(self._loader, self._indexes, refs)
         _log.info(
             "%s: %d of %d hot blocks are on their way",
             self._served.reference,

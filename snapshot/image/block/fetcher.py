@@ -1,9 +1,8 @@
 """The machine that decides which block is fetched next, from where, and with which neighbours.
 
-Three classes of wanted blocks, served strictly in this order: *demand*, what a reader waits for;
-*hot*, what the last start touched, in the order it did; *cold*, the rest, under a bandwidth
-cap and only while nobody waits. Some slots are kept free of prefetch, so that a demand
-miss starts at once, whatever is queued.
+Two classes of wanted blocks, served strictly in this order: *demand*, what a reader waits for;
+*hot*, what the last start touched, in the order it did. Some slots are kept free of prefetch,
+so that a demand miss starts at once, whatever is queued.
 """
 
 from collections import deque
@@ -28,8 +27,6 @@ __all__ = [
     "GiveUpBlock",
     "HandOverBlock",
     "Priority",
-    "Ticked",
-    "WakeAt",
 ]
 
 BRIDGE_BYTES = 32 << 10
@@ -45,7 +42,6 @@ class Priority(IntEnum):
 
     DEMAND = 0
     HOT = 1
-    COLD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +58,6 @@ class BlocksFetched:
 
     request: int
     arrived: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed."""
-
-    now_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +84,8 @@ class GiveUpBlock:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send ``Ticked`` at that time: the cap allows more then."""
-
-    at_s: float
-
-
-Event = BlockWanted | BlocksFetched | Ticked
-Command = FetchBlocks | HandOverBlock | GiveUpBlock | WakeAt
+Event = BlockWanted | BlocksFetched
+Command = FetchBlocks | HandOverBlock | GiveUpBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +108,6 @@ class FetchSettings:
     """Most bytes nobody wants, between two blocks of one request: a request costs more than they do."""
     beside_bytes: int = BESIDE_BYTES
     """A block that is missed and what follows it in the blob are one request of so much."""
-    cold_bytes_per_s: float | None = 32e6
-    """Cap of cold blocks, in bytes of the blob; None for none."""
-    cold_slots: int = 1
-    """Requests for cold blocks on their way: a reader that comes meanwhile shares the link with them."""
-    cold_request_bytes: int = 256 << 10
-    """Largest request for cold blocks made of several."""
-    cold_quiet_s: float = 0.05
-    """Cold blocks wait until no reader has had to wait for so long: misses come in bursts."""
 
     def __post_init__(self) -> None:
         if not 0 < self.reserved_slots < self.slots or not self.tiers:
@@ -165,21 +139,10 @@ class Fetcher:
     """Turns wanted blocks into requests; each wanted block ends in one hand-over or one giving up."""
 
     settings: FetchSettings = field(default_factory=FetchSettings)
-    now_s: float = 0.0
     _wanted: dict[str, _Wanted] = field(default_factory=dict)
     _requests: dict[int, FetchBlocks] = field(default_factory=dict)
-    _queues: tuple[_Queue, _Queue, _Queue] = field(
-        default_factory=lambda: (_Queue(), _Queue(), _Queue())
-    )
+    _queues: tuple[_Queue, _Queue] = field(default_factory=lambda: (_Queue(), _Queue()))
     _next_request: int = 0
-    _allowed_bytes: float = 0.0
-    _quiet_at_s: float = 0.0
-    """When the last burst of demand counts as over."""
-
-    def __post_init__(self) -> None:
-        # Nothing was taken yet, so the first cold request need not be earned.
-        self._allowed_bytes = float(self.settings.coalesce_bytes)
-        self._quiet_at_s = self.now_s
 
     @property
     def num_waiting(self) -> int:
@@ -195,16 +158,12 @@ class Fetcher:
                     self._want(ref, priority)
             case BlocksFetched(request=request, arrived=arrived):
                 commands += self._settle(request, arrived)
-            case Ticked(now_s=now_s):
-                self._tick(now_s)
             case _:
                 assert_never(event)
         commands += self._issue()
         return tuple(commands)
 
     def _want(self, ref: BlockRef, priority: Priority) -> None:
-        if priority is Priority.DEMAND:
-            self._quiet_at_s = self.now_s + self.settings.cold_quiet_s
         wanted = self._wanted.get(ref.digest)
         if wanted is None:
             wanted = self._wanted[ref.digest] = _Wanted(ref, priority)
@@ -225,8 +184,6 @@ class Fetcher:
 
     def _settle(self, request: int, arrived: frozenset[str]) -> Iterator[Command]:
         done = self._requests.pop(request, None)
-        if done is not None and done.priority is Priority.DEMAND:
-            self._quiet_at_s = self.now_s + self.settings.cold_quiet_s
         for ref in done.blocks if done is not None else ():
             wanted = self._wanted[ref.digest]
             wanted.request = None
@@ -242,53 +199,17 @@ class Fetcher:
                 # It has waited its turn at the tier before.
                 self._enqueue(wanted, first=True)
 
-    def _tick(self, now_s: float) -> None:
-        rate = self.settings.cold_bytes_per_s
-        if rate is not None:
-            earned = max(now_s - self.now_s, 0.0) * rate
-            # No more is saved up: a pause must not become a burst.
-            most = float(self.settings.coalesce_bytes)
-            self._allowed_bytes = min(self._allowed_bytes + earned, most)
-        self.now_s = max(self.now_s, now_s)
-
     def _issue(self) -> Iterator[Command]:
-        demands = sum(r.priority is Priority.DEMAND for r in self._requests.values())
+        """Ask for blocks while slots are free: demand may have all of them, prefetch all but some."""
+        prefetch = sum(r.priority is Priority.HOT for r in self._requests.values())
+        most_prefetch = self.settings.slots - self.settings.reserved_slots
         while len(self._requests) < self.settings.slots:
             command = self._request_of(Priority.DEMAND)
+            if command is None and prefetch < most_prefetch:
+                command = self._request_of(Priority.HOT)
+                prefetch += 1
             if command is None:
-                break
-            demands += 1
-            yield command
-        most = self.settings.slots - self.settings.reserved_slots
-        while len(self._requests) < self.settings.slots and len(self._requests) - demands < most:
-            command = self._request_of(Priority.HOT)
-            if command is None:
-                break
-            yield command
-        else:
-            return  # hot blocks have all slots that prefetch may have, and come before cold ones
-        if not demands:
-            yield from self._issue_cold(most)
-
-    def _issue_cold(self, most: int) -> Iterator[Command]:
-        """Ask for cold blocks where the link is quiet, within the cap; or say when to look again."""
-        cold = sum(r.priority is Priority.COLD for r in self._requests.values())
-        rate = self.settings.cold_bytes_per_s
-        while len(self._requests) < most and cold < self.settings.cold_slots:
-            if self._head(Priority.COLD) is None:
                 return
-            wait_s = self._quiet_at_s - self.now_s
-            if rate is not None and self._allowed_bytes < 1.0:
-                wait_s = max(wait_s, (1.0 - self._allowed_bytes) / rate, 0.001)
-            if wait_s > 0:
-                yield WakeAt(self.now_s + wait_s)
-                return
-            command = self._request_of(Priority.COLD)
-            assert command is not None, "a block is wanted"
-            cold += 1
-            if rate is not None:
-                # Below zero at times: what was taken too much is earned back before the next.
-                self._allowed_bytes -= sum(ref.size_bytes for ref in command.blocks)
             yield command
 
     def _head(self, priority: Priority) -> _Wanted | None:
@@ -307,12 +228,9 @@ class Fetcher:
         if wanted is None:
             return None
         queue = self._queues[priority]
-        most = self.settings.coalesce_bytes
-        if priority is Priority.COLD:
-            most = min(most, self.settings.cold_request_bytes)
         taken = [wanted]
         while (found := self._follower(queue, taken[-1])) is not None:
-            if found.ref.end - wanted.ref.offset > most:
+            if found.ref.end - wanted.ref.offset > self.settings.coalesce_bytes:
                 break
             taken.append(found)
         request = self._next_request
@@ -328,9 +246,7 @@ class Fetcher:
 
     def _follower(self, queue: _Queue, wanted: _Wanted) -> _Wanted | None:
         """Return the next wanted block of the same class in the blob, if it is near enough to ride along."""
-        last, priority = wanted.ref, wanted.priority
-        # What was taken too much of cold blocks would have to be earned, too.
-        bridge = 0 if priority is Priority.COLD else self.settings.bridge_bytes
+        last, priority, bridge = wanted.ref, wanted.priority, self.settings.bridge_bytes
         for number in range(last.number + 1, last.number + 1 + (LOOK_AHEAD if bridge else 1)):
             digest = queue.by_place.get((last.blob, number, wanted.tier))
             found = self._wanted.get(digest) if digest is not None else None

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.lru import Lru
@@ -15,7 +14,6 @@ from snapshot.image.block.fetcher import (
     LOOK_AHEAD,
     BlocksFetched,
     BlockWanted,
-    Command,
     Event,
     FetchBlocks,
     Fetcher,
@@ -23,8 +21,6 @@ from snapshot.image.block.fetcher import (
     GiveUpBlock,
     HandOverBlock,
     Priority,
-    Ticked,
-    WakeAt,
 )
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import BlockRef, LayerIndex, block_refs
@@ -87,14 +83,12 @@ class BlockLoader:
         settings: FetchSettings | None = None,
         *,
         memory_bytes: int = 256 << 20,
-        clock: Clock | None = None,
         on_settled: Callable[[str, bool], None] = lambda *_: None,
     ) -> None:
         settings = settings or FetchSettings(tiers=tuple(tiers))
         self._tiers = tiers
         self._disk = disk
-        self._clock = clock or SystemClock()
-        self._fetcher = Fetcher(settings=settings, now_s=self._clock.now_s())
+        self._fetcher = Fetcher(settings=settings)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(settings.slots, "omniload-fetch")
         self._memory: Lru[str, bytes] = Lru(memory_bytes)
@@ -102,8 +96,6 @@ class BlockLoader:
         self._came: dict[str, bytes] = {}
         self._errors: dict[str, Exception] = {}
         self._indexes: dict[str, LayerIndex] = {}
-        self._timer: threading.Timer | None = None
-        self._wake_at_s: float | None = None
         self._closed = False
         self._on_settled = on_settled
         self.bytes_of: dict[str, int] = dict.fromkeys(("disk", *tiers), 0)
@@ -159,9 +151,7 @@ class BlockLoader:
                 found.append(each)
         return tuple(found)
 
-    def prefetch(
-        self, index: LayerIndex, refs: Sequence[BlockRef], priority: Priority = Priority.HOT
-    ) -> tuple[BlockRef, ...]:
+    def prefetch(self, index: LayerIndex, refs: Sequence[BlockRef]) -> tuple[BlockRef, ...]:
         """Have blocks of a layer fetched; return at once those that are not here."""
         # Without the lock: the disk is asked, and readers would wait for it.
         here = {ref.digest for ref in refs if self._is_here(ref.digest)}
@@ -171,7 +161,7 @@ class BlockLoader:
             absent = tuple(ref for ref in refs if ref.digest not in here)
             if absent:
                 self._indexes[index.blob_digest] = index
-                self._apply(BlockWanted(absent, priority))
+                self._apply(BlockWanted(absent, Priority.HOT))
         return absent
 
     def _is_here(self, digest: str) -> bool:
@@ -181,8 +171,6 @@ class BlockLoader:
         """End the threads; a read that still waits ends with an error."""
         with self._lock:
             self._closed = True
-            if self._timer is not None:
-                self._timer.cancel()
             waiting = list(self._waiting.values())
             self._waiting.clear()
         # Without the lock: whoever waited may ask for the next block at once.
@@ -194,11 +182,7 @@ class BlockLoader:
 
     def _apply(self, event: Event) -> None:
         """Hand an event to the machine and carry out what it says; the lock is held."""
-        self._do(self._fetcher.handle(Ticked(self._clock.now_s())))
-        self._do(self._fetcher.handle(event))
-
-    def _do(self, commands: Sequence[Command]) -> None:
-        for command in commands:
+        for command in self._fetcher.handle(event):
             match command:
                 case FetchBlocks():
                     if not self._closed:
@@ -217,24 +201,6 @@ class BlockLoader:
                     if (future := self._waiting.pop(digest, None)) is not None:
                         future.set_exception(error)
                     self._on_settled(digest, False)
-                case WakeAt(at_s=at_s):
-                    self._wake(at_s)
-
-    def _wake(self, at_s: float) -> None:
-        if self._timer is not None:
-            if self._wake_at_s is not None and self._wake_at_s <= at_s:
-                return  # it asks again then; a thread for every miss would be dear
-            self._timer.cancel()
-        self._wake_at_s = at_s
-        self._timer = threading.Timer(max(at_s - self._clock.now_s(), 0.0), self._tick)
-        self._timer.name, self._timer.daemon = "omniload-fetch-clock", True
-        self._timer.start()
-
-    def _tick(self) -> None:
-        with self._lock:
-            self._wake_at_s = None
-            if not self._closed:
-                self._do(self._fetcher.handle(Ticked(self._clock.now_s())))
 
     def _fetch(self, command: FetchBlocks) -> None:
         """Carry out one request, in a thread of the pool."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from snapshot.image.block.fetcher import FetchSettings, Priority
 from snapshot.image.block.loader import BlockLoader, BlockTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import BlockRef, LayerIndex
@@ -81,16 +80,13 @@ class Prefetched:
 
 
 def want_blocks(
-    loader: BlockLoader,
-    indexes: Sequence[LayerIndex],
-    refs: Sequence[BlockRef],
-    priority: Priority,
+    loader: BlockLoader, indexes: Sequence[LayerIndex], refs: Sequence[BlockRef]
 ) -> list[BlockRef]:
     """Want blocks in their order, in runs of one layer: one call each; return those not here."""
     by_digest = {index.blob_digest: index for index in indexes}
     absent: list[BlockRef] = []
     for blob, run in groupby(refs, key=attrgetter("blob")):
-        absent += loader.prefetch(by_digest[blob], list(run), priority)
+        absent += loader.prefetch(by_digest[blob], list(run))
     return absent
 
 
@@ -100,7 +96,6 @@ def prefetch_blocks(
     indexes: Sequence[LayerIndex],
     refs: Sequence[BlockRef],
     *,
-    bytes_per_s: float | None = None,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> Prefetched:
     """Bring blocks to the disk, in their order; return when none is on its way.
@@ -108,19 +103,10 @@ def prefetch_blocks(
     ``report`` is called with the blocks that have settled, and how many there are.
     """
     outstanding = Outstanding(ref.digest for ref in refs)
-    # Nobody reads meanwhile, so under a cap they may go as cold ones: those have it.
-    settings = FetchSettings(
-        tiers=tuple(tiers),
-        cold_bytes_per_s=bytes_per_s,
-        cold_slots=4,
-        cold_request_bytes=4 << 20,
-        cold_quiet_s=0.0,
-    )
     # No memory: blocks go to the disk, and nobody reads them here.
-    loader = BlockLoader(tiers, disk, settings, memory_bytes=0, on_settled=outstanding.settled)
-    priority = Priority.HOT if bytes_per_s is None else Priority.COLD
+    loader = BlockLoader(tiers, disk, memory_bytes=0, on_settled=outstanding.settled)
     try:
-        absent = {ref.digest for ref in want_blocks(loader, indexes, refs, priority)}
+        absent = {ref.digest for ref in want_blocks(loader, indexes, refs)}
         outstanding.keep_only(absent)
         outstanding.wait(lambda left: report(len(refs) - left, len(refs)))
     finally:

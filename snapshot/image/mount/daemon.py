@@ -21,11 +21,10 @@ from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
 from omniload.base.units import Bytes, Seconds
-from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.fetcher import FetchSettings
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.prefetch import Outstanding, want_blocks
 from snapshot.image.block.store import BlockStore
-from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
 from snapshot.image.peer.node import PeerNode, PeerSettings
@@ -115,10 +114,6 @@ class ImageMount(NodeMount):
     """Where the touches of this start go, merged with those of earlier ones. A file, or ``auto``."""
     command: tuple[str, ...] | None = None
     """What is started from it, by which traces are found; any of its starts if not given."""
-    stream: bool = False
-    """Fetch all that is left, too, behind everything else."""
-    bandwidth: Bytes = 32_000_000
-    """Cap of those cold blocks, in bytes per second; 0 for none."""
     sharing: PeerSettings = PeerSettings()
     """Nodes that blocks are shared with."""
     bridge: BridgeOptions = BridgeOptions(read_only=True, kernel_read_ahead=READ_AHEAD_BYTES)
@@ -182,10 +177,8 @@ class _Serving:
                 tiers=tuple(self._peers.tiers),
                 slots=settings.slots,
                 reserved_slots=settings.reserved_slots,
-                cold_bytes_per_s=float(settings.bandwidth) or None,
             ),
             memory_bytes=settings.memory,
-            clock=clock,
             on_settled=self._hot.settled,
         )
         self._recording = self._begun(clock) if settings.record else None
@@ -218,13 +211,9 @@ class _Serving:
         if self._trace is not None:
             refs = hot_blocks(self._trace, self._tree, self._indexes)
             self._hot.expect(ref.digest for ref in refs)
-            absent = want_blocks(self._loader, self._indexes, refs, Priority.HOT)
+            absent = want_blocks(self._loader, self._indexes, refs)
             self._hot.keep_only(ref.digest for ref in absent)
             self._here_bytes = sum(ref.size_bytes for ref in {*refs} - {*absent})
-        if self._settings.stream:
-            for index in self._indexes:
-                refs = tuple(block_refs(index, range(len(index.blocks_B))))
-                self._loader.prefetch(index, refs, Priority.COLD)
 
     def _end_stage(self, tally: Tally, begun: ExitStack) -> None:
         self._hot.wait()

@@ -50,7 +50,7 @@ def loader_of():
     made = []
 
     def make(store, disk=None):
-        made.append(BlockLoader({"registry": RegistryTier(store)}, disk, clock=FakeClock()))
+        made.append(BlockLoader({"registry": RegistryTier(store)}, disk))
         return made[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""The fetcher under any sequence of wishes, answers and waits keeps its promises."""
+"""The fetcher under any sequence of wishes and answers keeps its promises."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,6 @@ from snapshot.image.block.fetcher import (
     GiveUpBlock,
     HandOverBlock,
     Priority,
-    Ticked,
 )
 from snapshot.image.layer.index import BlockRef
 
@@ -23,7 +22,6 @@ WISHES = st.tuples(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30)), min_size=1, max_size=6),
 )
 ANSWERS = st.tuples(st.just("answer"), st.integers(0, 20), st.integers(0, 255))
-WAITS = st.tuples(st.just("wait"), st.floats(0.0, 2.0), st.none())
 SETTINGS = st.builds(
     FetchSettings,
     tiers=st.sampled_from([("registry",), ("peer", "registry")]),
@@ -31,7 +29,6 @@ SETTINGS = st.builds(
     reserved_slots=st.integers(1, 2),
     coalesce_bytes=st.sampled_from([5, 10, 35]),
     bridge_bytes=st.sampled_from([0, 10, 25]),
-    cold_bytes_per_s=st.sampled_from([None, 1.0, 50.0]),
 )
 
 
@@ -43,18 +40,14 @@ class Simulation:
     """Carries out commands, and checks after each event what must always hold."""
 
     def __init__(self, settings):
-        self.settings, self.fetcher, self.now_s = settings, Fetcher(settings=settings), 0.0
+        self.settings, self.fetcher = settings, Fetcher(settings=settings)
         self.running, self.waiting, self.urgency = {}, set(), {}
-        self.tiers, self.cold_bytes = {}, 0
+        self.tiers = {}
 
     def apply(self, event):
         if isinstance(event, BlockWanted):
             for ref in event.blocks:
-                known = (
-                    self.urgency.get(ref.digest, Priority.COLD)
-                    if ref.digest in self.waiting
-                    else Priority.COLD
-                )
+                known = self.urgency[ref.digest] if ref.digest in self.waiting else Priority.HOT
                 self.urgency[ref.digest] = min(known, event.priority)
                 self.waiting.add(ref.digest)
         for command in self.fetcher.handle(event):
@@ -69,13 +62,11 @@ class Simulation:
 
     def started(self, command):
         on_the_way = {ref.digest for other in self.running.values() for ref in other.blocks}
-        size = sum(ref.size_bytes for ref in command.blocks)
         span = command.blocks[-1].end - command.blocks[0].offset
         assert span <= max(self.settings.coalesce_bytes, SIZE)
-        bridge = 0 if command.priority is Priority.COLD else self.settings.bridge_bytes
         for before, ref in zip(command.blocks, command.blocks[1:], strict=False):
             assert before.blob == ref.blob
-            assert 0 <= ref.offset - before.end <= bridge
+            assert 0 <= ref.offset - before.end <= self.settings.bridge_bytes
         for ref in command.blocks:
             assert ref.digest in self.waiting
             assert ref.digest not in on_the_way
@@ -85,8 +76,6 @@ class Simulation:
             self.tiers[ref.digest] = self.settings.tiers.index(command.tier)
         if command.priority is not Priority.DEMAND:
             assert not self.queued_demands(), "prefetch overtook a reader"
-        if command.priority is Priority.COLD:
-            self.cold_bytes += size
         self.running[command.request] = command
 
     def queued_demands(self):
@@ -99,9 +88,6 @@ class Simulation:
         assert prefetch <= self.settings.slots - self.settings.reserved_slots
         assert not self.queued_demands() or len(self.running) == self.settings.slots
         assert self.fetcher.num_waiting == len(self.waiting)
-        if self.settings.cold_bytes_per_s is not None:
-            earned = self.now_s * self.settings.cold_bytes_per_s
-            assert self.cold_bytes <= earned + 2 * max(self.settings.coalesce_bytes, SIZE)
 
     def answer(self, which, mask):
         if self.running:
@@ -110,27 +96,20 @@ class Simulation:
             came = {ref.digest for i, ref in enumerate(command.blocks) if mask >> (i % 8) & 1}
             self.apply(BlocksFetched(request, frozenset(came)))
 
-    def wait(self, duration_s):
-        self.now_s += duration_s
-        self.apply(Ticked(self.now_s))
 
-
-@given(SETTINGS, st.lists(WISHES | ANSWERS | WAITS, max_size=40))
+@given(SETTINGS, st.lists(WISHES | ANSWERS, max_size=40))
 def test_no_prefetch_overtakes_a_reader_and_every_wish_ends(settings, steps):
     simulation = Simulation(settings)
     for kind, first, second in steps:
         if kind == "want":
             blocks = tuple(block(blob, number) for blob, number in second)
             simulation.apply(BlockWanted(blocks, first))
-        elif kind == "answer":
-            simulation.answer(first, second)
         else:
-            simulation.wait(first)
+            simulation.answer(first, second)
 
     for _ in range(3000):
         if not simulation.waiting:
             break
         simulation.answer(0, 255)
-        simulation.wait(60.0)
     assert simulation.waiting == set()
     assert simulation.running == {}

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from snapshot.image.block.fetcher import FetchSettings, Priority
+from snapshot.image.block.fetcher import FetchSettings
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
@@ -36,7 +36,7 @@ def main():
     hasher = hashlib.sha256()
     for index in indexes:
         numbers = range(len(index.blocks_B))
-        loader.prefetch(index, list(block_refs(index, numbers)), Priority.HOT)
+        loader.prefetch(index, list(block_refs(index, numbers)))
         for number in numbers:
             hasher.update(loader.block(index, number))
     told = {

@@ -61,7 +61,7 @@ def test_the_blocks_of_a_trace_are_brought_once(place):
     folder, *_ = place
 
     first = json.loads(prefetch(folder, "--trace", folder / "trace", "--json"))
-    again = prefetch(folder, "--trace", folder / "trace", "--bandwidth", "1GB")
+    again = prefetch(folder, "--trace", folder / "trace")
 
     assert first["blocks"] == 2
     assert first["bytes_of"] == {"registry": 2 << 20}
@@ -97,11 +97,6 @@ def test_a_cap_too_low_to_keep_them_is_said(place):
 
     with pytest.raises(StateError, match="2 of 2 blocks are not kept"):
         prefetch(folder, "--trace", folder / "trace", "--option", "disk=1KiB")
-
-
-def test_a_cap_that_is_no_number_of_bytes_is_refused(place):
-    with pytest.raises(ConfigError, match="bandwidth"):
-        prefetch(place[0], "--bandwidth", "fast")
 
 
 @pytest.mark.parametrize("verb", ["run", "record"])

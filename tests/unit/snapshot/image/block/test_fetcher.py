@@ -11,12 +11,10 @@ from snapshot.image.block.fetcher import (
     GiveUpBlock,
     HandOverBlock,
     Priority,
-    Ticked,
-    WakeAt,
 )
 from snapshot.image.layer.index import BlockRef
 
-DEMAND, HOT, COLD = Priority
+DEMAND, HOT = Priority
 
 
 def block(number, blob="blob", size=10):
@@ -35,9 +33,6 @@ def a_fetcher(**changes):
         "reserved_slots": 2,
         "coalesce_bytes": 30,
         "bridge_bytes": 0,
-        "cold_bytes_per_s": None,
-        "cold_slots": 2,
-        "cold_quiet_s": 0,
     }
     return Fetcher(settings=FetchSettings(**settings | changes))
 
@@ -172,70 +167,6 @@ def test_a_demand_whose_prefetch_failed_is_repeated_as_a_demand():
     assert (commands[0].priority, commands[0].tier) == (DEMAND, "registry")
 
 
-def test_cold_blocks_wait_for_hot_ones_and_for_readers():
-    fetcher = a_fetcher()
-    (hot, *_) = want(fetcher, HOT, block(0))
-    assert asked(want(fetcher, COLD, block(50))) == [("peer", [50])]
-    (demand,) = want(fetcher, DEMAND, block(80))
-    assert want(fetcher, COLD, block(60)) == ()
-
-    assert arrive(fetcher, hot) == (HandOverBlock("blob:0"),)
-    commands = arrive(fetcher, demand)
-
-    assert asked(commands) == [("peer", [60])]
-
-
-def test_cold_blocks_wait_until_a_burst_of_misses_is_over():
-    fetcher = a_fetcher(cold_quiet_s=0.5)
-    fetcher.handle(Ticked(10.0))
-    (demand,) = want(fetcher, DEMAND, block(0))
-    want(fetcher, COLD, *apart(1, 2))
-    fetcher.handle(Ticked(11.0))
-
-    assert arrive(fetcher, demand) == (HandOverBlock("blob:0"), WakeAt(11.5))
-    assert asked(fetcher.handle(Ticked(11.4))) == []
-    assert asked(fetcher.handle(Ticked(11.5))) == [("peer", [2]), ("peer", [4])]
-
-
-def test_few_and_small_requests_are_made_for_cold_blocks():
-    fetcher = a_fetcher(cold_slots=1, cold_request_bytes=20)
-
-    commands = want(fetcher, COLD, *[block(n) for n in range(6)])
-    assert asked(commands) == [("peer", [0, 1])]
-    assert asked(arrive(fetcher, commands[0])) == [("peer", [2, 3])]
-
-
-def test_cold_blocks_keep_to_their_bandwidth():
-    fetcher = a_fetcher(cold_bytes_per_s=10.0)
-    commands = want(fetcher, COLD, *[block(n) for n in range(9)])
-    # Thirty bytes are allowed at once; the next byte is earned after a tenth of a second.
-    assert asked(commands) == [("peer", [0, 1, 2])]
-    assert commands[-1] == WakeAt(0.1)
-
-    arrive(fetcher, commands[0])
-    assert asked(fetcher.handle(Ticked(0.05))) == []
-    commands = fetcher.handle(Ticked(0.1))
-    assert asked(commands) == [("peer", [3, 4, 5])]
-    arrive(fetcher, commands[0])
-    assert asked(fetcher.handle(Ticked(3.0))) == []
-    assert asked(fetcher.handle(Ticked(3.2))) == [("peer", [6, 7, 8])]
-
-
-def test_idle_time_earns_no_more_than_one_request():
-    fetcher = a_fetcher(cold_bytes_per_s=10.0)
-    fetcher.handle(Ticked(1000.0))
-
-    assert asked(want(fetcher, COLD, *[block(n) for n in range(9)])) == [("peer", [0, 1, 2])]
-
-
-def test_a_clock_that_goes_back_earns_nothing():
-    fetcher = a_fetcher(cold_bytes_per_s=10.0)
-    fetcher.handle(Ticked(5.0))
-
-    assert fetcher.handle(Ticked(1.0)) == ()
-    assert fetcher.now_s == 5.0
-
-
 def test_an_answer_that_nobody_waits_for_changes_nothing():
     fetcher = a_fetcher()
     (command,) = want(fetcher, DEMAND, block(0))
@@ -283,19 +214,11 @@ def test_a_gap_counts_in_the_size_of_a_request():
     assert asked(want(fetcher, HOT, *map(block, (0, 2, 4)))) == [("peer", [0, 2]), ("peer", [4])]
 
 
-def test_cold_blocks_are_fetched_over_no_gap_since_their_bytes_are_rationed():
-    fetcher = a_fetcher(slots=8, coalesce_bytes=100, bridge_bytes=100)
-
-    commands = want(fetcher, COLD, *map(block, (0, 1, 3)))
-
-    assert asked(commands) == [("peer", [0, 1]), ("peer", [3])]
-
-
 def test_no_gap_is_bridged_to_another_blob_or_to_what_another_class_wants():
-    fetcher = a_fetcher(slots=8, coalesce_bytes=100, bridge_bytes=100)
-    want(fetcher, COLD, block(6))
+    fetcher = a_fetcher(slots=8, reserved_slots=7, coalesce_bytes=100, bridge_bytes=100)
+    want(fetcher, HOT, block(0, blob="first"), block(6))
 
-    commands = want(fetcher, HOT, block(0), block(2, blob="other"), block(4))
+    commands = want(fetcher, DEMAND, block(0), block(2, blob="other"), block(4))
 
     assert ("peer", [0, 4]) in asked(commands)
     assert ("peer", [2]) in asked(commands)

@@ -7,9 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, UnavailableError
-from snapshot.image.block.fetcher import BlockWanted, Fetcher, FetchSettings, Priority
+from snapshot.image.block.fetcher import BlockWanted, Fetcher, FetchSettings
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import BLOCK, block_refs
@@ -51,7 +50,7 @@ def make():
     made = []
 
     def build(disk=None, settings=None, on_settled=lambda *_: None, **tiers):
-        rest = {"clock": FakeClock(), "memory_bytes": 3 << 20, "on_settled": on_settled}
+        rest = {"memory_bytes": 3 << 20, "on_settled": on_settled}
         made.append(BlockLoader(tiers, disk, settings, **rest))
         return made[-1]
 
@@ -204,12 +203,11 @@ def test_closing_tells_those_who_wait(index, make):
         loader.block(index, 1)
 
 
-def test_cold_blocks_are_fetched_once_whoever_wants_them_meanwhile(index, make):
+def test_hot_blocks_are_fetched_once_whoever_wants_them_meanwhile(index, make):
     tier = Tier()
-    settings = FetchSettings(tiers=("registry",), cold_bytes_per_s=None)
-    loader = make(registry=tier, settings=settings)
+    loader = make(registry=tier)
 
-    loader.prefetch(index, list(block_refs(index, range(3))), Priority.COLD)
+    loader.prefetch(index, list(block_refs(index, range(3))))
     found = [loader.block(index, number) for number in range(3)]
 
     assert found == BLOCKS[:3]
@@ -227,23 +225,6 @@ def test_the_registry_tier_leaves_out_only_the_block_that_is_wrong(index, tmp_pa
 
     assert sorted(found.values()) == sorted([BLOCKS[0], BLOCKS[2]])
     assert moved == 3 << 20
-
-
-def test_misses_while_cold_blocks_wait_start_no_timer_each(index, make, monkeypatch):
-    started = []
-    monkeypatch.setattr(threading.Timer, "start", lambda timer: started.append(timer.interval))
-    # One byte a second, and no more than one to begin with: the first block takes what a week brings.
-    settings = FetchSettings(
-        tiers=("registry",), cold_bytes_per_s=1.0, cold_request_bytes=1, coalesce_bytes=1
-    )
-    loader = make(registry=Tier(), settings=settings)
-    loader.prefetch(index, list(block_refs(index, (5,))), Priority.COLD)
-
-    loader.prefetch(index, list(block_refs(index, (4,))), Priority.COLD)
-    for number in range(4):
-        loader.block(index, number)
-
-    assert len(started) <= 2
 
 
 def test_who_is_told_hears_of_each_block_that_came_or_did_not(index):

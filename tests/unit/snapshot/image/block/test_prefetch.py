@@ -63,15 +63,8 @@ def test_blocks_come_to_the_disk_once(index, disk):
     assert told == sorted(told)
 
 
-def test_under_a_cap_all_come_too(index, disk):
-    found = prefetch(index, disk, Tier(), range(5), bytes_per_s=1e9)
-
-    assert (found.blocks, found.failed, disk.used_bytes) == (5, 0, 5 * MIB)
-
-
-@pytest.mark.parametrize("cap", [None, 1e9])
-def test_blocks_that_nobody_has_are_counted(index, disk, cap):
-    found = prefetch(index, disk, Tier(lacks={1}), [0, 1, 2], bytes_per_s=cap)
+def test_blocks_that_nobody_has_are_counted(index, disk):
+    found = prefetch(index, disk, Tier(lacks={1}), [0, 1, 2])
 
     assert (found.failed, found.unkept) == (1, 0)
     assert disk.used_bytes == 2 * MIB

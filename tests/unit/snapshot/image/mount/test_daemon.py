@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError
-from snapshot.image.block.fetcher import Priority
 from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.layer.index import BlockRef
 from snapshot.image.mount import daemon as mounting
@@ -26,15 +25,9 @@ def settings(*words):
 
 
 def test_options_become_settings():
-    found = settings(
-        "memory=1GiB,stream", "platform=linux/arm64,mirror=a.example", "mirror=b.example"
-    )
+    found = settings("memory=1GiB", "platform=linux/arm64,mirror=a.example", "mirror=b.example")
 
-    assert (found.memory, found.stream, found.mirrors) == (
-        1 << 30,
-        True,
-        ("a.example", "b.example"),
-    )
+    assert (found.memory, found.mirrors) == (1 << 30, ("a.example", "b.example"))
     assert found.platform.architecture == "arm64"
     assert found.bridge.read_only
     assert Path(found.cache).is_absolute()
@@ -71,12 +64,12 @@ def test_what_is_told_in_another_way_is_no_option(key):
 
 
 def test_a_yes_or_no_may_be_given_alone_or_with_a_value():
-    assert settings("stream").stream
-    assert not settings("stream=no").stream
+    assert settings("trusted").bridge.trusted
+    assert not settings("trusted=no").bridge.trusted
 
 
 def test_settings_reach_the_daemon_as_they_were():
-    found = settings("platform=linux/arm64/v8,bandwidth=5MB,window=9s")
+    found = settings("platform=linux/arm64/v8,disk=5MB,window=9s")
 
     assert mounting.ImageMount.model_validate_json(found.model_dump_json(by_alias=True)) == found
 
@@ -137,8 +130,8 @@ class Wanting:
     def __init__(self):
         self.wanted = []
 
-    def prefetch(self, index, refs, priority):
-        self.wanted.append((index.blob_digest, [ref.number for ref in refs], priority))
+    def prefetch(self, index, refs):
+        self.wanted.append((index.blob_digest, [ref.number for ref in refs]))
         return tuple(refs[:1])
 
 
@@ -154,9 +147,8 @@ def test_hot_blocks_are_wanted_in_their_order_over_all_layers():
     ]
     loader = Wanting()
 
-    want_blocks(loader, (Named("a"), Named("b")), tuple(refs), Priority.HOT)
+    want_blocks(loader, (Named("a"), Named("b")), tuple(refs))
 
-    assert [wanted[:2] for wanted in loader.wanted] == [("a", [3, 1]), ("b", [0]), ("a", [2])]
-    assert {wanted[2] for wanted in loader.wanted} == {Priority.HOT}
-    want_blocks(loader, (), (), Priority.HOT)
+    assert loader.wanted == [("a", [3, 1]), ("b", [0]), ("a", [2])]
+    want_blocks(loader, (), ())
     assert len(loader.wanted) == 3
