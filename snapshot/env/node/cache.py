@@ -6,7 +6,6 @@
     <cache>/trees/<key>/whiteouts/<n>/...   overlayfs marks of what was deleted in it
     <cache>/trees/<key>/manifest            as on the store
     <cache>/trees/<key>/head.json           the little of it that a mount needs
-    <cache>/trees/<key>/listing.json        what links and copies need
     <cache>/trees/<key>/boot                start of the kernel under which it was written; empty: to be compared
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
     <cache>/partial/<key>/                  the same, being made

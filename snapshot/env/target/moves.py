@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.format.entries import OWN_FOLDER, Kind, Place, Target, parents_of
-from snapshot.env.format.listing import Folder, Listing
-from snapshot.env.node.tree import Tree, discard
+from snapshot.env.node.tree import Folder, Listing, Tree, discard
 from snapshot.env.target.records import Move, Record, Records
 
 __all__ = ["Staged", "apply", "carry_out", "plan_moves", "staged", "undo"]
@@ -37,15 +36,14 @@ def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> t
     """
     moves, whole = list[Move](), set[Place]()
     for folder in listing.folders:
-        place, above = (folder.target, folder.path), folder.path.rpartition("/")[0]
-        if folder.path and (folder.target, above) in whole:
+        place = number, path = folder.place
+        if path and (number, path.rpartition("/")[0]) in whole:
             whole.add(place)  # what lies in it moves with it as well
-        elif folder.path and exists(*place) is not Kind.DIRECTORY:
+        elif path and exists(*place) is not Kind.DIRECTORY:
             moves.append(Move(*place, stages=True))
             whole.add(place)
         else:
-            below = f"{folder.path}/" if folder.path else ""
-            moves += [Move(folder.target, f"{below}{name}", stages=True) for name in folder.names]
+            moves += [Move(number, folder.path_of(name), stages=True) for name in folder.names]
     for number, path in listing.deleted:
         above = path.rpartition("/")[0]
         if (number, above) not in whole and exists(number, path) is not None:
@@ -53,13 +51,10 @@ def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> t
     return tuple(moves)
 
 
-def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Record) -> Record:
+def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Record) -> None:
     """Stage a tree and carry it out; the caller holds the environment's lock.
 
     ``record`` is all but the moves; its form says whether files are linked or copied.
-
-    Returns:
-        The record, as written.
 
     Raises:
         IntegrityError: A link stands where the snapshot has a directory: it might lead out.
@@ -87,13 +82,13 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
         raise
     carry_out(records, whole)
     # What moved into a folder that was there has moved its time: set when all is in place.
-    new = {(part.folder.target, part.folder.path) for part in parts if part.names is None}
+    new = {part.folder.place for part in parts if part.names is None}
     for folder in listing.folders:
-        if (folder.target, folder.path) not in new:
-            path = Path(targets[folder.target].path) / folder.path
-            path.chmod(folder.mode)
-            os.utime(path, ns=(folder.mtime_ns, folder.mtime_ns))
-    return whole
+        if folder.place not in new:
+            own = folder.own
+            path = Path(targets[own.target].path) / own.path
+            path.chmod(own.mode)
+            os.utime(path, ns=(own.mtime_ns, own.mtime_ns))
 
 
 def _check_owner(records: Records, target: Target) -> None:
@@ -211,16 +206,15 @@ def staged(listing: Listing, moves: Sequence[Move], targets: Sequence[Target]) -
     number_of = {(move.target, move.path): number for number, move in enumerate(moves)}
     at: dict[tuple[int, str], str] = {}
     for folder in listing.folders:
-        place = (folder.target, folder.path)
-        above, _, name = folder.path.rpartition("/")
-        stage_at = f"{targets[folder.target].path}/{OWN_FOLDER}/stage"
-        if folder.path and place in number_of:
+        place = target, path = folder.place
+        above, _, name = path.rpartition("/")
+        stage_at = f"{targets[target].path}/{OWN_FOLDER}/stage"
+        if path and place in number_of:
             at[place] = f"{stage_at}/{number_of[place]}"
-        elif folder.path and (folder.target, above) in at:
-            at[place] = f"{at[folder.target, above]}/{name}"
+        elif path and (target, above) in at:
+            at[place] = f"{at[target, above]}/{name}"
         elif folder.names:
-            below = f"{folder.path}/" if folder.path else ""
-            numbers = [str(number_of[folder.target, f"{below}{name}"]) for name in folder.names]
+            numbers = [str(number_of[target, folder.path_of(name)]) for name in folder.names]
             yield Staged(folder, stage_at, numbers)
             continue
         else:
@@ -243,14 +237,15 @@ def _stage(tree: Tree, parts: Sequence[Staged], targets: Sequence[Target], *, li
         if part.names is None:
             os.mkdir(part.into)  # noqa: PTH102 -- thousands of paths
         if part.folder.names:
-            source = f"{layers[part.folder.target]}/{part.folder.path}"
+            source = f"{layers[part.folder.own.target]}/{part.folder.own.path}"
             place(source, part.into, part.folder.names, part.names or part.folder.names)
     for part in reversed(parts):
         if part.names is not None:
             continue
-        if part.folder.mode != plain[part.folder.target]:
-            os.chmod(part.into, part.folder.mode)  # noqa: PTH101
-        os.utime(part.into, ns=(part.folder.mtime_ns, part.folder.mtime_ns))
+        own = part.folder.own
+        if own.mode != plain[own.target]:
+            os.chmod(part.into, own.mode)  # noqa: PTH101
+        os.utime(part.into, ns=(own.mtime_ns, own.mtime_ns))
 
 
 def _link(source: str, into: str, names: Sequence[str], staged_names: Sequence[str]) -> None:

@@ -20,7 +20,6 @@ from snapshot.env.format.entries import (
     difference,
     parents_of,
 )
-from snapshot.env.format.listing import listing_of
 from snapshot.env.format.manifest import Manifest, Place, decode_manifest, encode_manifest
 from snapshot.env.format.packs import (
     HEADER,
@@ -30,6 +29,7 @@ from snapshot.env.format.packs import (
 from snapshot.env.key.keys import key_of
 from snapshot.env.node.cache import NodeCache
 from snapshot.env.node.extraction import provide
+from snapshot.env.node.tree import listing_of
 from snapshot.env.store.repository import ROOT
 from snapshot.env.target.environment import scan
 from snapshot.env.target.moves import plan_moves

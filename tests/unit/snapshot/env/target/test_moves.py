@@ -7,7 +7,7 @@ import pytest
 
 from omniload.base.errors import StateError
 from snapshot.env.format.entries import Entry, Kind, Target
-from snapshot.env.format.listing import listing_of
+from snapshot.env.node.tree import listing_of
 from snapshot.env.target.environment import Environment
 from snapshot.env.target.moves import carry_out, plan_moves
 from snapshot.env.target.records import Move, Record, Records
