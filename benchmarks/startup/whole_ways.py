@@ -60,15 +60,12 @@ exec unshare --mount --pid --fork --kill-child=KILL --propagation=private -- sh 
 _PLAIN_INSIDE = (
     _SAY
     + """
-spawned() { export OMNILOAD_STARTUP_SPAWNED="$(date +%s%N) 0"; }
 say environment begin
 """
     + INSTALL
     + """
 say environment end
-spawned
 [ -z "$1" ] || python /job/fetch.py "$1" /node/checkpoints
-spawned
 exec python /job/job.py "$2"
 """
 )

@@ -28,7 +28,7 @@ from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.store.access import StoreMissingError, opened
 from snapshot.env.store.progress import shown_progress
 from snapshot.env.target.environment import Environment, active_environment
-from snapshot.startup.events import spawning, stage
+from snapshot.startup.events import stage
 
 __all__ = ["command"]
 
@@ -224,8 +224,7 @@ def run_command(
     restored = _restored(given, url, wanted, auto=auto, form=form, where="in --install")
     click.echo(_sentence(restored), err=True)
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
-    # From here to the first stage of the program is its stage ``process_start``.
-    variables = environment_of(given.environment.interpreter, os.environ) | spawning()
+    variables = environment_of(given.environment.interpreter, os.environ)
     # What Python still holds would be lost: exec runs none of its exits.
     sys.stdout.flush()
     # Python ignores them, and a program inherits that.

@@ -37,7 +37,7 @@ from snapshot.image.tree.merge import merge
 from snapshot.oci.image import Image, opened_image
 from snapshot.oci.store import ImageStore
 from snapshot.startup.attempts import Attempt, attempts_of, difference_of
-from snapshot.startup.events import spawning, stage
+from snapshot.startup.events import stage
 from snapshot.startup.output import format_seconds, print_attempt, print_difference, write_trace
 from snapshot.startup.reading import read_events
 
@@ -197,10 +197,9 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
         )  # beside that of the mount, which waits for hot blocks
         logged, known = log_of()
         binds = (*logged, *map(bind_of, given.binds))
-        spawned = [f"{name}={value}" for name, value in spawning().items()]
         # Once, and handed on: the tag may move before the mount would look.
         with _opened(settings) as (_, image):
-            start = start_of(image.config.config, given.words, (*known, *spawned, *given.variables))
+            start = start_of(image.config.config, given.words, (*known, *given.variables))
         settings = settings.model_copy(update={**changed, "command": start.words})
         start = replace(start, binds=binds)
         code = run_in(

@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from omniload.base.log import get_logger
@@ -33,9 +33,7 @@ __all__ = [
     "StageEvent",
     "Tally",
     "handed_down",
-    "process_started",
     "restarted",
-    "spawning",
     "stage",
 ]
 
@@ -49,8 +47,6 @@ LONGEST_NAME = 256
 _JOB = ("OMNILOAD_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID")
 _NODE = ("OMNILOAD_NODE", "SLURMD_NODENAME")
 _ATTEMPT = ("OMNILOAD_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-_SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
-_PROCESS_START = "process_start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +108,6 @@ def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Ta
     if not path:
         yield tally
         return
-    process_started(environment)
     run = secrets.token_hex(8)
     _append(path, _event(name, "begin", Tally(), run, environment))
     try:
@@ -122,36 +117,6 @@ def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Ta
         raise
     finally:
         _append(path, _event(name, "end", tally, run, environment))
-
-
-def spawning(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variable to start a process with, so that its first stage counts what came before it.
-
-    Nothing where no log is written.
-
-    That is the stage ``process_start``: loading an interpreter and its modules takes seconds
-    where they come from far away, and no stage of the process itself could count them.
-    """
-    if not environment.get(LOG_VARIABLE):
-        return {}
-    return {_SPAWNED: f"{time.time_ns()} {_attempt(environment)}"}
-
-
-def process_started(environment: Mapping[str, str] = os.environ) -> None:
-    """Write the stage ``process_start`` of this process, once, if its parent noted the time of its start.
-
-    The first ``stage`` of a process does so by itself.
-    """
-    began, _, attempt = os.environ.pop(_SPAWNED, "").partition(" ")
-    path = environment.get(LOG_VARIABLE)
-    began_ns = decimal_of(began)
-    # A launcher in between may start its processes again; then they were not spawned at that time.
-    if not path or began_ns is None or attempt != str(_attempt(environment)):
-        return
-    run = secrets.token_hex(8)
-    begin = _event(_PROCESS_START, "begin", Tally(), run, environment)
-    _append(path, replace(begin, time_ns=min(began_ns, begin.time_ns)))
-    _append(path, _event(_PROCESS_START, "end", Tally(), run, environment))
 
 
 def handed_down(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

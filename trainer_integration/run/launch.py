@@ -40,7 +40,7 @@ from omniload.machine.job_restarts import (
 )
 from omniload.mix.config import MixConfig
 from omniload.mix.run_record import RUN_RECORD_NAME, read_run_record
-from snapshot.startup.events import process_started, restarted, spawning, stage
+from snapshot.startup.events import restarted, stage
 from trainer_integration.config import TrainConfig
 from trainer_integration.run.launch_plan import (
     AttemptStart,
@@ -235,7 +235,6 @@ class Launcher:
         ) < self._first_step:  # the launch began from one that ranks found damaged
             self._first_step, self._noted = start.step or 0, False
         self._attempt = Attempt(number)
-        process_started()
         plane = self._open_plane(start)
         # Once the plane has taken the launch: one that is refused leaves the run as it was.
         for step, why in start.beyond.items():
@@ -282,9 +281,8 @@ class Launcher:
         log_file = (
             self.run_dir / "logs" / f"rank-{rank}-attempt-{self._first_log + start.attempt}.log"
         )
-        spawned = spawning(restarted(start.attempt))
         inherited = () if spec.store_fd is None else (spec.store_fd,)
-        process = RankProcess(_RANK, spec.to_json(), log_file, spawned, inherited)
+        process = RankProcess(_RANK, spec.to_json(), log_file, inherited)
         self._attempt.ranks[rank] = process
         process.listen(
             lambda line: self._on_line(start.attempt, line),

@@ -43,7 +43,6 @@ class RankProcess:
         command: Sequence[str],
         specification: str,
         log_file: Path,
-        variables: Mapping[str, str] | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
         """Start it.
@@ -52,7 +51,6 @@ class RankProcess:
             command: Program and arguments.
             specification: What it reads on standard input.
             log_file: Gets what it writes to standard error, as ``RoleLog`` keeps lines; must be new.
-            variables: What it gets beside the variables of this process.
             inherited: Open files that it gets, under the same numbers.
         """
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +61,7 @@ class RankProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **_SETTINGS, **(variables or {})},
+            env={**os.environ, **_SETTINGS},
             pass_fds=tuple(inherited),
             start_new_session=True,  # Ctrl-C at the terminal is for the launcher
         )

@@ -11,7 +11,6 @@ machine, ``LD_PRELOAD`` would have it load code of the image before it is inside
 import os
 import signal
 import stat as stat_bits
-import time
 import warnings  # noqa: F401 -- by execvpe, which must not import it from the image
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +30,6 @@ LOG_INSIDE = "/run/omniload/startup.jsonl"
 _TAKEN = ("proc", "dev", "sys")
 # CLONE_NEWNS and CLONE_NEWPID of linux/sched.h.
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
-_SPAWNED = "OMNILOAD_STARTUP_SPAWNED"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python, and so by what it becomes, unless they are put back."""
@@ -202,9 +200,6 @@ def _become(folder: str, ids: tuple[int, int], variables: dict[str, str], words:
         os.setgroups([])  # groups first: a user who is not root may change none
         os.setgid(ids[1])
         os.setuid(ids[0])
-        if _SPAWNED in variables:  # "NANOSECONDS ATTEMPT": the command's start-up begins here
-            _, _, attempt = variables[_SPAWNED].partition(" ")
-            variables[_SPAWNED] = f"{time.time_ns()} {attempt}"
         os.execvpe(words[0], words, variables)  # noqa: S606 -- what was asked for
     except FileNotFoundError as error:
         code, problem = 127, str(error.strerror)

@@ -159,9 +159,7 @@ def test_all_lines_of_a_start_are_of_one_job_attempt_and_node(rounds):
         }
 
         assert seen == {("whole-startup", "n1", 0)}
-        assert {"image", "environment", "process_start", "checkpoint_load", "first_step"} <= set(
-            stages_of(each)
-        )
+        assert {"image", "environment", "checkpoint_load", "first_step"} <= set(stages_of(each))
         assert (each.attempt.strays, each.attempt.backward) == (0, 0)
 
 

@@ -37,14 +37,12 @@ def test_two_starts_of_a_training_are_reported_stage_by_stage(tmp_path, monkeypa
 
     # Of two ranks; the launcher opens the data plane, each rank its client and its first batch.
     assert {name: len(node.runs) for name, node in nodes.items()} == {
-        "process_start": 2,
         "data_plane": 5,
         "process_group": 2,
         "model_build": 2,
         "first_step": 2,
     }
     assert {name: len(node.runs) for name, node in resumed.items()} == {
-        "process_start": 1,
         "data_plane": 2,
         "model_build": 1,
         "checkpoint_load": 1,

@@ -2,11 +2,19 @@
 
 import json
 import os
+import socket
 
 import pytest
 
 from omniload.base.errors import StateError
-from snapshot.startup.events import LOG_VARIABLE, StageEvent, Tally, restarted, stage
+from snapshot.startup.events import (
+    LOG_VARIABLE,
+    StageEvent,
+    Tally,
+    handed_down,
+    restarted,
+    stage,
+)
 from snapshot.startup.reading import parse_event
 
 
@@ -218,3 +226,48 @@ def test_what_is_no_event_at_all_is_refused(line):
 def test_another_version_is_refused_even_with_fields_of_its_own():
     with pytest.raises(StateError, match="version 2, this code reads 1"):
         parse_event('{"version":2,"when":3}')
+
+
+def test_who_a_start_is_goes_along_under_the_names_it_came_by():
+    known = {
+        "SLURM_JOB_ID": "41",
+        "OMNILOAD_NODE": "n1",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "HOME": "/root",
+        LOG_VARIABLE: "/log",
+    }
+
+    assert handed_down(known) == {
+        "SLURM_JOB_ID": "41",
+        "OMNILOAD_NODE": "n1",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+
+
+def test_a_node_that_nobody_named_is_named_before_it_goes_along():
+    assert handed_down({}) == {"OMNILOAD_NODE": socket.gethostname()}
+    assert handed_down({"SLURMD_NODENAME": "rack3"})["OMNILOAD_NODE"] == "rack3"
+
+
+def test_lines_written_with_what_was_handed_down_are_of_the_same_start(tmp_path):
+    outside = {LOG_VARIABLE: str(tmp_path / "log"), "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    inside = handed_down(outside) | {LOG_VARIABLE: outside[LOG_VARIABLE]}
+
+    for known in (outside, inside):
+        with stage("image", known):
+            pass
+
+    seen = {
+        (e["job"], e["node"], e["attempt"])
+        for e in map(json.loads, (tmp_path / "log").read_text().splitlines())
+    }
+    assert seen == {("7", socket.gethostname(), 1)}
+
+
+def test_an_attempt_of_thousands_of_digits_is_none(tmp_path):
+    log = tmp_path / "log"
+
+    with stage("data_plane", {LOG_VARIABLE: str(log), "OMNILOAD_ATTEMPT": "9" * 5000}):
+        pass
+
+    assert {line.attempt for line in lines_of(log)} == {0}
