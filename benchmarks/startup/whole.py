@@ -48,8 +48,8 @@ from benchmarks.startup.whole_place import (
     wheels,
 )
 from benchmarks.startup.whole_ways import Places, Start, begin, ours, plain
+from snapshot.commands.startup import format_moved, print_difference, write_trace
 from snapshot.startup.attempts import BETWEEN, Attempt, attempts_of, difference_of
-from snapshot.startup.output import format_moved, print_difference, write_trace
 from snapshot.startup.reading import read_events
 from tests.support.hdfs.cluster import why_not
 

@@ -1,4 +1,4 @@
-"""``omniload env``: save, restore, run, umount."""
+"""``omniload env``: save, restore, run, show, umount."""
 
 import errno
 import functools
@@ -8,21 +8,23 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 # Commands import what only they need: a warm restore is over before that would be loaded.
+from omniload.base.cli import Verbs
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
-from snapshot.commands.env_kept import prune_command, show_command, store_option
+from omniload.base.units import format_bytes
 from snapshot.env.flow.forms import RequestedForm
 from snapshot.env.flow.restore import Restored, Restorer
-from snapshot.env.format.entries import Limits
-from snapshot.env.key.interpreter import environment_of
+from snapshot.env.format.entries import Kind, Limits
+from snapshot.env.key.interpreter import environment_of, shown
 from snapshot.env.key.keys import Installation
 from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.store.access import StoreMissingError, opened
@@ -30,9 +32,12 @@ from snapshot.env.store.progress import shown_progress
 from snapshot.env.target.environment import Environment, active_environment
 from snapshot.startup.events import stage
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from snapshot.env.format.manifest import Manifest
 
-_Function = TypeVar("_Function", bound=Callable[..., None])
+__all__ = ["command", "lines_of", "summary_of"]
+
+_Command = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,7 @@ class _Options:
         return Installation(words, here, dict(os.environ), self.files, self.variables)
 
 
-def _environment_options(function: _Function) -> _Function:
+def _environment_options(function: _Command) -> _Command:
     """Add the options of ``_Options`` to a command, which gets them as one value."""
 
     @click.option(
@@ -81,7 +86,7 @@ def _environment_options(function: _Function) -> _Function:
         except OSError as error:
             raise _fault(error) from error
 
-    return command_of  # type: ignore[return-value]
+    return command_of
 
 
 def _fault(error: OSError) -> StateError:
@@ -96,19 +101,36 @@ def _fault(error: OSError) -> StateError:
     return StateError(f"{place}: {error.strerror}")
 
 
-@click.group("env")
+_PLACES = {
+    "prune": "snapshot.commands.env_prune:prune_command",
+    "restore": "snapshot.commands.env:restore_command",
+    "run": "snapshot.commands.env:run_command",
+    "save": "snapshot.commands.env:save_command",
+    "show": "snapshot.commands.env:show_command",
+    "umount": "snapshot.commands.env:umount_command",
+}
+
+
+@click.group("env", cls=Verbs, places=_PLACES)
 def command() -> None:
     """Dependency snapshots: install once, restore everywhere."""
 
 
-for _command in (show_command, prune_command):
-    command.add_command(_command)
+_store_option = click.option(
+    "-o",
+    "--store",
+    "url",
+    envvar="OMNILOAD_ENV_STORE",
+    required=True,
+    help="Directory, hdfs://, s3://, gs:// or any fsspec URL. [env OMNILOAD_ENV_STORE]",
+)
+_forms = click.Choice(["auto", "mount", "link", "copy"])
+_form_option = click.option("--form", type=_forms, default="auto", show_default=True)
 
 
-@command.command("save")
-@store_option
+@click.command("save")
+@_store_option
 @_environment_options
-@click.option("--level", default=7, show_default=True, help="zstd level.")
 @click.option(
     "--byte-code/--no-byte-code",
     default=True,
@@ -116,9 +138,7 @@ for _command in (show_command, prune_command):
     help="Keep byte code, and add what is missing; else leave it out, as uv does.",
 )
 @click.argument("words", nargs=-1, required=True)
-def save_command(
-    given: _Options, url: str, level: int, byte_code: bool, words: tuple[str, ...]
-) -> None:
+def save_command(given: _Options, url: str, byte_code: bool, words: tuple[str, ...]) -> None:
     """Run COMMAND and keep what it changed in the environment.
 
     \b
@@ -126,7 +146,6 @@ def save_command(
       omniload env save -o hdfs://namenode:9000/envs -- pip install -r requirements.txt
       omniload env save -o /mnt/envs --target /opt/tools --input setup.cfg -- bash setup.sh
     """  # noqa: D301 -- click's own marker
-    from omniload.base.units import format_bytes  # noqa: PLC0415
     from snapshot.env.flow.save import install_and_save  # noqa: PLC0415
 
     # The store first: one that is not there is said before an hour of pip.
@@ -136,7 +155,6 @@ def save_command(
             repository,
             given.installation(words),
             image=given.image,
-            level=level,
             byte_code=byte_code,
             limits=given.limits,
             progress=progress,
@@ -150,21 +168,14 @@ def save_command(
         err=True,
     )
     for path in head.skipped:
-        click.echo(
-            f"warning: {path} is no file, directory or link; it is not in the snapshot", err=True
-        )
+        click.echo(f"warning: {path} is no file, folder or link; it is left out", err=True)
 
 
-@command.command("restore")
-@store_option
+@click.command("restore")
+@_store_option
 @_environment_options
 @click.option("--auto", is_flag=True, help="Find the key from COMMAND and its inputs.")
-@click.option(
-    "--form",
-    type=click.Choice(["auto", "mount", "link", "copy"]),
-    default="auto",
-    show_default=True,
-)
+@_form_option
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def restore_command(
@@ -190,12 +201,12 @@ def restore_command(
     click.echo(json.dumps(asdict(restored)) if as_json else _sentence(restored))
 
 
-@command.command("run")
-@store_option
+@click.command("run")
+@_store_option
 @_environment_options
 @click.option("--auto", is_flag=True, help="Find the key from --install and its inputs.")
 @click.option("--install", default="", help="Command that installs, for --auto and as a fallback.")
-@click.option("--form", type=click.Choice(["auto", "mount", "link", "copy"]), default="auto")
+@_form_option
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def run_command(
     given: _Options,
@@ -267,23 +278,23 @@ def _restored(
                 if not installing or here:
                     raise
                 get_logger(__name__).warning("%s; the command is run", error)
-        if found is None and not installing:
-            known = f"no snapshot {key} in {url}" if key else "nothing says what is wanted"
-            raise StateError(f"{known}; give the command that installs {where}, and it is saved")
         if found is None:
+            if not installing:
+                known = f"no snapshot {key} in {url}" if key else "nothing says what is wanted"
+                raise StateError(
+                    f"{known}; give the command that installs {where}, and it is saved"
+                )
             found = restorer.restore_or_install(given.installation(installing), given.image, form)
         tally.add("store", found.stored_bytes)
         if not found.stored_bytes:
             tally.add("disk", found.raw_bytes)
         tally.note("packages", found.key)
     if not auto and found.key != key:
-        click.echo(
-            f"warning: {shlex.join(installing)} has the key {found.key}, not {key}", err=True
-        )
+        click.echo(f"warning: {shlex.join(installing)} has key {found.key}, not {key}", err=True)
     return found
 
 
-@command.command("umount")
+@click.command("umount")
 @_environment_options
 @click.option("--lazy", is_flag=True, help="Also while processes use it.")
 def umount_command(given: _Options, lazy: bool) -> None:
@@ -310,3 +321,80 @@ def _sentence(restored: Restored) -> str:
         outcome = "saved" if restored.saved else "not saved"
         return f"{restored.key[:16]}: no snapshot, installed and {outcome}: {spent}"
     return f"{restored.key[:16]}: restored ({restored.form}): {spent}"
+
+
+@click.command("show")
+@_store_option
+@click.option("--files", is_flag=True, help="List every path.")
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("key", required=False)
+def show_command(url: str, files: bool, as_json: bool, key: str | None) -> None:
+    """List the snapshots of STORE, or show one.
+
+    What two were made of, and so why they differ, a diff of their JSON says.
+
+    \b
+    Example:
+      omniload env show -o /mnt/envs
+      omniload env show 3f9a01c2 -o /mnt/envs --files
+      omniload env show 3f9a01c2 -o /mnt/envs --json
+    """  # noqa: D301 -- click's own marker
+    with opened(url) as repository:
+        keys = [repository.full_key(key)] if key else repository.all_keys()
+        # What is pruned while the others are read is left out.
+        found = [summary_of(each, files=files) for each in map(repository.manifest, keys) if each]
+    if key and not found:
+        raise StateError(f"no snapshot {key} in {url}; omniload env show lists them")
+    if as_json:
+        click.echo(json.dumps(found[0] if key else found, indent=2))
+        return
+    for each in found:
+        for line in lines_of(each, whole=key is not None):
+            click.echo(line)
+
+
+def summary_of(manifest: "Manifest", *, files: bool = False) -> dict[str, Any]:
+    """Return what is worth knowing of a snapshot, ready for JSON; with ``files`` every path."""
+    head = manifest.head
+    created = datetime.fromtimestamp(head.created_ns / 1e9, UTC)
+    found = {
+        "key": head.key,
+        "created": created.isoformat(timespec="seconds"),
+        "command": shlex.join(head.document.get("command", [])),
+        "files": manifest.num_files,
+        "deleted": sum(entry.kind is Kind.DELETED for entry in manifest.entries),
+        "raw_bytes": manifest.raw_bytes,
+        "stored_bytes": head.stored_bytes,
+        "packs": len(head.packs),
+        "install_s": head.install_s,
+        "distributions": list(head.distributions),
+        "skipped": list(head.skipped),
+        "document": head.document,
+    }
+    if files:
+        found["paths"] = [
+            {
+                "target": head.targets[e.target].name,
+                "path": shown(e.path),
+                "kind": e.kind.name.lower(),
+                "bytes": e.size_bytes,
+            }
+            for e in manifest.entries
+        ]
+    return found
+
+
+def lines_of(found: dict[str, Any], *, whole: bool) -> Iterator[str]:
+    """Yield what a summary says, for people: ``whole`` or in a line."""
+    raw, stored = format_bytes(found["raw_bytes"]), format_bytes(found["stored_bytes"])
+    if not whole:
+        key, created, command, files = list(found.values())[:4]
+        yield f"{key[:16]}  {created}  {files} files  {raw}  {command}"
+        return
+    for name in ("key", "created", "command", "files", "deleted", "packs"):
+        yield f"{name:14}{found[name]}"
+    yield f"{'size':14}{raw}, {stored} added to the store"
+    yield f"{'installed in':14}{found['install_s']:.1f} s"
+    yield f"{'distributions':14}{' '.join(found['distributions'])}"
+    for path in found.get("paths", ()):
+        yield f"{path['kind']:10}{path['bytes']:>12}  {path['target']}/{path['path']}"

@@ -15,16 +15,11 @@ import click
 
 from fusefs.bridge.api.options import require_text
 from fusefs.bridge.process.launch import followed, umount
+from omniload.base.cli import Verbs
 from omniload.base.errors import ConfigError
 from omniload.base.extras import missing_extra
 from omniload.base.log import get_logger, set_up_logging
 from omniload.base.units import format_bytes
-from snapshot.commands.image_run import (
-    prefetch_command,
-    record_command,
-    run_command,
-    startup_command,
-)
 from snapshot.engines.containerd.images import RegistryImages
 from snapshot.engines.containerd.snapshotter import Snapshotter
 from snapshot.engines.containerd.views import MountedViews
@@ -53,23 +48,32 @@ _ROOT = "/var/lib/omniload/snapshotter"
 _REFUSED = ("serve", "image", "mountpoint", "command")
 
 
-@click.group("image")
+_PLACES = {
+    "convert": "snapshot.commands.image:convert_command",
+    "mount": "snapshot.commands.image:mount_command",
+    "prefetch": "snapshot.commands.image_run:prefetch_command",
+    "record": "snapshot.commands.image_run:record_command",
+    "run": "snapshot.commands.image_run:run_command",
+    "serve": "snapshot.commands.image:serve_command",
+    "show": "snapshot.commands.image:show_command",
+    "startup": "snapshot.commands.startup:startup_command",
+    "umount": "snapshot.commands.image:umount_command",
+}
+
+
+@click.group("image", cls=Verbs, places=_PLACES)
 def command() -> None:
     """Container images, read lazily."""
 
 
-for _command in (startup_command, record_command, run_command, prefetch_command):
-    command.add_command(_command)
-
-
-@command.command("show")
+@click.command("show")
 @click.argument("image")
 @click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
 @click.option(
     "--mirror", "mirrors", multiple=True, help="Registry that may hold it too; repeatable."
 )
 @click.option("--json", "as_json", is_flag=True)
-def show(image: str, platform: str | None, mirrors: tuple[str, ...], as_json: bool) -> None:
+def show_command(image: str, platform: str | None, mirrors: tuple[str, ...], as_json: bool) -> None:
     """Show the layers of IMAGE, their sizes and formats; its files are seen through a mount.
 
     A registry is spoken to over TLS, unless it is on this machine or http:// stands before it.
@@ -91,7 +95,7 @@ def show(image: str, platform: str | None, mirrors: tuple[str, ...], as_json: bo
         )
 
 
-@command.command("mount")
+@click.command("mount")
 @click.argument("places", nargs=-1, metavar="[IMAGE] MOUNTPOINT")
 @click.option(
     "--as",
@@ -151,7 +155,7 @@ def mount_command(
     sys.exit(followed(process))
 
 
-@command.command("umount")
+@click.command("umount")
 @click.argument("mountpoint")
 def umount_command(mountpoint: str) -> None:
     """Unmount an image; what was recorded is written then.
@@ -163,13 +167,15 @@ def umount_command(mountpoint: str) -> None:
     umount(mountpoint)
 
 
-@command.command("convert")
+@click.command("convert")
 @click.argument("image")
 @click.argument("target")
 @click.option("--level", default=3, show_default=True, type=click.IntRange(1, 19), help="Of zstd.")
 @click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default: this machine's.")
 @click.option("--json", "as_json", is_flag=True)
-def convert(image: str, target: str, level: int, platform: str | None, as_json: bool) -> None:
+def convert_command(
+    image: str, target: str, level: int, platform: str | None, as_json: bool
+) -> None:
     """Write IMAGE as zstd:chunked to TARGET: parts of it can then be read; other tools read it too.
 
     \b
@@ -213,7 +219,7 @@ def _described(image: Image) -> dict[str, Any]:
     }
 
 
-@command.command("serve")
+@click.command("serve")
 @click.option("--socket", default=_SOCKET, show_default=True, help="Where containerd finds it.")
 @click.option("--root", default=_ROOT, show_default=True, help="Folder of what is kept.")
 @click.option(

@@ -139,7 +139,6 @@ def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
     installation: Installation,
     *,
     image: str = "",
-    level: int = 7,
     byte_code: bool = True,
     limits: Limits | None = None,
     progress: Progress = lambda *_: None,
@@ -162,9 +161,7 @@ def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
                 "nothing of it can be seen any more; make the environment anew"
             )
         captured = install(environment, installation, byte_code=byte_code)
-        manifest = save(
-            repository, captured, document, level=level, limits=limits, progress=progress
-        )
+        manifest = save(repository, captured, document, limits=limits, progress=progress)
         environment.note_installed(document)
         return manifest
 
@@ -174,7 +171,6 @@ def save(
     captured: Captured,
     document: dict[str, Any],
     *,
-    level: int = 7,
     limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:
@@ -194,7 +190,7 @@ def save(
         targets = captured.targets
         entries = _entries(captured, pool, progress)
         check_entries(entries, targets, limits)
-        writer = _Writer(repository, targets, entries, level, progress)
+        writer = _Writer(repository, targets, entries, progress)
         writer.write(pool)
     head = Head(
         key=key_of(document),
@@ -259,11 +255,9 @@ class _Writer:
         repository: Repository,
         targets: Sequence[Target],
         entries: Sequence[Entry],
-        level: int,
         progress: Progress,
     ) -> None:
         self._repository = repository
-        self._level = level
         self._progress = progress
         self._done = 0
         self._path_of: dict[bytes, Path] = {}
@@ -299,7 +293,7 @@ class _Writer:
         )
         for batch in self._batches(rest):
             pieces = (piece for digest in batch for piece in self._pieces(digest))
-            name, frames, stored = self._repository.write_pack(pieces, level=self._level, pool=pool)
+            name, frames, stored = self._repository.write_pack(pieces, pool)
             at = 0
             for digest in batch:
                 self._place(digest, name, at)

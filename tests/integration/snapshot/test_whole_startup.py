@@ -22,7 +22,7 @@ from benchmarks.startup.whole import Link, Round, tables_of, timelines
 from benchmarks.startup.whole_job import FETCH, FirstStep
 from benchmarks.startup.whole_place import push_image
 from benchmarks.startup.whole_ways import Places, begin, ours, plain
-from snapshot.commands.image_run import startup_command
+from snapshot.commands.startup import startup_command
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.reading import read_events
 from tests.support.snapshot.env_wheels import a_venv, a_wheel

@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from snapshot.commands.image_run import startup_command
+from snapshot.commands.startup import startup_command
 from snapshot.startup.attempts import attempts_of, difference_of
 from snapshot.startup.events import LOG_VARIABLE
 from snapshot.startup.reading import read_events

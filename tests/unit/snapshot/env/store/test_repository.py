@@ -36,7 +36,7 @@ def pool():
 
 def a_snapshot(repository, pool, contents, key=KEY):
     """Publish a snapshot of one pack of contents, given as bytes by digest."""
-    name, frames, _ = repository.write_pack(iter(contents.values()), level=1, pool=pool)
+    name, frames, _ = repository.write_pack(iter(contents.values()), pool)
     places, at = {}, 0
     for digest, data in contents.items():
         places[digest] = Place(0, at, len(data))
@@ -109,7 +109,7 @@ def test_a_manifest_of_absurd_size_is_refused_before_it_is_held(tmp_path, begins
 
 
 def test_a_pack_holds_what_was_written_in_order(repository, pool):
-    name, frames, stored = repository.write_pack(iter([b"first", b"third"]), level=1, pool=pool)
+    name, frames, stored = repository.write_pack(iter([b"first", b"third"]), pool)
 
     assert stored == repository.store.stat(f"{ROOT}/packs/{name}").size_bytes
     (frame,) = frames
@@ -122,7 +122,7 @@ def test_a_pack_of_many_frames_reads_back_whole(repository, pool, monkeypatch):
     monkeypatch.setattr("snapshot.env.store.repository.FRAME_BYTES", 100)
     data = bytes(range(256)) * 20
 
-    name, frames, _ = repository.write_pack(iter([data]), level=1, pool=pool)
+    name, frames, _ = repository.write_pack(iter([data]), pool)
 
     assert len(frames) == 52
     raw = b"".join(
@@ -166,7 +166,7 @@ def test_a_pack_whose_source_fails_leaves_none(repository, pool):
         raise StateError("it changed")
 
     with pytest.raises(StateError, match="it changed"):
-        repository.write_pack(pieces(), level=1, pool=pool)
+        repository.write_pack(pieces(), pool)
 
     assert repository.store.listing(f"{ROOT}/packs") == []
 

@@ -1,24 +1,35 @@
-"""How figures of a start-up read."""
+"""``omniload image startup``: how figures of a start-up read, as tables and as a timeline."""
 
 import io
 import itertools
+import json
+import re
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
-from snapshot.startup.attempts import attempts_of, difference_of
-from snapshot.startup.output import (
+from omniload.base.errors import ConfigError
+from snapshot.commands.startup import (
     format_moved,
     format_ratio,
     format_seconds,
     notes_of,
     print_attempt,
     print_difference,
+    startup_command,
     trace_of,
     verdict_of,
 )
-from tests.support.snapshot.startup_builders import NS, a_pair, a_start
+from snapshot.startup.attempts import attempts_of, difference_of
+from tests.support.snapshot.startup_builders import (
+    NS,
+    a_pair,
+    a_start,
+    write_events,
+    write_nodes,
+)
 
 
 def the_attempt(events):
@@ -217,3 +228,106 @@ def test_a_run_without_an_end_lasts_to_the_end_and_facts_are_arguments(facts):
     found = {e["name"]: e["args"] for e in events if e["pid"] == 1 and e["ph"] == "X"}
     assert found["image"] == {"bytes": {}, "unfinished": "true"}
     assert found["first_step"] == {"bytes": {}, **facts}
+
+
+def told(*arguments):
+    result = CliRunner().invoke(
+        startup_command, [str(each) for each in arguments], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refusal(*arguments):
+    with pytest.raises(ConfigError) as caught:
+        told(*arguments)
+    return str(caught.value)
+
+
+@pytest.fixture
+def start(tmp_path):
+    return write_nodes(tmp_path / "start", a_start(slow="n2"))
+
+
+def test_the_table_names_the_straggler(start):
+    text = told(start)
+
+    line = next(line for line in text.splitlines() if line.startswith("environment"))
+    assert re.split(r"\s{2,}", line.strip()) == [
+        "environment", "3", "100.0 s", "150.0 s", "1.50", "50.0 s", "n2", "150.0 s", "store 810 MiB",
+    ]  # fmt: skip
+    assert "worst straggler n2: 50.0 s over the median in environment" in text
+    assert "note:" not in text
+
+
+def test_what_is_missing_is_noted_under_the_table(tmp_path):
+    events = a_pair("image", "a", 0, None) + a_pair("checks", "a", 0, 1, facts={"error": "OSError"})
+    events += a_pair("process_group", "a", 1, 2) + a_pair("process_group", "b", 9, 10)
+    path = write_events(tmp_path / "n.jsonl", [*events, a_pair("queue", "a", 3, 4)[1]])
+    with path.open("a") as file:
+        file.write('{"version":1,"jo')
+
+    text = told(path)
+
+    for note in (
+        "image has no end on a; it is not in its figures",
+        "checks failed on a: OSError",
+        "the first step was not reached",
+        "clocks are at least 7.00 s apart: a left process_group before b entered it; the critical",
+        "1 ends have no begin",
+        "1 lines were cut short",
+    ):
+        assert f"note: {note}" in text
+
+
+def test_the_difference_of_two_attempts_of_a_job_names_the_stage_that_explains_it(tmp_path):
+    cold = a_start(attempt=0)
+    warm = a_start(attempt=1, environment_s=10)
+    path = write_events(tmp_path / "all.jsonl", cold + warm)
+
+    text = told(path, "--against", path, "--against-attempt", 0)
+
+    assert text.startswith("attempt 1 of 0 (240.0 s), 1 (150.0 s)\n")
+    assert "90.0 s less, 0.62 of before. environment explains 100% of it: 100.0 s to 10.0 s" in text
+    assert "Both starts took the same time." in told(path, "--against", path)
+
+
+def test_a_job_or_attempt_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    path = write_events(tmp_path / "all", a_start() + a_start(job="other", attempt=4))
+
+    assert "hold 2 jobs: 'other', 'pretrain'; choose one with --job" in refusal(path)
+    assert "no job 'x' in the files; they hold 'other', 'pretrain'" in refusal(path, "--job", "x")
+    assert "no attempt 3 in the files" in refusal(path, "--job", "other", "--attempt", "3")
+    assert re.search(r"total +3 +240.0 s", told(path, "--job", "other", "--attempt", "4"))
+    assert "was OMNILOAD_STARTUP_LOG set" in refusal(write_events(tmp_path / "none", []))
+
+
+def test_names_from_a_log_are_never_markup(tmp_path):
+    bad = "<script>alert(1)</script>[red]&\"'"
+    path = write_events(
+        tmp_path / "bad", a_pair(bad, bad, 0, 5, job=bad, facts={"error": bad, bad: bad})
+    )
+    assert bad in told(path)
+
+
+def test_names_from_a_log_give_a_terminal_no_orders(tmp_path):
+    bad = "\x1b[2Jn\u202e1\n"
+    path = write_events(tmp_path / "bad", a_pair(bad, bad, 0, None, job=bad))
+
+    text = told(path)
+
+    assert "\x1b" not in text
+    assert r"\x1b[2Jn\u202e1\n has no end on \x1b[2Jn\u202e1\n" in text
+
+
+def test_the_timeline_is_written_for_perfetto(start, tmp_path):
+    told(start, "--perfetto", tmp_path / "trace.json")
+
+    document = json.loads((tmp_path / "trace.json").read_text())
+    names = {e["args"]["name"] for e in document["traceEvents"] if e["ph"] == "M"}
+    assert names == {"critical path", "login", "n1", "n2", "n3"}
+    assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
+
+
+def test_a_timeline_that_cannot_be_written_is_named(start, tmp_path):
+    assert "cannot be written" in refusal(start, "--perfetto", tmp_path / "no" / "trace.json")
