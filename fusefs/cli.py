@@ -40,6 +40,7 @@ from fusefs.tools.prefetch import (
 )
 from fusefs.tools.statistics import LAYOUT_XATTR, drop_cached, layout_of
 from fusefs.tree.namespace import StripedFiles
+from omniload.base.cli import FiniteRange
 from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.secrets import without_secrets
@@ -192,7 +193,7 @@ def _layout(file: str, store: str | None) -> dict[str, Any]:
 @click.option("--read-data", is_flag=True, help="Read every unit and compare its checksum.")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=3600.0,
     show_default=True,
     help="Seconds a write may take.",

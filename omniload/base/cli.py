@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 
 """
 
 import io
+import math
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from omniload.base.message_text import message_text
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Verbs", "main"]
+__all__ = ["FiniteRange", "Verbs", "main"]
 
 _GROUP = "omniload.commands"
 _OURS = {
@@ -91,6 +92,22 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         place = self._places.get(cmd_name)
         return None if place is None else _loaded(place)
+
+
+class FiniteRange(click.FloatRange):
+    """A range without ``nan`` and ``inf``: click's has ``nan`` in every range, and a wait of ``nan`` never ends."""
+
+    @override
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number to go by; give one such as 5", param, ctx)
+        return number
 
 
 def _loaded(place: str) -> click.Command:

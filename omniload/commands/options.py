@@ -13,7 +13,6 @@ __all__ = [
     "BYTES",
     "COUNT",
     "DURATION",
-    "FiniteRange",
     "cache_option",
     "dp_option",
     "json_option",
@@ -81,19 +80,6 @@ class _Duration(click.ParamType[float]):
 
 DURATION = _Duration()
 """Type of an option that takes a duration in seconds, or with a unit."""
-
-
-class FiniteRange(click.FloatRange):
-    """A range without ``nan`` and ``inf``: click's has ``nan`` in every range, and a wait of ``nan`` never ends."""
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is no number to go by; give one such as 5", param, ctx)
-        return number
 
 
 mix_argument = click.argument("file", type=click.Path(path_type=Path))

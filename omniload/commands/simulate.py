@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.base.cli import FiniteRange
 from omniload.base.units import format_bytes, format_count
 from omniload.commands.display import Cell, emit_json, output, progress, say, table
 from omniload.commands.opening import find_sources, open_spec
@@ -16,7 +17,6 @@ from omniload.commands.options import (
     BYTES,
     COUNT,
     DURATION,
-    FiniteRange,
     cache_option,
     json_option,
     mix_argument,

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.text import Text
 from typing_extensions import override
 
+from omniload.base.cli import FiniteRange
 from omniload.base.config import StrictModel, load_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.units import decimal_of
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.edits.arguments import amount_of, faults_of, placed, what_is_set
 from omniload.commands.edits.asking import change_mix
-from omniload.commands.options import FiniteRange, json_option, run_argument
+from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (
     AddSource,

@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 
 from omniload.actors.status_file import PlaneStatus, RoleLine, read_status
+from omniload.base.cli import FiniteRange
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.commands.display import emit_json, output, progress, say
-from omniload.commands.options import FiniteRange, json_option, run_argument
+from omniload.commands.options import json_option, run_argument
 from omniload.machine.progress import is_rank
 from omniload.machine.status import REPEATED
 

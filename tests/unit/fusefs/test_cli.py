@@ -168,3 +168,10 @@ def test_an_empty_text_is_no_place(store, tmp_path, monkeypatch):
 
     assert "the mount point is an empty text" in said(ConfigError, "mount", store, "")
     assert "names nothing" in said(ConfigError, "verify", "", "--repair")
+
+
+def test_a_grace_that_is_no_number_is_refused_before_anything_is_repaired(store):
+    done = cli("verify", str(store), "--repair", "--grace", "nan")
+
+    assert done.exit_code == 2
+    assert "'nan' is no number to go by" in done.output

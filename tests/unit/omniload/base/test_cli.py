@@ -188,3 +188,15 @@ def test_what_the_system_refuses_is_told_with_its_remedy_and_what_is_ours_is_not
     shown = capsys.readouterr().err
     assert said in shown
     assert ("Traceback" in shown) == (code == 1)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_what_is_no_finite_number_is_in_no_range(text):
+    with pytest.raises(click.BadParameter, match=rf"'{text}' is no number to go by; give one"):
+        cli.FiniteRange().convert(text, None, None)
+
+
+def test_a_number_in_the_range_is_taken_and_another_refused():
+    assert cli.FiniteRange(min=0).convert("2.5", None, None) == 2.5
+    with pytest.raises(click.BadParameter, match="not in the range"):
+        cli.FiniteRange(min=0).convert("-1", None, None)
