@@ -13,12 +13,13 @@ from rich.table import Table
 from typing_extensions import override
 
 from omniload.actors.status_file import PlaneStatus, read_status
+from omniload.base.cli import FiniteRange
 from omniload.base.errors import ConfigError, OmniloadError, StateError
 from omniload.base.units import decimal_of, format_bytes
+from omniload.base.writing import write_whole
 from omniload.commands.runs.top import once_option, roles_view, status_json, watch_until_interrupted
 from omniload.front.launch import Launch, launch_of
 from omniload.mix.config import MixConfig
-from trainer_integration.checkpoint.file_digests import write_synced
 from trainer_integration.config import load_train
 from trainer_integration.report.display import (
     JobConsole,
@@ -294,7 +295,7 @@ def export(run: Path, folder: Path, step: int | None) -> None:
 @_RUN
 @click.option("--prompt", required=True, help="Text to go on from.")
 @click.option("--tokens", type=click.IntRange(1, 100_000), default=50, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, 100), default=1.0, show_default=True)
+@click.option("--temperature", type=FiniteRange(0, 100), default=1.0, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--step", type=click.IntRange(min=0), help="Checkpoint; the newest by default.")
 def sample(
@@ -339,7 +340,7 @@ def crossover(config: Path, output: Path, tokens: int, repetitions: int) -> None
     # By bytes the two are level at sp: as far again shows where time puts it.
     top_ks = range(1, min(shape.num_experts, 2 * sp + 2) + 1)
     found = measured_crossover(shape, sp=sp, tokens=tokens, top_ks=top_ks, repetitions=repetitions)
-    write_synced(output, orjson.dumps(found.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
+    write_whole(output, orjson.dumps(found.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
     table = Table(header_style="dim")
     for heading in ("experts a token", "a2a, ms", "ag_rs, ms", "a2a, bytes", "ag_rs, bytes"):
         table.add_column(heading, justify="right")
