@@ -23,7 +23,7 @@ from omniload.machine.planner import Planner
 from omniload.mix.journal.file import Journal
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import states_of
-from omniload.plan.world import World
+from omniload.plan.world import RanksServed, World
 from tests.histories.disk import Disk, PlannerKilledError, Writer
 from tests.support.plane.messages import Message, Way
 from tests.support.plane.simulation import Simulation
@@ -74,6 +74,16 @@ _LONGEST_RECOVERY = 40
 """Messages until another planner begins, at most."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Former:
+    """A planner that is believed dead, and what its shell knows."""
+
+    planner: Planner
+    journal: Journal
+    served: list[RanksServed]
+    """Ranks of each constructor: of others that come later it hears nothing."""
+
+
 @dataclass(slots=True, kw_only=True)
 class FaultyPlane(Simulation):
     """A plane to which everything happens."""
@@ -86,7 +96,7 @@ class FaultyPlane(Simulation):
     _planned: list[tuple[int, Callable[[], None]]] = field(default_factory=list, init=False)
     """What is done once so many messages were delivered, the latest first."""
     _journal: Journal = field(init=False)
-    _former: tuple[Planner, Journal] | None = field(default=None, init=False)
+    _former: "_Former | None" = field(default=None, init=False)
     """A planner that is believed dead, and lives."""
     _dies_after: int | None = field(default=None, init=False)
     """Commands that the planner carries out before it dies."""
@@ -204,7 +214,7 @@ class FaultyPlane(Simulation):
         elif way == 2:
             self.disk.tears_next = True
         else:
-            self._former = self.planner, self._journal
+            self._former = _Former(planner=self.planner, journal=self._journal, served=self._served)
             self._die()
 
     def _recover_planner(self) -> None:
@@ -228,7 +238,7 @@ class FaultyPlane(Simulation):
         self._begin_planner(ahead, **world)
 
     def _hear(self, planner: Planner, event: PlannerEvent) -> None:
-        if self._former is not None and planner is self._former[0]:
+        if self._former is not None and planner is self._former.planner:
             self._hear_former(event)
             return
         super(FaultyPlane, self)._hear(planner, event)
@@ -236,11 +246,12 @@ class FaultyPlane(Simulation):
     def _hear_former(self, event: PlannerEvent) -> None:
         """Have a planner that is believed dead go on, until its journal refuses it."""
         assert self._former is not None
-        planner, journal = self._former
-        commands = planner.handle(event)
+        former, served = self._former, self._served
+        commands = former.planner.handle(event)
         is_there = self._planner_is_there
+        self._served = former.served
         try:
-            self._carry_of(journal, commands)
+            self._carry_of(former.journal, commands)
         except StateError:
             self._saw("a planner that is believed dead is refused by the journal", "planner")
             self._former = None
@@ -248,6 +259,8 @@ class FaultyPlane(Simulation):
             if not is_there and any(isinstance(each, Kept) for each in commands):
                 what = "a planner that is believed dead writes on until the next one claims the journal"
                 self._saw(what, "planner")
+        finally:
+            self._served = served
 
     def _change(self) -> None:
         before, asked = len(self.history.edits) + self.refused, self.changes
