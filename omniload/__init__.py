@@ -40,11 +40,11 @@ _PLACES = {
     "Prompt": ("omniload.front.sampling.values", "Prompt"),
     "Rollouts": ("omniload.front.sampling.values", "Rollouts"),
     "RoundLimitError": ("omniload.front.sampling.sampler", "RoundLimitError"),
-    "ServedPlane": ("omniload.front.serving", "ServedPlane"),
+    "ServedPlane": ("omniload.front.served_plane", "ServedPlane"),
     "TrainingBatch": ("omniload.front.rows", "TrainingBatch"),
-    "join": ("omniload.front.serving", "join"),
+    "join": ("omniload.front.served_plane", "join"),
     "open": ("omniload.front.opening", "open_mix"),
-    "serve": ("omniload.front.serving", "serve"),
+    "serve": ("omniload.front.served_plane", "serve"),
     **{
         name: ("omniload.base.errors", name)
         for name in (

@@ -10,7 +10,7 @@ from omniload.front.opening import open_mix as open  # noqa: A004 -- read as omn
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.front.sampling.sampler import DynamicSampler, RoundLimitError
 from omniload.front.sampling.values import Group, GroupBatch, Prompt, Rollouts
-from omniload.front.serving import ServedPlane, join, serve
+from omniload.front.served_plane import ServedPlane, join, serve
 
 __all__ = [
     "ConfigError",

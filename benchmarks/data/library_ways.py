@@ -28,8 +28,8 @@ from omniload.source.index import IndexCache
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, open_source
 from omniload.source.tokenize import ByteEncoder, open_tokenizer
+from omniload.source.transforms.encoders import PlainEncoder
 from omniload.source.transforms.pipeline import Pipeline
-from omniload.source.transforms.samples import PlainEncoder
 
 __all__ = ["CHAT_FILE", "MODEL", "Way", "chat_ways", "reading_ways", "tokenising_ways"]
 

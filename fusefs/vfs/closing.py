@@ -5,8 +5,8 @@ from functools import partial
 
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.handle_table import Handle
-from fusefs.vfs.lookup import Lookup
 from fusefs.vfs.session import Session
+from fusefs.vfs.shown_version import Lookup
 from omniload.base.errors import UnavailableError
 
 __all__ = ["Closing"]

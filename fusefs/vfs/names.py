@@ -17,9 +17,9 @@ from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.file.rename_open import moved, remove_open, rename_open
 from fusefs.vfs.handle_table import Listed, Listing
 from fusefs.vfs.inode_table import ROOT, Node
-from fusefs.vfs.lookup import Lookup, is_open
 from fusefs.vfs.opening import Opening
 from fusefs.vfs.session import STATS_DIRECTORY_INODE, STATS_INODE, Session, checked_name
+from fusefs.vfs.shown_version import Lookup, is_open
 from omniload.base.errors import OmniloadError
 
 __all__ = ["CreationRequests", "ListingRequests", "NameRequests"]

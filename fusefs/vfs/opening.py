@@ -31,8 +31,8 @@ from fusefs.tree.version_identity import content_name
 from fusefs.vfs.closing import Closing
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.inode_table import Node, body_of
-from fusefs.vfs.lookup import Lookup
 from fusefs.vfs.session import STATS_INODE, Session, stale
+from fusefs.vfs.shown_version import Lookup
 
 __all__ = ["ContentRequests", "Opening"]
 

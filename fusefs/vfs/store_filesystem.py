@@ -32,10 +32,10 @@ from fusefs.vfs.closing import Closing
 from fusefs.vfs.file.open_file import OpenFile, SpoolPlace
 from fusefs.vfs.handle_table import Handle, Listing
 from fusefs.vfs.inode_table import InodeTable, Node, as_text, from_text
-from fusefs.vfs.lookup import Lookup
 from fusefs.vfs.names import CreationRequests, ListingRequests, NameRequests
 from fusefs.vfs.opening import ContentRequests, Opening
 from fusefs.vfs.session import Session
+from fusefs.vfs.shown_version import Lookup
 from omniload.base.errors import OmniloadError, StateError
 
 __all__ = ["StoreFileSystem"]

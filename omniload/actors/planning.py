@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omniload.actors.journal import claimed_place
 from omniload.actors.plane import PlaneSpec, first_step_of
+from omniload.actors.planner_journal import claimed_place
 from omniload.base.errors import StateError
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.edits.found import require_found, require_reached
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_tail
 from omniload.mix.possible import require_possible
 from omniload.mix.progress import fingerprint_in, states_of

@@ -14,8 +14,8 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.base.extras import refuse_namesake
 from omniload.base.state import Json
+from omniload.front.bringing_up import Alone, Together, torch_part
 from omniload.front.delivery import BatchForm
-from omniload.front.joining import Alone, Together, torch_part
 from omniload.front.launch import DeviceMesh, Launch, Place, launch_of, place_of
 from omniload.front.loader import Loader, OpenClient, RunNotes
 from omniload.front.rows import Arrays, Labels, NumpyArrays

@@ -178,7 +178,7 @@ class _Message:
 
 
 def _between_processes(job: Job, profile: Profile) -> MessageCosts:
-    from omniload.actors.ray.scaling.probe import probe  # noqa: PLC0415 -- an extra, absent for local users
+    from omniload.actors.ray.measuring.probe import probe  # noqa: PLC0415 -- an extra, absent for local users
 
     with ExitStack() as held:
         folders = [Path(held.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]

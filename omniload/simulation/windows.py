@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 
 from omniload.actors.heartbeats import Activity
-from omniload.actors.journal import Kept, keep, open_journal
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.planner_journal import Kept, keep, open_journal
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.roles.planner_metrics import measure as count_plans
@@ -45,7 +45,7 @@ from omniload.machine.messages import (
 from omniload.machine.planner import Planner
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.records import StepPlan
 from omniload.simulation.hollow import HollowSource

@@ -23,8 +23,8 @@ from omniload.source.formats.format import Records
 from omniload.source.token_cache.entry import EncodedUnit
 from omniload.source.token_cache.filling import Filling, UnitToFill
 from omniload.source.token_cache.names import SourceTokens
+from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.pipeline import Pipeline
-from omniload.source.transforms.samples import Samples
 
 __all__ = ["Block", "SampleBlock", "UnitReader", "decoded_block", "joined", "merged"]
 

@@ -32,9 +32,9 @@ from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.filling import Filling
 from omniload.source.token_cache.names import SourceTokens
+from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
-from omniload.source.transforms.samples import Samples
 
 __all__ = ["RecordSource", "ShardDigests", "Source", "open_source"]
 

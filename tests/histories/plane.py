@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from omniload.actors.journal import Kept, keep
+from omniload.actors.planner_journal import Kept, keep
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
-from omniload.machine.lost_roles import HandOver, MemberEnded
 from omniload.machine.messages import (
     PlannerCommand,
     PlannerEvent,
@@ -20,7 +19,8 @@ from omniload.machine.messages import (
     ResizeAsked,
 )
 from omniload.machine.planner import Planner
-from omniload.mix.journal.file import Journal
+from omniload.machine.roster import HandOver, MemberEnded
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import states_of
 from omniload.plan.world import RanksServed, World

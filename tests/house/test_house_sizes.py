@@ -49,7 +49,7 @@ LONGER = {
         280,
         "every step of a move, what undoes it, and what is dropped after it",
     ),
-    "omniload/actors/ray/scaling/probe.py": (270, "planes side by side, and the process of each"),
+    "omniload/actors/ray/measuring/probe.py": (270, "planes side by side, and the process of each"),
     "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
         230,

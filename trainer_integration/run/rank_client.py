@@ -43,7 +43,7 @@ def _opened(spec: RankSpec, stack: ExitStack) -> Client:
     )
     # What reads data: a rank whose plane is open elsewhere does without.
     if spec.train.parallel.num_ranks > 1:
-        from omniload.front.joining import Together  # noqa: PLC0415
+        from omniload.front.bringing_up import Together  # noqa: PLC0415
 
         # Rank 0 brings it up, as it does for any loop that calls omniload.open.
         launch, place = launch_of(os.environ), _place(tree, spec.rank)

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from omniload.actors.answering_edits import taken_within
 from omniload.actors.heartbeats import Activity, Board, FolderBoard, MemoryBoard
-from omniload.actors.journal import open_journal
 from omniload.actors.plane import PlaneSpec, first_step_of
+from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
@@ -37,8 +37,8 @@ from omniload.machine.data_constructor import (
     DataConstructor,
     FetchSlices,
 )
-from omniload.machine.lost_roles import Member
 from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
+from omniload.machine.roster import Member
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken
@@ -46,7 +46,7 @@ from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.history import History
 from omniload.mix.edits.shards import ShardsFound
 from omniload.mix.fingerprint import SourceFacts
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.plan.world import World
 
 __all__ = ["ConstructorActor", "LoaderActor", "PlannerActor", "PlannerOpening", "heard_within"]

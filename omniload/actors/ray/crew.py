@@ -20,7 +20,7 @@ from omniload.actors.ray.layout import PLANNER, ranks_with_threads
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
-from omniload.machine.lost_roles import Member, Roster
+from omniload.machine.roster import Member, Roster
 from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["Crew"]

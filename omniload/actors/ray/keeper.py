@@ -18,7 +18,7 @@ from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
-from omniload.machine.lost_roles import (
+from omniload.machine.roster import (
     Abandoned,
     EndMember,
     GiveUp,

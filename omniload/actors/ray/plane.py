@@ -45,8 +45,8 @@ from omniload.machine.loader_groups import (
     partition,
     seconds_in_loaders,
 )
-from omniload.machine.lost_roles import Member
 from omniload.machine.messages import ResizeAsked
+from omniload.machine.roster import Member
 from omniload.source.kept_profile import kept
 
 __all__ = ["RayPlane"]

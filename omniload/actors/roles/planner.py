@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity
-from omniload.actors.journal import Kept, keep
+from omniload.actors.planner_journal import Kept, keep
 from omniload.actors.roles.links import (
     ConstructorLink,
     ConstructorLinks,
@@ -47,7 +47,7 @@ from omniload.machine.progress import Task
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edits_file import write_history
 from omniload.mix.edits.history import History
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.plan.world import World
 
 __all__ = ["PlannerShell"]

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.metrics import GROUPS_JUDGED
-from omniload.front.joining import torch_part
+from omniload.front.bringing_up import torch_part
 from omniload.front.meeting import Failure
 from omniload.front.sampling.values import Group
 from omniload.machine.groups.filler import DataEnded, Event, Filling, RoundReplayed, RoundReported

@@ -22,7 +22,7 @@ from omniload.base.ragged import Ragged
 from omniload.source.block_memory import HeldColumn, SpilledColumn
 from omniload.source.token_cache.entry import EncodedUnit
 from omniload.source.token_cache.names import SourceTokens
-from omniload.source.transforms.samples import Samples
+from omniload.source.transforms.encoders import Samples
 
 __all__ = ["Filling", "UnitToFill"]
 

@@ -25,8 +25,8 @@ from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.parsing.image_cells import ENCODED, ENCODED_SIZES
 from omniload.source.tokenize import Tokenizer
+from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.image_patches import BadImageError, patches_of
-from omniload.source.transforms.samples import Samples
 
 __all__ = ["ImageEncoder"]
 

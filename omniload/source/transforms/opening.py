@@ -15,12 +15,12 @@ from omniload.mix.schema.transforms import (
 )
 from omniload.source.byte_pairs.files import folder_of
 from omniload.source.tokenize import Tokenizer, open_tokenizer
+from omniload.source.transforms.chat_template import ChatTemplate, TemplateFiles, read_template
+from omniload.source.transforms.encoders import ChatEncoder, PlainEncoder, PreferenceEncoder
+from omniload.source.transforms.fill_in_middle import MiddleFiller
 from omniload.source.transforms.images import ImageEncoder
-from omniload.source.transforms.mapping import MapFunction
-from omniload.source.transforms.middle import MiddleFiller
 from omniload.source.transforms.pipeline import Pipeline
-from omniload.source.transforms.samples import ChatEncoder, PlainEncoder, PreferenceEncoder
-from omniload.source.transforms.template import ChatTemplate, TemplateFiles, read_template
+from omniload.source.transforms.user_functions import MapFunction
 
 __all__ = ["open_pipeline"]
 

@@ -39,10 +39,10 @@ from omniload.mix.schema.transforms import (
 )
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.formats.format import Records
+from omniload.source.transforms.encoders import Encoder, Samples
+from omniload.source.transforms.fill_in_middle import MiddleFiller
 from omniload.source.transforms.images import ImageEncoder
-from omniload.source.transforms.mapping import MapFunction, spread
-from omniload.source.transforms.middle import MiddleFiller
-from omniload.source.transforms.samples import Encoder, Samples
+from omniload.source.transforms.user_functions import MapFunction, spread
 
 __all__ = ["Pipeline", "clamped", "cut_to_rows", "filtered"]
 

@@ -14,9 +14,9 @@ from omniload.base.reading import read_small_file
 from snapshot.image.block.loader import BlockTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
+from snapshot.image.peer.peer_tier import PeerTier
 from snapshot.image.peer.server import BlockShare, PeerServer
 from snapshot.image.peer.single_flight_tier import HeldBlocks, SharedTier
-from snapshot.image.peer.tier import PeerTier
 from snapshot.oci.transport import is_loopback
 
 __all__ = ["PeerNode", "PeerSettings"]

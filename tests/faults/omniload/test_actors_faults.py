@@ -18,7 +18,7 @@ from omniload.base.ragged import Ragged
 from omniload.batch.digest import batch_digest
 from omniload.client import Client
 from omniload.machine import queue
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal
 from omniload.plan.place_tree import ClientPlaceTree

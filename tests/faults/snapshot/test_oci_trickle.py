@@ -13,7 +13,7 @@ import pytest
 from omniload.base.clock import FakeClock
 from omniload.base.errors import UnavailableError
 from snapshot.image.layer.index import BlockRef
-from snapshot.image.peer.tier import PeerPatience, PeerTier
+from snapshot.image.peer.peer_tier import PeerPatience, PeerTier
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import Descriptor
 from snapshot.oci.registry import Registry

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.machine.lost_roles import (
+from omniload.machine.progress import Progress
+from omniload.machine.roster import (
     Abandoned,
     EndMember,
     GiveUp,
@@ -19,7 +20,6 @@ from omniload.machine.lost_roles import (
     StartMember,
     StepsReleased,
 )
-from omniload.machine.progress import Progress
 
 ROLES = ("loader-0", "loader-1")
 DEEDS = (

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
+from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.pipeline import cut_to_rows
-from omniload.source.transforms.samples import Samples
 from tests.support.drawn import an_images_transform
 
 ROW = 12

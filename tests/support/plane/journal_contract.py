@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.reading import read_journal, read_tail, read_worlds
 from omniload.mix.journal.segments import FAN_IN
 from tests.support.plane.journals import NAMES, PRINT, a_journal, opened, records_between, states

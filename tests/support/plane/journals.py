@@ -3,7 +3,7 @@
 import itertools
 
 from omniload.mix.deficit import WEIGHT_ONE
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.state import MixState
 from tests.support.plane.builders import pieces_of

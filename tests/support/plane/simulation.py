@@ -25,19 +25,6 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
     SlicesMissing,
 )
-from omniload.machine.lost_roles import (
-    EndMember,
-    GiveUp,
-    HandOver,
-    Member,
-    MemberEnded,
-    MemberReady,
-    MembersSeen,
-    PlaceFound,
-    Roster,
-    RosterCommand,
-    StartMember,
-)
 from omniload.machine.messages import (
     AppendJournal,
     AppendWorld,
@@ -63,6 +50,19 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.machine.planner import Planner
+from omniload.machine.roster import (
+    EndMember,
+    GiveUp,
+    HandOver,
+    Member,
+    MemberEnded,
+    MemberReady,
+    MembersSeen,
+    PlaceFound,
+    Roster,
+    RosterCommand,
+    StartMember,
+)
 from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig

@@ -23,8 +23,8 @@ from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import PLANNER
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.log import get_logger
-from omniload.machine.lost_roles import Member
 from omniload.machine.messages import HandedOver
+from omniload.machine.roster import Member
 
 __all__ = ["MoveUnderWayError", "Mover"]
 

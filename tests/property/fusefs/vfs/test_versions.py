@@ -16,7 +16,7 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.freshness import Shown
 from fusefs.tree.namespace import StripedFiles
-from fusefs.vfs.lookup import Leads, leads
+from fusefs.vfs.shown_version import Leads, leads
 from tests.support.fusefs.bridge_mount import CONFIG, Mount
 
 NAMES = ("f", "g")

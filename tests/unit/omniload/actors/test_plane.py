@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from omniload.actors.journal import open_journal
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import (
     PlaneSpec,
     require_rows,
 )
+from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, taken_over, tokenizer_digest
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.machine.messages import (

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.lines import JOURNAL_VERSION, chained, line_of
 from omniload.mix.journal.reading import read_journal, read_tail, state_before
 from omniload.mix.journal.records import StepRecord
@@ -238,7 +238,7 @@ def test_a_missing_journal_is_a_state_error(tmp_path):
 
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("omniload.mix.journal.file.JOURNAL_VERSION", JOURNAL_VERSION + 1)
+    monkeypatch.setattr("omniload.mix.journal.journal.JOURNAL_VERSION", JOURNAL_VERSION + 1)
     path = a_journal(tmp_path / "j", states(1))
     monkeypatch.undo()
 
@@ -440,7 +440,7 @@ def test_a_new_journal_that_finds_no_room_is_no_outage(tmp_path, monkeypatch):
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 
 journal = Journal.leading_up(Path(sys.argv[1]), {"step": 0, "fingerprint": {}}, "d")
 size = Path(sys.argv[1]).stat().st_size

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.lines import line_of, sound_lines
 from omniload.mix.journal.reading import read_journal, read_tail, states_in
 from omniload.mix.state import MixState

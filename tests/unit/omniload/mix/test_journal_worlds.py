@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.base.errors import IntegrityError
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.lines import WORLD, line_of, sound_lines
 from omniload.mix.journal.reading import read_journal, read_tail, read_worlds
 from omniload.plan.place_tree import ClientPlaceTree

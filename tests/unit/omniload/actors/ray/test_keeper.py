@@ -13,7 +13,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.processes import Process
 from omniload.base.errors import UnavailableError
-from omniload.machine.lost_roles import Member, Roster
+from omniload.machine.roster import Member, Roster
 
 FIRST = Member("loader-0")
 LIMIT_S = 10.0

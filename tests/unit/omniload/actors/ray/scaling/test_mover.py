@@ -15,7 +15,7 @@ from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.scaling import mover
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.base.errors import StateError, UnavailableError
-from omniload.machine.lost_roles import Member, Roster
+from omniload.machine.roster import Member, Roster
 
 
 class Method:

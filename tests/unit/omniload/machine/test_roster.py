@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from omniload.machine.lost_roles import (
+from omniload.machine.progress import Progress, Task
+from omniload.machine.roster import (
     Abandoned,
     EndMember,
     GiveUp,
@@ -20,7 +21,6 @@ from omniload.machine.lost_roles import (
     StartMember,
     StepsReleased,
 )
-from omniload.machine.progress import Progress, Task
 
 ROLE = "loader-0"
 FIRST, SECOND, THIRD = (Member(ROLE, number) for number in range(3))

@@ -26,7 +26,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.columns import LOSS_MASK, REJECTED_AT
 from omniload.mix.schema.transforms import PreferenceTransform
 from omniload.source.tokenize import Tokenizer
-from omniload.source.transforms.template import BadConversationError, ChatTemplate, Rendered
+from omniload.source.transforms.chat_template import BadConversationError, ChatTemplate, Rendered
 
 __all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples"]
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.scaling.probe import Spent, by_role, medians_of
+from omniload.actors.ray.measuring.probe import Spent, by_role, medians_of
 
 REST = Spent(seconds=2.0, steps=0, by_role={"loader": 0.2, "node": 0.1})
 

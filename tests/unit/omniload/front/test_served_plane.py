@@ -12,7 +12,7 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
 from omniload.client import Client
-from omniload.front import serving
+from omniload.front import served_plane
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.mix_commands import a_mix_file
@@ -60,7 +60,7 @@ def test_losses_that_a_rank_reports_are_kept_in_the_folder_of_the_run_that_is_se
         def joined(_self, stack, _state):
             return stack.enter_context(Client(plane.handle(0)))
 
-        monkeypatch.setattr(serving._JoinServed, "__call__", joined)
+        monkeypatch.setattr(served_plane._JoinServed, "__call__", joined)
         with omniload.join(note, rank=2, world_size=4, arrays="numpy") as loader:
             rows = loader.next_batch()
             loader.observe(rows, rows.labels * 0.5)

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 
 from omniload.actors.plane import PlaneSpec, RankHandle
+from omniload.actors.ray.measuring.calls import Call, measured_calls
+from omniload.actors.ray.measuring.spent import memory_of, rays_own, spent_by
 from omniload.actors.ray.plane import RayPlane
-from omniload.actors.ray.scaling.calls import Call, measured_calls
-from omniload.actors.ray.scaling.spent import memory_of, rays_own, spent_by
 from omniload.base.errors import OmniloadError, UnavailableError
 
 __all__ = ["PlaneSpent", "Probed", "Spent", "by_role", "medians_of", "probe"]

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, gather_ranges
-from omniload.source.transforms.samples import Samples
+from omniload.source.transforms.encoders import Samples
 
 __all__ = ["MiddleFiller", "draws_at"]
 

@@ -16,8 +16,8 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.sources import JsonlSource, NumpySource, ParquetSource
 from omniload.source.source import open_source
-from omniload.source.transforms.middle import MiddleFiller, draws_at
-from omniload.source.transforms.samples import Samples
+from omniload.source.transforms.encoders import Samples
+from omniload.source.transforms.fill_in_middle import MiddleFiller, draws_at
 
 PRE, SUF, MID, END = 1000, 1001, 1002, 7
 MASK = (1 << 64) - 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from omniload.base.errors import system_refusals
 from omniload.machine.messages import AppendBase, AppendJournal, AppendWorld, PlannerCommand
 from omniload.machine.planner import Planner
-from omniload.mix.journal.file import Journal
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.place import journal_at
 from omniload.mix.journal.storage import JournalStorage
 

@@ -18,7 +18,7 @@ from omniload.mix.schema.transforms import ChatTransform, ClampTransform, Filter
 from omniload.mix.sources import JsonlSource, OnError, ParquetSource
 from omniload.source.source import open_source
 from omniload.source.tokenize import open_tokenizer
-from omniload.source.transforms.template import ChatTemplate, read_template
+from omniload.source.transforms.chat_template import ChatTemplate, read_template
 from tests.support.chats import CHATML, MARKED, conversations, write_model
 
 BPE = BpeTokenizer(type="bpe", path="model")
@@ -200,7 +200,7 @@ def test_a_missing_or_broken_template_is_refused_when_the_source_is_opened(model
 
 
 def test_without_jinja_the_extra_is_named(models, monkeypatch):
-    monkeypatch.delitem(sys.modules, "omniload.source.transforms.jinja", raising=False)
+    monkeypatch.delitem(sys.modules, "omniload.source.transforms.chat_sandbox", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'omniload-data\[chat\]'"):

@@ -33,7 +33,7 @@ from omniload.base.reading import read_kept_file
 from omniload.base.state import Json
 from omniload.base.writing import write_whole
 from omniload.client import Client
-from omniload.front.joining import take_turn
+from omniload.front.bringing_up import take_turn
 from omniload.front.launch import Place
 from omniload.front.loader import Loader, OpenClient, RunNotes, require_whole
 from omniload.front.opening import check_choices, check_timeout, form_of, steps_of, vocab_size_of

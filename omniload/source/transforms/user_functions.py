@@ -25,7 +25,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.base.settings.registry import Registered, registered
 from omniload.mix.schema.transforms import MapTransform
-from omniload.source.transforms.samples import Samples
+from omniload.source.transforms.encoders import Samples
 
 __all__ = ["GROUP", "MapFunction", "spread"]
 

@@ -4,7 +4,7 @@ import time
 
 import psutil
 
-from omniload.actors.ray.scaling.spent import memory_of, spent_by
+from omniload.actors.ray.measuring.spent import memory_of, spent_by
 
 
 def test_a_process_has_spent_what_its_own_clock_says_at_most_and_more_as_it_works():

@@ -9,7 +9,7 @@ import psutil
 
 from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.environment import ray
-from omniload.actors.ray.scaling.spent import memory_of
+from omniload.actors.ray.measuring.spent import memory_of
 
 __all__ = ["Call", "measured_calls"]
 

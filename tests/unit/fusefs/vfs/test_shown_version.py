@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fusefs.tree.freshness import Shown
-from fusefs.vfs.lookup import Leads, Seen, after, before
+from fusefs.vfs.shown_version import Leads, Seen, after, before
 
 BODY, VERSION = object(), object()
 CLEAN = Seen(BODY, "f", VERSION, num_readers=1)

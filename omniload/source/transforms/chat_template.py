@@ -64,7 +64,7 @@ class ChatTemplate:
             ConfigError: It is no template, or Jinja is not installed.
         """
         try:
-            jinja = import_module("omniload.source.transforms.jinja")
+            jinja = import_module("omniload.source.transforms.chat_sandbox")
         except ModuleNotFoundError as error:
             raise missing_extra("a chat template", error, extra="chat") from None
         self._errors: type[Exception] = jinja.TemplateError
