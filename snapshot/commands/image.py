@@ -119,15 +119,16 @@ def mount_command(
 
     \b
     Options: mirror, platform, cache, memory, disk, trace (hot blocks first), record (where
-    touches go; both a file, or auto: by image and command), window, slots, allow_other, trusted;
+    touches go; both a file, or auto: by image and command), traces (a folder of them that
+    nodes may share; default: in the cache), window, slots, allow_other, trusted;
     peers=HOST:PORT,... (share blocks with these nodes), serve=HOST:PORT (as one of them),
     peer_name (which, if not serve), peer_token_file.
 
     \b
     With --as layer-store no image is named: the engine asks for layers as it needs them.
-    Options: mirror, platform, cache, memory, disk, window, slots; registry=HOST:PORT (ask
-    only this one; repeatable), plain=HOST:PORT (without TLS), index (also layers without a
-    table of contents, each read whole once).
+    Options: mirror, platform, cache, traces, memory, disk, window, slots; registry=HOST:PORT
+    (ask only this one; repeatable), plain=HOST:PORT (without TLS), index (also layers without
+    a table of contents, each read whole once).
 
     \b
     Example:

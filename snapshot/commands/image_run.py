@@ -25,12 +25,9 @@ from snapshot.image.mount.daemon import (
     ImageMount,
     chosen_trace,
     mount_settings,
-    trace_at,
-    traces_of,
 )
 from snapshot.image.start.namespaces import bind_of, log_of
 from snapshot.image.start.run import check_machine, run_in, start_of
-from snapshot.image.trace.sharing import push_trace
 from snapshot.image.trace.trace import hot_blocks
 from snapshot.image.tree.merge import merge
 from snapshot.oci.image import Image, opened_image
@@ -91,10 +88,9 @@ _OPTION = click.option(
 
 @click.command("record")
 @_start_options
-@click.option("-o", "--output", help="TRACE to make or merge into; default: this node's own.")
+@click.option("-o", "--output", help="TRACE to make or merge into; default: among the traces.")
 @click.option("--window", help="How long touches count, such as 120s; default: until the end.")
-@click.option("--push", is_flag=True, help="Keep the trace beside the image, its command with it.")
-def record_command(given: _Given, output: str | None, window: str | None, push: bool) -> None:
+def record_command(given: _Given, output: str | None, window: str | None) -> None:
     """Run WORDS in IMAGE and record which bytes they touch, in order; needs root.
 
     The command sees the image as its root directory, with an overlay for what it writes, and
@@ -108,14 +104,7 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
     where = str(Path(output).absolute()) if output else AUTO
     # Nothing is fetched ahead: when the command itself asks for what, is what is recorded.
     changed = {"record": where, "trace": None}
-    settings, code = _started(given, window or _UNTIL_THE_END, changed)
-    if push:
-        with _opened(settings) as (store, image):
-            if (path := _recorded(settings, image)).exists():
-                push_trace(store, trace_at(str(path), image.digest))
-            else:
-                click.echo("warning: nothing of the image was read; nothing is pushed", err=True)
-    sys.exit(code)
+    sys.exit(_started(given, window or _UNTIL_THE_END, changed))
 
 
 @click.command("run")
@@ -125,15 +114,16 @@ def record_command(given: _Given, output: str | None, window: str | None, push: 
 def run_command(given: _Given, trace: str | None, window: str) -> None:
     """Run WORDS in IMAGE from a lazy mount; what the last start touched comes first; needs root.
 
-    The trace is found by image and command: on this node, else beside the image, else that of the
-    command most like it. What this start touches is merged into it.
+    The trace is found by image and command, else that of the command most like it, in the cache or
+    the folder of --option traces=FOLDER, which nodes may share. What this start touches is merged
+    into it.
 
     \b
     Example:
       omniload image run registry.example:5000/team/torch:2.13 -- python train.py
     """  # noqa: D301 -- click's own marker
     found = str(Path(trace).absolute()) if trace else AUTO
-    sys.exit(_started(given, window, {"record": AUTO, "trace": found})[1])
+    sys.exit(_started(given, window, {"record": AUTO, "trace": found}))
 
 
 @click.command("prefetch")
@@ -179,8 +169,8 @@ def prefetch_command(
         )
 
 
-def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[ImageMount, int]:
-    """Run the command; return the settings of the mount, and its exit code."""
+def _started(given: _Given, window: str, changed: dict[str, Any]) -> int:
+    """Run the command; return its exit code."""
     # Before a registry is asked: without root nothing that it says is of use.
     check_machine()
     log = given.log or os.devnull
@@ -196,7 +186,7 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
             start = start_of(image.config.config, given.words, (*known, *given.variables))
         settings = settings.model_copy(update={**changed, "command": start.words})
         start = replace(start, binds=binds)
-        code = run_in(
+        return run_in(
             settings,
             start,
             scratch=given.scratch,
@@ -204,25 +194,16 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> tuple[Image
             image=image,
             entered=starting.close,
         )
-    return settings, code
 
 
 def _opened(settings: ImageMount) -> AbstractContextManager[tuple[ImageStore, Image]]:
     return opened_image(settings.image, mirrors=settings.mirrors, platform=settings.platform)
 
 
-def _recorded(settings: ImageMount, image: Image) -> Path:
-    assert settings.record is not None
-    assert settings.command is not None
-    if settings.record == AUTO:
-        return traces_of(settings).path(image.digest, settings.command)
-    return Path(settings.record)
-
-
 def _prefetched(
     settings: ImageMount, store: ImageStore, image: Image, report: Callable[[int, int], None]
 ) -> Prefetched:
-    trace = chosen_trace(settings, image, store)
+    trace = chosen_trace(settings, image)
     if trace is None:
         command = " ".join(settings.command or image.config.command)
         raise ConfigError(

@@ -27,7 +27,6 @@ from snapshot.oci.manifest import (
     MAX_MANIFEST_BYTES,
     Descriptor,
     Index,
-    Manifest,
     encode,
     parse_manifest,
 )
@@ -136,21 +135,18 @@ class OciLayout(ImageStore):
             raise
 
     @override
-    def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
-        parsed = parse_manifest(data, media_type, name=f"{self.location}: new manifest")
+    def push_manifest(self, data: bytes, media_type: str, tag: str) -> str:
+        parse_manifest(data, media_type, name=f"{self.location}: new manifest")
         digest = digest_of(data)
         target = self._path(digest)
         # The bytes first: the index names nothing that is not there.
         if not target.is_file():
             _publish(target, data)
-        if tag is None:
-            return digest
         added = Descriptor(
             media_type=media_type,
             digest=digest,
             size=len(data),
             annotations={TAG: check_tag(tag)},
-            artifact_type=parsed.artifact_type if isinstance(parsed, Manifest) else None,
         )
         with locked(self._root):  # of two at once, each would leave the other's tag out
             kept = [e for e in self._index().manifests if e.annotations.get(TAG) != tag]

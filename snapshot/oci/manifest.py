@@ -15,7 +15,6 @@ from snapshot.oci.digest import check_digest
 
 __all__ = [
     "ACCEPTED",
-    "EMPTY_CONFIG",
     "INDEX_TYPE",
     "MANIFEST_TYPE",
     "MAX_LAYERS",
@@ -43,7 +42,6 @@ _MAX_MANIFESTS = 4096
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
-EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 _DOCKER = "application/vnd.docker.distribution.manifest"
 _MANIFEST_TYPES = {MANIFEST_TYPE, f"{_DOCKER}.v2+json"}
 _INDEX_TYPES = {INDEX_TYPE, f"{_DOCKER}.list.v2+json"}
@@ -106,7 +104,6 @@ class Manifest(OciModel):
 
     schema_version: Literal[2]
     media_type: str | None = None
-    artifact_type: str | None = Field(default=None, max_length=255)
     config: Descriptor
     layers: tuple[Descriptor, ...] = Field(max_length=MAX_LAYERS)
     annotations: dict[str, str] = Field(default_factory=dict)

@@ -143,18 +143,16 @@ class Registry(ImageStore):
         self._transport.repeated(attempt)
 
     @override
-    def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
-        digest = digest_of(data)
+    def push_manifest(self, data: bytes, media_type: str, tag: str) -> str:
         parse_manifest(data, media_type, name=f"{self.location}: new manifest")
-        name = check_tag(tag) if tag is not None else digest
         self._sent(
             "PUT",
-            f"{self._root}/manifests/{name}",
+            f"{self._root}/manifests/{check_tag(tag)}",
             scope=self._push,
             headers={"Content-Type": media_type},
             body=data,
         )
-        return digest
+        return digest_of(data)
 
     @override
     def close(self) -> None:

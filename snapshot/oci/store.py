@@ -102,7 +102,7 @@ class ImageStore(Protocol):
         """
         ...
 
-    def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
+    def push_manifest(self, data: bytes, media_type: str, tag: str) -> str:
         """Store a manifest under its digest, and under ``tag`` over what had it; return the digest."""
         ...
 
@@ -241,7 +241,7 @@ class MirroredStore(ImageStore):
         self._origin.push_blob(blob, opened)
 
     @override
-    def push_manifest(self, data: bytes, media_type: str, tag: str | None = None) -> str:
+    def push_manifest(self, data: bytes, media_type: str, tag: str) -> str:
         return self._origin.push_manifest(data, media_type, tag)
 
     @override

@@ -41,9 +41,10 @@ from snapshot.image.mount.daemon import (
     note_option,
     options_in,
     settings_of,
+    traces_of,
 )
-from snapshot.image.trace.store import Recording, TraceStore, find_any_trace
-from snapshot.image.trace.trace import Trace, hot_blocks
+from snapshot.image.trace.store import Recording, TraceStore
+from snapshot.image.trace.trace import hot_blocks
 from snapshot.image.tree.merge import layer_tree, merge
 from snapshot.image.tree.tree import ROOT, Tree
 from snapshot.image.view.view import ImageView
@@ -56,7 +57,6 @@ __all__ = [
     "main",
     "mount",
     "serve",
-    "trace_for",
 ]
 
 
@@ -132,7 +132,7 @@ class _Parts:
     def __init__(self, settings: LayerStoreMount) -> None:
         self._settings, self._cache = settings, Path(settings.cache)
         self._clock = SystemClock()
-        self._traces = TraceStore(self._cache / "traces")
+        self._traces = traces_of(settings)
         self._tier = RoutedTier()
         self._starts: dict[int, ImageStarts] = {}
         self._lock = threading.Lock()
@@ -229,7 +229,8 @@ class ImageStarts:
 
     def prefetch(self) -> int:
         """Have the hot blocks fetched, if a trace is known; return how many are not here."""
-        trace = trace_for(self._traces, self._served)
+        image = self._served.image
+        trace = self._traces.any_of(image.digest, image.config.command)
         if trace is None:
             return 0
         # A layer that is left to the engine has no files here, so nobody asks for its index.
@@ -273,12 +274,6 @@ class ImageStarts:
         recording = Recording(self._tree, image.digest, command, keep, self._now_s, window_s)
         recording.start()
         return recording
-
-
-def trace_for(traces: TraceStore, served: ServedImage) -> Trace | None:
-    """Return a trace for a start of an unknown command: what most starts of the image touched."""
-    image = served.image
-    return find_any_trace(traces, served.store, image.digest, image.config.command)
 
 
 def _numbers(layer: Tree, merged: Tree, place: int) -> dict[int, int]:

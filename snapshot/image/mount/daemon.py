@@ -32,8 +32,6 @@ from snapshot.image.trace.store import (
     Recording,
     TraceStore,
     check_record,
-    find_any_trace,
-    find_trace,
     merge_into,
 )
 from snapshot.image.trace.trace import MAX_TRACE_BYTES, Trace, decode_trace, hot_blocks
@@ -66,9 +64,8 @@ __all__ = [
 _log = get_logger(__name__)
 
 AUTO = "auto"
-"""As a trace or record: the file for this image and command in the cache; to read, also beside the image."""
-
-
+"""As a trace or record: the file for this image and command among the traces."""
+_PLACES = {"cache", "traces", "trace", "record", "peer_token_file"}
 READ_AHEAD_BYTES = 512 << 10
 """Of the kernel, by default: of a library mapped and used here and there, more is mostly for nothing."""
 
@@ -84,6 +81,8 @@ class NodeMount(StrictModel):
     mountpoint: str
     cache: str
     """Folder of indexes, blocks and traces, shared by all mounts of a node."""
+    traces: str | None = None
+    """Folder of traces, such as one that all nodes see; in ``cache`` if not given."""
     mirrors: tuple[str, ...] = ()
     platform: Platform | None = None
     memory: Bytes = 256 << 20
@@ -160,7 +159,7 @@ class _Serving:
         cache = Path(settings.cache)
         if settings.record not in {None, AUTO}:
             check_record(Path(str(settings.record)))
-        self._trace = chosen_trace(settings, image, store)
+        self._trace = chosen_trace(settings, image)
         self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
         self._tree = merge([index.entries for index in self._indexes])
         clock = SystemClock()
@@ -242,7 +241,7 @@ class _Serving:
             self._recording.finish()
 
 
-def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace | None:
+def chosen_trace(settings: ImageMount, image: Image) -> Trace | None:
     """Return the trace that a mount starts from, if there is one.
 
     Raises:
@@ -253,14 +252,14 @@ def chosen_trace(settings: ImageMount, image: Image, store: ImageStore) -> Trace
         return None
     if settings.trace == AUTO:
         if settings.command is None:
-            return find_any_trace(traces_of(settings), store, image.digest, image.config.command)
-        return find_trace(traces_of(settings), store, image.digest, settings.command)
+            return traces_of(settings).any_of(image.digest, image.config.command)
+        return traces_of(settings).get(image.digest, settings.command)
     return trace_at(settings.trace, image.digest)
 
 
-def traces_of(settings: ImageMount) -> TraceStore:
-    """Return where this node keeps the traces of its starts."""
-    return TraceStore(Path(settings.cache) / "traces")
+def traces_of(settings: NodeMount) -> TraceStore:
+    """Return where the traces of this node's starts are kept."""
+    return TraceStore(settings.traces or Path(settings.cache) / "traces")
 
 
 def trace_at(path: str, image: str) -> Trace:
@@ -307,11 +306,6 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
             sharing[key] = _option_value(key, value, PeerSettings)
         else:
             note_option(ImageMount, fields, key, value)
-    for key in ("trace", "record"):
-        if key in fields and fields[key] != AUTO:
-            fields[key] = str(Path(fields[key]).absolute())
-    if "peer_token_file" in sharing:
-        sharing["peer_token_file"] = str(Path(sharing["peer_token_file"]).absolute())
     return settings_of(ImageMount, fields | {"sharing": sharing, "bridge": bridge})
 
 
@@ -321,9 +315,10 @@ def settings_of(model: type[Settings], fields: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: A value is none that its field takes.
     """
-    cache = fields.get("cache") or cache_folder("image", remedy="name one with -o cache=FOLDER")
-    text = json.dumps({**fields, "cache": str(Path(cache).absolute())})
-    return parse_yaml(text, model, name="-o")  # JSON is YAML: faults name the key
+    if "cache" not in fields:
+        cache = cache_folder("image", remedy="name one with -o cache=FOLDER")
+        fields = {**fields, "cache": str(cache.absolute())}
+    return parse_yaml(json.dumps(fields), model, name="-o")  # JSON is YAML: faults name the key
 
 
 def options_in(texts: Collection[str]) -> Iterator[tuple[str, str | None]]:
@@ -359,6 +354,8 @@ def _option_value(
         return True
     if not value:
         raise ConfigError(f"-o {key} has no value; write {key}=VALUE")
+    if key in _PLACES and not (value == AUTO and key in {"trace", "record"}):
+        return str(Path(value).absolute())  # the daemon stands elsewhere
     return value
 
 

@@ -1,1 +1,1 @@
-"""What a start touched: recorded, merged, kept, shared, turned into hot blocks."""
+"""What a start touched: recorded, merged, kept, turned into hot blocks."""

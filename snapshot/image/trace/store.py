@@ -2,10 +2,10 @@
 
 ::
 
-    CACHE/traces/v1/IMAGE/COMMAND.trace     both are sha256, the second of the words as JSON
+    FOLDER/v1/IMAGE/COMMAND.trace     both are sha256, the second of the words as JSON
 
-or beside the image in its registry. One that others pushed is a
-hint like any other: it may cost requests, never right bytes.
+The folder is one of the node, or one that nodes share. A trace is a hint, whoever wrote it: it may
+cost requests, never right bytes.
 """
 
 import os
@@ -18,7 +18,6 @@ from omniload.base.linux.file_lock import locked
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file, read_kept_file
 from omniload.base.writing import require_replaceable, write_whole
-from snapshot.image.trace.sharing import pull_trace, pull_traces
 from snapshot.image.trace.trace import (
     MAX_TRACE_BYTES,
     Touch,
@@ -35,15 +34,12 @@ from snapshot.image.trace.trace import (
 )
 from snapshot.image.tree.tree import Tree
 from snapshot.oci.digest import check_digest
-from snapshot.oci.store import ImageStore
 from snapshot.private_folder import private_folder
 
 __all__ = [
     "Recording",
     "TraceStore",
     "check_record",
-    "find_any_trace",
-    "find_trace",
     "merge_into",
 ]
 
@@ -75,6 +71,16 @@ class TraceStore:
         """Return the traces of an image, whatever was started. One that is broken is passed over."""
         traces = [_read(path) for path in sorted(self._of(image).glob("*.trace"))]
         return [trace for trace in traces if trace is not None]
+
+    def any_of(self, image: str, own: Sequence[str]) -> Trace | None:
+        """Return the trace of a start of which nobody says what it runs, as containerd and Podman do not.
+
+        It unites those of the commands that were started most, under the name of the image's
+        ``own``. What few of all those starts touched is not hot, as in any trace.
+        """
+        known = [trace for trace in self.all_of(image) if trace.touches]
+        chosen = [known[place] for place in most_run([trace.runs for trace in known])]
+        return united(chosen, own) if chosen else None
 
     def add(self, trace: Trace) -> Trace:
         """Merge the trace of a start with what is kept; return what is kept now."""
@@ -122,45 +128,6 @@ def check_record(path: Path) -> None:
         raise ConfigError(f"record {path}: {error.strerror}; name another file") from error
     if head and not begins_trace(head):
         raise ConfigError(f"record {path}: holds {head[:40]!r}..., no trace; name another file")
-
-
-def find_trace(
-    kept: TraceStore, store: ImageStore, image: str, command: Sequence[str]
-) -> Trace | None:
-    """Return the trace of a command: of this node, else beside the image; else the nearest one.
-
-    It is a hint, so a registry that does not answer, or answers nonsense, costs a warning.
-    """
-    here = kept.get(image, command)
-    if here is not None and here.command == tuple(command):
-        return here
-    try:
-        there = pull_trace(store, image, command)
-    except (OmniloadError, OSError, ValueError) as error:
-        _log.warning("no trace from %s: %s", store.location, error)
-        there = None
-    known = [trace for trace in (here, there) if trace is not None]
-    place = nearest([trace.command for trace in known], command)
-    return None if place is None else known[place]
-
-
-def find_any_trace(
-    kept: TraceStore, store: ImageStore, image: str, own: Sequence[str]
-) -> Trace | None:
-    """Return the trace of a start of which nobody says what it runs, as containerd and Podman do not.
-
-    It unites those of the commands that were started most, of this node, else beside the image,
-    under the name of the image's ``own``. What few of all those starts touched is not hot, as in
-    any trace.
-    """
-    known = [trace for trace in kept.all_of(image) if trace.touches]
-    if not known:
-        try:
-            known = pull_traces(store, image)
-        except (OmniloadError, OSError, ValueError) as error:
-            _log.warning("no trace from %s: %s", store.location, error)
-    chosen = [known[place] for place in most_run([trace.runs for trace in known])]
-    return united(chosen, own) if chosen else None
 
 
 def _read(path: Path) -> Trace | None:

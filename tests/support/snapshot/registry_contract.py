@@ -111,7 +111,7 @@ class ImageStoreContract:
 
     def test_an_index_is_stored_as_one(self, store):
         data = a_manifest(store)
-        store.push_manifest(data, MANIFEST_TYPE)
+        store.push_manifest(data, MANIFEST_TYPE, "v1")
         inner = descriptor_of(data, MANIFEST_TYPE).model_dump(by_alias=True, exclude_none=True)
         index = orjson.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [inner]})
 

@@ -7,10 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError, StateError, UnavailableError
-from snapshot.commands import image_run
 from snapshot.commands.image import command
-from snapshot.image.mount.daemon import AUTO, mount_settings
-from snapshot.image.trace.sharing import pull_trace, push_trace
 from snapshot.image.trace.store import TraceStore
 from snapshot.image.trace.trace import Touch, encode_trace, trace_of
 from snapshot.oci.layout import OciLayout
@@ -29,21 +26,6 @@ def place(tmp_path):
     trace = trace_of(digest, RUN, [Touch(1, "big", 0, 2_000_000)])
     (tmp_path / "trace").write_bytes(encode_trace(trace))
     return tmp_path, layout, layer, trace
-
-
-def test_a_command_that_touched_nothing_has_its_exit_code_also_where_its_trace_is_to_be_pushed(
-    place, monkeypatch
-):
-    folder, layout, _, trace = place
-    settings = mount_settings(f"oci:{folder / 'layout'}:v", "", (f"cache={folder / 'cache'}",))
-    settings = settings.model_copy(update={"record": AUTO, "command": ("/none",)})
-    monkeypatch.setattr(image_run, "_started", lambda *_: (settings, 127))
-
-    done = CliRunner().invoke(command, ["record", settings.image, "--push", "--", "/none"])
-
-    assert done.exit_code == 127
-    assert "nothing is pushed" in done.stderr
-    assert pull_trace(layout, trace.image, ("/none",)) is None
 
 
 def prefetch(folder, *words):
@@ -66,12 +48,13 @@ def test_the_blocks_of_a_trace_are_brought_once(place):
 
 
 def test_the_trace_is_found_by_the_command_of_the_image_or_the_one_given(place):
-    folder, layout, _, trace = place
+    folder, _, _, trace = place
+    shared = ("--option", f"traces={folder / 'shared'}")
     with pytest.raises(ConfigError, match=r"no start of 'python a\.py'"):
         prefetch(folder)
 
-    push_trace(layout, trace)
-    assert prefetch(folder).startswith("2 blocks")
+    TraceStore(folder / "shared").add(trace)
+    assert prefetch(folder, *shared).startswith("2 blocks")
     TraceStore(folder / "cache/traces").add(trace)
     assert prefetch(folder, "--", "python", "a.py", "--more").startswith("2 blocks")
     with pytest.raises(ConfigError, match="no start of 'sh'"):

@@ -245,7 +245,7 @@ def test_indexes_without_end_are_refused(tmp_path):
     inner = a_manifest(store)
     media_type = MANIFEST_TYPE
     for _ in range(6):
-        store.push_manifest(inner, media_type)
+        store.push_manifest(inner, media_type, "inner")
         entry = a_descriptor(digest=digest_of(inner), size=len(inner), mediaType=media_type)
         entry["platform"] = {"os": "linux", "architecture": "amd64"}
         media_type = INDEX_TYPE

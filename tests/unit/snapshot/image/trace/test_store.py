@@ -1,4 +1,4 @@
-"""Traces are found by image and command, here or beside the image, and never keep a start from starting."""
+"""Traces are found by image and command, and never keep a start from starting."""
 
 import logging
 import os
@@ -6,32 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
-from snapshot.image.trace.sharing import push_trace
+from omniload.base.errors import ConfigError
 from snapshot.image.trace.store import (
     TraceStore,
     check_record,
-    find_any_trace,
-    find_trace,
     merge_into,
 )
 from snapshot.image.trace.trace import Touch, command_key, most_run, nearest, trace_of, united
-from snapshot.oci.layout import OciLayout
-from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
 OTHER = "sha256:" + "cd" * 32
 RUN = ("python", "train.py", "--step", "7")
 
 
 @pytest.fixture
-def layout(tmp_path):
-    return OciLayout.create(tmp_path / "layout")
-
-
-@pytest.fixture
-def image(layout):
-    tar = a_tar(a_member("f", b"data"))
-    return an_image(layout, [(a_layer(layout, tar, "tar"), tar)]).digest
+def image():
+    return "sha256:" + "ab" * 32
 
 
 @pytest.fixture
@@ -108,45 +97,6 @@ def test_merging_leaves_no_other_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
-def test_an_exact_trace_here_is_taken_without_asking_the_registry(kept, image):
-    class Silent:
-        location = "a registry"
-
-        def manifest(self, *_):
-            raise AssertionError("nobody should ask")
-
-    here = kept.add(a_trace(image))
-
-    assert find_trace(kept, Silent(), image, RUN) == here
-
-
-def test_an_exact_trace_beside_the_image_goes_before_a_near_one_here(kept, layout, image):
-    kept.add(a_trace(image, ("python",)))
-    push_trace(layout, a_trace(image))
-
-    assert find_trace(kept, layout, image, RUN) == a_trace(image)
-
-
-@pytest.mark.parametrize("error", [UnavailableError("gone"), IntegrityError("forged"), OSError(5)])
-def test_a_registry_that_fails_costs_a_warning_and_no_start(kept, image, caplog, error):
-    class Failing:
-        location = "a registry"
-
-        def manifest(self, *_):
-            raise error
-
-    near = kept.add(a_trace(image, ("python",)))
-
-    with caplog.at_level(logging.WARNING, "omniload"):
-        assert find_trace(kept, Failing(), image, RUN) == near
-
-    assert "no trace from a registry" in caplog.text
-
-
-def test_nothing_known_is_nothing_found(kept, layout, image):
-    assert find_trace(kept, layout, image, RUN) is None
-
-
 OWN = ("sh",)
 
 
@@ -176,45 +126,26 @@ def test_traces_of_two_commands_become_one_and_those_of_two_images_do_not(image)
         united([one, a_trace(OTHER)], OWN)
 
 
-def test_a_start_of_an_unknown_command_finds_what_others_ran(kept, layout, image):
+def test_a_start_of_an_unknown_command_finds_what_others_ran(kept, image):
     kept.add(a_trace(image, ("python", "a.py"), Touch(1, "f", 0, 10)))
     kept.add(a_trace(image, ("java",), Touch(2, "g", 0, 10)))
     kept.add(a_trace(OTHER, ("python",), Touch(1, "h", 0, 10)))
 
-    assert find_trace(kept, layout, image, OWN) is None
-    found = find_any_trace(kept, layout, image, OWN)
+    assert kept.get(image, OWN) is None
+    found = kept.any_of(image, OWN)
 
     assert found.command == OWN
     assert [touch.path for touch in found.touches] == ["f", "g"]
 
 
-def test_what_is_known_here_is_taken_without_asking_the_registry_whatever_was_run(kept, image):
+def test_an_empty_trace_does_not_hide_one_that_is_not(kept, image):
+    assert kept.any_of(image, OWN) is None
+    for _ in range(9):
+        kept.add(trace_of(image, OWN, []))
+    assert kept.any_of(image, OWN) is None
     kept.add(a_trace(image))
 
-    assert find_any_trace(kept, None, image, OWN).runs == 1
-
-
-def test_an_empty_trace_does_not_hide_one_that_is_not(kept, layout, image):
-    kept.add(trace_of(image, OWN, []))
-    push_trace(layout, a_trace(image))
-
-    assert [t.path for t in find_any_trace(kept, layout, image, OWN).touches] == ["f"]
-
-
-@pytest.mark.parametrize("error", [UnavailableError("gone"), OSError(5)])
-def test_a_registry_that_fails_costs_an_unknown_command_its_hot_blocks_alone(
-    kept, image, caplog, error
-):
-    class Failing:
-        location = "a registry"
-
-        def manifest(self, *_):
-            raise error
-
-    with caplog.at_level(logging.WARNING, "omniload"):
-        assert find_any_trace(kept, Failing(), image, OWN) is None
-
-    assert "no trace from a registry" in caplog.text
+    assert [touch.path for touch in kept.any_of(image, OWN).touches] == ["f"]
 
 
 def test_a_trace_over_the_limit_or_a_pipe_is_passed_over_and_replaced(
