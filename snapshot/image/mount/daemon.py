@@ -168,7 +168,7 @@ class _Serving:
         """Of hot blocks that need not be fetched, compressed, as what is fetched is counted."""
         disk = BlockStore(cache / "blocks", settings.disk)
         registry = RegistryTier(store)
-        self._peers = PeerNode(settings.sharing, registry, disk, self._indexes, clock=clock)
+        self._peers = PeerNode(settings.sharing, registry, disk, self._indexes)
         self._loader = BlockLoader(
             self._peers.tiers,
             disk,

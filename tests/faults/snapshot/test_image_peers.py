@@ -13,9 +13,9 @@ import urllib3
 
 from snapshot.image.block.store import BlockStore
 from snapshot.image.peer.choice import ranking, region_of
-from snapshot.image.peer.peer_tier import PeerPatience, PeerTier
-from snapshot.image.peer.server import BlockShare, PeerServer
+from snapshot.image.peer.node import BlockShare, PeerServer
 from snapshot.image.peer.single_flight_tier import HeldBlocks
+from snapshot.image.peer.peer_tier import PeerPatience, PeerTier
 from snapshot.image.peer.wire import MAX_REQUEST_BYTES, WAITING, block_frame, request_body
 from tests.support.snapshot.peer_builders import (
     BLOCKS,
@@ -72,7 +72,7 @@ def server_of(index):
 
 def post(server, body, path="/v1/blocks", **headers):
     with urllib3.PoolManager() as pool:
-        url = f"http://127.0.0.1:{server.port}{path}"
+        url = f"http://127.0.0.1:{server.server_address[1]}{path}"
         answer = pool.request("POST", url, body=body, headers=headers, retries=False, timeout=20)
         return answer.status, answer.data
 
@@ -117,7 +117,7 @@ def test_a_server_refuses_what_is_no_request_and_serves_on(index, server_of, bod
 
 def test_a_server_has_no_other_methods(server_of):
     with urllib3.PoolManager() as pool:
-        url = f"http://127.0.0.1:{server_of(0).port}/v1/blocks"
+        url = f"http://127.0.0.1:{server_of(0).server_address[1]}/v1/blocks"
         assert pool.request("GET", url, retries=False).status == 501
 
 
@@ -162,7 +162,7 @@ def test_blocks_come_from_a_peer_that_has_them_and_waiting_is_for_those_it_gets(
 ):
     registry = HandTier()
     server = server_of(0, 1, registry=registry)
-    tier = tier_of(f"127.0.0.1:{server.port}")
+    tier = tier_of(f"127.0.0.1:{server.server_address[1]}")
 
     found, moved = tier.fetch(index, peer_refs(index))
 
@@ -245,7 +245,7 @@ def trickling(connection, over):
 def test_a_bad_peer_gives_nothing_and_the_next_one_is_asked(
     index, server_of, tier_of, answer, is_left_alone
 ):
-    good = f"127.0.0.1:{server_of(*range(10)).port}"
+    good = f"127.0.0.1:{server_of(*range(10)).server_address[1]}"
     with peer_by_hand(answer) as (bad, sent):
         alone = tier_of(bad, silent_s=0.3, total_s=0.6)
         assert alone.fetch(index, peer_refs(index, (0,)))[0] == {}
@@ -265,7 +265,7 @@ def test_a_bad_peer_gives_nothing_and_the_next_one_is_asked(
 def test_a_peer_that_is_slow_but_says_so_is_waited_for(index, server_of, tier_of):
     registry = HandTier(gate=threading.Event())
     server = server_of(registry=registry)
-    tier = tier_of(f"127.0.0.1:{server.port}", silent_s=1.5, total_s=20.0)
+    tier = tier_of(f"127.0.0.1:{server.server_address[1]}", silent_s=1.5, total_s=20.0)
     found = []
     reader = threading.Thread(
         target=lambda: found.append(tier.fetch(index, peer_refs(index, (0,)))[0])

@@ -6,7 +6,7 @@ import pytest
 
 from omniload.base.errors import UnavailableError
 from snapshot.image.block.store import BlockStore
-from snapshot.image.peer.server import BlockShare
+from snapshot.image.peer.node import BlockShare
 from snapshot.image.peer.single_flight_tier import HeldBlocks, SharedTier
 from snapshot.image.peer.wire import BlocksAsked
 from tests.support.snapshot.peer_builders import BLOCKS, HandTier, peer_index, peer_refs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapshot.image.peer.circuit_breaker import (
+from snapshot.image.peer.peer_tier import (
     CircuitBreaker,
     PeerAnswered,
     PeerBack,
