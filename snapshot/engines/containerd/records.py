@@ -161,20 +161,16 @@ class Snapshots:
 
     by_key: dict[str, Snapshot] = field(default_factory=dict)
     next_number: int = 1
-    _children: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot]) -> "Snapshots":
         """Return the machine in a kept state."""
-        found = cls({snapshot.key: snapshot for snapshot in snapshots})
-        found.next_number = max((snapshot.number for snapshot in snapshots), default=0) + 1
-        for snapshot in snapshots:
-            found._count(snapshot.parent, 1)
-        return found
+        last = max((snapshot.number for snapshot in snapshots), default=0)
+        return cls({snapshot.key: snapshot for snapshot in snapshots}, last + 1)
 
     def copy(self) -> "Snapshots":
         """Return one that goes its own way from here."""
-        return Snapshots(dict(self.by_key), self.next_number, dict(self._children))
+        return Snapshots(dict(self.by_key), self.next_number)
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Apply one event and return what must be kept, in order.
@@ -256,12 +252,11 @@ class Snapshots:
 
     def _remove(self, event: Remove) -> tuple[Command, ...]:
         found = self.get(event.key)
-        if children := self._children.get(event.key, 0):
+        if children := sum(each.parent == event.key for each in self.by_key.values()):
             raise SnapshotInUseError(
                 f"snapshot {event.key!r} has {children} on it; remove what lies on it first"
             )
         del self.by_key[event.key]
-        self._count(found.parent, -1)
         return (Forget(found),)
 
     def _relabel(self, event: Relabel) -> tuple[Command, ...]:
@@ -299,7 +294,6 @@ class Snapshots:
         )
         self.next_number += 1
         self.by_key[key] = added
-        self._count(added.parent, 1)
         return (Keep(added),)
 
     def _check_new(self, key: str) -> None:
@@ -313,12 +307,6 @@ class Snapshots:
             raise InvalidSnapshotError(
                 f"parent {parent!r} is {self.by_key[parent].kind}; only a committed one may be one"
             )
-
-    def _count(self, parent: str, change: int) -> None:
-        if parent:
-            self._children[parent] = self._children.get(parent, 0) + change
-            if not self._children[parent]:
-                del self._children[parent]
 
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'

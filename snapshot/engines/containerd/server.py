@@ -15,6 +15,7 @@ import socket
 import stat as stat_bits
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,16 +37,18 @@ from snapshot.engines.containerd.snapshotter import Snapshotter
 __all__ = [
     "METHODS",
     "SERVICE",
-    "Method",
     "SnapshotsService",
     "WireMessage",
     "code_of",
     "message",
+    "reader",
     "start_server",
 ]
 
 WireMessage: TypeAlias = Any
 """A message made here: its fields are attributes that no type checker knows."""
+
+_Fields: TypeAlias = dict[str, Any]
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -93,28 +96,6 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class Method:
-    """One call: its address and how its messages are read and written."""
-
-    def __init__(self, name: str, request: str, answer: str) -> None:
-        self.path = f"/{SERVICE}/{name}"
-        self.name = name
-        self.is_stream = name == "List"
-        """Whether it is answered by several messages."""
-        self.request = request
-        self.answer = answer
-
-    def encode(self, value: WireMessage) -> bytes:
-        """Return the bytes of a request or answer."""
-        data: bytes = value.SerializeToString()
-        return data
-
-    def reader(self, name: str) -> Callable[[bytes], WireMessage]:
-        """Return what reads bytes as a message."""
-        read: Callable[[bytes], WireMessage] = _classes[name].FromString
-        return read
-
-
 def message(name: str, /, **fields: object) -> WireMessage:
     """Make a message by its name with its package; a field that is None stays unset.
 
@@ -123,6 +104,12 @@ def message(name: str, /, **fields: object) -> WireMessage:
         ValueError: The message has no such field.
     """
     return _classes[name](**{key: value for key, value in fields.items() if value is not None})
+
+
+def reader(name: str) -> Callable[[bytes], WireMessage]:
+    """Return what reads bytes as a message of that name."""
+    read: Callable[[bytes], WireMessage] = _classes[name].FromString
+    return read
 
 
 def _pool() -> descriptor_pool.DescriptorPool:
@@ -172,23 +159,19 @@ def _build() -> dict[str, WireMessage]:
 _classes = _build()
 
 _EMPTY = "google.protobuf.Empty"
-_ANSWER_OF = {
-    "Prepare": ("PrepareSnapshotRequest", f"{_SNAPSHOTS}.PrepareSnapshotResponse"),
-    "View": ("ViewSnapshotRequest", f"{_SNAPSHOTS}.ViewSnapshotResponse"),
-    "Mounts": ("MountsRequest", f"{_SNAPSHOTS}.MountsResponse"),
-    "Commit": ("CommitSnapshotRequest", _EMPTY),
-    "Remove": ("RemoveSnapshotRequest", _EMPTY),
-    "Stat": ("StatSnapshotRequest", f"{_SNAPSHOTS}.StatSnapshotResponse"),
-    "Update": ("UpdateSnapshotRequest", f"{_SNAPSHOTS}.UpdateSnapshotResponse"),
-    "List": ("ListSnapshotsRequest", f"{_SNAPSHOTS}.ListSnapshotsResponse"),
-    "Usage": ("UsageRequest", f"{_SNAPSHOTS}.UsageResponse"),
-    "Cleanup": ("CleanupRequest", _EMPTY),
+METHODS: Mapping[str, tuple[str, str]] = {
+    "Prepare": (f"{_SNAPSHOTS}.PrepareSnapshotRequest", f"{_SNAPSHOTS}.PrepareSnapshotResponse"),
+    "View": (f"{_SNAPSHOTS}.ViewSnapshotRequest", f"{_SNAPSHOTS}.ViewSnapshotResponse"),
+    "Mounts": (f"{_SNAPSHOTS}.MountsRequest", f"{_SNAPSHOTS}.MountsResponse"),
+    "Commit": (f"{_SNAPSHOTS}.CommitSnapshotRequest", _EMPTY),
+    "Remove": (f"{_SNAPSHOTS}.RemoveSnapshotRequest", _EMPTY),
+    "Stat": (f"{_SNAPSHOTS}.StatSnapshotRequest", f"{_SNAPSHOTS}.StatSnapshotResponse"),
+    "Update": (f"{_SNAPSHOTS}.UpdateSnapshotRequest", f"{_SNAPSHOTS}.UpdateSnapshotResponse"),
+    "List": (f"{_SNAPSHOTS}.ListSnapshotsRequest", f"{_SNAPSHOTS}.ListSnapshotsResponse"),
+    "Usage": (f"{_SNAPSHOTS}.UsageRequest", f"{_SNAPSHOTS}.UsageResponse"),
+    "Cleanup": (f"{_SNAPSHOTS}.CleanupRequest", _EMPTY),
 }
-METHODS: Mapping[str, Method] = {
-    name: Method(name, f"{_SNAPSHOTS}.{request}", answer)
-    for name, (request, answer) in _ANSWER_OF.items()
-}
-"""Every call that is answered, by name."""
+"""Every call that is answered, by name: its request and its answer, of which ``List`` gives several."""
 
 
 _log = get_logger(__name__)
@@ -212,64 +195,59 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 
 
 class SnapshotsService:
-    """One method for each call, named as the call is, in lower case."""
+    """One method for each call, named as the call is, in lower case; it returns the fields of the answer."""
 
     def __init__(self, snapshotter: Snapshotter) -> None:
         self._snapshotter = snapshotter
 
-    def prepare(self, request: WireMessage) -> WireMessage:
+    def prepare(self, request: WireMessage) -> _Fields:
         """Make a place to write; ``ALREADY_EXISTS`` for a layer that need not be unpacked."""
-        found = self._snapshotter.prepare(request.key, request.parent, dict(request.labels))
-        return message(f"{_SNAPSHOTS}.PrepareSnapshotResponse", mounts=_mounts(found))
+        labels = dict(request.labels)
+        return _mounts(self._snapshotter.prepare(request.key, request.parent, labels))
 
-    def view(self, request: WireMessage) -> WireMessage:
+    def view(self, request: WireMessage) -> _Fields:
         """Make a place to read."""
         labels = dict(request.labels)
-        found = self._snapshotter.prepare(request.key, request.parent, labels, "view")
-        return message(f"{_SNAPSHOTS}.ViewSnapshotResponse", mounts=_mounts(found))
+        return _mounts(self._snapshotter.prepare(request.key, request.parent, labels, "view"))
 
-    def mounts(self, request: WireMessage) -> WireMessage:
+    def mounts(self, request: WireMessage) -> _Fields:
         """Say again what to mount."""
-        found = self._snapshotter.mounts(request.key)
-        return message(f"{_SNAPSHOTS}.MountsResponse", mounts=_mounts(found))
+        return _mounts(self._snapshotter.mounts(request.key))
 
-    def commit(self, request: WireMessage) -> WireMessage:
+    def commit(self, request: WireMessage) -> _Fields:
         """Make a layer of what was written."""
         self._snapshotter.commit(request.name, request.key, dict(request.labels))
-        return message("google.protobuf.Empty")
+        return {}
 
-    def remove(self, request: WireMessage) -> WireMessage:
+    def remove(self, request: WireMessage) -> _Fields:
         """Take a snapshot away."""
         self._snapshotter.remove(request.key)
-        return message("google.protobuf.Empty")
+        return {}
 
-    def stat(self, request: WireMessage) -> WireMessage:
+    def stat(self, request: WireMessage) -> _Fields:
         """Describe one snapshot."""
-        found = self._snapshotter.stat(request.key)
-        return message(f"{_SNAPSHOTS}.StatSnapshotResponse", info=_info(found))
+        return {"info": _info(self._snapshotter.stat(request.key))}
 
-    def update(self, request: WireMessage) -> WireMessage:
+    def update(self, request: WireMessage) -> _Fields:
         """Change labels."""
         labels, paths = dict(request.info.labels), list(request.update_mask.paths)
-        found = self._snapshotter.update(request.info.name, labels, paths)
-        return message(f"{_SNAPSHOTS}.UpdateSnapshotResponse", info=_info(found))
+        return {"info": _info(self._snapshotter.update(request.info.name, labels, paths))}
 
-    def list(self, request: WireMessage) -> Iterator[WireMessage]:
-        """Describe all that the filters ask for, in pages."""
+    def list(self, request: WireMessage) -> Iterator[_Fields]:
+        """Describe all that the filters ask for, in pages: gRPC takes messages of 4 MiB at most."""
         found = self._snapshotter.listing(list(request.filters))
         for start in range(0, len(found), _PAGE):
-            page = [_info(snapshot) for snapshot in found[start : start + _PAGE]]
-            yield message(f"{_SNAPSHOTS}.ListSnapshotsResponse", info=page)
+            yield {"info": [_info(snapshot) for snapshot in found[start : start + _PAGE]]}
 
-    def usage(self, request: WireMessage) -> WireMessage:
+    def usage(self, request: WireMessage) -> _Fields:
         """Say what a snapshot takes on the disk."""
         size_bytes, inodes = self._snapshotter.usage(request.key)
-        return message(f"{_SNAPSHOTS}.UsageResponse", size=size_bytes, inodes=inodes)
+        return {"size": size_bytes, "inodes": inodes}
 
-    def cleanup(self, request: WireMessage) -> WireMessage:  # noqa: ARG002 -- it says nothing
+    def cleanup(self, request: WireMessage) -> _Fields:  # noqa: ARG002 -- it says nothing
         """Remove what is left of snapshots that are gone."""
         self._snapshotter.cleanup()
-        return message("google.protobuf.Empty")
+        return {}
 
 
 def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
@@ -284,10 +262,7 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
     _make_way(path)
     server = grpc.server(ThreadPoolExecutor(_THREADS, "omniload-snapshotter"))
     service = SnapshotsService(snapshotter)
-    handlers = {
-        method.name: _handler(method, getattr(service, method.name.lower()))
-        for method in METHODS.values()
-    }
+    handlers = {name: _handler(name, getattr(service, name.lower())) for name in METHODS}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     # A socket is made by gRPC with what the umask leaves; closed afterwards, it was open for a moment.
     before = os.umask(0o177)
@@ -311,45 +286,39 @@ def code_of(error: Exception) -> grpc.StatusCode:
 
 
 def _handler(
-    method: Method, answer: Callable[[WireMessage], WireMessage]
+    name: str, answer: Callable[[WireMessage], Any]
 ) -> "grpc.RpcMethodHandler[WireMessage, WireMessage]":
-    reads = method.reader(method.request)
-    if method.is_stream:
+    asked, answered = METHODS[name]
 
-        def stream(request: WireMessage, context: grpc.ServicerContext) -> Iterator[WireMessage]:
-            try:
-                yield from answer(request)
-            except Exception as error:  # noqa: BLE001 -- whatever it is, the caller gets it as a status
-                _refuse(method, error, context)
-
-        return grpc.unary_stream_rpc_method_handler(stream, reads, method.encode)
+    def stream(request: WireMessage, context: grpc.ServicerContext) -> Iterator[WireMessage]:
+        try:
+            for fields in answer(request):
+                yield message(answered, **fields)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the caller gets it as a status
+            _refuse(name, error, context)
 
     def unary(request: WireMessage, context: grpc.ServicerContext) -> WireMessage:
         try:
-            return answer(request)
+            return message(answered, **answer(request))
         except Exception as error:  # noqa: BLE001 -- whatever it is, the caller gets it as a status
-            _refuse(method, error, context)
+            _refuse(name, error, context)
 
-    return grpc.unary_unary_rpc_method_handler(unary, reads, method.encode)
+    writes = _classes[answered].SerializeToString
+    if name == "List":
+        return grpc.unary_stream_rpc_method_handler(stream, reader(asked), writes)
+    return grpc.unary_unary_rpc_method_handler(unary, reader(asked), writes)
 
 
-def _refuse(method: Method, error: Exception, context: grpc.ServicerContext) -> None:
+def _refuse(name: str, error: Exception, context: grpc.ServicerContext) -> None:
     code = code_of(error)
     if code is grpc.StatusCode.INTERNAL:
-        _log.exception("defect in %s", method.name)
+        _log.exception("defect in %s", name)
     context.abort(code, str(error) or repr(error))
 
 
-def _mounts(found: Sequence[MountEntry]) -> list[WireMessage]:
-    return [
-        message(
-            "containerd.types.Mount",
-            type=entry.type,
-            source=entry.source,
-            options=list(entry.options),
-        )
-        for entry in found
-    ]
+def _mounts(found: Sequence[MountEntry]) -> _Fields:
+    kind = "containerd.types.Mount"
+    return {"mounts": [message(kind, **asdict(entry)) for entry in found]}
 
 
 def _info(snapshot: Snapshot) -> WireMessage:

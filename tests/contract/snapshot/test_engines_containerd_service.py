@@ -12,7 +12,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from snapshot.engines.containerd.chain import chain_ids
-from snapshot.engines.containerd.server import METHODS, code_of, message, start_server
+from snapshot.engines.containerd.server import METHODS, code_of, message, reader, start_server
 from snapshot.engines.containerd.snapshotter import Snapshotter
 from snapshot.engines.containerd.store import SnapshotStore
 from tests.support.snapshot.snapshotter_builders import (
@@ -447,10 +447,10 @@ def test_every_error_of_ours_has_a_code():
 
 def test_a_message_is_the_bytes_that_the_public_interface_says():
     """By hand: field 2 "k", field 4 a map entry of field 1 "a" and field 2 "b"."""
-    asked = METHODS["Prepare"]
+    asked, _ = METHODS["Prepare"]
 
-    data = asked.encode(message(asked.request, key="k", labels={"a": "b"}))
+    data = message(asked, key="k", labels={"a": "b"}).SerializeToString()
 
     assert data == b"\x12\x01k\x22\x06\x0a\x01a\x12\x01b"
-    again = asked.reader(asked.request)(data + b"\x7a\x01z")
+    again = reader(asked)(data + b"\x7a\x01z")
     assert (again.key, dict(again.labels)) == ("k", {"a": "b"}), "fields of later versions pass"

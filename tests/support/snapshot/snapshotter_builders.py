@@ -9,7 +9,7 @@ import orjson
 from omniload.base.errors import ConfigError
 from snapshot.engines.containerd.chain import IMAGE, LAYER, MANIFEST, TARGET, chain_ids
 from snapshot.engines.containerd.images import place_of
-from snapshot.engines.containerd.server import METHODS, message
+from snapshot.engines.containerd.server import METHODS, SERVICE, message, reader
 from snapshot.engines.containerd.store import KeptImage
 from snapshot.oci.digest import digest_of
 from snapshot.oci.manifest import MANIFEST_TYPE
@@ -121,14 +121,11 @@ class Calls:
         self._channel = grpc.insecure_channel(f"unix:{socket}")
 
     def __call__(self, name, /, **fields):
-        asked = METHODS[name]
-        request = message(asked.request, snapshotter="omniload", **fields)
-        reads = asked.reader(asked.answer)
-        if asked.is_stream:
-            return list(
-                self._channel.unary_stream(asked.path, asked.encode, reads)(request, timeout=30)
-            )
-        return self._channel.unary_unary(asked.path, asked.encode, reads)(request, timeout=30)
+        asked, answered = METHODS[name]
+        data = message(asked, snapshotter="omniload", **fields).SerializeToString()
+        kind = self._channel.unary_stream if name == "List" else self._channel.unary_unary
+        call = kind(f"/{SERVICE}/{name}", bytes, reader(answered))
+        return list(call(data, timeout=30)) if name == "List" else call(data, timeout=30)
 
     def refusal(self, name, /, **fields):
         """Return code and text of a call that must be refused."""
