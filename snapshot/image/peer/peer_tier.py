@@ -1,41 +1,47 @@
-"""Blocks from peers: asks the nodes that ``choice`` names, and compares all it receives.
-
-Peers that failed are left alone for a while, as a machine says.
-"""
+"""Blocks of a node and of its peers: one request for a block at a time, and all that comes compared."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import assert_never
+from dataclasses import dataclass
 
 from typing_extensions import override
 from urllib3.exceptions import HTTPError, ProtocolError
 from urllib3.response import BaseHTTPResponse
 
 from omniload.base.clock import Clock, SystemClock
+from omniload.base.concurrency.single_flight import SingleFlight
 from omniload.base.errors import IntegrityError
 from omniload.base.log import get_logger
+from omniload.base.lru import Lru
+from snapshot.image.block.fetcher import BRIDGE_BYTES
 from snapshot.image.block.loader import BlockTier
+from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import BlockRef, LayerIndex
-from snapshot.image.peer.choice import holders, parent, ranking, regions
-from snapshot.image.peer.wire import FRAME_BYTES, MAX_BLOCKS, PATH, frame_size, request_body
+from snapshot.image.peer.protocol import (
+    FRAME_BYTES,
+    MAX_BLOCKS,
+    PATH,
+    BreakerEvent,
+    CircuitBreaker,
+    PeerAnswered,
+    PeerBack,
+    PeerCorrupt,
+    PeerFailed,
+    PeerLeft,
+    PeerTried,
+    frame_size,
+    holders,
+    parent,
+    ranking,
+    regions,
+    request_body,
+    runs,
+)
 from snapshot.oci.digest import verified
 from snapshot.oci.slow_servers import Pace, paced_pool
 
-__all__ = [
-    "BreakerCommand",
-    "BreakerEvent",
-    "CircuitBreaker",
-    "PeerAnswered",
-    "PeerBack",
-    "PeerCorrupt",
-    "PeerFailed",
-    "PeerLeft",
-    "PeerPatience",
-    "PeerTier",
-    "PeerTried",
-]
+__all__ = ["HeldBlocks", "PeerPatience", "PeerTier", "SharedTier"]
 
 _log = get_logger(__name__)
 
@@ -57,106 +63,6 @@ class PeerPatience:
     """Peers that answer, asked one after another before a block is asked of the next tier."""
     failures: int = 8
     """Peers, of those asked for one block, that may fail before that."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OfPeer:
-    peer: str
-    now_s: float
-
-
-class PeerTried(_OfPeer):
-    """A request to a peer is about to begin."""
-
-
-class PeerAnswered(_OfPeer):
-    """A peer is well, whether or not it had what was asked."""
-
-
-class PeerFailed(_OfPeer):
-    """A peer is not there, does not answer, or broke off."""
-
-
-class PeerCorrupt(_OfPeer):
-    """A peer sent other bytes than were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLeft:
-    """From now on a peer is left alone; to be said once."""
-
-    peer: str
-    for_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PeerBack:
-    """A peer that was left alone is asked again."""
-
-    peer: str
-
-
-BreakerEvent = PeerTried | PeerAnswered | PeerFailed | PeerCorrupt
-BreakerCommand = PeerLeft | PeerBack
-
-
-@dataclass(slots=True)
-class _Trouble:
-    failures: int
-    until_s: float
-    half_open: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class CircuitBreaker:
-    """The machine that knows which peers are left alone for now.
-
-    A peer that fails is left alone for a second, then for two, and so on to half a minute. When
-    its time is over, one request tries it; all others go on without it until that has an answer.
-    """
-
-    first_s: float = 1.0
-    longest_s: float = 30.0
-    corrupt_s: float = 300.0
-    """How long a peer with wrong bytes is left alone."""
-    trial_s: float = 5.0
-    """How long others wait for the outcome of a trial."""
-    _troubles: dict[str, _Trouble] = field(default_factory=dict)
-
-    def away(self, now_s: float) -> frozenset[str]:
-        """Return the peers that are not to be asked."""
-        return frozenset(p for p, trouble in self._troubles.items() if now_s < trouble.until_s)
-
-    def handle(self, event: BreakerEvent) -> tuple[BreakerCommand, ...]:
-        """Apply one event and return what is worth a log line."""
-        trouble = self._troubles.get(event.peer)
-        match event:
-            case PeerTried(now_s=now_s):
-                if trouble is not None and now_s >= trouble.until_s:
-                    trouble.half_open, trouble.until_s = True, now_s + self.trial_s
-            case PeerAnswered(peer=peer):
-                # An answer to what was asked before the peer fell out says nothing of now.
-                if trouble is not None and trouble.half_open:
-                    del self._troubles[peer]
-                    return (PeerBack(peer),)
-            case PeerFailed(peer=peer, now_s=now_s):
-                # Of many requests that fail together, the first has said it.
-                if trouble is None or now_s >= trouble.until_s or trouble.half_open:
-                    failures = trouble.failures + 1 if trouble is not None else 1
-                    wait_s = min(self.first_s * 2.0 ** min(failures - 1, 30), self.longest_s)
-                    return self._leave(peer, failures, now_s, wait_s)
-            case PeerCorrupt(peer=peer, now_s=now_s):
-                failures = trouble.failures if trouble is not None else 1
-                return self._leave(peer, failures, now_s, self.corrupt_s)
-            case _:
-                assert_never(event)
-        return ()
-
-    def _leave(
-        self, peer: str, failures: int, now_s: float, wait_s: float
-    ) -> tuple[BreakerCommand, ...]:
-        self._troubles[peer] = _Trouble(failures, now_s + wait_s)
-        return (PeerLeft(peer, wait_s),)
 
 
 class _GoneError(Exception):
@@ -346,3 +252,113 @@ class PeerTier(BlockTier):
                     _log.warning("peer %s: %s; left alone for %.0f s", peer, reason, for_s)
                 case PeerBack(peer=peer):
                     _log.info("peer %s is back", peer)
+
+
+class HeldBlocks:
+    """Blocks that a node has: the last that came, and those on its disk.
+
+    The few in memory bridge the time until a block is on disk, and a disk that is full.
+    """
+
+    def __init__(self, disk: BlockStore | None, recent_bytes: int = 64 << 20) -> None:
+        self._disk = disk
+        self._recent: Lru[str, bytes] = Lru(recent_bytes)
+
+    def recent(self, digest: str) -> bytes | None:
+        """Return a block if it is in memory; no sign of use: the first that came goes first."""
+        return self._recent.peek(digest)
+
+    def get(self, digest: str) -> bytes | None:
+        """Return a block that is here and right, or None."""
+        data = self.recent(digest)
+        if data is None and self._disk is not None:
+            data = self._disk.get(digest)
+        return data
+
+    def has(self, digest: str) -> bool:
+        """Return whether a block is here; only ``get`` compares it with its digest."""
+        if self.recent(digest) is not None:
+            return True
+        return self._disk is not None and self._disk.has(digest)
+
+    def remember(self, digest: str, data: bytes) -> None:
+        """Keep a block in memory for a while; it was compared with its digest."""
+        self._recent.put(digest, data, len(data))
+
+    def store(self, blocks: Mapping[str, bytes]) -> None:
+        """Keep blocks on disk; they were compared with their digests."""
+        if self._disk is not None:
+            self._disk.put_all(blocks)
+
+
+class SharedTier(BlockTier):
+    """A tier that is asked for a block once, however many want it at that time.
+
+    The second caller waits for the first, and counts no bytes as moved. No caller waits for
+    another before its own requests have an answer, so no two of a node can wait for each other.
+    And no two nodes, where the tier waits for other nodes: blocks are taken on region by region,
+    since waits have an order in each region and none over all of them.
+
+    Args:
+        tier: Asked for what nobody is asking it for.
+        held: Looked at before, and given what came.
+        by_region: The tier may wait for other nodes.
+    """
+
+    def __init__(self, tier: BlockTier, held: HeldBlocks, *, by_region: bool = False) -> None:
+        self._by_region = by_region
+        self._tier = tier
+        self._held = held
+        self._flights: SingleFlight[str, bytes | None] = SingleFlight()
+
+    @override
+    def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        if not self._by_region:
+            return self._fetch(index, blocks)
+        found: dict[str, bytes] = {}
+        moved = 0
+        for _, refs in regions(blocks):
+            came, size = self._fetch(index, refs)
+            found |= came
+            moved += size
+        return found, moved
+
+    def _fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
+        # A peer may have had it fetched since it was wanted here.
+        here = {ref.digest: self._held.get(ref.digest) for ref in blocks}
+        found = {digest: data for digest, data in here.items() if data is not None}
+        mine, joined = self._flights.claim(
+            dict.fromkeys(ref.digest for ref in blocks if ref.digest not in found)
+        )
+        came, moved = self._fetch_and_resolve(index, blocks, set(mine))
+        found |= came
+        for digest, flight in joined.items():
+            if (data := came.get(digest) or flight.result()) is not None:
+                found[digest] = data
+        return found, moved
+
+    def _fetch_and_resolve(
+        self, index: LayerIndex, blocks: Sequence[BlockRef], left: set[str]
+    ) -> tuple[dict[str, bytes], int]:
+        """Ask the tier for what is left, and resolve every call that joined meanwhile, also where it fails."""
+        # What came since it was looked for, another call has just resolved.
+        recent = {digest: self._held.recent(digest) for digest in left}
+        found = {digest: data for digest, data in recent.items() if data is not None}
+        moved = 0
+        try:
+            self._resolve(left, found, found)
+            for run in runs([ref for ref in blocks if ref.digest in left], BRIDGE_BYTES):
+                came, size = self._tier.fetch(index, run)
+                moved += size
+                found |= came
+                self._resolve(left, (ref.digest for ref in run), came)
+        finally:
+            self._resolve(left, tuple(left), {})
+        return found, moved
+
+    def _resolve(self, left: set[str], digests: Iterable[str], came: Mapping[str, bytes]) -> None:
+        for digest, data in came.items():
+            self._held.remember(digest, data)
+        for digest in left.intersection(digests):
+            left.discard(digest)
+            self._flights.resolve(digest, came.get(digest))

@@ -12,11 +12,16 @@ import pytest
 import urllib3
 
 from snapshot.image.block.store import BlockStore
-from snapshot.image.peer.choice import ranking, region_of
 from snapshot.image.peer.node import BlockShare, PeerServer
-from snapshot.image.peer.single_flight_tier import HeldBlocks
-from snapshot.image.peer.peer_tier import PeerPatience, PeerTier
-from snapshot.image.peer.wire import MAX_REQUEST_BYTES, WAITING, block_frame, request_body
+from snapshot.image.peer.protocol import (
+    MAX_REQUEST_BYTES,
+    WAITING,
+    block_frame,
+    ranking,
+    region_of,
+    request_body,
+)
+from snapshot.image.peer.peer_tier import HeldBlocks, PeerPatience, PeerTier
 from tests.support.snapshot.peer_builders import (
     BLOCKS,
     HandTier,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshot.image.layer.index import BlockRef
-from snapshot.image.peer.choice import (
+from snapshot.image.peer.protocol import (
     REGION_BYTES,
     holders,
     parent,

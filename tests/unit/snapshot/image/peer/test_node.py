@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from omniload.base.errors import ConfigError
 from snapshot.image.mount.daemon import mount_settings
 from snapshot.image.peer.node import PeerNode, PeerSettings
-from snapshot.image.peer.single_flight_tier import SharedTier
+from snapshot.image.peer.peer_tier import SharedTier
 from tests.support.snapshot.peer_builders import HandTier
 
 HERE, THERE = "127.0.0.1:7070", "node2:7070"

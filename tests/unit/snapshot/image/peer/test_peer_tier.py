@@ -1,116 +1,186 @@
-"""Who fails is left alone, longer each time, tried by one, and welcome back."""
+"""One request for a block at a time in a node, whoever wants it; and what a node gives its peers."""
+
+import threading
 
 import pytest
 
-from snapshot.image.peer.peer_tier import (
-    CircuitBreaker,
-    PeerAnswered,
-    PeerBack,
-    PeerCorrupt,
-    PeerFailed,
-    PeerLeft,
-    PeerTried,
-)
-
-A, B = "a:1", "b:1"
+from omniload.base.errors import UnavailableError
+from snapshot.image.block.store import BlockStore
+from snapshot.image.peer.node import BlockShare
+from snapshot.image.peer.protocol import BlocksAsked
+from snapshot.image.peer.peer_tier import HeldBlocks, SharedTier
+from tests.support.snapshot.peer_builders import BLOCKS, HandTier, peer_index, peer_refs
 
 
-def failing(breaker, peer, times, now_s=0.0):
-    """Fail so often, each time on trial; return when the last failure was."""
-    for _ in range(times):
-        while peer in breaker.away(now_s):
-            now_s += 0.5
-        breaker.handle(PeerTried(peer, now_s))
-        breaker.handle(PeerFailed(peer, now_s))
-    return now_s
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    return peer_index(tmp_path_factory.mktemp("layer"))
 
 
-def test_nobody_is_away_at_first():
-    breaker = CircuitBreaker()
+@pytest.fixture
+def share():
+    made = []
 
-    assert breaker.handle(PeerTried(A, 0.0)) == ()
-    assert breaker.handle(PeerAnswered(A, 0.1)) == ()
-    assert breaker.away(0.1) == frozenset()
+    def build(held, **tiers):
+        made.append(BlockShare(held, tiers, build.indexes, fetches=build.fetches))
+        return made[-1]
 
-
-def test_a_peer_that_fails_is_left_alone_for_a_second_and_others_are_not():
-    breaker = CircuitBreaker()
-
-    assert breaker.handle(PeerFailed(A, 10.0)) == (PeerLeft(A, 1.0),)
-
-    assert breaker.away(10.9) == {A}
-    assert breaker.away(11.0) == frozenset()
+    build.fetches = 8
+    build.indexes = ()
+    yield build
+    for each in made:
+        each.close()
 
 
-def test_requests_that_fail_together_count_once():
-    breaker = CircuitBreaker()
-    breaker.handle(PeerFailed(A, 0.0))
-
-    assert [breaker.handle(PeerFailed(A, 0.1)) for _ in range(15)] == [()] * 15
-    assert breaker.away(1.0) == frozenset()
+def asked(index, *numbers, waits=True):
+    return BlocksAsked(
+        index.blob_digest, waits, tuple((number, index.digest(number)) for number in numbers)
+    )
 
 
-def test_each_failure_doubles_the_time_up_to_a_limit():
-    breaker = CircuitBreaker(longest_s=6.0)
-    lengths, now_s = [], 0.0
-    for _ in range(5):
-        breaker.handle(PeerTried(A, now_s))
-        ((left),) = breaker.handle(PeerFailed(A, now_s))
-        lengths.append(left.for_s)
-        now_s += left.for_s
-
-    assert lengths == [1.0, 2.0, 4.0, 6.0, 6.0]
+def in_thread(call, *args):
+    """Run a call beside the test; return its thread and where its result will be."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call(*args)))
+    thread.start()
+    return thread, results
 
 
-def test_failures_without_end_overflow_nothing():
-    assert failing(CircuitBreaker(longest_s=0.5, first_s=0.5), A, 3000) > 0.0
+def test_who_comes_second_waits_for_the_first_and_moves_no_bytes(index):
+    tier = HandTier(gate=threading.Event())
+    shared = SharedTier(tier, HeldBlocks(None))
+    first, led = in_thread(shared.fetch, index, peer_refs(index, (0, 1)))
+    assert tier.arrived.acquire(timeout=20)
+
+    second, joined = in_thread(shared.fetch, index, peer_refs(index, (1, 2)))
+    assert tier.arrived.acquire(timeout=20)  # for block 2 alone
+    tier.gate.set()
+    first.join()
+    second.join()
+
+    assert tier.asked == [[0, 1], [2]]
+    assert sorted(joined[0][0].values()) == sorted(BLOCKS[1:3])
+    assert (led[0][1], joined[0][1]) == (2 << 20, 1 << 20)
 
 
-def test_one_request_tries_a_peer_whose_time_is_over_and_others_wait_for_it():
-    breaker = CircuitBreaker(trial_s=5.0)
-    breaker.handle(PeerFailed(A, 0.0))
+def test_a_block_that_came_meanwhile_is_not_asked_for_again(index, tmp_path):
+    tier = HandTier()
+    disk = BlockStore(tmp_path / "blocks", 64 << 20)
+    held = HeldBlocks(disk)
+    shared = SharedTier(tier, held)
+    shared.fetch(index, peer_refs(index, (0,)))
+    held.store({index.digest(1): BLOCKS[1]})
 
-    breaker.handle(PeerTried(A, 1.0))
+    found, moved = shared.fetch(index, peer_refs(index, (0, 1)))
 
-    assert breaker.away(1.1) == {A}
-    assert breaker.handle(PeerAnswered(A, 1.2)) == (PeerBack(A),)
-    assert breaker.away(1.2) == frozenset()
-    assert breaker.handle(PeerFailed(A, 2.0)) == (PeerLeft(A, 1.0),)  # counted anew
-
-
-def test_a_trial_without_an_outcome_holds_nobody_up_for_long():
-    breaker = CircuitBreaker(trial_s=5.0)
-    breaker.handle(PeerFailed(A, 0.0))
-    breaker.handle(PeerTried(A, 1.0))
-
-    assert breaker.away(5.9) == {A}
-    assert breaker.away(6.0) == frozenset()
+    assert (tier.asked, moved) == ([[0]], 0)
+    assert list(found.values()) == BLOCKS[:2]
 
 
-def test_an_answer_to_an_earlier_question_brings_nobody_back():
-    breaker = CircuitBreaker()
-    breaker.handle(PeerFailed(A, 0.0))
+def test_what_lies_apart_is_asked_for_apart(index):
+    """A tier reads from the first of its blocks to the last: nothing it has may lie between."""
+    tier = HandTier()
+    shared = SharedTier(tier, HeldBlocks(None))
+    shared.fetch(index, peer_refs(index, (2,)))
 
-    assert breaker.handle(PeerAnswered(A, 0.5)) == ()
-    assert breaker.away(0.5) == {A}
+    shared.fetch(index, peer_refs(index, (0, 1, 2, 3)))
 
-
-@pytest.mark.parametrize("failed_before", [False, True])
-def test_a_peer_that_lied_is_left_alone_for_long_whatever_it_answers(failed_before):
-    breaker = CircuitBreaker()
-    if failed_before:
-        breaker.handle(PeerFailed(A, 0.0))
-
-    assert breaker.handle(PeerCorrupt(A, 0.0)) == (PeerLeft(A, 300.0),)
-    breaker.handle(PeerAnswered(A, 1.0))
-    breaker.handle(PeerFailed(A, 2.0))
-
-    assert breaker.away(299.0) == {A}
-    assert breaker.away(300.0) == frozenset()
+    assert tier.asked == [[2], [0, 1], [3]]
 
 
-def test_peers_are_counted_apart():
-    breaker = CircuitBreaker()
-    failing(breaker, A, 4)
+def test_a_failure_reaches_whoever_led_and_those_who_joined_get_nothing(index):
+    tier = HandTier(gate=threading.Event(), error=UnavailableError("down"))
+    shared = SharedTier(tier, HeldBlocks(None))
+    caught = []
 
-    assert breaker.handle(PeerFailed(B, 100.0)) == (PeerLeft(B, 1.0),)
+    def lead():
+        with pytest.raises(UnavailableError, match="down") as error:
+            shared.fetch(index, peer_refs(index, (0,)))
+        caught.append(error.value)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    assert tier.arrived.acquire(timeout=20)
+    joiner, joined = in_thread(shared.fetch, index, peer_refs(index, (0,)))
+    tier.gate.set()
+    leader.join()
+    joiner.join(0)
+    tier.error = None
+    joiner.join()
+
+    assert len(caught) == 1
+    # It joined and got nothing, or came too late for that and asked by itself.
+    assert joined[0] in (({}, 0), ({index.digest(0): BLOCKS[0]}, 1 << 20))
+    assert shared.fetch(index, peer_refs(index, (0,)))[0] == {index.digest(0): BLOCKS[0]}
+
+
+def test_memory_of_what_came_last_has_a_cap(index):
+    held = HeldBlocks(None, recent_bytes=2 << 20)
+    for number in range(4):
+        held.remember(index.digest(number), BLOCKS[number])
+    held.remember(index.digest(3), BLOCKS[3])
+    held.remember("sha256:big", bytes(3 << 20))
+
+    assert [held.has(index.digest(number)) for number in range(4)] == [False, False, True, True]
+    assert held.get(index.digest(3)) == BLOCKS[3]
+    assert not held.has("sha256:big")
+
+
+def test_a_share_fetches_for_a_peer_what_it_lacks_and_keeps_it(index, share, tmp_path):
+    held = HeldBlocks(BlockStore(tmp_path / "blocks", 64 << 20))
+    held.store({index.digest(1): BLOCKS[1]})
+    near, far = HandTier(has={0}), HandTier()
+    share.indexes = (index,)
+    giving = share(held, peer=SharedTier(near, held), registry=SharedTier(far, held))
+
+    promise = giving.promise(asked(index, 0, 1, 2))
+
+    assert set(promise.result(20)) == {index.digest(0), index.digest(2)}
+    assert (near.asked, far.asked) == ([[0], [2]], [[2]])
+    assert giving.bytes_of == {"peer": 1 << 20, "registry": 1 << 20}
+    assert held.get(index.digest(2)) == BLOCKS[2]
+    assert giving.promise(asked(index, 0, 1, 2)) is None  # all is here
+
+
+def test_a_share_does_nothing_for_those_who_only_look_or_mean_another_layer(index, share):
+    tier = HandTier()
+    share.indexes = (index,)
+    giving = share(HeldBlocks(None), registry=tier)
+    other = BlocksAsked("sha256:" + "0" * 64, True, ((0, index.digest(0)),))
+    indexed_otherwise = BlocksAsked(
+        index.blob_digest, True, ((0, index.digest(1)), (99, index.digest(1)))
+    )
+
+    assert giving.promise(asked(index, 0, waits=False)) is None
+    assert giving.promise(other) is None
+    assert giving.promise(indexed_otherwise) is None
+    assert tier.asked == []
+
+
+def test_a_share_that_is_busy_says_so_at_once_and_is_free_again_later(index, share):
+    tier = HandTier(gate=threading.Event())
+    share.indexes, share.fetches = (index,), 1
+    giving = share(HeldBlocks(None), registry=tier)
+    promise = giving.promise(asked(index, 0))
+
+    assert giving.promise(asked(index, 1)) is None
+
+    tier.gate.set()
+    assert promise.result(20) == {index.digest(0): BLOCKS[0]}
+    assert giving.promise(asked(index, 1)).result(20) == {index.digest(1): BLOCKS[1]}
+
+
+def test_a_registry_that_is_down_breaks_no_promise_but_leaves_it_empty(index, share, caplog):
+    share.indexes = (index,)
+    giving = share(HeldBlocks(None), registry=HandTier(error=UnavailableError("down")))
+
+    assert giving.promise(asked(index, 0)).result(20) == {}
+    assert "for a peer: down" in caplog.text
+
+
+def test_a_share_that_is_closed_promises_nothing(index, share):
+    share.indexes = (index,)
+    giving = share(HeldBlocks(None), registry=HandTier())
+    giving.close()
+
+    assert giving.promise(asked(index, 0)) is None

@@ -1,0 +1,321 @@
+"""What peers go by: which of them is asked for which block, which is left alone, and what they say.
+
+All nodes have to come to the same answers, so that nodes that start together read a registry once.
+
+Blobs are cut into *regions*. For each region every node has a score, the same wherever it is
+computed; the order of scores is the region's *ranking*, and its first node is the *home*.
+A node asks only nodes that rank before it, so the home asks the registry, and requests for
+one region can never go in a circle, even among nodes with different lists and open circuits.
+
+Requests go up a tree over the ranks, here with a fan-out of 2; it is drawn anew for each
+region, so every node is near the root of some and a leaf of most::
+
+    registry <- 0 <- 1 <- 3
+                  |    |- 4
+                  |- 2 <- 5
+                       |- 6
+
+What they say, version 1, as bytes: a request is ``POST /v1/blocks`` with ``Authorization: Bearer TOKEN`` and JSON::
+
+    {"blob": DIGEST, "wait": true, "blocks": [[NUMBER, DIGEST], ...]}
+
+Blocks of one layer: their numbers in its index, and the sha256 of their uncompressed bytes.
+With ``wait`` the peer gets what it does not have; without, it only looks. The answer is a
+sequence of frames, one byte and a little-endian u32 each:
+
+    B size, and so many bytes    the next block that was asked for
+    N 0                          the next block that was asked for is not to be had here
+    W 0                          the peer is well and still waiting; sent every second
+
+Nothing a peer says is trusted: the receiver compares each block with its own digest.
+"""
+
+import hashlib
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import assert_never
+
+import orjson
+
+from snapshot.image.layer.index import BlockRef
+from snapshot.oci.digest import check_digest
+
+__all__ = [
+    "ABSENT",
+    "FRAME_BYTES",
+    "MAX_BLOCKS",
+    "MAX_REQUEST_BYTES",
+    "PATH",
+    "REGION_BYTES",
+    "WAITING",
+    "BlocksAsked",
+    "BreakerCommand",
+    "BreakerEvent",
+    "CircuitBreaker",
+    "PeerAnswered",
+    "PeerBack",
+    "PeerCorrupt",
+    "PeerFailed",
+    "PeerLeft",
+    "PeerTried",
+    "block_frame",
+    "frame_size",
+    "holders",
+    "parent",
+    "parse_request",
+    "ranking",
+    "region_of",
+    "regions",
+    "request_body",
+    "runs",
+]
+
+REGION_BYTES = 1 << 20
+"""Size of a region, in bytes of the blob: a node hands on nothing of a region before it has all it asked for."""
+
+
+def region_of(ref: BlockRef) -> str:
+    """Return the name of the region in which a block begins."""
+    return f"{ref.blob}/{ref.offset // REGION_BYTES}"
+
+
+def regions(refs: Sequence[BlockRef]) -> Iterator[tuple[str, list[BlockRef]]]:
+    """Return neighbours of one region together, in order; none is left out."""
+    return ((region, list(found)) for region, found in groupby(refs, key=region_of))
+
+
+def runs(refs: Sequence[BlockRef], bridge_bytes: int = 0) -> Iterator[list[BlockRef]]:
+    """Yield blocks that lie side by side together, in order, over gaps of ``bridge_bytes``; none is left out."""
+    run: list[BlockRef] = []
+    for ref in refs:
+        if run and not (ref.blob == run[-1].blob and 0 <= ref.offset - run[-1].end <= bridge_bytes):
+            yield run
+            run = []
+        run.append(ref)
+    if run:
+        yield run
+
+
+def ranking(members: Collection[str], region: str) -> tuple[str, ...]:
+    """Return the members by their score for a region, the home first.
+
+    A member that comes or goes changes nobody else's order, so only its own share of the
+    regions moves.
+
+    Source:
+        Rendezvous hashing; Thaler and Ravishankar, "Using Name-Based Mappings to Increase
+        Hit Rates" (1998).
+    """
+    return tuple(sorted(members, key=lambda member: _score(member, region)))
+
+
+def parent(
+    ranked: Sequence[str], me: str, region: str, away: Collection[str], *, fanout: int = 8
+) -> str | None:
+    """Return the parent of a node in the tree of a region; None at the root.
+
+    Args:
+        ranked: All members, as ``ranking`` gives them.
+        me: The node that asks. One that is no member serves nobody and stands below all.
+        region: Which region.
+        away: Members that are not to be asked.
+        fanout: Children of a node, members and others counted apart.
+
+    Returns:
+        A member that ranks before ``me`` and is not away.
+    """
+    before = list(ranked[: ranked.index(me)] if me in ranked else ranked)
+    present = [member for member in before if member not in away]
+    if not present:
+        return None
+    if me in ranked:
+        # As in a heap: this node comes after all of them, at place len(present).
+        return present[(len(present) - 1) // fanout]
+    # Nodes that do not serve are dealt over the upper half of the tree, where blocks come first.
+    return present[int.from_bytes(_score(me, region)) % (len(present) // 2 + 1) % len(present)]
+
+
+def holders(ranked: Sequence[str], me: str, away: Collection[str]) -> tuple[str, ...]:
+    """Return nodes that may hold a region that none before ``me`` gave: the first two ranked after it.
+
+    They stood in for ``me`` while it was away. They may be asked for what they hold and never
+    for what they would have to fetch, since they would ask ``me``.
+    """
+    after = ranked[ranked.index(me) + 1 :] if me in ranked else ()
+    return tuple(member for member in after if member not in away)[:2]
+
+
+def _score(member: str, region: str) -> bytes:
+    # The same on every node, as Python's own hash is not.
+    return hashlib.blake2b(f"{member}\0{region}".encode(), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _OfPeer:
+    peer: str
+    now_s: float
+
+
+class PeerTried(_OfPeer):
+    """A request to a peer is about to begin."""
+
+
+class PeerAnswered(_OfPeer):
+    """A peer is well, whether or not it had what was asked."""
+
+
+class PeerFailed(_OfPeer):
+    """A peer is not there, does not answer, or broke off."""
+
+
+class PeerCorrupt(_OfPeer):
+    """A peer sent other bytes than were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeft:
+    """From now on a peer is left alone; to be said once."""
+
+    peer: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBack:
+    """A peer that was left alone is asked again."""
+
+    peer: str
+
+
+BreakerEvent = PeerTried | PeerAnswered | PeerFailed | PeerCorrupt
+BreakerCommand = PeerLeft | PeerBack
+
+
+@dataclass(slots=True)
+class _Trouble:
+    failures: int
+    until_s: float
+    half_open: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class CircuitBreaker:
+    """The machine that knows which peers are left alone for now.
+
+    A peer that fails is left alone for a second, then for two, and so on to half a minute. When
+    its time is over, one request tries it; all others go on without it until that has an answer.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 30.0
+    corrupt_s: float = 300.0
+    """How long a peer with wrong bytes is left alone."""
+    trial_s: float = 5.0
+    """How long others wait for the outcome of a trial."""
+    _troubles: dict[str, _Trouble] = field(default_factory=dict)
+
+    def away(self, now_s: float) -> frozenset[str]:
+        """Return the peers that are not to be asked."""
+        return frozenset(p for p, trouble in self._troubles.items() if now_s < trouble.until_s)
+
+    def handle(self, event: BreakerEvent) -> tuple[BreakerCommand, ...]:
+        """Apply one event and return what is worth a log line."""
+        trouble = self._troubles.get(event.peer)
+        match event:
+            case PeerTried(now_s=now_s):
+                if trouble is not None and now_s >= trouble.until_s:
+                    trouble.half_open, trouble.until_s = True, now_s + self.trial_s
+            case PeerAnswered(peer=peer):
+                # An answer to what was asked before the peer fell out says nothing of now.
+                if trouble is not None and trouble.half_open:
+                    del self._troubles[peer]
+                    return (PeerBack(peer),)
+            case PeerFailed(peer=peer, now_s=now_s):
+                # Of many requests that fail together, the first has said it.
+                if trouble is None or now_s >= trouble.until_s or trouble.half_open:
+                    failures = trouble.failures + 1 if trouble is not None else 1
+                    wait_s = min(self.first_s * 2.0 ** min(failures - 1, 30), self.longest_s)
+                    return self._leave(peer, failures, now_s, wait_s)
+            case PeerCorrupt(peer=peer, now_s=now_s):
+                failures = trouble.failures if trouble is not None else 1
+                return self._leave(peer, failures, now_s, self.corrupt_s)
+            case _:
+                assert_never(event)
+        return ()
+
+    def _leave(
+        self, peer: str, failures: int, now_s: float, wait_s: float
+    ) -> tuple[BreakerCommand, ...]:
+        self._troubles[peer] = _Trouble(failures, now_s + wait_s)
+        return (PeerLeft(peer, wait_s),)
+
+
+PATH = "/v1/blocks"
+MAX_BLOCKS = 4096
+"""In one request."""
+MAX_REQUEST_BYTES = MAX_BLOCKS * 180 + 4096  # a number of 13 digits and a sha512 take 154 in JSON
+
+_FRAME = struct.Struct("<cI")
+FRAME_BYTES = _FRAME.size
+ABSENT = _FRAME.pack(b"N", 0)
+WAITING = _FRAME.pack(b"W", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAsked:
+    """A request for blocks of one layer."""
+
+    blob: str
+    waits: bool
+    blocks: tuple[tuple[int, str], ...]
+    """Number and digest of each."""
+
+
+def request_body(blob: str, blocks: Sequence[tuple[int, str]], *, waits: bool) -> bytes:
+    """Return the body of a request."""
+    return orjson.dumps({"blob": blob, "wait": waits, "blocks": blocks})
+
+
+def parse_request(body: bytes) -> BlocksAsked:
+    """Return what a body asks for.
+
+    Raises:
+        ValueError: It is no request, or one that is too large.
+    """
+    value = orjson.loads(body)
+    match value:
+        case {"blob": str(blob), "wait": bool(waits), "blocks": list(blocks)} if len(value) == 3:
+            if not 0 < len(blocks) <= MAX_BLOCKS:
+                raise ValueError(f"{len(blocks)} blocks; ask for 1 to {MAX_BLOCKS}")
+            return BlocksAsked(check_digest(blob), waits, tuple(_block(block) for block in blocks))
+    raise ValueError("a request is blob, a digest; wait, a boolean; and blocks, a list")
+
+
+def block_frame(size_bytes: int) -> bytes:
+    """Return what stands before the bytes of a block."""
+    return _FRAME.pack(b"B", size_bytes)
+
+
+def frame_size(head: bytes) -> int | None:
+    """Return the size of the block that follows, None where it is absent, -1 for ``WAITING``.
+
+    Raises:
+        ValueError: This is no frame.
+    """
+    kind, size = _FRAME.unpack(head) if len(head) == FRAME_BYTES else (b"", 0)
+    if kind == b"B":
+        return int(size)
+    if head == ABSENT:
+        return None
+    if head == WAITING:
+        return -1
+    raise ValueError(f"{head!r} is no frame")
+
+
+def _block(value: object) -> tuple[int, str]:
+    match value:
+        case [int(number), str(digest)] if not isinstance(number, bool) and 0 <= number < 1 << 40:
+            return number, check_digest(digest)
+    raise ValueError(f"{str(value)[:200]} is not a number and a digest")
