@@ -297,17 +297,13 @@ class ServedImages:
         with self._lock:
             found = self._known.get(str(reference))
             if found is None:
-                if len(self._known) >= MAX_IMAGES:
-                    self._forget()
+                if len(self._known) >= MAX_IMAGES:  # those that led to nothing are forgotten first
+                    self._known = {name: each for name, each in self._known.items() if each.served}
                 if len(self._known) >= MAX_IMAGES:
                     _log.warning("%d images are shown; %s is one too many", MAX_IMAGES, reference)
                     return None
                 found = self._known[str(reference)] = _Known()
             return found
-
-    def _forget(self) -> None:
-        """Drop references that led to nothing; the lock is held."""
-        self._known = {name: known for name, known in self._known.items() if known.served}
 
     def _ask(
         self, known: _Known, reference: Reference, digest: str | None = None

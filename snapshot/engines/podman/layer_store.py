@@ -38,7 +38,7 @@ from snapshot.engines.podman.images import (
     reference_of,
 )
 from snapshot.engines.podman.uses import LayerUses
-from snapshot.image.view.view import ImageFileSystem, ImageView
+from snapshot.image.view.view import FOREVER_S, ImageFileSystem, ImageView
 from snapshot.oci.reference import Reference
 
 __all__ = ["LayerStore", "LayerStoreFileSystem", "ShownLayer"]
@@ -50,7 +50,6 @@ _NUMBER = 0xFFFFFFFF
 _INFO, _BLOB, _DIFF = 0xFFFFFFFF, 0xFFFFFFFE, 1
 # Apart from inodes: all but whole layers are opened by their own.
 _HANDLE = 1 << 61
-FOREVER_S = 86400.0
 
 
 @dataclass(slots=True, eq=False)
@@ -191,8 +190,11 @@ class LayerStore(BlockingFileSystem):
 
     @override
     def xattrs(self, inode: int) -> Mapping[bytes, bytes]:
-        shown, number = self._in_tree(inode)
-        return {} if shown is None else self._view(shown).xattrs(number)
+        number = inode & _NUMBER
+        if inode == ROOT_INODE or inode & _REFERENCE or number in {0, _INFO, _BLOB}:
+            return {}  # what the store adds has none
+        shown, _ = self._shown(inode)
+        return self._view(shown).xattrs(number)
 
     @override
     def statfs(self) -> Space:
@@ -276,13 +278,6 @@ class LayerStore(BlockingFileSystem):
     def _file(self, inode: int) -> tuple[ShownLayer, int]:
         if inode == ROOT_INODE or inode & _REFERENCE or not inode & _NUMBER:
             raise OSError(errno.EISDIR, "a directory of the store")
-        return self._shown(inode)
-
-    def _in_tree(self, inode: int) -> tuple[ShownLayer | None, int]:
-        """Return layer and number of what is a layer's own; no layer for what the store adds."""
-        number = inode & _NUMBER
-        if inode == ROOT_INODE or inode & _REFERENCE or number in {0, _INFO, _BLOB}:
-            return None, number
         return self._shown(inode)
 
     def _open_blob(self, shown: ShownLayer) -> int:

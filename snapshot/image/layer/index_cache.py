@@ -13,6 +13,8 @@ All numbers are little-endian. ``docs/design/0020-images.md`` gives every byte.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,15 @@ MAX_INDEX_BYTES = 2 << 30
 """Largest file of an index."""
 _MAX_ENTRIES_BYTES = 1 << 31
 _FORMATS = {"tar", "gzip", "zstd:chunked"}
+# A file has fields by their places alone: another order of them would be another version.
+_FIELDS_OF = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Entry, Extent)}
 
 
 def encode_index(index: LayerIndex) -> bytes:
     """Return the bytes of an index."""
     lengths = np.array([len(window) for window in index.windows_W], "<u4")
     # Plain JSON, not orjson: only this one can write lone surrogates, as ASCII escapes.
-    table = json.dumps([_row(entry) for entry in index.entries], separators=(",", ":"))
+    table = json.dumps(index.entries, default=_plain, separators=(",", ":"))
     entries = zstandard.ZstdCompressor(level=6).compress(table.encode("ascii"))
     body = b"".join(
         [index.blocks_B.tobytes(), lengths.tobytes(), b"".join(index.windows_W), entries]
@@ -120,20 +124,8 @@ def _decoded(head: Mapping[str, Any], body: bytes) -> LayerIndex:
     )
 
 
-def _row(entry: Entry) -> list[Any]:
-    return [
-        entry.path,
-        entry.kind,
-        entry.mode,
-        entry.uid,
-        entry.gid,
-        entry.mtime_ns,
-        entry.size_bytes,
-        entry.target,
-        list(entry.device),
-        [[name, value.hex()] for name, value in entry.xattrs],
-        [[e.file_offset, e.stream_offset, e.size_bytes] for e in entry.extents],
-    ]
+def _plain(value: Any) -> Any:  # noqa: ANN401 -- what JSON calls this with, and any JSON
+    return value.hex() if isinstance(value, bytes) else _FIELDS_OF[type(value)](value)
 
 
 def _entry(row: Sequence[Any]) -> Entry:

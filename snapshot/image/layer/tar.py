@@ -58,6 +58,9 @@ class ForwardStream:
         self._source = source
         self._layer = layer
         self._at = 0
+        self._again = b""
+        self.last = b""
+        """What was read last."""
         self.data_end: int | None = None
         """Where the source ended inside a block; None where it did not."""
 
@@ -72,6 +75,10 @@ class ForwardStream:
                 f"layer {self._layer}: a header of {size} bytes at {self._at}, more than "
                 f"{MAX_HEADER_BYTES}; the layer is not used"
             )
+        if self._again:
+            self.last, self._again = self._again, b""
+            self._at += len(self.last)
+            return self.last
         parts = []
         while size and (part := self._source.read(size)):
             parts.append(part)
@@ -81,8 +88,14 @@ class ForwardStream:
             # The parser looks at the last byte of a block to know that the block is there.
             self.data_end = self._at if self.data_end is None else self.data_end
             self._at += 1
-            return b"\0"
-        return b"".join(parts)
+            parts = [b"\0"]
+        self.last = b"".join(parts)
+        return self.last
+
+    def unread(self) -> None:
+        """Have the next read give once more what the last one gave."""
+        self._again = self.last
+        self._at -= len(self.last)
 
     def seek(self, offset: int) -> int:
         """Skip to ``offset``, or to the end; of a last block, zeroes may be missing.
@@ -134,20 +147,20 @@ def read_table(source: ByteSource, *, layer: str) -> Iterator[Entry]:
 
 
 def _entries(stream: ForwardStream, layer: str) -> Iterator[Entry]:
-    if not (first := stream.read(tarfile.BLOCKSIZE)).strip(b"\0"):
+    if not stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
         _expect_zeroes(stream, layer)  # an empty layer, which umoci writes without any block
         return
-    blocks = _Pushed(first, stream)
+    stream.unread()
     archive: Any  # its ``members`` are not in its stubs
     with tarfile.open(
-        fileobj=cast("Any", blocks),  # it has all that the library calls
+        fileobj=cast("Any", stream),  # it has all that the library calls
         mode="r:",
         format=tarfile.PAX_FORMAT,
         encoding="utf-8",
         errors="surrogateescape",
     ) as archive:
         # The parser of Python before 3.11.4 passes over a first header that is none.
-        _expect_header(archive.firstmember is not None, blocks.last, stream, layer)
+        _expect_header(archive.firstmember is not None, stream, layer)
         count = data_end = 0
         while (member := archive.next()) is not None:
             # The library keeps every member it has seen.
@@ -163,40 +176,12 @@ def _entries(stream: ForwardStream, layer: str) -> Iterator[Entry]:
         raise IntegrityError(
             f"layer {layer}: ends at byte {stream.data_end}, its last file at {data_end}; cut short"
         )
-    _expect_header(False, blocks.last, stream, layer)
+    _expect_header(False, stream, layer)
     _expect_zeroes(stream, layer)
 
 
-class _Pushed:
-    """A stream whose first block was read already; remembers the last block it gave."""
-
-    def __init__(self, first: bytes, stream: ForwardStream) -> None:
-        self._first = first
-        self._stream = stream
-        self.last = b""
-        self.name = ""
-        self.mode = "rb"
-
-    def tell(self) -> int:
-        return 0 if self._first else self._stream.tell()
-
-    def read(self, size: int) -> bytes:
-        if self._first:
-            assert size == tarfile.BLOCKSIZE
-            self.last, self._first = self._first, b""
-        else:
-            self.last = self._stream.read(size)
-        return self.last
-
-    def seek(self, offset: int) -> int:
-        return self._stream.seek(offset) if not self._first else 0
-
-    def close(self) -> None:
-        pass
-
-
-def _expect_header(found: bool, last: bytes, stream: ForwardStream, layer: str) -> None:
-    if not found and last.strip(b"\0"):
+def _expect_header(found: bool, stream: ForwardStream, layer: str) -> None:
+    if not found and stream.last.strip(b"\0"):
         raise IntegrityError(
             f"layer {layer}: no valid header near byte {stream.tell()}, and more follows"
         )

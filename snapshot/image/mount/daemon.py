@@ -15,7 +15,7 @@ from pydantic import Field
 from fusefs.bridge import server
 from fusefs.bridge.api.options import BridgeOptions, require_text
 from fusefs.bridge.process.launch import run_daemon, start_daemon
-from omniload.base.clock import Clock, SystemClock
+from omniload.base.clock import SystemClock
 from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
@@ -162,7 +162,6 @@ class _Serving:
         self._trace = chosen_trace(settings, image)
         self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
         self._tree = merge([index.entries for index in self._indexes])
-        clock = SystemClock()
         self._hot = Outstanding()
         self._here_bytes = 0
         """Of hot blocks that need not be fetched, compressed, as what is fetched is counted."""
@@ -180,7 +179,7 @@ class _Serving:
             memory_bytes=settings.memory,
             on_settled=self._hot.settled,
         )
-        self._recording = self._begun(clock) if settings.record else None
+        self._recording = self._begun()
         note = None if self._recording is None else self._recording.note
         self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, note))
 
@@ -220,15 +219,15 @@ class _Serving:
             tally.add(tier, size)
         begun.close()
 
-    def _begun(self, clock: Clock) -> Recording:
+    def _begun(self) -> Recording | None:
         settings = self._settings
-        command = settings.command or self._image.config.command
-        assert settings.record is not None
-        path = Path(settings.record)
-
-        keep = traces_of(settings).add if settings.record == AUTO else partial(merge_into, path)
-        digest, window_s = self._image.digest, settings.window
-        return Recording(self._tree, digest, command, keep, clock.now_s, window_s)
+        if settings.record is None:
+            return None
+        keep: Callable[[Trace], object] = traces_of(settings).add
+        if settings.record != AUTO:
+            keep = partial(merge_into, Path(settings.record))
+        command, now_s = settings.command or self._image.config.command, SystemClock().now_s
+        return Recording(self._tree, self._image.digest, command, keep, now_s, settings.window)
 
     def _close(self) -> None:
         # From the kernel inwards: nothing is asked of a part that is closed.

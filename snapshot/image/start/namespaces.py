@@ -23,7 +23,16 @@ from omniload.base.linux.calls import MS_BIND, MS_PRIVATE, MS_RDONLY, MS_REC, MS
 from omniload.base.linux.exec_with_parent import end_with_parent
 from snapshot.startup.events import LOG_VARIABLE, handed_down
 
-__all__ = ["LOG_INSIDE", "Bind", "bind_of", "enter", "log_of", "make_mount_points"]
+__all__ = [
+    "LOG_INSIDE",
+    "Bind",
+    "Start",
+    "bind_of",
+    "enter",
+    "log_of",
+    "make_folder",
+    "make_mount_points",
+]
 
 LOG_INSIDE = "/run/omniload/startup.jsonl"
 """Where a command in an image finds the start-up log."""
@@ -52,6 +61,19 @@ class Bind:
     target: str
     """Absolute, in the image."""
     read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is run, and how."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+    folder: str = "/"
+    user: str = ""
+    """As the image says it: ``NAME``, ``NUMBER``, ``USER:GROUP``; empty for root."""
+    binds: tuple[Bind, ...] = ()
+    """What of this machine it sees, beside the image."""
 
 
 def bind_of(text: str) -> Bind:
@@ -106,7 +128,7 @@ def make_mount_points(binds: Sequence[Bind], image: Path, upper: Path) -> None:
         lower, place = image, upper
         for part in above:
             lower, place = lower / part, place / part
-            _make_folder(place, lower)
+            make_folder(place, lower)
         try:
             if Path(bind.source).is_dir():
                 (place / name).mkdir(exist_ok=True)
@@ -118,9 +140,10 @@ def make_mount_points(binds: Sequence[Bind], image: Path, upper: Path) -> None:
             ) from error
 
 
-def _make_folder(place: Path, lower: Path) -> None:
+def make_folder(place: Path, lower: Path) -> None:
+    """Make a folder of the upper layer where none is, with mode and owner of the one below that it covers."""
     try:
-        place.mkdir()
+        place.mkdir(mode=0o755)
     except FileExistsError:
         return
     with suppress(OSError):
@@ -130,14 +153,7 @@ def _make_folder(place: Path, lower: Path) -> None:
             place.chmod(stat_bits.S_IMODE(found.st_mode))
 
 
-def enter(
-    status: int,
-    folder: str,
-    ids: tuple[int, int],
-    variables: Mapping[str, str],
-    binds: Sequence[Bind],
-    words: Sequence[str],
-) -> int:
+def enter(status: int, start: Start, ids: tuple[int, int]) -> int:
     """Make the namespaces, start the command in them, wait; return its exit code, 128 + N for signal N.
 
     This process cannot start another one afterwards: its process namespace has ended.
@@ -160,10 +176,10 @@ def enter(
         return 128 - code if code < 0 else code
     try:
         end_with_parent(signal.SIGKILL)
-        _mount(status, binds)
+        _mount(status, start.binds)
         os.write(status, b"done\n")
         os.close(status)
-        _become(folder, ids, dict(variables), list(words))
+        _become(start, ids)
     finally:
         os._exit(126)  # never back into what this process was forked from
 
@@ -187,16 +203,16 @@ def _mount(status: int, binds: Sequence[Bind]) -> None:
             os._exit(1)
 
 
-def _become(folder: str, ids: tuple[int, int], variables: dict[str, str], words: list[str]) -> None:
+def _become(start: Start, ids: tuple[int, int]) -> None:
     """Change the root directory and become the command; 127 where it is not there, as a shell says."""
-    code = 126
+    code, words, variables = 126, start.words, dict(start.variables)
     try:
         for number in _RESTORED:
             signal.signal(number, signal.SIG_DFL)
         os.chroot("root")
         os.chdir("/")
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 -- pathlib is not loaded for this
-        os.chdir(folder)
+        os.makedirs(start.folder, exist_ok=True)  # noqa: PTH103 -- pathlib is not loaded for this
+        os.chdir(start.folder)
         os.setgroups([])  # groups first: a user who is not root may change none
         os.setgid(ids[1])
         os.setuid(ids[0])

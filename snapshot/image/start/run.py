@@ -11,9 +11,8 @@ import stat as stat_bits
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,7 +22,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger, set_up_logging
 from omniload.base.writing import open_log
 from snapshot.image.mount.daemon import ImageMount, serve
-from snapshot.image.start.namespaces import Bind, enter, make_mount_points
+from snapshot.image.start.namespaces import Start, enter, make_folder, make_mount_points
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Process
 from snapshot.private_folder import put_file
@@ -31,7 +30,6 @@ from snapshot.private_folder import put_file
 __all__ = [
     "DEFECT_CODE",
     "ForkedProcess",
-    "Start",
     "check_alone",
     "check_machine",
     "etc_text",
@@ -45,19 +43,6 @@ __all__ = [
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What is run, and how."""
-
-    words: tuple[str, ...]
-    variables: Mapping[str, str]
-    folder: str = "/"
-    user: str = ""
-    """As the image says it: ``NAME``, ``NUMBER``, ``USER:GROUP``; empty for root."""
-    binds: tuple[Bind, ...] = ()
-    """What of this machine it sees, beside the image."""
 
 
 def start_of(process: Process | None, words: Sequence[str], variables: Sequence[str]) -> Start:
@@ -204,13 +189,9 @@ def prepare_upper(image: Path, upper: Path) -> None:
     upper.chmod(stat_bits.S_IMODE(image.stat().st_mode))
     # The command has this machine's network, and so its name servers.
     here, etc = Path("/etc/resolv.conf"), image / "etc"
-    with suppress(FileNotFoundError):
-        found = etc.lstat()
-        if stat_bits.S_ISDIR(found.st_mode) and here.is_file():
-            (upper / "etc").mkdir(mode=0o700)
-            (upper / "etc").chmod(stat_bits.S_IMODE(found.st_mode))
-            os.chown(upper / "etc", found.st_uid, found.st_gid)
-            put_file(upper / "etc/resolv.conf", here.read_bytes())
+    if here.is_file() and etc.is_dir() and not etc.is_symlink():
+        make_folder(upper / "etc", etc)
+        put_file(upper / "etc/resolv.conf", here.read_bytes())
 
 
 def etc_text(image: Path, name: str) -> str:
@@ -236,7 +217,7 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
         os.close(reading)
         # The options of its overlay are names in this folder: a comma in a path of this machine parts none.
         os.chdir(place)
-        return enter(status, start.folder, ids, start.variables, start.binds, start.words)
+        return enter(status, start, ids)
 
     process = fork(child)
     os.close(status)

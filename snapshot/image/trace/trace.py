@@ -185,9 +185,7 @@ def hot_blocks(trace: Trace, tree: Tree, indexes: Sequence[LayerIndex]) -> tuple
     for touch in trace.touches:
         if touch.runs < least_runs:
             continue
-        try:
-            node = tree.lookup(touch.path)
-        except FileNotFoundError:
+        if (node := tree.lookup(touch.path)) is None:
             continue
         index = indexes[node.layer]
         for ref in block_refs(index, _blocks_of(node, touch, index)):

@@ -307,7 +307,7 @@ class _Parts:
         """Return what must be marked over lower layers."""
         made = {e.path for e in self.added if e.kind == "directory"}
         made.update(p for e in self.added for p in _parents(e.path))
-        deleted = frozenset(path for path in self.deleted if _has(below, path))
+        deleted = frozenset(path for path in self.deleted if below.lookup(path) is not None)
         remade = deleted & made
         opaque = frozenset(p for p in self.opaque | self.replaced if _at(below, p) is not None)
         opaque |= remade
@@ -342,18 +342,10 @@ def _parents(path: str) -> Iterator[str]:
             yield path
 
 
-def _has(tree: Tree, path: str) -> bool:
-    try:
-        tree.lookup(path)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _at(tree: Tree, path: str) -> Entry | None:
     """Return the directory at a path; None where there is none."""
-    entry = tree.lookup(path).entry if _has(tree, path) else None
-    return entry if entry is not None and entry.kind == "directory" else None
+    node = tree.lookup(path)
+    return node.entry if node is not None and node.entry.kind == "directory" else None
 
 
 def _without_marks(entry: Entry) -> Entry:

@@ -1,7 +1,5 @@
 """The one tree a container sees, as values: what ``merge`` makes of layers."""
 
-import errno
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -51,18 +49,11 @@ class Tree:
         found = self.node(number).children.get(name)
         return None if found is None else self.node(found)
 
-    def lookup(self, path: str) -> Node:
-        """Return what is at a path, following no symbolic link.
-
-        Raises:
-            FileNotFoundError: Nothing is.
-        """
-        node = self.nodes[0]
-        for name in path.strip("/").split("/") if path.strip("/") else ():
-            found = node.children.get(name)
-            if found is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            node = self.node(found)
+    def lookup(self, path: str) -> Node | None:
+        """Return what is at a path, following no symbolic link; None where nothing is."""
+        node: Node | None = self.nodes[0]
+        for name in filter(None, path.split("/")):
+            node = None if node is None else self.child(node.number, name)
         return node
 
     def walk(self) -> Iterator[tuple[str, Node]]:

@@ -152,8 +152,7 @@ def test_numbers_count_from_the_root_in_the_order_of_a_walk():
     assert tree.child(1, "none") is None
     with pytest.raises(KeyError):
         tree.node(9)
-    with pytest.raises(FileNotFoundError):
-        tree.lookup("a/none")
+    assert tree.lookup("a/none/below") is None
 
 
 def test_the_root_takes_the_attributes_a_layer_gives_it():
