@@ -3,17 +3,19 @@
 import hashlib
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import getsource
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omniload.base.errors import ConfigError
 from snapshot.env.format.entries import Target
-from snapshot.env.key import describe
 
 __all__ = [
     "Base",
@@ -68,6 +70,28 @@ def find_python(named: str | None, environment: Mapping[str, str] = os.environ) 
     return os.path.abspath(path)  # noqa: PTH100 -- resolve() would leave the environment
 
 
+def _description() -> dict[str, object]:
+    """Return where this interpreter installs, and what wheels are chosen by."""
+    paths = sysconfig.get_paths()
+    return {
+        "executable": sys.executable,
+        "prefix": sys.prefix,
+        "purelib": paths["purelib"],
+        "platlib": paths["platlib"],
+        "scripts": paths["scripts"],
+        "identity": {
+            "implementation": platform.python_implementation(),
+            "version": platform.python_version(),
+            "cache_tag": sys.implementation.cache_tag or "",
+            "soabi": sysconfig.get_config_var("SOABI") or "",
+            "abiflags": getattr(sys, "abiflags", ""),
+            "platform": sysconfig.get_platform(),
+            "machine": platform.machine(),
+            "libc": " ".join(platform.libc_ver()).strip() or "unknown",
+        },
+    }
+
+
 def probe(python: str) -> Interpreter:
     """Ask an interpreter about itself.
 
@@ -80,9 +104,11 @@ def probe(python: str) -> Interpreter:
     described: dict[str, Any]
     try:
         if python == sys.executable:
-            described = describe.describe()
+            described = _description()
         else:
-            words = [python, "-I", describe.__file__]
+            # As text, not as a file: what runs there has its own library only, and none of our modules.
+            asked = f"{getsource(_description)}print(json.dumps(_description()))"
+            words = [python, "-I", "-c", f"import json, platform, sys, sysconfig\n{asked}"]
             done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
             described = json.loads(done.stdout)
         return Interpreter(**described)

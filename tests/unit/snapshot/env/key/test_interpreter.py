@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from omniload.base.errors import ConfigError
-from snapshot.env.key.describe import describe
-from snapshot.env.key.interpreter import Interpreter, environment_of, find_python
+from snapshot.env.key.interpreter import environment_of, find_python, probe
 from tests.support.snapshot.env_builders import an_interpreter
 
 
@@ -50,8 +49,8 @@ def test_an_interpreter_that_is_not_there_is_a_clear_fault(tmp_path):
         find_python(str(tmp_path), {})
 
 
-def test_a_description_names_everything_a_wheel_is_chosen_by():
-    interpreter = Interpreter(**describe())
+def test_an_interpreter_names_everything_a_wheel_is_chosen_by():
+    interpreter = probe(sys.executable)
 
     identity = interpreter.identity
     assert identity["version"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
