@@ -7,7 +7,7 @@ from pydantic import Field
 from fusefs.format.layout import StripeLayout
 from fusefs.stores.protocol import Preferred
 from omniload.base.config import StrictModel
-from omniload.base.units import Bytes
+from omniload.base.settings.quantities import Bytes
 
 __all__ = ["DirectoryStriping", "DiskCacheConfig", "FilesConfig", "Striping"]
 

@@ -14,7 +14,7 @@ from fusefs.bridge.process.launch import clear_dead_mount, start_daemon
 from fusefs.bridge.process.unmount_notice import UnmountClient, umount
 from fusefs.config import FilesConfig
 from omniload.base.config import checked
-from omniload.base.units import Bytes, Seconds
+from omniload.base.settings.quantities import Bytes, Seconds
 
 __all__ = ["WATCHED", "MountConfig", "is_watched", "mount", "start", "umount"]
 

@@ -2,14 +2,8 @@
 
 import re
 from decimal import Decimal
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
 
 __all__ = [
-    "Bytes",
-    "Count",
-    "Seconds",
     "decimal_of",
     "format_bytes",
     "format_count",
@@ -149,26 +143,3 @@ def _short(value: float) -> str:
     """Write three significant digits, and never an exponent."""
     # From 999.5 on three digits would be written as 1e+03.
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
-
-
-_CountRange = Field(ge=0, le=1 << 53)
-_BytesRange = Field(ge=0, le=1 << 60)
-_SecondsRange = Field(ge=0, le=2e9, allow_inf_nan=False)
-Count = Annotated[
-    int,
-    BeforeValidator(parse_count, json_schema_input_type=Annotated[int, _CountRange] | str),
-    _CountRange,
-]
-"""A count in a configuration file; accepts ``512k`` and ``16Ki``. At most what a double tells apart."""
-Bytes = Annotated[
-    int,
-    BeforeValidator(parse_bytes, json_schema_input_type=Annotated[int, _BytesRange] | str),
-    _BytesRange,
-]
-"""A size in a configuration file; accepts ``4MiB``. At most 1 EiB: offsets are 64-bit numbers."""
-Seconds = Annotated[
-    float,
-    BeforeValidator(parse_seconds, json_schema_input_type=Annotated[float, _SecondsRange] | str),
-    _SecondsRange,
-]
-"""A duration in a configuration file; accepts ``30s``. At most 60 years: clocks and waits bear no more."""

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from omniload.base.config import StrictModel, fault_at, raise_faults, validated
 from omniload.base.settings.include import read_settings
-from omniload.base.units import Count
+from omniload.base.settings.quantities import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts

@@ -10,7 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from omniload.base.config import StrictModel, fault_at
-from omniload.base.units import Bytes, Seconds, parse_ports
+from omniload.base.settings.quantities import Bytes, Seconds
+from omniload.base.units import parse_ports
 from omniload.mix.schema.splits import Name
 
 __all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig", "TokenCacheConfig"]

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from omniload.base.config import fault_at
-from omniload.base.units import Bytes, Count
+from omniload.base.settings.quantities import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
 from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.schema.source_base import SourceBase

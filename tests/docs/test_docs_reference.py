@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field
 
 from omniload.base.config import StrictModel
-from omniload.base.units import Bytes, Count
+from omniload.base.settings.quantities import Bytes, Count
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.policies import SteeringConfig
 from tests.docs.snippets import ROOT

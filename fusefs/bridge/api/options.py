@@ -6,7 +6,7 @@ from pydantic import Field
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError
-from omniload.base.units import Bytes
+from omniload.base.settings.quantities import Bytes
 
 __all__ = ["BridgeOptions", "require_text"]
 

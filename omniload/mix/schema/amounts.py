@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
 from omniload.base.config import StrictModel, fault_at
-from omniload.base.units import Count
+from omniload.base.settings.quantities import Count
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.weights import HOTTEST, Weight, WeightGroup, shares_of
 

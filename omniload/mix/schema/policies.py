@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at
-from omniload.base.units import Count
+from omniload.base.settings.quantities import Count
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.transforms import Option
 

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from omniload.base.config import StrictModel
-from omniload.base.units import Count
+from omniload.base.settings.quantities import Count
 
 __all__ = ["Dedupe", "OnError", "Overlong", "ShuffleConfig"]
 

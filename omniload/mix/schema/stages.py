@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from omniload.base.config import StrictModel, fault_at
-from omniload.base.units import Count
+from omniload.base.settings.quantities import Count
 from omniload.mix.schema.amounts import Amounts, is_amount
 from omniload.mix.schema.token_steps import names_tokens
 from omniload.mix.schema.weights import Weights, is_nested

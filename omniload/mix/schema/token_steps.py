@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from omniload.base.config import fault_at
-from omniload.base.units import Count
+from omniload.base.settings.quantities import Count
 
 __all__ = ["names_tokens", "with_steps"]
 

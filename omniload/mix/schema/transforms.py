@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
 
 from omniload.base.config import LocalPath, StrictModel, fault_at
-from omniload.base.units import Count
+from omniload.base.settings.quantities import Count
 
 __all__ = [
     "ChatTransform",

@@ -20,7 +20,7 @@ from omniload.base.config import StrictModel, parse_yaml
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
-from omniload.base.units import Bytes, Seconds
+from omniload.base.settings.quantities import Bytes, Seconds
 from snapshot.image.block.fetcher import FetchSettings
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.prefetch import Outstanding, want_blocks

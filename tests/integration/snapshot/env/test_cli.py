@@ -334,3 +334,18 @@ def test_a_key_that_is_not_there_falls_back_to_the_command_and_says_that_keys_di
     assert "installed and saved" in result.stdout
     assert "has key" in result.stderr
     assert version_in(place)[0] == "1.0"
+
+
+def test_the_command_loads_nothing_that_a_warm_restore_does_without():
+    heavy = ("pydantic", "rich", "zstandard", "orjson", "pyarrow", "fusefs", "importlib.metadata")
+    told = f"import sys, snapshot.commands.env; print(*(set({heavy}) & sys.modules.keys()))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", told],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert done.stdout.split() == []

@@ -3,10 +3,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from omniload.base.settings.quantities import Bytes, Count, Seconds
 from omniload.base.units import (
-    Bytes,
-    Count,
-    Seconds,
     decimal_of,
     format_bytes,
     format_count,
