@@ -24,8 +24,6 @@ from snapshot.startup.attempts import (
     BETWEEN,
     Attempt,
     Difference,
-    Stage,
-    StageDifference,
     attempts_of,
     difference_of,
 )
@@ -34,7 +32,6 @@ from snapshot.startup.reading import Run, read_events
 
 __all__ = [
     "format_moved",
-    "format_ratio",
     "format_seconds",
     "notes_of",
     "print_attempt",
@@ -147,11 +144,6 @@ def format_seconds(seconds: float | None, *, signed: bool = False) -> str:
     return f"{seconds:+.{digits}f} s" if signed else f"{seconds:.{digits}f} s"
 
 
-def format_ratio(ratio: float | None) -> str:
-    """Write max over median; a dash where there is none."""
-    return "-" if ratio is None else f"{ratio:.2f}"
-
-
 def format_moved(moved: Mapping[str, int], *, signed: bool = False) -> str:
     """Write bytes by tier, nearest first."""
     sign = "+" if signed else ""
@@ -216,66 +208,48 @@ def verdict_of(difference: Difference) -> str:
 
 def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
     """Print the stages of an attempt, its totals, and what to know about them."""
-    heads = ("Stage", ">Nodes", ">Median", ">Max", ">Max/median", ">Lost", "Slowest")
-    table = _table(*heads, ">Critical path", "Bytes by tier")
+    heads = ("Stage", ">Nodes", ">Median", ">Max", "Slowest", ">Critical path", "Bytes by tier")
+    table = _table(*heads)
     for stage in attempt.stages:
-        table.add_row(*_cells(stage))
-    blank = [""] * 5
-    table.add_row("between stages", "", *blank, format_seconds(attempt.between_s), end_section=True)
+        ended = len(stage.nodes) - len(stage.unfinished)
+        table.add_row(
+            _shown(stage.name),
+            f"{ended}/{len(stage.nodes)}" if stage.unfinished else str(ended),
+            format_seconds(stage.median_s),
+            format_seconds(stage.max_s),
+            _shown(stage.slowest or "-"),
+            format_seconds(stage.path_s),
+            format_moved(stage.bytes),
+        )
+    blank = [""] * 4
+    table.add_row("between stages", *blank, format_seconds(attempt.between_s), end_section=True)
     total = (format_seconds(attempt.seconds), format_moved(attempt.bytes))
-    table.add_row("total", str(attempt.num_held), *blank, *total)
+    table.add_row("total", str(attempt.num_held), *blank[1:], *total)
     console.print(table)
-    lines = [f"note: {note}" for note in notes_of(attempt, torn)]
-    if (worst := attempt.worst) is not None and worst.lost_s:
-        lost = f"{format_seconds(worst.lost_s)} over the median in {worst.name}"
-        lines.insert(0, f"worst straggler {worst.slowest}: {lost}")
-    for line in lines:
-        console.print(_shown(line), highlight=False, soft_wrap=True)
+    for note in notes_of(attempt, torn):
+        console.print(_shown(f"note: {note}"), highlight=False, soft_wrap=True)
 
 
 def print_difference(console: Console, difference: Difference) -> None:
     """Print what changed, stage by stage, and which stage explains it."""
-    before, after = difference.before, difference.after
-    table = _table("Stage", ">Before", ">After", ">Change", ">Max/median", "Bytes by tier")
+    table = _table("Stage", ">Before", ">After", ">Change", "Bytes by tier")
     for each in difference.stages:
-        table.add_row(*_change_cells(each))
+        table.add_row(
+            _shown(each.name),
+            format_seconds(each.path_before_s),
+            format_seconds(each.path_after_s),
+            format_seconds(each.path_s, signed=True),
+            format_moved(each.changed_bytes, signed=True),
+        )
     table.add_section()
     table.add_row(
         "total",
-        format_seconds(before.seconds),
-        format_seconds(after.seconds),
+        format_seconds(difference.before.seconds),
+        format_seconds(difference.after.seconds),
         format_seconds(difference.seconds, signed=True),
     )
     console.print(table)
     console.print(_shown(verdict_of(difference)), highlight=False, soft_wrap=True)
-
-
-def _cells(stage: Stage) -> tuple[str, ...]:
-    unfinished = len(stage.unfinished)
-    nodes = f"{len(stage.nodes) - unfinished}/{len(stage.nodes)}" if unfinished else ""
-    return (
-        _shown(stage.name),
-        nodes or str(len(stage.nodes)),
-        format_seconds(stage.median_s),
-        format_seconds(stage.max_s),
-        format_ratio(stage.straggler_ratio),
-        format_seconds(None if stage.max_s is None else stage.lost_s),
-        _shown(stage.slowest or "-"),
-        format_seconds(stage.path_s),
-        format_moved(stage.bytes),
-    )
-
-
-def _change_cells(each: StageDifference) -> tuple[str, ...]:
-    before, after = (None if s is None else s.straggler_ratio for s in (each.before, each.after))
-    return (
-        _shown(each.name),
-        format_seconds(each.path_before_s),
-        format_seconds(each.path_after_s),
-        format_seconds(each.path_s, signed=True),
-        f"{format_ratio(before)} to {format_ratio(after)}",
-        format_moved(each.changed_bytes, signed=True),
-    )
 
 
 def _table(*heads: str) -> Table:

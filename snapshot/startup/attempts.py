@@ -20,7 +20,6 @@ from snapshot.startup.path import (
     SCHEDULER_STAGES,
     PathPart,
     critical_path,
-    is_meeting,
 )
 from snapshot.startup.reading import Run, runs_of, spans_of
 
@@ -79,16 +78,6 @@ class Stage:
     """Bytes moved, by tier."""
 
     @property
-    def straggler_ratio(self) -> float | None:
-        """``max_s / median_s``; ``None`` where either is missing or the median is 0."""
-        return self.max_s / self.median_s if self.max_s is not None and self.median_s else None
-
-    @property
-    def lost_s(self) -> float:
-        """``max_s - median_s``: what the slowest node may cost the job; 0 where none ended."""
-        return 0.0 if self.max_s is None or self.median_s is None else self.max_s - self.median_s
-
-    @property
     def unfinished(self) -> tuple[str, ...]:
         """Nodes that began it and never ended it."""
         return tuple(each.node for each in self.nodes if each.end_ns is None)
@@ -138,15 +127,6 @@ class Attempt:
     def nodes(self) -> tuple[str, ...]:
         """All nodes, the writer of the queue too, numbers in names in their order."""
         return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=natural))
-
-    @property
-    def worst(self) -> Stage | None:
-        """The stage whose slowest node lost most seconds, meetings left out.
-
-        The first node at a meeting spends longest in it, waiting for the others.
-        """
-        own = [s for s in self.stages if s.max_s is not None and not is_meeting(s.name)]
-        return max(own, key=lambda stage: stage.lost_s, default=None)
 
 
 def attempts_of(events: Iterable[StageEvent]) -> tuple[Attempt, ...]:
@@ -254,25 +234,18 @@ def _sum_bytes(of_parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class StageDifference:
-    """One stage in two starts; ``None`` where a start has no such stage."""
+    """What one stage, or what lies between them, takes of the critical path in two starts; 0 s where it is not."""
 
     name: str
-    before: Stage | None
-    after: Stage | None
     path_before_s: float
     path_after_s: float
+    changed_bytes: Mapping[str, int]
+    """Bytes after less before, by tier, where they differ."""
 
     @property
     def path_s(self) -> float:
         """What the stage adds to the critical path: after less before."""
         return self.path_after_s - self.path_before_s
-
-    @property
-    def changed_bytes(self) -> Mapping[str, int]:
-        """Bytes after less before, by tier, where they differ."""
-        before, after = ({} if s is None else s.bytes for s in (self.before, self.after))
-        more = {tier: after.get(tier, 0) - before.get(tier, 0) for tier in TIERS}
-        return {tier: size for tier, size in more.items() if size}
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +284,17 @@ class Difference:
 
 def difference_of(before: Attempt, after: Attempt) -> Difference:
     """Compare two starts stage by stage."""
-    old = {stage.name: stage for stage in before.stages}
-    new = {stage.name: stage for stage in after.stages}
-    stages = [
-        StageDifference(name, a, b, a.path_s if a else 0.0, b.path_s if b else 0.0)
-        for name in {**new, **old}
-        for a, b in [(old.get(name), new.get(name))]
-    ]
-    between = StageDifference(BETWEEN, None, None, before.between_s, after.between_s)
+    old, new = ({stage.name: stage for stage in each.stages} for each in (before, after))
+    stages = []
+    for name in {**new, **old}:
+        was, now = old.get(name), new.get(name)
+        moved = _changed(was.bytes if was else {}, now.bytes if now else {})
+        seconds = (was.path_s if was else 0.0, now.path_s if now else 0.0)
+        stages.append(StageDifference(name, *seconds, moved))
+    between = StageDifference(BETWEEN, before.between_s, after.between_s, {})
     return Difference(before, after, (*stages, between))
+
+
+def _changed(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    more = {tier: after.get(tier, 0) - before.get(tier, 0) for tier in TIERS}
+    return {tier: size for tier, size in more.items() if size}

@@ -36,11 +36,10 @@ def test_a_start_is_divided_into_stages_in_the_order_they_begin():
     assert attempt.reached
 
 
-def test_a_straggler_is_named_with_its_ratio_and_what_the_others_waited():
+def test_the_slowest_node_is_named_beside_the_median_of_all():
     stage = stage_of(the_attempt(a_start(slow="n2")), "environment")
 
     assert (stage.slowest, stage.median_s, stage.max_s) == ("n2", 100.0, 150.0)
-    assert stage.straggler_ratio == pytest.approx(1.5)
     assert stage.path_s == pytest.approx(150)
 
 
@@ -65,7 +64,7 @@ def test_a_stage_without_an_end_is_shown_as_unfinished_and_kept_out_of_the_figur
 def test_a_stage_that_no_node_ended_has_no_figures():
     stage = stage_of(the_attempt(a_pair("image", "a", 0, None)), "image")
 
-    assert (stage.median_s, stage.max_s, stage.straggler_ratio, stage.slowest) == (None,) * 4
+    assert (stage.median_s, stage.max_s, stage.slowest) == (None,) * 3
 
 
 def test_a_stage_that_failed_is_told_from_one_that_was_done():
@@ -191,17 +190,6 @@ def test_the_stage_that_moved_the_total_explains_it():
     assert found.ratio == pytest.approx(160 / 240)
     assert found.explaining.name == "environment"
     assert found.explained == pytest.approx(1)
-
-
-def test_a_straggler_is_seen_in_the_ratio():
-    found = the_difference(a_start(), a_start(slow="n1"))
-
-    stage = found.explaining
-    assert (stage.name, stage.before.straggler_ratio, stage.after.straggler_ratio) == (
-        "environment",
-        1.0,
-        1.5,
-    )
 
 
 def test_equal_starts_have_nothing_to_explain():

@@ -97,8 +97,8 @@ def test_a_straggler_charges_its_own_stage_not_what_others_do_meanwhile():
     of_stage = {stage.name: round(stage.path_s, 1) for stage in attempt.stages}
     assert of_stage == {"checkpoint_load": 109.0, "data_plane": 7.7, "first_step": 3.3}
     assert {part.node for part in attempt.path} == {"n7"}
-    assert (attempt.worst.name, attempt.worst.slowest) == ("checkpoint_load", "n7")
-    assert attempt.worst.lost_s == pytest.approx(109 - 74)
+    slowest = {stage.name: stage.slowest for stage in attempt.stages}
+    assert slowest["checkpoint_load"] == "n7"
 
 
 def test_a_node_enters_a_meeting_with_its_last_process():
