@@ -235,15 +235,6 @@ def _entries(captured: Captured, pool: ThreadPoolExecutor, progress: Progress) -
         entries.append(
             Entry(number, path, seen.kind, mode, seen.mtime_ns, seen.size_bytes, digest, link)
         )
-    # What lies above a deletion must be there to hold it.
-    places = {(entry.target, entry.path) for entry in entries}
-    for number, path in delta.deleted:
-        above = path.rpartition("/")[0]
-        while (number, above) not in places:
-            seen = after[number, above]
-            entries.append(Entry(number, above, seen.kind, seen.mode & 0o777, seen.mtime_ns))
-            places.add((number, above))
-            above = above.rpartition("/")[0]
     return tuple(sorted(entries, key=lambda entry: (entry.target, entry.path)))
 
 
@@ -260,14 +251,9 @@ class _Writer:
         self._repository = repository
         self._progress = progress
         self._done = 0
-        self._path_of: dict[bytes, Path] = {}
-        self._size_of: dict[bytes, int] = {}
-        for entry in entries:
-            if entry.kind is Kind.FILE:
-                self._path_of.setdefault(
-                    entry.digest, Path(targets[entry.target].path) / entry.path
-                )
-                self._size_of[entry.digest] = entry.size_bytes
+        files = [entry for entry in entries if entry.kind is Kind.FILE]
+        self._path_of = {e.digest: Path(targets[e.target].path) / e.path for e in files}
+        self._size_of = {e.digest: e.size_bytes for e in files}
         # Once: it is told with each of tens of thousands of files.
         self._total = sum(self._size_of.values())
         self.places: dict[bytes, PackPlace] = {}
@@ -276,16 +262,14 @@ class _Writer:
 
     def write(self, pool: ThreadPoolExecutor) -> None:
         """Find what the store has, write the rest."""
-        for digest, size in self._size_of.items():
-            # An empty content lies nowhere: a snapshot of empty files has no pack.
-            if size == 0:
-                self.places[digest] = PackPlace(0, 0, 0)
+        # An empty content lies nowhere: a snapshot of empty files has no pack.
+        empty = (digest for digest, size in self._size_of.items() if size == 0)
+        self.places = dict.fromkeys(empty, PackPlace(0, 0, 0))
         known = self._repository.known_contents(self._path_of.keys() - self.places.keys())
         for digest, found in known.items():
             # A manifest that claims the digest for another size is wrong, and ours is written.
             if found.size_bytes == self._size_of[digest]:
-                self._place(digest, found.pack, found.offset)
-                self.packs[found.pack] = found.frames
+                self._place(digest, found.pack, found.frames, found.offset)
         # Files of one kind beside each other compress better.
         rest = sorted(
             self._path_of.keys() - self.places.keys(),
@@ -296,13 +280,12 @@ class _Writer:
             name, frames, stored = self._repository.write_pack(pieces, pool)
             at = 0
             for digest in batch:
-                self._place(digest, name, at)
+                self._place(digest, name, frames, at)
                 at += self._size_of[digest]
-            self.packs[name] = frames
             self.stored_bytes += stored
 
-    def _place(self, digest: bytes, pack: str, offset: int) -> None:
-        self.packs.setdefault(pack, ())
+    def _place(self, digest: bytes, pack: str, frames: tuple[Frame, ...], offset: int) -> None:
+        self.packs[pack] = frames
         number = list(self.packs).index(pack)
         self.places[digest] = PackPlace(number, offset, self._size_of[digest])
 

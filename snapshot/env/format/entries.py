@@ -95,7 +95,7 @@ class Delta(NamedTuple):
     """What differs between two scans, in order of target and path."""
 
     changed: tuple[Place, ...]
-    """Added or changed, with every directory above."""
+    """Added or changed, and every directory above those and above what is gone."""
     deleted: tuple[Place, ...]
     """Gone; what lay in a directory that is gone is not named again."""
 
@@ -120,9 +120,10 @@ def difference(before: Mapping[Place, Seen], after: Mapping[Place, Seen]) -> Del
         that hold no change).
     """
     touched = {place for place, seen in after.items() if before.get(place) != seen}
-    held = {(number, above) for number, path in touched for above in parents_of(path)}
     gone = before.keys() - after.keys()
-    deleted = [place for place in gone if _is_topmost(place, gone, after)]
+    deleted = {place for place in gone if _is_topmost(place, gone, after)}
+    # What lies above a deletion must be there to hold it.
+    held = {(number, above) for number, path in touched | deleted for above in parents_of(path)}
     return Delta(
         changed=tuple(sorted(touched | (held & after.keys()))), deleted=tuple(sorted(deleted))
     )

@@ -44,6 +44,13 @@ def test_what_lies_above_a_change_comes_with_it():
     assert difference(before, after).changed == ((0, ""), (0, "a"), (0, "a/b"), (0, "a/b/f"))
 
 
+def test_what_lies_above_a_deletion_comes_with_it_to_hold_it():
+    before = {(0, ""): FOLDER, (0, "a"): FOLDER, (0, "a/f"): seen(), (0, "c"): FOLDER}
+    after = {place: each for place, each in before.items() if place != (0, "a/f")}
+
+    assert difference(before, after) == (((0, ""), (0, "a")), ((0, "a/f"),))
+
+
 def test_a_deleted_directory_is_named_once():
     before = {(0, ""): FOLDER, (0, "a"): FOLDER, (0, "a/f"): seen(), (0, "a/b"): FOLDER}
 
@@ -61,7 +68,7 @@ def test_targets_are_told_apart():
     before = {(0, ""): FOLDER, (1, ""): FOLDER, (0, "a"): seen()}
     after = {(0, ""): FOLDER, (1, ""): FOLDER, (1, "a"): seen()}
 
-    assert difference(before, after) == (((1, ""), (1, "a")), ((0, "a"),))
+    assert difference(before, after) == (((0, ""), (1, ""), (1, "a")), ((0, "a"),))
 
 
 def test_parents_lead_up_to_the_target():
