@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import click
@@ -37,7 +37,6 @@ from snapshot.image.mount.daemon import (
 )
 from snapshot.oci.image import Image, open_store, opened_image
 from snapshot.oci.manifest import Platform
-from snapshot.oci.store import ImageStore
 from snapshot.private_folder import private_folder
 
 __all__ = ["command", "mount_template", "serve_command"]
@@ -185,22 +184,17 @@ def convert_command(
       omniload image convert oci:folder:tag oci:folder:tag-lazy
     """  # noqa: D301 -- click's own marker
     with opened_image(image, platform=_named(platform)) as (source, found):
-        numbers, said = _converted(source, found, target, level)
-    click.echo(json.dumps(numbers, indent=2) if as_json else said)
-
-
-def _converted(
-    source: ImageStore, image: Image, target: str, level: int
-) -> tuple[dict[str, Any], str]:
-    goal, tag = open_store(target, create=True)
-    with closing(goal):
-        if tag.startswith("sha256:"):
-            raise ConfigError(f"{target!r} names a digest; name the new image by a tag")
-        made = convert_image(source, image, goal, tag, level=level)
-    before = sum(layer.size for layer in image.layers)
-    after = sum(layer.size for layer in made.layers)
-    numbers = {"digest": made.digest, "bytes_before": before, "bytes_after": after}
-    return {**numbers, "kept": list(made.kept)}, (
+        goal, tag = open_store(target, create=True)
+        with closing(goal):
+            if tag.startswith("sha256:"):
+                raise ConfigError(f"{target!r} names a digest; name the new image by a tag")
+            made = convert_image(source, found, goal, tag, level=level)
+    before, after = (sum(layer.size for layer in each.layers) for each in (found, made))
+    if as_json:
+        numbers = {"digest": made.digest, "bytes_before": before, "bytes_after": after}
+        click.echo(json.dumps({**numbers, "kept": list(made.kept)}, indent=2))
+        return
+    click.echo(
         f"{made.digest}  {len(made.layers)} layers, {len(made.kept)} of them as they were, "
         f"{format_bytes(before)} before, {format_bytes(after)} after"
     )
@@ -250,7 +244,11 @@ def serve_command(
     if os.geteuid() != 0:
         raise ConfigError(f"user {os.geteuid()} cannot mount for containers; run it as root")
     require_text(socket, root)
-    start_server = _grpc_server().start_server
+    try:
+        # gRPC is of an extra: most commands on images do without.
+        start_server = importlib.import_module("snapshot.engines.containerd.server").start_server
+    except ModuleNotFoundError as error:
+        raise missing_extra("containerd", error) from error
     template, place = mount_template(options), Path(root).absolute()
     # Better said now than by the first mount, to whoever starts a container.
     try:
@@ -287,18 +285,6 @@ def serve_command(
 
 def _named(platform: str | None) -> Platform | None:
     return None if platform is None else platform_of(platform)
-
-
-def _grpc_server() -> ModuleType:
-    """Import what needs gRPC: most commands on images do not.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        return importlib.import_module("snapshot.engines.containerd.server")
-    except ModuleNotFoundError as error:
-        raise missing_extra("containerd", error) from error
 
 
 def mount_template(options: tuple[str, ...]) -> ImageMount:

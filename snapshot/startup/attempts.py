@@ -7,7 +7,6 @@ Times of different nodes come from different clocks. What the files prove of the
 is shown; no time is changed for it.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ __all__ = [
     "StageDifference",
     "attempts_of",
     "difference_of",
-    "natural",
+    "in_order",
 ]
 
 BETWEEN = "(between stages)"
@@ -125,8 +124,8 @@ class Attempt:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All nodes, the writer of the queue too, numbers in names in their order."""
-        return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=natural))
+        """All nodes, the writer of the queue too, n2 before n10."""
+        return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=in_order))
 
 
 def attempts_of(events: Iterable[StageEvent]) -> tuple[Attempt, ...]:
@@ -143,18 +142,13 @@ def attempts_of(events: Iterable[StageEvent]) -> tuple[Attempt, ...]:
         of_attempt[event.job, event.attempt].append(event)
     return tuple(
         _attempt(key, of_attempt[key])
-        for key in sorted(of_attempt, key=lambda key: (natural(key[0]), key[1]))
+        for key in sorted(of_attempt, key=lambda key: (in_order(key[0]), key[1]))
     )
 
 
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Return a key that sorts ``n2`` before ``n10``."""
-    parts = re.split(r"(\d+)", name, flags=re.ASCII)
-    # Longer numbers are no numbers: int() of thousands of digits takes long or fails.
-    return tuple(
-        (0, int(part)) if part.isascii() and part.isdigit() and len(part) < 19 else (1, part)
-        for part in parts
-    )
+def in_order(name: str) -> tuple[int, str]:
+    """Return a key that sorts ``n2`` before ``n10``: names of one kind differ in a number at their end."""
+    return len(name), name
 
 
 def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
@@ -204,7 +198,7 @@ def _node_stage(node: str, runs: Sequence[Run]) -> NodeStage:
 
 
 def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
-    nodes = sorted(nodes, key=lambda each: natural(each.node))
+    nodes = sorted(nodes, key=lambda each: in_order(each.node))
     took = {each.node: each.seconds for each in nodes if each.seconds is not None}
     slowest = max(took, key=lambda node: took[node], default=None)
     return Stage(

@@ -30,7 +30,6 @@ from snapshot.env.target.records import Form, Record
 
 # The rest is imported where it is needed: a mount is there before it would be loaded.
 if TYPE_CHECKING:
-    from snapshot.env.flow.save import Captured
     from snapshot.env.store.repository import Repository
 
 __all__ = ["Restored", "Restorer"]
@@ -275,7 +274,7 @@ class Restorer:
     def _install(
         self, document: dict[str, Any], installation: Installation, *, record: bool
     ) -> Restored:
-        from snapshot.env.flow.save import install  # noqa: PLC0415
+        from snapshot.env.flow.save import install, save  # noqa: PLC0415
 
         key, held = key_of(document), self.environment.heal()
         if held is not None and held.form == "command" and held.key == key:
@@ -283,25 +282,19 @@ class Restorer:
         begin = time.monotonic()
         captured = install(self.environment, installation)
         seconds, saved = {"install": captured.install_s}, False
+        if record and not captured.is_empty:
+            try:
+                with self.opened() as repository:
+                    save(repository, captured, document, progress=self.progress)
+                saved = True
+            except (OmniloadError, OSError) as error:  # such as a store that is full
+                # A start does not depend on it.
+                _LOG.warning("installed, but no snapshot was saved: %s", error)
+            seconds["save"] = time.monotonic() - begin - captured.install_s
         if not captured.is_empty:
-            if record:
-                saved = self._saved(captured, document)
-                seconds["save"] = time.monotonic() - begin - captured.install_s
             # Also where nothing was saved: what was there before is part of the key.
             self.environment.note_installed(document)
         return Restored(key=key, form="command", saved=saved, seconds=seconds)
-
-    def _saved(self, captured: "Captured", document: dict[str, Any]) -> bool:
-        """Save what was installed, if that can be; a start does not depend on it."""
-        from snapshot.env.flow.save import save  # noqa: PLC0415
-
-        try:
-            with self.opened() as repository:
-                save(repository, captured, document, progress=self.progress)
-        except (OmniloadError, OSError) as error:  # such as a store that is full
-            _LOG.warning("installed, but no snapshot was saved: %s", error)
-            return False
-        return True
 
 
 class _RottedError(Exception):

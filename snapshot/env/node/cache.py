@@ -24,6 +24,7 @@ elsewhere by its mark, until the machine starts again.
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -199,8 +200,7 @@ class NodeCache:
 
     def free_bytes(self) -> int:
         """Return the space left on its disk."""
-        found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize
+        return shutil.disk_usage(self.folder).free
 
 
 class Found(NamedTuple):

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.format.digests import file_digest
 from snapshot.env.format.entries import Entry, Kind, Limits, Target, check_entries
-from snapshot.env.format.manifest import Manifest, decode_manifest
+from snapshot.env.format.manifest import Manifest
 from snapshot.env.format.packs import ReadUnit, inflate, read_units
 from snapshot.env.key.keys import key_of
 from snapshot.env.node.cache import NodeCache, exclusively
 from snapshot.env.node.tree import Tree, TreeHead, discard
 from snapshot.env.store.progress import Progress
-from snapshot.env.store.repository import ROOT, Repository
+from snapshot.env.store.repository import ROOT, Repository, manifest_of
 from snapshot.private_folder import put_file, readable_folder
 
 __all__ = ["extract", "provide"]
@@ -76,9 +76,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
         data = repository.manifest_bytes(key)
         if data is None:
             return None
-        manifest = decode_manifest(data, name=key)
-        if manifest.head.key != key:
-            raise IntegrityError(f"manifest {key!r} says that its key is {manifest.head.key!r}")
+        manifest = manifest_of(data, key)
         if key_of(manifest.head.document) != key:
             raise IntegrityError(f"manifest {key!r} holds the document of another key; refused")
         if not {"base", "command"} <= manifest.head.document.keys():
@@ -86,9 +84,9 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
         fits(TreeHead.of(manifest))
         check_entries(manifest.entries, targets, limits)
         cache.drop(key)  # one that is damaged, whose room is needed
-        if manifest.raw_bytes > cache.free_bytes():
+        if manifest.raw_bytes > (free_bytes := cache.free_bytes()):
             raise StateError(
-                f"{cache.folder} has {cache.free_bytes()} bytes free, the snapshot needs "
+                f"{cache.folder} has {free_bytes} bytes free, the snapshot needs "
                 f"{manifest.raw_bytes}; remove old trees or name another node cache"
             )
         tree = cache.partial(key)

@@ -43,6 +43,7 @@ __all__ = [
     "Repository",
     "Verdict",
     "judged",
+    "manifest_of",
     "prune_store",
 ]
 
@@ -130,12 +131,7 @@ class Repository:
             IntegrityError: It is damaged, or says that it is another key's.
         """
         data = self.manifest_bytes(key)
-        if data is None:
-            return None
-        manifest = decode_manifest(data, name=key)
-        if manifest.head.key != key:
-            raise IntegrityError(f"manifest {key!r} says that its key is {manifest.head.key!r}")
-        return manifest
+        return None if data is None else manifest_of(data, key)
 
     def publish(self, manifest: Manifest) -> bool:
         """Put a manifest there unless a sound one of its key is; return whether it was put.
@@ -221,6 +217,18 @@ class Repository:
         with self._lock:
             self.bytes_read += len(data)
         return data
+
+
+def manifest_of(data: bytes, key: str) -> Manifest:
+    """Read the manifest of a key.
+
+    Raises:
+        IntegrityError: It is damaged, or says that it is another key's.
+    """
+    manifest = decode_manifest(data, name=key)
+    if manifest.head.key != key:
+        raise IntegrityError(f"manifest {key!r} says that its key is {manifest.head.key!r}")
+    return manifest
 
 
 def _compressed(stream: Iterator[bytes], pool: ThreadPoolExecutor) -> Iterator[tuple[int, bytes]]:

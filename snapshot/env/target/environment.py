@@ -43,7 +43,7 @@ class Environment:
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other restores of this environment out."""
-        return exclusively(self.records.lock)
+        return exclusively(self.records.folder / "lock")
 
     def heal(self) -> Record | None:
         """Finish what a killed restore left, under the lock; return what the environment holds.
@@ -74,14 +74,12 @@ class Environment:
             return None
         return record
 
-    def clear(self, record: Record | None, *, lazily: bool = False) -> None:
+    def clear(self, record: Record, *, lazily: bool = False) -> None:
         """Bring back what the environment held before ``record``, under the lock.
 
         Raises:
             StateError: It was installed here, not restored, or a mount is in use.
         """
-        if record is None:
-            return
         if record.form == "command":
             raise StateError(
                 f"{self.interpreter.prefix} got snapshot {record.key[:16]} by installing, which "

@@ -51,11 +51,6 @@ class Records:
     def __init__(self, prefix: str) -> None:
         self.folder = Path(prefix) / OWN_FOLDER
 
-    @property
-    def lock(self) -> Path:
-        """The lock file of the environment."""
-        return self.folder / "lock"
-
     def read(self, name: Literal["journal", "record"]) -> Record | None:
         """Return the journal or the record; ``None`` where there is none.
 

@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.base.errors import StateError
-from snapshot.startup.attempts import BETWEEN, Attempt, attempts_of, difference_of, natural
+from snapshot.startup.attempts import BETWEEN, Attempt, attempts_of, difference_of, in_order
 from tests.support.snapshot.startup_builders import NS, a_pair, a_start
 
 
@@ -31,7 +31,7 @@ def test_a_start_is_divided_into_stages_in_the_order_they_begin():
     ]
     assert [round(stage.path_s) for stage in attempt.stages] == [60, 30, 100, 2, 10, 30, 3, 5]
     assert attempt.between_s == 0
-    assert attempt.nodes == ("login", "n1", "n2", "n3")
+    assert attempt.nodes == ("n1", "n2", "n3", "login")
     assert attempt.num_held == 3, "the login node only queued"
     assert attempt.reached
 
@@ -173,10 +173,10 @@ def test_stages_without_number_are_refused():
         attempts_of(events)
 
 
-def test_numbers_in_names_are_sorted_as_numbers():
-    names = ["n10", "n2", "a" + "9" * 5000, "n²", "n"]
+def test_numbers_at_the_end_of_names_are_sorted_as_numbers():
+    names = ["n10", "n2", "n100", "n3"]
 
-    assert sorted(names, key=natural) == ["a" + "9" * 5000, "n", "n2", "n10", "n²"]
+    assert sorted(names, key=in_order) == ["n2", "n3", "n10", "n100"]
 
 
 def the_difference(before, after):
