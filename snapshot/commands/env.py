@@ -24,7 +24,7 @@ from omniload.base.units import format_bytes
 from snapshot.env.flow.forms import RequestedForm
 from snapshot.env.flow.restore import Restored, Restorer
 from snapshot.env.format.entries import Kind, Limits
-from snapshot.env.key.interpreter import environment_of, shown
+from snapshot.env.key.interpreter import environment_of
 from snapshot.env.key.keys import Installation
 from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
 from snapshot.env.store.access import StoreMissingError, opened
@@ -325,10 +325,9 @@ def _sentence(restored: Restored) -> str:
 
 @click.command("show")
 @_store_option
-@click.option("--files", is_flag=True, help="List every path.")
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("key", required=False)
-def show_command(url: str, files: bool, as_json: bool, key: str | None) -> None:
+def show_command(url: str, as_json: bool, key: str | None) -> None:
     """List the snapshots of STORE, or show one.
 
     What two were made of, and so why they differ, a diff of their JSON says.
@@ -336,13 +335,12 @@ def show_command(url: str, files: bool, as_json: bool, key: str | None) -> None:
     \b
     Example:
       omniload env show -o /mnt/envs
-      omniload env show 3f9a01c2 -o /mnt/envs --files
       omniload env show 3f9a01c2 -o /mnt/envs --json
     """  # noqa: D301 -- click's own marker
     with opened(url) as repository:
         keys = [repository.full_key(key)] if key else repository.all_keys()
         # What is pruned while the others are read is left out.
-        found = [summary_of(each, files=files) for each in map(repository.manifest, keys) if each]
+        found = [summary_of(each) for each in map(repository.manifest, keys) if each]
     if key and not found:
         raise StateError(f"no snapshot {key} in {url}; omniload env show lists them")
     if as_json:
@@ -353,11 +351,11 @@ def show_command(url: str, files: bool, as_json: bool, key: str | None) -> None:
             click.echo(line)
 
 
-def summary_of(manifest: "Manifest", *, files: bool = False) -> dict[str, Any]:
-    """Return what is worth knowing of a snapshot, ready for JSON; with ``files`` every path."""
+def summary_of(manifest: "Manifest") -> dict[str, Any]:
+    """Return what is worth knowing of a snapshot, ready for JSON."""
     head = manifest.head
     created = datetime.fromtimestamp(head.created_ns / 1e9, UTC)
-    found = {
+    return {
         "key": head.key,
         "created": created.isoformat(timespec="seconds"),
         "command": shlex.join(head.document.get("command", [])),
@@ -371,17 +369,6 @@ def summary_of(manifest: "Manifest", *, files: bool = False) -> dict[str, Any]:
         "skipped": list(head.skipped),
         "document": head.document,
     }
-    if files:
-        found["paths"] = [
-            {
-                "target": head.targets[e.target].name,
-                "path": shown(e.path),
-                "kind": e.kind.name.lower(),
-                "bytes": e.size_bytes,
-            }
-            for e in manifest.entries
-        ]
-    return found
 
 
 def lines_of(found: dict[str, Any], *, whole: bool) -> Iterator[str]:
@@ -396,5 +383,3 @@ def lines_of(found: dict[str, Any], *, whole: bool) -> Iterator[str]:
     yield f"{'size':14}{raw}, {stored} added to the store"
     yield f"{'installed in':14}{found['install_s']:.1f} s"
     yield f"{'distributions':14}{' '.join(found['distributions'])}"
-    for path in found.get("paths", ()):
-        yield f"{path['kind']:10}{path['bytes']:>12}  {path['target']}/{path['path']}"

@@ -100,29 +100,20 @@ def parse_event(line: str | bytes) -> StageEvent:
         StateError: It is no event, or of another version.
     """
     try:
-        fields = orjson.loads(line)
-        version = fields.get("version") if isinstance(fields, dict) else None
-        # True is 1 to Python, and no version.
-        if type(version) is int and version != VERSION:
-            raise StateError(
-                f"start-up event has version {version}, this code reads {VERSION}; "
-                "read it with the release that wrote it"
-            )
-        checked: Any = _LINE.validate_python(fields)
+        checked: Any = _LINE.validate_json(line)
         return StageEvent(**checked)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
+        if fault["loc"] == ("version",) and type(fault["input"]) is int:
+            raise StateError(
+                f"start-up event has version {fault['input']}, this code reads {VERSION}; "
+                "read it with the release that wrote it"
+            ) from error
         why = f"{'.'.join(map(str, fault['loc']))[:_SHOWN]}: {fault['msg']}"
-        raise _no_event(line, why) from error
-    except ValueError as error:
-        raise _no_event(line, str(error)) from error
-
-
-def _no_event(line: str | bytes, why: str) -> StateError:
-    shown = repr(line[:_SHOWN]) + ("..." if len(line) > _SHOWN else "")
-    return StateError(
-        f"{shown} is no start-up event: {why}; expected a line as {LOG_VARIABLE} has it written"
-    )
+        shown = repr(line[:_SHOWN]) + ("..." if len(line) > _SHOWN else "")
+        raise StateError(
+            f"{shown} is no start-up event: {why}; expected a line as {LOG_VARIABLE} has it written"
+        ) from error
 
 
 def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:

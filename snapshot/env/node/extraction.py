@@ -195,18 +195,15 @@ class _Extraction:
         for pack, places in sorted(wanted.items()):
             frames = self._manifest.frames[pack]
             ranges = dict(sorted(places.values()))  # of one offset, the largest
-            contents = sorted((offset, size, digest) for digest, (offset, size) in places.items())
-            first = 0
-            for unit in read_units(frames, ranges, unit_bytes=UNIT_BYTES):
-                while first < len(contents) and sum(contents[first][:2]) <= unit.raw_offset:
-                    first += 1
-                held, number = [], first
-                while number < len(contents) and contents[number][0] < unit.raw_end:
-                    offset, size, digest = contents[number]
-                    if offset + size > unit.raw_offset:
-                        held.append((digest, offset, size))
-                    number += 1
-                yield _Read(pack, unit, tuple(held))
+            units = read_units(frames, ranges, unit_bytes=UNIT_BYTES)
+            starts = [unit.raw_offset for unit in units]
+            held: list[list[tuple[bytes, int, int]]] = [[] for _ in units]
+            for digest, (offset, size) in sorted(places.items(), key=lambda item: item[1]):
+                first = bisect_right(starts, offset) - 1
+                for number in range(first, bisect_left(starts, offset + size)):
+                    held[number].append((digest, offset, size))
+            for unit, contents in zip(units, held, strict=True):
+                yield _Read(pack, unit, tuple(contents))
 
     def carry_out(self, read: _Read) -> int:
         """Fetch one unit and write what it brings; return the raw bytes written."""
