@@ -1,29 +1,20 @@
 """``omniload mix top``: what every role of a running data plane does."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from omniload.actors.status_file import PlaneStatus, RoleLine, read_status
-from omniload.base.log import last_line_of, log_name, logs_folder
-from omniload.base.units import format_bytes
-from omniload.commands.display import Cell, emit_json, output, table
+from omniload.actors.status_file import read_status
+from omniload.commands.display import emit_json
 from omniload.commands.options import json_option, run_argument
+from omniload.commands.runs.roles_view import (
+    once_option,
+    roles_view,
+    status_json,
+    watch_until_interrupted,
+)
 
-__all__ = ["once_option", "roles_view", "status_json", "top", "watch_until_interrupted"]
-
-_EVERY_S = 1.0
-_OLD_S = 5.0
-"""A status this old belongs to a plane that has ended, or to a machine too busy to write it."""
-
-once_option = click.option("--once", is_flag=True, help="Show the present moment and end.")
+__all__ = ["top"]
 
 
 @click.command
@@ -47,87 +38,3 @@ def top(run: Path, once: bool, as_json: bool) -> None:
         emit_json(status_json(run, read_status(run)))
         return
     watch_until_interrupted(lambda: roles_view(run, read_status(run)), once=once)
-
-
-def status_json(run: Path, status: PlaneStatus) -> dict[str, Any]:
-    """Return the status of a run, and by role the last line of those in trouble, as plain JSON."""
-    return {**status.model_dump(mode="json"), "last_lines": _last_lines(run, status)}
-
-
-def roles_view(run: Path, status: PlaneStatus) -> RenderableType:
-    """Return all roles of a run as a table, and the last line of each that is in trouble."""
-    lines = [
-        Text(f"{role}: {line}  ({logs_folder(run) / log_name(role)})")
-        for role, line in _last_lines(run, status).items()
-    ]
-    return Group(_roles_table(status), *lines)
-
-
-def _last_lines(run: Path, status: PlaneStatus) -> dict[str, str]:
-    """Read them where this machine sees the run's folder, whatever the role's own calls it."""
-    troubled = [role.name for role in status.roles if role.in_trouble and role.log]
-    lines = {role: last_line_of(logs_folder(run) / log_name(role)) for role in troubled}
-    return {role: line for role, line in lines.items() if line}
-
-
-def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -> None:
-    """Draw a view once a second until Ctrl-C, or once."""
-    console = output()
-    # In a pipe one look: redrawn, the same table would come again without end.
-    if once or not console.is_terminal:
-        console.print(view())
-        return
-    # Drawn by us alone: rich's own thread would draw the same table four times a second.
-    with Live(view(), console=console, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(_EVERY_S)
-                live.update(Group(view()), refresh=True)
-        except KeyboardInterrupt:
-            return
-
-
-def _roles_table(status: PlaneStatus) -> Table:
-    """Return all roles as a table."""
-    # The host that wrote it has a clock of its own, which may be ahead.
-    age_s = max(0.0, time.time() - status.written_at)
-    said = f", {age_s:.0f} s ago: the plane has ended, or is stopped" if age_s > _OLD_S else ""
-    columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]
-    columns += [("waited", True), ("memory", True), ("heard", True), ("waits for", False)]
-    rows = [_row(role) for role in status.roles]
-    if len({role.host for role in status.roles}) > 1:
-        columns.insert(1, ("on", False))
-        rows = [[row[0], role.host, *row[1:]] for row, role in zip(rows, status.roles, strict=True)]
-    return table(f"data plane of process {status.pid} on {status.host}{said}", columns, rows)
-
-
-def _row(role: RoleLine) -> list[Cell]:
-    waited_s = role.figures.get("wait_seconds_total")
-    return [
-        role.name,
-        role.state,
-        f"{role.task_s:.0f} s",
-        _buffer(role),
-        _rate(role),
-        "" if waited_s is None else f"{waited_s:.1f} s",
-        "" if role.memory_bytes is None else format_bytes(role.memory_bytes),
-        f"{role.age_s:.0f} s ago",
-        ", ".join(role.waits_for),
-    ]
-
-
-def _buffer(role: RoleLine) -> str:
-    if "queued_steps" in role.figures:
-        return f"{role.figures['queued_steps']:.0f} steps"
-    if "held_bytes" in role.figures:
-        return format_bytes(int(role.figures["held_bytes"]))
-    return ""
-
-
-def _rate(role: RoleLine) -> str:
-    if "read_bytes_total" in role.rates:
-        return f"{format_bytes(int(role.rates['read_bytes_total']))}/s"
-    for name in ("built_steps_total", "taken_steps_total"):
-        if name in role.rates:
-            return f"{role.rates[name]:.1f} steps/s"
-    return ""

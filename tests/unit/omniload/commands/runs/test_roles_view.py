@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
-from omniload.commands.runs.top import roles_view
+from omniload.commands.runs.roles_view import roles_view
 
 
 def a_role(name, host):

@@ -1,33 +1,13 @@
-"""What ``omniload train`` understands of its options."""
+"""``omniload train crossover``: the file that it leaves."""
 
 import orjson
-import pytest
 from click.testing import CliRunner
 
-from trainer_integration.cli import command
+from trainer_integration.commands.crossover import crossover
 from trainer_integration.moe.parallel.crossover_table import Crossover, Measured, read_crossover
 from trainer_integration.run import crossover_ranks
 
 TRAIN = "{version: 1, mix: mix.yaml, steps: 10, parallel: {sp: 2}}"
-
-
-@pytest.mark.parametrize("resume", ["newest", "-1", "\u0661", pytest.param("9" * 5000, id="long")])
-def test_a_resume_from_no_step_is_refused(resume, tmp_path):
-    config = tmp_path / "train.yaml"
-
-    result = CliRunner().invoke(command, ["run", str(config), "--resume", resume])
-
-    assert result.exit_code == 2
-    assert "neither never nor latest nor the step of a checkpoint" in result.output
-
-
-def test_a_temperature_that_is_no_number_is_refused(tmp_path):
-    result = CliRunner().invoke(
-        command, ["sample", str(tmp_path), "--prompt", "a", "--temperature", "nan"]
-    )
-
-    assert result.exit_code == 2
-    assert "'nan' is no number to go by" in result.output
 
 
 def test_whoever_reads_a_crossover_as_it_is_measured_again_has_one_of_both_whole(
@@ -41,9 +21,7 @@ def test_whoever_reads_a_crossover_as_it_is_measured_again_has_one_of_both_whole
     output.write_bytes(before := orjson.dumps(found.model_dump()) + b" " * 4096)
 
     with output.open("rb") as held:
-        result = CliRunner().invoke(
-            command, ["crossover", str(tmp_path / "train.yaml"), str(output)]
-        )
+        result = CliRunner().invoke(crossover, [str(tmp_path / "train.yaml"), str(output)])
         assert held.read() == before
 
     assert result.exception is None, result.output

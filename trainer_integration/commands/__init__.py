@@ -1,0 +1,1 @@
+"""The verbs of ``omniload train``, one module each."""

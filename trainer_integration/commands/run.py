@@ -1,0 +1,136 @@
+"""``omniload train run``: a job from its training file, or one rank of one that another launcher started."""
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import click
+from rich.console import Console
+from typing_extensions import override
+
+from omniload.base.units import decimal_of
+from omniload.front.launch import Launch, launch_of
+from omniload.mix.config import MixConfig
+from trainer_integration.commands.run_folder import folder_of, report_of
+from trainer_integration.report.display import JobConsole, RunDisplay
+from trainer_integration.report.report import ReportProcess, kept_report
+from trainer_integration.run.imports import kept_imports
+from trainer_integration.run.launch import Launcher
+from trainer_integration.run.resuming import Resume
+
+__all__ = ["run_job"]
+
+
+class _Resume(click.ParamType[Resume]):
+    """``never``, ``latest`` or a step."""
+
+    name = "resume"
+
+    @override
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "[never|latest|STEP]"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Resume:
+        if isinstance(value, int) or value in ("never", "latest"):
+            return cast("Resume", value)
+        if (step := decimal_of(str(value))) is not None:
+            return step
+        raise click.BadParameter(
+            f"{value!r:.60} is neither never nor latest nor the step of a checkpoint", ctx, param
+        )
+
+
+class _StepRange(click.ParamType[tuple[int, int]]):
+    """``10``, or ``10-12``."""
+
+    name = "steps"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        first, dash, last = str(value).partition("-")
+        found = [decimal_of(part) for part in (first, last if dash else first)]
+        if found[0] is None or found[1] is None or found[0] > found[1]:
+            raise click.BadParameter(
+                f"{value!r} is neither a step such as 10 nor steps such as 10-12", ctx, param
+            )
+        return found[0], found[1]
+
+
+@click.command("run")
+@click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--resume",
+    type=_Resume(),
+    default="never",
+    show_default=True,
+    help="Continue from the checkpoint of STEP, or from the newest that is whole; later ones are set "
+    "aside. Refuse to touch an old run otherwise.",
+)
+@click.option(
+    "--profile",
+    type=_StepRange(),
+    help="Write a Chrome trace of these steps, the first and the last or one, into the run's folder.",
+)
+def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> int:
+    """Train as CONFIG says: data plane, ranks, restarts, report.
+
+    Under torchrun, or as several tasks of Slurm, each process is one rank, and what starts them
+    restarts them.
+
+    \b
+    Example:
+      omniload train run examples/train.yaml
+      omniload train run examples/train.yaml --resume latest
+      omniload train run examples/train.yaml --profile 10-12
+      torchrun --nproc-per-node 2 -m omniload train run train.yaml
+      srun --ntasks 2 omniload train run train.yaml
+      omniload train run examples/train.yaml --resume 40
+    """  # noqa: D301 -- click's own marker
+    launch = launch_of(os.environ)
+    if launch.world_size > 1:
+        return _run_rank(config, launch, resume, profile)
+    console = JobConsole()
+    with RunDisplay(console) as display:
+        # One rank under torchrun, or one task of Slurm's for all ranks: a start made again goes on.
+        again = "latest" if launch.restarts else resume
+        launcher = Launcher(config, resume=again, observer=display.observe, profile=profile)
+        launcher.plan.require_ranks(launch)
+        display.expect(launcher.train.steps, launcher.mix, launcher.run_dir)
+        # From a thread: this process waits for its ranks, and has time.
+        with kept_report(launcher.run_dir):
+            code = launcher.run()
+    console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)
+    report_of(launcher.run_dir)
+    return code
+
+
+def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, int] | None) -> int:
+    """Run one rank; rank 0 shows the job."""
+    with kept_imports():
+        from trainer_integration.run.external_rank import run_rank  # noqa: PLC0415 -- torch takes seconds
+
+    if launch.rank:
+        return run_rank(config, launch, resume)
+    with ReportProcess() as report, _ReportedDisplay(JobConsole(), report) as display:
+        code = run_rank(config, launch, resume, display=display, profile=profile)
+    report_of(folder_of(config))
+    return code
+
+
+class _ReportedDisplay(RunDisplay):
+    """Shows a job, and has its report kept from when its run is known."""
+
+    def __init__(self, console: Console, report: ReportProcess) -> None:
+        super().__init__(console)
+        self._report = report
+
+    @override
+    def expect(self, steps: int, mix: MixConfig, run_dir: Path | None = None) -> None:
+        super().expect(steps, mix, run_dir)
+        if run_dir is not None:
+            self._report.start(run_dir)
