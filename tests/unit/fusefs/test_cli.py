@@ -117,7 +117,7 @@ def test_verify_of_a_store_that_lost_all_its_objects_is_no_clean_bill(store):
 def test_verify_of_a_store_that_is_not_there_is_no_clean_bill(monkeypatch):
     """As HDFS and S3 are: opening them finds nothing out."""
     store = MemoryStore()
-    monkeypatch.setattr("fusefs.cli.open_store", lambda _: store)
+    monkeypatch.setattr("fusefs.commands.store_options.open_store", lambda _: store)
     monkeypatch.setattr(store, "stat", _nothing_there)
 
     assert "is not there; make the directory" in said(ConfigError, "verify", "hdfs://n:1/typo")

@@ -1,0 +1,1 @@
+"""The verbs of ``omniload fs``, one module each."""
