@@ -20,20 +20,24 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from omniload.base.errors import OmniloadError
 from omniload.base.reading import read_small_file
-from omniload.base.state import JsonObject
+from omniload.base.state import JsonObject, shown
 from omniload.importing.fields import Fields, is_count
 from omniload.importing.imported import Asked, Imported, new_name
-from omniload.importing.mosaic_states import Stream, drawn_of, read_mosaic_state
+from omniload.importing.mosaic_order import ALGORITHMS, MOST_SAMPLES, OrderSettings
+from omniload.importing.mosaic_states import INSTEAD, Stream, drawn_of, read_mosaic_state
 from omniload.importing.tools import Tool, has_key
 from omniload.source.files import ShardFile
 from omniload.source.parsing.mds_index import shards_in
 
-__all__ = ["TOOL"]
+__all__ = ["TOOL", "order_settings"]
 
+Value = TypeVar("Value")
 _MOST_INDEX_BYTES = 256 << 20
+_LARGEST_BLOCK = 1 << 40
 _SPEED = "a matter of speed"
 _OF_DATASETS = {
     "shuffle_algo": "sources are shuffled by blocks; their shuffle sets how far",
@@ -87,7 +91,7 @@ def _read(document: object, asked: Asked) -> Imported:
     streams = _read_streams(dataset, asked, found)
     if asked.state is not None:
         state = read_mosaic_state(asked.state)
-        found.drawn = drawn_of(state, dataset, streams, asked.report)
+        found.drawn = drawn_of(state, order_settings(dataset), streams, asked.report)
     seed = dataset.take("shuffle_seed", int, top.take("seed", int, 0))
     found.seed = max(seed, 0)
     dataset.note(_OF_DATASETS)
@@ -109,6 +113,57 @@ def _read(document: object, asked: Asked) -> Imported:
         "", f"{len(top.keys)} keys of the training, and not of its data, were not read"
     )
     return found
+
+
+def order_settings(dataset: Fields) -> OrderSettings:
+    """Read what a dataset says of its order, for a state; keys stay to be dealt with.
+
+    What is wrong with one refuses the import.
+    """
+    shuffled = _peeked(dataset, "shuffle", bool, default=False)
+    algorithm = _peeked(dataset, "shuffle_algo", str, "py1e")
+    block_size = _peeked(dataset, "shuffle_block_size", int, 0)
+    granularity = _peeked(dataset, "sampling_granularity", int, 1)
+    epoch_size = _peeked(dataset, "epoch_size", int, 0)
+    sampling = _peeked(dataset, "sampling_method", str, "balanced")
+    batching = _peeked(dataset, "batching_method", str, "random")
+    if algorithm not in ALGORITHMS or algorithm == "none":
+        known = ", ".join(sorted(ALGORITHMS.keys() - {"none"}))
+        dataset.refuse("shuffle_algo", f"is {algorithm!r:.60}; of {known} the order is known")
+    if batching != "random":
+        dataset.refuse(
+            "batching_method",
+            f"is {batching!r:.60}: its order is not known, random's is; {INSTEAD}",
+        )
+    if sampling not in ("balanced", "fixed"):
+        dataset.refuse("sampling_method", f"is {sampling!r:.60}; balanced and fixed are known")
+    ranges = {
+        "shuffle_block_size": (block_size or 4, 4, _LARGEST_BLOCK),
+        "sampling_granularity": (granularity, 1, MOST_SAMPLES),
+        "epoch_size": (epoch_size or 1, 1, MOST_SAMPLES),
+    }
+    for key, (value, least, most) in ranges.items():
+        if not least <= value <= most:
+            dataset.refuse(key, f"is {value}; it is from {least} to {most}")
+    return OrderSettings(
+        algorithm=algorithm if shuffled else "none",
+        block_size=block_size or None,
+        balanced=sampling == "balanced",
+        granularity=granularity,
+        epoch_size=epoch_size or None,
+    )
+
+
+def _peeked(dataset: Fields, key: str, kind: type[Value], default: Value) -> Value:
+    value = dataset.peek(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        dataset.refuse(
+            key, f"{shown(value)} is no {kind.__name__}; what --state is of cannot be told"
+        )
+        return default
+    return value
 
 
 def _read_order(dataset: Fields, asked: Asked, found: Imported) -> None:

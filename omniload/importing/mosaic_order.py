@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 __all__ = [
     "ALGORITHMS",
+    "MOST_SAMPLES",
+    "OrderSettings",
     "Shuffle",
     "chosen_of_shards",
     "chosen_of_streams",
@@ -33,6 +35,22 @@ __all__ = [
 ]
 
 _Ints = NDArray[np.int64]
+MOST_SAMPLES = 1 << 31
+"""Samples of an epoch, and of all streams: they are gone through in memory, 8 bytes each at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSettings:
+    """What a training file says of a dataset's order."""
+
+    algorithm: str
+    """One of ``ALGORITHMS``; ``none`` where samples are not shuffled."""
+    block_size: int | None
+    """Samples, where the file says it."""
+    balanced: bool
+    """Whether every epoch chooses other samples of a stream that it does not go through whole."""
+    granularity: int
+    epoch_size: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

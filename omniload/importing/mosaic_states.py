@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,10 @@ from numpy.typing import NDArray
 from omniload.base.errors import StateError
 from omniload.base.reading import read_small_file
 from omniload.base.state import Json, shown, whole_number
-from omniload.importing.fields import Fields, Report
+from omniload.importing.fields import Report
 from omniload.importing.mosaic_order import (
-    ALGORITHMS,
+    MOST_SAMPLES,
+    OrderSettings,
     Shuffle,
     chosen_of_shards,
     chosen_of_streams,
@@ -32,16 +32,13 @@ from omniload.importing.mosaic_order import (
     places_of,
 )
 
-__all__ = ["MosaicState", "Stream", "drawn_of", "read_mosaic_state"]
+__all__ = ["INSTEAD", "MosaicState", "Stream", "drawn_of", "read_mosaic_state"]
 
-Value = TypeVar("Value")
 _MOST_BYTES = 1 << 20
-_MOST_SAMPLES = 1 << 31
-"""Samples of an epoch, and of all streams: they are gone through in memory, 8 bytes each at most."""
 _MOST_DRAWS = 1 << 33
 """Samples of all epochs, where each chooses others."""
-_LARGEST_BLOCK = 1 << 40
-_INSTEAD = "begin a new epoch with the saved model: import the mix without --state"
+INSTEAD = "begin a new epoch with the saved model: import the mix without --state"
+"""What to do where a state cannot be gone on from."""
 _AS_JSON = (
     "write its dataset's state as JSON, where the checkpoint is trusted: "
     "json.dump(loader.state_dict(), file), or of Composer's checkpoint state['state']['dataset_state']['train']"
@@ -73,11 +70,11 @@ class MosaicState:
             )
         # The physical nodes are not needed: which samples were drawn does not rest on how many hosts drew them.
         if unknown := sorted(state.keys() - known - {"initial_physical_nodes"}):
-            raise StateError(f"the state has {unknown[0]!r:.60}, which is not known; {_INSTEAD}")
+            raise StateError(f"the state has {unknown[0]!r:.60}, which is not known; {INSTEAD}")
         # Seeds of numpy are sums of these: none is negative, and none outgrows 64 bits.
         below = {
             "epoch": 1 << 31,
-            "sample_in_epoch": _MOST_SAMPLES,
+            "sample_in_epoch": MOST_SAMPLES,
             "num_canonical_nodes": 1 << 20,
             "shuffle_seed": 1 << 62,
         }
@@ -90,7 +87,7 @@ class MosaicState:
             }
         except ValueError as error:
             raise StateError(
-                f"the state of Mosaic Streaming is damaged: {error}; {_INSTEAD}"
+                f"the state of Mosaic Streaming is damaged: {error}; {INSTEAD}"
             ) from error
         return cls(**found)
 
@@ -138,66 +135,17 @@ class Stream:
         return np.array(list(self.shards.values()), np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settings:
-    """What a training file says of a dataset's order, as far as it matters here."""
-
-    algorithm: str
-    block_size: int | None
-    balanced: bool
-    """Whether every epoch chooses other samples of a stream that it does not go through whole."""
-    granularity: int
-    epoch_size: int | None
-
-    @classmethod
-    def of(cls, dataset: Fields) -> "_Settings":
-        """Read them; keys stay to be dealt with. What is wrong with one refuses the import."""
-        shuffled = _peeked(dataset, "shuffle", bool, default=False)
-        algorithm = _peeked(dataset, "shuffle_algo", str, "py1e")
-        block_size = _peeked(dataset, "shuffle_block_size", int, 0)
-        granularity = _peeked(dataset, "sampling_granularity", int, 1)
-        epoch_size = _peeked(dataset, "epoch_size", int, 0)
-        sampling = _peeked(dataset, "sampling_method", str, "balanced")
-        batching = _peeked(dataset, "batching_method", str, "random")
-        if algorithm not in ALGORITHMS or algorithm == "none":
-            known = ", ".join(sorted(ALGORITHMS.keys() - {"none"}))
-            dataset.refuse("shuffle_algo", f"is {algorithm!r:.60}; of {known} the order is known")
-        if batching != "random":
-            dataset.refuse(
-                "batching_method",
-                f"is {batching!r:.60}: its order is not known, random's is; {_INSTEAD}",
-            )
-        if sampling not in ("balanced", "fixed"):
-            dataset.refuse("sampling_method", f"is {sampling!r:.60}; balanced and fixed are known")
-        ranges = {
-            "shuffle_block_size": (block_size or 4, 4, _LARGEST_BLOCK),
-            "sampling_granularity": (granularity, 1, _MOST_SAMPLES),
-            "epoch_size": (epoch_size or 1, 1, _MOST_SAMPLES),
-        }
-        for key, (value, least, most) in ranges.items():
-            if not least <= value <= most:
-                dataset.refuse(key, f"is {value}; it is from {least} to {most}")
-        return cls(
-            algorithm=algorithm if shuffled else "none",
-            block_size=block_size or None,
-            balanced=sampling == "balanced",
-            granularity=granularity,
-            epoch_size=epoch_size or None,
-        )
-
-
 def drawn_of(
-    state: MosaicState, dataset: Fields, streams: Sequence[Stream], report: Report
+    state: MosaicState, settings: OrderSettings, streams: Sequence[Stream], report: Report
 ) -> dict[str, dict[str, NDArray[np.int64]]]:
     """Return which records of each shard are to be left out of the first epoch, by source.
 
     Args:
         state: The state.
-        dataset: The dataset in the training file.
-        streams: Its streams, in its order.
+        settings: Of its dataset's order.
+        streams: The dataset's streams, in its order.
         report: Told of every source, and of what refuses the import.
     """
-    settings = _Settings.of(dataset)
     sizes_S = np.array([stream.samples_H.sum() for stream in streams], np.int64)
     kinds = {stream.key == "proportion" for stream in streams}
     # Each is told already, by its key.
@@ -252,7 +200,7 @@ class _Epochs:
     def __init__(
         self,
         state: MosaicState,
-        settings: _Settings,
+        settings: OrderSettings,
         streams: Sequence[Stream],
         sizes_S: NDArray[np.int64],
     ) -> None:
@@ -269,12 +217,12 @@ class _Epochs:
     def refused(self) -> str:
         """Return why no records can be told; empty where they can."""
         state, most = self._state, max(self.size, int(self._sizes_S.sum()))
-        if most > _MOST_SAMPLES:
-            return f"an epoch goes through {most} samples, more than {_MOST_SAMPLES}; {_INSTEAD}"
+        if most > MOST_SAMPLES:
+            return f"an epoch goes through {most} samples, more than {MOST_SAMPLES}; {INSTEAD}"
         if self.size <= state.num_canonical_nodes:
             return (
                 f"an epoch has {self.size} samples, not more than the {state.num_canonical_nodes} canonical nodes, so "
-                f"that samples come again in it; {_INSTEAD}"
+                f"that samples come again in it; {INSTEAD}"
             )
         # What makes an epoch even over ranks is drawn at its end.
         if state.sample_in_epoch > 2 * self.size:
@@ -289,7 +237,7 @@ class _Epochs:
         ):
             return (
                 f"{state.epoch + 1} epochs of {self.size} samples, each of others, are more than {_MOST_DRAWS}; "
-                + _INSTEAD
+                + INSTEAD
             )
         return ""
 
@@ -335,7 +283,7 @@ class _Epochs:
             for stream, size in zip(streams, sizes_S.tolist(), strict=True)
         ]
         # Capped, so that it fits an integer of numpy's; ``refused`` then says that it is too much.
-        return np.array([int(min(wanted, _MOST_SAMPLES + 1)) for wanted in wanted_S], np.int64)
+        return np.array([int(min(wanted, MOST_SAMPLES + 1)) for wanted in wanted_S], np.int64)
 
     def _count_whole_epochs(self, counts_R: NDArray[np.int32]) -> None:
         epochs = self._state.epoch
@@ -367,15 +315,3 @@ class _Epochs:
                     samples.append(begin + np.sort(random.choice(size, rest, replace=False)))
                 begin += size
         return np.array(units, np.int64), np.concatenate(samples)
-
-
-def _peeked(dataset: Fields, key: str, kind: type[Value], default: Value) -> Value:
-    value = dataset.peek(key)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        dataset.refuse(
-            key, f"{shown(value)} is no {kind.__name__}; what --state is of cannot be told"
-        )
-        return default
-    return value

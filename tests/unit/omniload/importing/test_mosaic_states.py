@@ -10,6 +10,7 @@ import pytest
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.importing.fields import Fields, Report
+from omniload.importing.llm_foundry import order_settings
 from omniload.importing.mosaic_states import MosaicState, Stream, drawn_of, read_mosaic_state
 
 MOSAIC = json.loads((Path(__file__).parent / "mosaic_streaming.json").read_text())
@@ -38,7 +39,7 @@ def drawn(state, shares, **settings):
     """Return the samples that are left out of each source, as Mosaic numbers them, and the report."""
     report = Report()
     dataset = Fields({"shuffle_block_size": 48, **settings}, "dataset", report)
-    found = drawn_of(MosaicState.of(state), dataset, streams_of(shares), report)
+    found = drawn_of(MosaicState.of(state), order_settings(dataset), streams_of(shares), report)
     report.raise_faults("train.yaml")
     numbers = {}
     for name in shares:
@@ -192,7 +193,7 @@ def test_records_are_numbered_within_their_shards():
     stream = Stream(source="web", shards={"a": 3, "b": 4}, key="", value=1.0)
     state = MosaicState.of(STATE | {"sample_in_epoch": 5, "num_canonical_nodes": 1})
 
-    found = drawn_of(state, Fields({}, "dataset", report), [stream], report)
+    found = drawn_of(state, order_settings(Fields({}, "dataset", report)), [stream], report)
 
     assert {name: np.asarray(at).tolist() for name, at in found["web"].items()} == {
         "a": [0, 1, 2],
