@@ -20,8 +20,10 @@ from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.job import Job
 from omniload.simulation.plane import simulate
-from omniload.simulation.preparing import measured_sources, with_planner, with_runtime
+from omniload.simulation.preparing import with_runtime
 from omniload.simulation.profile import Profile
+from omniload.simulation.reading import measured_sources
+from omniload.simulation.windows import with_planner
 from omniload.source.sample_corpus import build_sample_corpus
 
 __all__ = ["main"]

@@ -26,9 +26,11 @@ from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.figures import Simulated, knee_of, limit_of
 from omniload.simulation.job import Job
 from omniload.simulation.plane import simulate as run_job
-from omniload.simulation.preparing import measured_sources, with_planner, with_runtime
+from omniload.simulation.preparing import with_runtime
 from omniload.simulation.profile import Profile, read_profile, write_profile
+from omniload.simulation.reading import measured_sources
 from omniload.simulation.scale import original_of, with_sources, with_tokens
+from omniload.simulation.windows import with_planner
 
 __all__ = ["simulate"]
 

@@ -1,4 +1,4 @@
-"""A profile that has all that a job needs: what is missing is measured.
+"""A profile with the figures of a job's runtime: what is missing is measured.
 
 What messages take is measured here. On Ray small planes run for real, side by side and in turns, and the same ones are
 simulated with messages that cost nothing: what their processes took beyond that is what messages took, role by role.
@@ -6,12 +6,10 @@ One has few tokens a step, one few of them and few steps a window, one many toke
 and bytes take.
 """
 
-import os
-import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -25,47 +23,22 @@ from omniload.simulation.figures import Simulated
 from omniload.simulation.job import Job, constructors_of
 from omniload.simulation.plane import simulate
 from omniload.simulation.profile import ROLES, MessageCosts, Profile, Role, RoleCosts
-from omniload.simulation.reading import measure_sources, measure_threads
+from omniload.simulation.reading import Shown, measure_sources
 from omniload.simulation.scale import Reference
 from omniload.simulation.windows import measure_builds, measure_planner
 
 __all__ = [
-    "Shown",
     "SmallPlane",
     "costs_by_role",
     "even_roles",
-    "measured_sources",
-    "with_planner",
     "with_runtime",
 ]
 
-Shown = Callable[[str, float], AbstractContextManager[Callable[[float], None]]]
-"""Shows how far work is: told what it is and how much of it there is; each part that is done is told to its value."""
-
-_PLANNED_TOKENS = 1 << 30
-_LEAST_WINDOWS, _MOST_WINDOWS = 4, 24
 _CALLS, _SAMPLED = 200, 64
 _PROBED_WINDOWS = 8
 """Windows of a small plane that are planned, to measure planning."""
 _MOST_OWN = 2.0
 """More is no planner that is slow in a plane, but a moment in which it was."""
-
-
-def measured_sources(spec: PlaneSpec, shown: Shown) -> Profile:
-    """Return a profile of every source of a mix.
-
-    Raises:
-        OmniloadError: A source cannot be read.
-    """
-    with shown("measuring sources", len(spec.mix.names)) as advance:
-        sources = measure_sources(spec, advance)
-    return Profile(
-        machine=_processor(),
-        cores=len(os.sched_getaffinity(0)),
-        load=os.getloadavg()[0],
-        threads=measure_threads(spec),
-        sources=sources,
-    )
 
 
 def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> Profile:
@@ -95,29 +68,6 @@ def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> P
             advance(1)
         profile = profile.model_copy(update={"messages": {**profile.messages, runtime: messages}})
     return profile
-
-
-def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:
-    """Return the profile with figures of planning at the job's size."""
-    mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
-    if profile.planner_of(ranks=ranks, sources=len(mix.names), tokens=mix.batch.tokens):
-        return profile
-    per_window = mix.batch.tokens * mix.steps_at_once
-    # Of a large job few are planned: each takes seconds, and says as much as many small ones.
-    windows = max(_LEAST_WINDOWS, min(_MOST_WINDOWS, _PLANNED_TOKENS // per_window))
-    with shown(f"planning for {ranks} ranks", windows) as advance:
-        costs = measure_planner(job, profile, windows, advance)
-    return profile.model_copy(update={"planners": (*profile.planners, costs)})
-
-
-def _processor() -> str:
-    """Return the model of the processor."""
-    # Other systems have no such file, and ARM's has no such line: then the architecture is named.
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _measure_messages(runtime: str, job: Job, profile: Profile) -> MessageCosts:

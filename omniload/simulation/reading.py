@@ -4,9 +4,12 @@ Everything is processor time, so that other work on the machine counts for littl
 """
 
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,14 +17,24 @@ import numpy as np
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
-from omniload.simulation.profile import SourceCosts
+from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.block import SampleBlock, merged
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, Source, open_source
 
-__all__ = ["line_through", "measure_sources", "measure_threads", "spent_s"]
+__all__ = [
+    "Shown",
+    "line_through",
+    "measure_sources",
+    "measure_threads",
+    "measured_sources",
+    "spent_s",
+]
+
+Shown = Callable[[str, float], AbstractContextManager[Callable[[float], None]]]
+"""Shows how far work is: told what it is and how much of it there is; each part that is done is told to its value."""
 
 _SMALL_READ, _LARGE_READ = 16, 256
 """Records of the two sizes of reads."""
@@ -44,6 +57,23 @@ def line_through(x0: float, y0: float, x1: float, y1: float) -> tuple[float, flo
     offset = y0 - slope * x0
     # Noise alone makes an offset below 0: then all of it is taken for the slope.
     return (offset, slope) if offset >= 0 else (0.0, y1 / max(1.0, x1))
+
+
+def measured_sources(spec: PlaneSpec, shown: Shown) -> Profile:
+    """Return a profile of every source of a mix.
+
+    Raises:
+        OmniloadError: A source cannot be read.
+    """
+    with shown("measuring sources", len(spec.mix.names)) as advance:
+        sources = measure_sources(spec, advance)
+    return Profile(
+        machine=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        load=os.getloadavg()[0],
+        threads=measure_threads(spec),
+        sources=sources,
+    )
 
 
 def measure_sources(spec: PlaneSpec, advance: Callable[[int], object]) -> dict[str, SourceCosts]:
@@ -199,3 +229,13 @@ def _cores_of_two(sources: Sequence[Source]) -> float:
     for thread in threads:
         thread.join()
     return (time.process_time() - spent_s) / (time.perf_counter() - began_s)
+
+
+def _processor() -> str:
+    """Return the model of the processor."""
+    # Other systems have no such file, and ARM's has no such line: then the architecture is named.
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

@@ -51,11 +51,13 @@ from omniload.plan.records import StepPlan
 from omniload.simulation.hollow import HollowSource
 from omniload.simulation.job import Job, a_planner_of, constructors_of
 from omniload.simulation.profile import BuildCosts, PlannerCosts, Profile
-from omniload.simulation.reading import line_through, spent_s
+from omniload.simulation.reading import Shown, line_through, spent_s
 from omniload.simulation.scale import with_tokens
 
-__all__ = ["measure_builds", "measure_planner"]
+__all__ = ["measure_builds", "measure_planner", "with_planner"]
 
+_PLANNED_TOKENS = 1 << 30
+_LEAST_WINDOWS, _MOST_WINDOWS = 4, 24
 _WARM_UP = 2
 """Windows planned while sources are first read."""
 _PASSES, _MOST_S = 3, 4.0
@@ -109,6 +111,19 @@ def measure_planner(
         step_s=_mean_of(passes, "step"),
         part_s=_mean_of(passes, "part"),
     )
+
+
+def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:
+    """Return the profile with figures of planning at the job's size."""
+    mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
+    if profile.planner_of(ranks=ranks, sources=len(mix.names), tokens=mix.batch.tokens):
+        return profile
+    per_window = mix.batch.tokens * mix.steps_at_once
+    # Of a large job few are planned: each takes seconds, and says as much as many small ones.
+    windows = max(_LEAST_WINDOWS, min(_MOST_WINDOWS, _PLANNED_TOKENS // per_window))
+    with shown(f"planning for {ranks} ranks", windows) as advance:
+        costs = measure_planner(job, profile, windows, advance)
+    return profile.model_copy(update={"planners": (*profile.planners, costs)})
 
 
 def _planned(job: Job, profile: Profile, windows: int, advance: Callable[[int], object]) -> _Timed:

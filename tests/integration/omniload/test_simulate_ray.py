@@ -9,7 +9,9 @@ from omniload.actors.plane import PlaneSpec
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.job import Job
 from omniload.simulation.plane import simulate
-from omniload.simulation.preparing import measured_sources, with_planner, with_runtime
+from omniload.simulation.preparing import with_runtime
+from omniload.simulation.reading import measured_sources
+from omniload.simulation.windows import with_planner
 from tests.support.plane.corpora import a_corpus
 
 pytest.importorskip("ray")

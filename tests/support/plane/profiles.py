@@ -11,7 +11,6 @@ from omniload.actors.plane import PlaneSpec
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.job import Job
-from omniload.simulation.preparing import with_planner
 from omniload.simulation.profile import (
     ROLES,
     BuildCosts,
@@ -20,6 +19,7 @@ from omniload.simulation.profile import (
     RoleCosts,
     SourceCosts,
 )
+from omniload.simulation.windows import with_planner
 from tests.support.plane.builders import a_mix
 
 __all__ = ["a_job", "a_profile", "planned", "some_costs"]
