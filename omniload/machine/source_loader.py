@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import StateError
-from omniload.base.ragged import Ragged, Ranges
+from omniload.base.ragged import Ranges
 from omniload.machine.held.blocks import HeldBlock, HeldSamples, SampleIndex, sample_keys
 from omniload.machine.messages import (
     HandedOver,
@@ -24,7 +24,6 @@ from omniload.machine.messages import (
 )
 from omniload.mix.columns import COLUMNS, ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
-from omniload.mix.samples import SampleTable
 
 __all__ = ["Read", "SamplesRead", "SourceLoader"]
 
@@ -37,13 +36,8 @@ class SamplesRead:
     """The shell has read a range."""
 
     source: int
-    table: SampleTable
-    tokens: Ragged
+    block: HeldBlock
     skipped: int
-    others: Mapping[str, Ragged] = field(default_factory=dict)
-    """Further columns by name, in the order of the table."""
-    without: tuple[int, ...] = ()
-    """Shards whose records were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +75,18 @@ class SourceLoader:
                 if held is not None:  # asked again
                     return (SamplesReported(source=source, table=held, without=without),)
                 return (Read(source=source, start=start, stop=stop, without=without),)
-            case SamplesRead(source=source, table=table, skipped=skipped, without=without):
-                block = HeldBlock(table, event.tokens, event.others, frozenset(without))
+            case SamplesRead(source=source, block=block, skipped=skipped):
                 held_of = self._of(source)
                 # By the difference: a block may take the place of others, or be held already.
                 self._held_bytes -= held_of.size_bytes
                 held_of.hold(block)
                 self._held_bytes += held_of.size_bytes
+                # Rising, as the planner names them: it compares them with what it asked for.
+                without = tuple(sorted(block.without))
                 return (
-                    SamplesReported(source=source, table=table, skipped=skipped, without=without),
+                    SamplesReported(
+                        source=source, table=block.table, skipped=skipped, without=without
+                    ),
                 )
             case ReleaseSamples(floors=floors, life=life):
                 # What a lost planner let go of comes late, once the next one has asked for it again.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.microbatch import Batch, Microbatch
+from omniload.machine.held.blocks import HeldBlock
 from omniload.machine.source_loader import SamplesRead
 from omniload.mix.columns import SampleColumns
 from omniload.mix.pieces import PieceTable
@@ -59,9 +60,8 @@ class HollowSource:
     def read(self, start: int, stop: int) -> SamplesRead:
         """Return a range as it is read."""
         table = self.table(start, stop)
-        return SamplesRead(
-            source=self._source, table=table, tokens=_ragged(table.lengths_N), skipped=0, others={}
-        )
+        block = HeldBlock(table, _ragged(table.lengths_N))
+        return SamplesRead(source=self._source, block=block, skipped=0)
 
 
 def _ragged(lengths_N: NDArray[np.integer[Any]]) -> Ragged:

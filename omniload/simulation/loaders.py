@@ -127,7 +127,7 @@ class SimulatedLoader:
             return asked_s, lambda: report(answer)
         read = self.sources[command.source].read(answer.start, answer.stop)
         parts = self._parts(read)
-        told_s = self.wire.end_s(self.process, size_of_table(read.table))
+        told_s = self.wire.end_s(self.process, size_of_table(read.block.table))
         if others := self.readers.get(command.source, ()):
             asked_s += sum(self.wire.end_s(self.process, _RANGE_BYTES) for _ in others)
             return asked_s, lambda: self._read_parts(read, parts, told_s, report)
@@ -164,7 +164,7 @@ class SimulatedLoader:
             received_s = sum(
                 self.wire.end_s(self.process, round(each)) for each in parts.bytes_R[1:]
             )
-            merged_s = costs.merge_s + int(read.tokens.offsets[-1]) * costs.merge_token_s
+            merged_s = costs.merge_s + int(read.block.tokens.offsets[-1]) * costs.merge_token_s
             self.process.work(received_s + merged_s + told_s, ended)
 
         for number, reader in enumerate(others, 1):
@@ -177,7 +177,7 @@ class SimulatedLoader:
 
     def _parts(self, read: SamplesRead) -> _Parts:
         """Return what each reader reads of a range, and how long; blocks that were not at hand are decoded."""
-        costs, start, stop = self.costs[read.source], read.table.start, read.table.stop
+        costs, start, stop = self.costs[read.source], read.block.table.start, read.block.table.stop
         size = costs.block_positions
         if size >= costs.positions_per_epoch:  # one block for all epochs
             blocks_B, positions_B = np.zeros(1, np.int64), np.asarray([stop - start])
@@ -190,7 +190,7 @@ class SimulatedLoader:
         # One decoded block is held of each source: one that is come back to is decoded again.
         self._blocks[read.source] = int(blocks_B[-1])
         # Spread evenly over positions: of which block each token is was not measured.
-        tokens_B = int(read.tokens.offsets[-1]) * positions_B / max(1, stop - start)
+        tokens_B = int(read.block.tokens.offsets[-1]) * positions_B / max(1, stop - start)
         parts_RB = parts_of_blocks(blocks_B, costs.block_units, self._readers_of(read.source))
         seconds_R = parts_RB @ (tokens_B * costs.token_s + is_new_B * costs.block_s)
         return _Parts(

@@ -14,6 +14,7 @@ from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
+from omniload.machine.held.blocks import HeldBlock
 from omniload.machine.loader_groups import readers_of
 from omniload.machine.messages import (
     HandedOver,
@@ -195,11 +196,8 @@ class LoaderShell:
             (report,) = self._machine.handle(
                 SamplesRead(
                     source=source,
-                    table=table,
-                    tokens=block.tokens,
+                    block=HeldBlock(table, block.tokens, block.others, frozenset(without)),
                     skipped=block.skipped,
-                    others=block.others,
-                    without=without,
                 )
             )
         assert isinstance(report, SamplesReported)

@@ -26,7 +26,8 @@ class HeldBlock:
 
     table: SampleTable
     tokens: Ragged
-    others: Mapping[str, Ragged]
+    others: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns by name, in the order of the table."""
     without: frozenset[int] = frozenset()
     """Shards whose records it lacks."""
 

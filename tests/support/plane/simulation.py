@@ -25,6 +25,7 @@ from omniload.machine.data_constructor import (
     SlicesFetched,
     SlicesMissing,
 )
+from omniload.machine.held.blocks import HeldBlock
 from omniload.machine.messages import (
     AppendJournal,
     AppendWorld,
@@ -760,11 +761,8 @@ class Simulation:
         (report,) = loader.handle(
             SamplesRead(
                 source=source,
-                table=table,
-                tokens=columns.tokens,
+                block=HeldBlock(table, columns.tokens, columns.others, frozenset(without)),
                 skipped=0,
-                others=columns.others,
-                without=without,
             )
         )
         assert isinstance(report, SamplesReported)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import StateError
 from omniload.base.ragged import Ragged
+from omniload.machine.held.blocks import HeldBlock
 from omniload.machine.messages import (
     HandedOver,
     ReadAhead,
@@ -25,8 +26,7 @@ def read_of(lengths, *, start=0, source=0, skipped=0):
     tokens = [tokens_of(source, start + i, 0, n) for i, n in enumerate(lengths)]
     return SamplesRead(
         source=source,
-        table=a_table(lengths, start=start),
-        tokens=Ragged.of(tokens),
+        block=HeldBlock(a_table(lengths, start=start), Ragged.of(tokens)),
         skipped=skipped,
     )
 
@@ -65,7 +65,7 @@ def test_what_was_read_is_held_and_reported():
     loader = a_loader()
     read = read_of([3, 4], start=5, skipped=2)
 
-    assert loader.handle(read) == (SamplesReported(source=0, table=read.table, skipped=2),)
+    assert loader.handle(read) == (SamplesReported(source=0, table=read.block.table, skipped=2),)
     assert loader.held_positions(0) == (5, 7)
     assert loader.held_tokens() == 7
 
@@ -75,7 +75,7 @@ def test_asked_again_it_answers_from_what_it_holds():
     loader = a_loader(read)
 
     assert loader.handle(ReadAhead(source=0, start=0, stop=2)) == (
-        SamplesReported(source=0, table=read.table),
+        SamplesReported(source=0, table=read.block.table),
     )
 
 
@@ -111,7 +111,7 @@ def test_samples_of_one_record_are_told_apart():
         a_table([2, 3]), positions_N=np.array([0, 0]), subs_N=np.array([0, 1], np.int32), stop=1
     )
     tokens = Ragged.of([np.array([1, 2]), np.array([3, 4, 5])])
-    loader = a_loader(SamplesRead(source=0, table=table, tokens=tokens, skipped=0))
+    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens), skipped=0))
 
     asked = replace(ask((0, 0, 3)), subs_N=np.array([1], np.int32))
 
@@ -159,9 +159,8 @@ def test_a_sample_that_is_not_held_is_a_state_error(asked, shown):
 
 
 def test_a_record_that_gave_no_sample_cannot_be_asked_for():
-    empty = SamplesRead(
-        source=0, table=replace(a_table([]), stop=4), tokens=Ragged.of([]), skipped=4
-    )
+    block = HeldBlock(replace(a_table([]), stop=4), Ragged.of([]))
+    empty = SamplesRead(source=0, block=block, skipped=4)
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
         a_loader(empty).slices(ask((1, 0, 1)))
@@ -170,7 +169,7 @@ def test_a_record_that_gave_no_sample_cannot_be_asked_for():
 def test_a_dropped_record_between_others_cannot_be_asked_for():
     table = replace(a_table([2, 2]), positions_N=np.array([0, 2]), stop=3)
     tokens = Ragged.of([np.array([1, 2]), np.array([3, 4])])
-    loader = a_loader(SamplesRead(source=0, table=table, tokens=tokens, skipped=0))
+    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens), skipped=0))
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
         loader.slices(ask((1, 0, 2)))
@@ -199,7 +198,7 @@ def masked_read(lengths, *, start=0, source=0):
     masks = [(np.arange(n) + start + i) % 3 == 0 for i, n in enumerate(lengths)]
     scores = [[start + i, 0.25] for i in range(len(lengths))]
     others = {"loss_mask": Ragged.of(masks, np.bool_), "scores": Ragged.of(scores, np.float32)}
-    return replace(read, others=others)
+    return replace(read, block=replace(read.block, others=others))
 
 
 def test_columns_are_cut_with_the_tokens_and_whole_ones_stay_with_the_first_piece():
