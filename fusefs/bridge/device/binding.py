@@ -6,13 +6,12 @@ import errno
 import os
 import select
 import shutil
-import signal
 import socket
 import stat as stat_bits
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,11 +30,11 @@ from fusefs.bridge.device.wire import (
     Opcode,
     init_reply,
 )
-from fusefs.bridge.process.handover import FINISH_WITHIN_S, Door, handed_over, listen, take
+from fusefs.bridge.process.handover import take
+from fusefs.bridge.process.serving import HandOver, ServedMount, ended_by_signals, mounted_as
 from fusefs.bridge.process.tuning import tune_kernel
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.linux import calls
-from omniload.base.linux.mount_table import fuse_mount_at
 from omniload.base.log import get_logger
 
 __all__ = ["MAX_PAGES", "Agreement", "agreement", "attach", "attach_as_root", "detach", "serve"]
@@ -59,7 +58,6 @@ _WANTED = (
     | Init.PASSTHROUGH
 )
 _LOG = get_logger(__name__)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _BEGINS_WITHIN_S = 30.0
 """For the kernel's first request, which it sends while it mounts."""
 
@@ -286,57 +284,32 @@ def _check_same_mount(device: str, target: str) -> None:
     Raises:
         StateError: The other process has another one.
     """
-    if device != (found := _mounted_as(target)):
+    if device != (found := mounted_as(target)):
         raise StateError(
             f"the process that answers for {target!r} serves device {device}, here it is {found}; "
             "take it over where it is mounted"
         )
 
 
-def _mounted_as(target: str) -> str | None:
-    mount = fuse_mount_at(target)
-    return mount.device if mount else None
-
-
 def _served(
     connection: _Connection, target: str, options: BridgeOptions, ready: Callable[[], None]
 ) -> bool:
     """Serve to the end; return whether the mount lives on in another process."""
-    loop, listener, handed = connection.loop, listen(target), False
-    door = Door(listener) if listener is not None else None
+    loop = connection.loop
 
     def state() -> dict[str, Any]:
-        if not loop.finish_tasks(FINISH_WITHIN_S):
-            raise StateError(f"requests still wait for the store after {FINISH_WITHIN_S:.0f} s")
-        handed_state = run_blocking(connection.filesystem.handed_over())
         return {
-            "mount": _mounted_as(target),
             "passthrough": connection.passthrough.state(),
             "request_bytes": loop.request_bytes,
-            "filesystem": handed_state,
         }
 
-    def hand_over() -> None:
-        nonlocal handed
-        assert door is not None
-        # One at a time: another peer that asks while requests are finished waits.
-        loop.unwatch(door.fileno())
-        loop.take_requests(on=False)
-        handed = handed_over(door.next(), door, connection.device, state)
-        if handed:
-            loop.end()
-        else:
-            loop.take_requests(on=True)
-            loop.watch(door.fileno(), hand_over)
-
-    if door is not None:
-        loop.watch(door.fileno(), hand_over)
-    with _ended_by_signals(loop, target), door or nullcontext():
+    mount = ServedMount(target, connection.device, connection.filesystem, loop)
+    with ended_by_signals(loop.end, target), closing(HandOver(mount, state, loop.end)) as hand_over:
         # After INIT was answered, which would put read-ahead back to 128 KiB.
         tune_kernel(options, target)
         ready()
         loop.run()
-    return handed
+    return hand_over.handed
 
 
 def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
@@ -366,17 +339,3 @@ def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
     head = OUT_HEADER.pack(OUT_HEADER.size + len(agreed.reply), 0, unique)
     os.writev(device, (head, agreed.reply))
     return agreed.flags
-
-
-@contextmanager
-def _ended_by_signals(loop: Loop, target: str) -> Iterator[None]:
-    def end(number: int, _: object) -> None:
-        _LOG.info("signal %s: unmounting %s", number, target)
-        loop.end()
-
-    before = {number: signal.signal(number, end) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

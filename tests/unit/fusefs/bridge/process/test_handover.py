@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import struct
-from contextlib import nullcontext
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ import orjson
 import pytest
 
 from fusefs.bridge.api.options import BridgeOptions
-from fusefs.bridge.device import binding
 from fusefs.bridge.device.loop import REQUEST_BYTES
 from fusefs.bridge.device.passthrough import NO_PASSTHROUGH, Passthrough
 from fusefs.bridge.libfuse import binding as libfuse_binding
@@ -156,31 +154,6 @@ def test_a_process_that_is_slow_is_not_taken_for_one_that_cannot(monkeypatch, er
     assert handover.why_nobody("/mnt", error).startswith(reason)
 
 
-class Watching:
-    """A loop that a hand-over is asked of as soon as it runs."""
-
-    def __init__(self):
-        self.calls = {}
-        self.takes = []
-
-    def watch(self, descriptor, call):
-        assert descriptor not in self.calls
-        self.calls[descriptor] = call
-
-    def unwatch(self, descriptor):
-        del self.calls[descriptor]
-
-    def take_requests(self, *, on):
-        self.takes.append(on)
-
-    def end(self):
-        self.takes.append("end")
-
-    def run(self):
-        for call in list(self.calls.values()):
-            call()
-
-
 def heard(door, within_s=30):
     return select.select([door], [], [], within_s)[0] == [door]
 
@@ -215,34 +188,6 @@ def test_a_silent_client_keeps_neither_the_loop_nor_who_asks_after_it(monkeypatc
         peer.close()
     silent[1].close()
     asks[1].close()
-
-
-@pytest.mark.parametrize("is_handed", [True, False])
-def test_who_asks_while_the_mount_is_handed_over_waits_for_the_outcome(monkeypatch, is_handed):
-    """Finishing requests runs the loop, which must not begin a second hand-over within the first."""
-    loop, watched = Watching(), []
-
-    def handed_over(*_):
-        watched.append(dict(loop.calls))
-        return is_handed
-
-    class Door(nullcontext):
-        def fileno(self):
-            return 7
-
-        def next(self):
-            return None
-
-    monkeypatch.setattr(binding, "listen", lambda _: "a listener")
-    monkeypatch.setattr(binding, "Door", Door)
-    monkeypatch.setattr(binding, "handed_over", handed_over)
-    monkeypatch.setattr(binding, "tune_kernel", lambda *_: None)
-    connection = SimpleNamespace(loop=loop, device=3)
-
-    assert binding._served(connection, "/mnt", BridgeOptions(), lambda: None) is is_handed
-    assert watched == [{}]
-    assert loop.takes == [False, "end" if is_handed else True]
-    assert list(loop.calls) == ([] if is_handed else [7])
 
 
 @pytest.mark.parametrize(
