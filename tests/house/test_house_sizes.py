@@ -12,8 +12,8 @@ LONGER = {
     "omniload/actors/heartbeats.py": (220, "what a role says, in memory, in a file and in its log"),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
     "omniload/actors/local/plane.py": (
-        295,
-        "opens and closes every role, has its ranks, changes its mix, and the ways between its threads",
+        380,
+        "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
         265,

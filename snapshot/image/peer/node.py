@@ -25,6 +25,7 @@ from omniload.base.units import decimal_of
 from snapshot.image.block.loader import BlockTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import BlockRef, LayerIndex, block_refs
+from snapshot.image.peer.peer_tier import HeldBlocks, PeerTier, SharedTier
 from snapshot.image.peer.protocol import (
     ABSENT,
     MAX_REQUEST_BYTES,
@@ -34,7 +35,6 @@ from snapshot.image.peer.protocol import (
     block_frame,
     parse_request,
 )
-from snapshot.image.peer.peer_tier import HeldBlocks, PeerTier, SharedTier
 from snapshot.oci.transport import is_loopback
 
 __all__ = ["BlockShare", "PeerNode", "PeerServer", "PeerSettings"]

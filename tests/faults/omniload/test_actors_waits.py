@@ -114,7 +114,7 @@ def test_a_wait_is_logged_with_whom_it_is_for(tmp_path, store, monkeypatch, capl
         wait._next_say_s = 0.2
         return wait
 
-    monkeypatch.setattr("omniload.actors.local.handle.Wait", impatient)
+    monkeypatch.setattr("omniload.actors.local.plane.Wait", impatient)
     with LocalPlane(a_spec(tmp_path)) as plane, Client(plane.handle(0)) as client:
         with pytest.raises(UnavailableError):
             client.next_batch(timeout=0.6)

@@ -13,6 +13,7 @@ import urllib3
 
 from snapshot.image.block.store import BlockStore
 from snapshot.image.peer.node import BlockShare, PeerServer
+from snapshot.image.peer.peer_tier import HeldBlocks, PeerPatience, PeerTier
 from snapshot.image.peer.protocol import (
     MAX_REQUEST_BYTES,
     WAITING,
@@ -21,7 +22,6 @@ from snapshot.image.peer.protocol import (
     region_of,
     request_body,
 )
-from snapshot.image.peer.peer_tier import HeldBlocks, PeerPatience, PeerTier
 from tests.support.snapshot.peer_builders import (
     BLOCKS,
     HandTier,

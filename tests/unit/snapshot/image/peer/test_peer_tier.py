@@ -7,8 +7,8 @@ import pytest
 from omniload.base.errors import UnavailableError
 from snapshot.image.block.store import BlockStore
 from snapshot.image.peer.node import BlockShare
-from snapshot.image.peer.protocol import BlocksAsked
 from snapshot.image.peer.peer_tier import HeldBlocks, SharedTier
+from snapshot.image.peer.protocol import BlocksAsked
 from tests.support.snapshot.peer_builders import BLOCKS, HandTier, peer_index, peer_refs
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from omniload.actors.heartbeats import Activity
-from omniload.actors.local.handle import LocalHandle
+from omniload.actors.local.plane import LocalHandle
 from omniload.base.errors import StateError
 from omniload.machine.messages import ResizeAsked
 from omniload.plan.place_tree import ClientPlaceTree
