@@ -264,14 +264,21 @@ def test_no_process_is_started_that_no_data_plane_asks_and_none_listens_beyond_l
             if folder in " ".join(p.info["cmdline"] or [])
         ]
         ours = processes_of(plane.address.namespace)
+        titles = {psutil.Process(pid).cmdline()[0] for pid in ours}
         lines = [" ".join(psutil.Process(pid).cmdline()) for pid in ours - {os.getpid()}]
         places = {(pid, address) for pid, address in listening() - before if pid in ours}
+        # Who runs tasks of their own beside the plane may give them an environment: Ray's agent is there then.
+        asked = ray.remote(lambda: os.environ.get("OF_A_TASK"))
+        with_environment = asked.options(runtime_env={"env_vars": {"OF_A_TASK": "1"}}).remote()
+        assert ray.get(with_environment, timeout=120) == "1"
 
     assert len({pid for pid, _ in places}) >= 5
     assert {address for _, address in places} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert any("gcs_server" in line for line in started)
     assert not [line for line in started if "dashboard.py" in line or "monitor.py" in line]
+    assert len([line for line in lines if "late_agent.py" in line.partition(" --")[0]]) == 1
     # An agent that has come up shows its title alone.
+    assert "ray::RuntimeEnvAgent" not in titles
     assert not [line for line in lines if "dashboard/agent.py" in line or "DashboardAgent" in line]
 
 

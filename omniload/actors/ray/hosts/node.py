@@ -4,10 +4,11 @@
 dashboard is left out, and waits for that one: 3.7 s of processor time together, most of the
 start on a small machine. Ray has no option against them, so this starts Ray's own ``Node``
 as Ray's ``cluster_utils`` does, without them. The dashboard's agent on the node, 0.8 s more,
-is replaced by a process that does nothing, as a raylet ends when its agent does.
+is replaced by a process that does nothing, as a raylet ends when its agent does; the agent for
+environments of tasks, 0.6 s, by one that becomes it when somebody asks. Processes of actors
+load what roles need before they are given one (``worker``).
 """
 
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from omniload.actors.ray.environment import ray
-from omniload.actors.ray.hosts.node_plan import NodePlan, ports_of
+from omniload.actors.ray.hosts import worker
+from omniload.actors.ray.hosts.node_plan import NodePlan, ports_of, without_agents
 from omniload.base.clock import SystemClock
 from omniload.base.log import get_logger
 
@@ -30,9 +32,6 @@ _REGISTERED_WITHIN_S = 120.0
 _LOOK_AGAIN_S = 0.02
 _NO_SERVICE = -1
 """What Ray's own agent says of a service that its installation lacks."""
-_AGENT = "--dashboard_agent_command="
-_NO_AGENT = shutil.which("cat")
-"""It reads the pipe that the raylet holds, and ends with it."""
 _PATCHING = threading.Lock()
 
 
@@ -83,9 +82,7 @@ def start_node(plan: NodePlan) -> RayNode | None:
             def start_ray_processes(self) -> None:
                 if self not in begun:
                     begun.append(self)
-                # Before the raylet is started, which reads them from its folder.
-                _leave_out_services(self)
-                with _no_dashboard_agent():
+                with _no_agents(self):
                     super().start_ray_processes()  # type: ignore[no-untyped-call]
                 look_often(self)
 
@@ -95,9 +92,10 @@ def start_node(plan: NodePlan) -> RayNode | None:
             temp_dir=plan.folder,
             object_store_memory=plan.object_store_bytes,
             include_dashboard=False,
-            # Roles write their own lines, by role; Ray's copies of standard error would only be copied once more.
+            # Roles write their own lines, by role: Ray's copies would only be copied once more.
             include_log_monitor=False,  # type: ignore[arg-type]  # annotated as text, used as a flag
             no_monitor=True,
+            worker_path=worker.__file__,
             gcs_address=plan.head,
             **ports_of(plan),
         )
@@ -161,13 +159,14 @@ def _leave_out_services(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
 
 
 @contextmanager
-def _no_dashboard_agent() -> Iterator[None]:
-    """Have a raylet that is started meanwhile run a process that does nothing as its dashboard agent."""
+def _no_agents(node: Any) -> Iterator[None]:  # noqa: ANN401 -- Ray is untyped
+    """Have the raylet of a node, which is started meanwhile, begin without its agents."""
+    # Before the raylet is started, which reads them from its folder.
+    _leave_out_services(node)
     services: Any = import_module("ray._private.services")
 
     def start(command: Sequence[str], *words: Any, **named: Any) -> Any:  # noqa: ANN401 -- Ray is untyped
-        line = [f"{_AGENT}{_NO_AGENT}" if word.startswith(_AGENT) else word for word in command]
-        return own(line if _NO_AGENT else command, *words, **named)
+        return own(without_agents(command), *words, **named)
 
     with _PATCHING:
         own = services.start_ray_process
