@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from omniload.base import secrets
 from tests.lanes import LANES, lane_of
+from tests.support.warm_python import WarmPython
 
 # Programs that tests start load hundreds of modules each: compiled once, not by every one of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -93,6 +95,16 @@ def leaves_nothing_behind():
     _, alive = psutil.wait_procs(left, timeout=10)
     assert stray == []
     assert [process.name() for process in alive] == []
+
+
+@pytest.fixture(scope="session")
+def warm_python():
+    """A Python that has loaded what ranks need, for scripts of ranks; see ``tests/support/warm_python.py``."""
+    with (
+        tempfile.TemporaryDirectory(prefix="warm", dir="/tmp") as folder,
+        WarmPython(Path(folder)) as python,
+    ):
+        yield python
 
 
 @pytest.hookimpl(wrapper=True)

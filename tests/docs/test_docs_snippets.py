@@ -1,5 +1,6 @@
 """What the documentation shows is run."""
 
+import sys
 import tomllib
 import traceback
 from pathlib import Path
@@ -30,6 +31,9 @@ RUNNABLE = [
     if path.name not in FRAMEWORK_PAGES | TORCHRUN_PAGES
     and any(b.language == "python" for b in blocks_of(path))
 ]
+
+SCRIPT_PAGES = {"how-to-elastic.md"}
+"""Pages that start scripts of theirs, each by torch, in processes of their own."""
 
 
 def _id(path):
@@ -83,7 +87,11 @@ def test_every_toml_block_holds_settings(path):
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=_id)
-def test_the_python_blocks_of_a_page_run_one_after_the_other(path, work, leaves_nothing_behind):
+def test_the_python_blocks_of_a_page_run_one_after_the_other(
+    path, warm_python, work, monkeypatch, leaves_nothing_behind
+):
+    if path.name in SCRIPT_PAGES:
+        monkeypatch.setattr(sys, "executable", warm_python.path)
     assert run_page(path, _yaml_file)
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 LIMIT_S = 240
 
 
-def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_stopped(work):
+def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_stopped(
+    warm_python, work
+):
     blocks = blocks_of(ROOT / "docs" / "how-to-fsdp.md")
     by_language = {b.language: b.text for b in blocks}
     Path("mix.yaml").write_text(by_language["yaml"], encoding="utf-8")
@@ -27,8 +28,8 @@ def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_st
         words = shlex.split(command)
         assert words[0] == "torchrun"
         done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *words[1:]],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            [warm_python.path, "-m", "torch.distributed.run", *words[1:]],
+            env=os.environ | warm_python.for_torchrun,
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

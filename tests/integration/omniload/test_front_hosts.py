@@ -63,23 +63,23 @@ def samples(results):
 
 
 @pytest.fixture(scope="module")
-def alone(mix):
-    words = [sys.executable, str(RANK), str(mix), json.dumps({"steps": 4})]
+def alone(warm_python, mix):
+    words = [warm_python.path, str(RANK), str(mix), json.dumps({"steps": 4})]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
     return samples(results_of(done.stdout))
 
 
 def test_torchrun_on_two_hosts_hands_out_the_samples_of_one_process_on_ports_of_a_range(
-    hosts, mix, alone
+    warm_python, hosts, mix, alone
 ):
     keywords = json.dumps({"steps": 4, "bind": "10.77.0.0/16", "ports": "21000-21063"})
     job = ["--nnodes", 2, "--nproc-per-node", 2, "--master-addr", ADDRESSES[0], "--master-port"]
     processes = [
         on(
             host,
-            *(sys.executable, "-m", "torch.distributed.run", *job, 29511, "--node-rank", number),
+            *(warm_python.path, "-m", "torch.distributed.run", *job, 29511, "--node-rank", number),
             *(RANK, mix, keywords),
-            env=environment(),
+            env=environment(**warm_python.for_torchrun),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -208,7 +208,7 @@ def a_ray_of_others(hosts, scratch):
 
 
 def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
-    hosts, mix, alone, scratch
+    warm_python, hosts, mix, alone, scratch
 ):
     job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29513", "WORLD_SIZE": "2"}
     job |= {"TMPDIR": str(scratch)}
@@ -217,7 +217,7 @@ def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
         ranks = [
             on(
                 host,
-                *(sys.executable, RANK, mix, keywords),
+                *(warm_python.path, RANK, mix, keywords),
                 env=environment(**job, RANK=str(number)),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from tests.support.plane.corpora import a_mixed_corpus
 
 pytestmark = pytest.mark.ray
 RANK = ROOT / "tests" / "support" / "plane" / "front_rank.py"
+COLD_PYTHON = SimpleNamespace(path=sys.executable, for_torchrun={})
 LIMIT_S = 240
 MEETING_S = 120
 """Limit of waits that end by themselves: a busy machine starts the second process late."""
@@ -45,11 +47,11 @@ def results_of(outputs):
     return [json.loads(line) for line in lines]
 
 
-def ranks(mix, variables, keywords):
+def ranks(python, mix, variables, keywords):
     """Run a process with each set of variables; return what each printed."""
     processes = [
         subprocess.Popen(
-            [sys.executable, RANK, mix, json.dumps(k)],
+            [python.path, RANK, mix, json.dumps(k)],
             env=environment(**v),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -63,15 +65,15 @@ def ranks(mix, variables, keywords):
     return results
 
 
-def torchrun(mix, num=2, *, rendezvous="static", **keywords):
+def torchrun(python, mix, num=2, *, rendezvous="static", **keywords):
     words = ["-m", "torch.distributed.run", "--nproc-per-node", num]
     if rendezvous == "c10d":
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     else:
         words += ["--master-port", free_port()]
     done = subprocess.run(
-        [sys.executable, *map(str, words), str(RANK), str(mix), json.dumps(keywords)],
-        env=environment(),
+        [python.path, *map(str, words), str(RANK), str(mix), json.dumps(keywords)],
+        env=environment(**python.for_torchrun),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -92,8 +94,8 @@ def samples(results):
 
 
 @pytest.fixture(scope="module")
-def alone(mix):
-    return samples(ranks(mix, [{}], [{"steps": 4}]))
+def alone(warm_python, mix):
+    return samples(ranks(warm_python, mix, [{}], [{"steps": 4}]))
 
 
 def two(port, **more):
@@ -105,16 +107,16 @@ def two(port, **more):
 @pytest.mark.soak
 def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
     """With Ray and the process group there before omniload is imported."""
-    found = torchrun(mix, steps=4, plan="ray first, group first")
+    found = torchrun(COLD_PYTHON, mix, steps=4, plan="ray first, group first")
 
     assert samples(found) == alone
     assert all(result["seen"] for result in found)
 
 
 def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_that_fetches(
-    mix, alone
+    warm_python, mix, alone
 ):
-    found = torchrun(mix, 4, steps=4, mesh={"dp": 2, "tp": 2})
+    found = torchrun(warm_python, mix, 4, steps=4, mesh={"dp": 2, "tp": 2})
 
     by_rank = {result["rank"]: result for result in found}
     assert samples([by_rank[0], by_rank[2]]) == alone
@@ -125,8 +127,10 @@ def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_tha
     assert states.count(states[0]) == 4
 
 
-def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_first(mix, alone):
-    found = torchrun(mix, 2, rendezvous="c10d", steps=4, mesh={"dp": 1, "tp": 2})
+def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_first(
+    warm_python, mix, alone
+):
+    found = torchrun(warm_python, mix, 2, rendezvous="c10d", steps=4, mesh={"dp": 1, "tp": 2})
 
     assert samples(found[:1]) == samples(found[1:]) == alone
     assert found[0]["states"] == found[1]["states"]
@@ -136,10 +140,12 @@ def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_firs
 # `make test` has ranks without an agent (below), and states that are loaded in mid-run by one process.
 @pytest.mark.soak
 def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in_mid_run(
-    mix, alone
+    warm_python, mix, alone
 ):
     """As Slurm and mpirun start them: rank 0 hosts the store, and a later process group shares it."""
-    found = ranks(mix, two(free_port()), [{"steps": 4, "plan": "back once, group last"}] * 2)
+    found = ranks(
+        warm_python, mix, two(free_port()), [{"steps": 4, "plan": "back once, group last"}] * 2
+    )
 
     assert [step for step, _ in found[0]["seen"]] == [0, 1, 2, 3, 2, 3]
     twice = samples(found)
@@ -151,28 +157,34 @@ def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in
 
 # `make test` has meetings in folders by threads of one process (tests/contract).
 @pytest.mark.soak
-def test_scripts_that_meet_in_a_folder_and_are_asked_to_end_answer_themselves(mix, alone, tmp_path):
+def test_scripts_that_meet_in_a_folder_and_are_asked_to_end_answer_themselves(
+    warm_python, mix, alone, tmp_path
+):
     """Ray would abort the process; scripts save a checkpoint when they are preempted."""
     variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     meeting = {"address": str(tmp_path / "meet"), "arrays": "torch"}
 
-    found = ranks(mix, variables, [{"steps": 4, "plan": "asked to end", **meeting}] * 2)
+    found = ranks(
+        warm_python, mix, variables, [{"steps": 4, "plan": "asked to end", **meeting}] * 2
+    )
 
     assert [result["asked"] for result in found] == [1, 1]
     assert samples(found) == alone
 
 
-def test_a_rank_that_never_joins_is_named(mix):
+def test_a_rank_that_never_joins_is_named(warm_python, mix):
     keywords = {"steps": 4, "timeout": 4}
     present, _ = two(free_port())
 
-    (result,) = ranks(mix, [present], [keywords])
+    (result,) = ranks(warm_python, mix, [present], [keywords])
 
     assert result["error"] == "UnavailableError"
     assert "ranks [1] have not joined" in result["message"]
 
 
-def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_loader(mix, tmp_path):
+def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_loader(
+    warm_python, mix, tmp_path
+):
     text = yaml.safe_load(mix.read_text())
     text["sources"]["ids"]["path"] = "nowhere/*.parquet"
     (tmp_path / "mix.yaml").write_text(yaml.safe_dump(text))
@@ -192,7 +204,7 @@ def test_ranks_that_do_not_agree_are_refused_on_all_sides_and_open_the_next_load
         {"steps": 4, "timeout": MEETING_S, "attempts": each} for each in zip(*attempts, strict=True)
     ]
 
-    found = ranks(mix, two(free_port()), keywords)
+    found = ranks(warm_python, mix, two(free_port()), keywords)
 
     for result in found:
         kinds, messages = zip(*result["refused"], strict=True)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -125,13 +124,13 @@ def test_a_loader_of_prompts_that_are_cut_is_refused(mix):
 
 
 @pytest.mark.ray
-def test_two_ranks_have_the_batches_of_one(mix):
+def test_two_ranks_have_the_batches_of_one(warm_python, mix):
     pytest.importorskip("torch")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     done = subprocess.run(
-        [sys.executable, *command, RANK, mix, "5", "4"],
-        env=kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        [warm_python.path, *command, RANK, mix, "5", "4"],
+        env=kept | warm_python.for_torchrun,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -103,7 +103,7 @@ def events_in(run):
 
 
 def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are_the_same(
-    hosts, config
+    warm_python, hosts, config
 ):
     """With a rendezvous of c10d, whose store outlives a start, and a model of which each rank keeps a part."""
     content = json.loads(config.read_text())
@@ -117,7 +117,8 @@ def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are
         train = ("-m", "omniload", "train", "run", config)
         return (*named, sys.executable, "-m", "torch.distributed.run", *job, *train)
 
-    with started(hosts, words, lambda _: environment()) as (first, second):
+    warm = environment(**warm_python.for_torchrun)
+    with started(hosts, words, lambda _: warm) as (first, second):
         said = reach(first, 20)
         (rank,) = psutil.Process(second.pid).children()
         rank.send_signal(signal.SIGKILL)
@@ -136,7 +137,9 @@ def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are
     assert "report.html" in "".join(said)
 
 
-def test_slurms_variables_are_enough_on_two_hosts_and_its_signal_saves_the_last_step(hosts, config):
+def test_slurms_variables_are_enough_on_two_hosts_and_its_signal_saves_the_last_step(
+    warm_python, hosts, config
+):
     def slurm(number):
         step = {"SLURM_JOB_ID": "4321", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
         step |= {"SLURM_STEP_NODELIST": ",".join(ADDRESSES), "SLURM_PROCID": str(number)}
@@ -144,7 +147,7 @@ def test_slurms_variables_are_enough_on_two_hosts_and_its_signal_saves_the_last_
 
     content = json.loads(config.read_text())
     config.write_text(json.dumps(content | {"steps": 1_000_000}))
-    words = (sys.executable, "-m", "omniload", "train", "run", config)
+    words = (warm_python.path, "-m", "omniload", "train", "run", config)
     with started(hosts, lambda _: words, slurm) as (first, second):
         said = reach(first, 0)
         second.send_signal(signal.SIGUSR1)
@@ -159,11 +162,13 @@ def test_slurms_variables_are_enough_on_two_hosts_and_its_signal_saves_the_last_
     assert prove(run).require().num_logged == last + 1
 
 
-def test_another_number_of_ranks_than_the_file_names_is_refused_on_all_of_them(hosts, config):
+def test_another_number_of_ranks_than_the_file_names_is_refused_on_all_of_them(
+    warm_python, hosts, config
+):
     content = json.loads(config.read_text())
     config.write_text(json.dumps(content | {"parallel": {"dp": 3}}))
     job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29523", "WORLD_SIZE": "2"}
-    words = (sys.executable, "-m", "omniload", "train", "run", config)
+    words = (warm_python.path, "-m", "omniload", "train", "run", config)
     with started(hosts[:1], lambda _: words, lambda _: environment(**job, RANK="0")) as (first,):
         # Rank 0 has decided, and hosts the store that the other, which comes later, is to find.
         heard = first.stdout.readline()

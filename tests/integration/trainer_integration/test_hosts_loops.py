@@ -81,8 +81,8 @@ def test_torchtitan_saves_by_dcp_and_resumes(kind, mix, tmp_path):
     resumed.close()
 
 
-def test_two_ranks_keep_a_key_each_in_one_checkpoint(tmp_path):
-    run_ranks("titan_rank.py", 2, str(tmp_path))
+def test_two_ranks_keep_a_key_each_in_one_checkpoint(warm_python, tmp_path):
+    run_ranks(warm_python.path, "titan_rank.py", 2, str(tmp_path))
 
 
 def test_torchtitan_is_told_what_does_not_fit():

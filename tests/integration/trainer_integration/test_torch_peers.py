@@ -1,10 +1,8 @@
 """Ranks that train on the same rows, over torch's gloo in real processes."""
 
 import json
-import os
 import socket
 import subprocess
-import sys
 
 import pytest
 
@@ -14,15 +12,14 @@ RANK = ROOT / "tests" / "support" / "trainer" / "peer_rank.py"
 LIMIT_S = 120
 
 
-def two(plan):
+def two(warm_python, plan):
     """Run both ranks; return what each said."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     ranks = [
         subprocess.Popen(
-            [sys.executable, RANK, str(rank), str(port), plan],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            [warm_python.path, RANK, str(rank), str(port), plan],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,8 +32,10 @@ def two(plan):
     return [[json.loads(line) for line in out.splitlines()] for out, _ in ended]
 
 
-def test_messages_come_whole_and_in_order_also_after_waits_longer_than_the_groups_limit():
-    _, taken = two("late")
+def test_messages_come_whole_and_in_order_also_after_waits_longer_than_the_groups_limit(
+    warm_python,
+):
+    _, taken = two(warm_python, "late")
 
     batches = [message for message in taken if "kind" in message]
     assert [message["tokens"] for message in batches] == [
@@ -53,16 +52,16 @@ def test_messages_come_whole_and_in_order_also_after_waits_longer_than_the_group
     assert any("until a batch comes from rank 0" in m["message"] for m in taken if "error" in m)
 
 
-def test_a_rank_that_fetches_and_dies_is_named_by_its_peer():
-    _, taken = two("killed")
+def test_a_rank_that_fetches_and_dies_is_named_by_its_peer(warm_python):
+    _, taken = two(warm_python, "killed")
 
     assert [message["step"] for message in taken[:-1]] == list(range(len(taken) - 1))
     assert taken[-1]["error"] == "UnavailableError"
     assert "rank 0; does it run" in taken[-1]["message"]
 
 
-def test_a_peer_that_does_not_come_is_named():
-    (refused,), _ = two("absent")
+def test_a_peer_that_does_not_come_is_named(warm_python):
+    (refused,), _ = two(warm_python, "absent")
 
     assert refused["error"] == "UnavailableError"
     assert "has not met its peers [0, 1]" in refused["message"]

@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 __all__ = ["free_port", "run_ranks"]
@@ -18,8 +17,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_ranks(script, world_size, *arguments, env=None):
-    """Run a script of this folder as every rank of a job; fail with what the ranks said."""
+def run_ranks(python, script, world_size, *arguments, env=None):
+    """Run a script of this folder as every rank of a job, by this Python; fail with what the ranks said."""
     shared = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -29,7 +28,7 @@ def run_ranks(script, world_size, *arguments, env=None):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }
-    line = [sys.executable, Path(__file__).with_name(script), *arguments]
+    line = [python, Path(__file__).with_name(script), *arguments]
     ranks = [
         subprocess.Popen(
             line,
