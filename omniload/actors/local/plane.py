@@ -15,7 +15,6 @@ from omniload.actors.answering_edits import answer_edits, taken_within
 from omniload.actors.claim import claim
 from omniload.actors.gate import CLOSED
 from omniload.actors.heartbeats import Activity, MemoryBoard
-from omniload.actors.planner_journal import open_journal
 from omniload.actors.patience import wait_for_opening, wait_until
 from omniload.actors.plane import (
     DataPlane,
@@ -23,6 +22,7 @@ from omniload.actors.plane import (
     RankHandle,
     require_rows,
 )
+from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.constructor import ConstructorShell
 from omniload.actors.roles.links import ConstructorLink, LoaderLink
