@@ -14,7 +14,7 @@ from omniload.base.errors import StateError
 from omniload.base.linux.mount_table import fuse_mount_at
 from omniload.base.log import get_logger
 
-__all__ = ["HandOver", "ServedMount", "ended_by_signals", "mounted_as"]
+__all__ = ["HandOver", "ServedMount", "Serving", "ended_by_signals", "mounted_as"]
 
 _LOG = get_logger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
