@@ -81,8 +81,6 @@ class Transport:
         )
         self._lock = threading.Lock()
         self._authorization_of: dict[str, str] = {}
-        self.requests = 0
-        """Requests sent, those for tokens and repeated ones included."""
 
     def request(
         self,
@@ -149,7 +147,6 @@ class Transport:
         sent = dict(headers)
         if authorization is not None:
             sent["Authorization"] = authorization
-        self.requests += 1
         opened = body() if callable(body) else None
         try:
             return self._pool.request(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
@@ -46,9 +47,6 @@ CREATE TABLE images (
   manifest BLOB NOT NULL, config BLOB NOT NULL
 );
 """
-_COLUMNS = (
-    "number, key, parent, kind, labels, created_ns, updated_ns, size_bytes, inodes, image, layers"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +113,8 @@ class SnapshotStore:
 
     def snapshots(self) -> list[Snapshot]:
         """Return all that are kept."""
-        rows = self._base.execute(f"SELECT {_COLUMNS} FROM snapshots ORDER BY number")  # noqa: S608 -- ours
-        names = _COLUMNS.split(", ")
-        found = [dict(zip(names, row, strict=True)) for row in rows]
-        return [Snapshot(**{**row, "labels": json.loads(row["labels"])}) for row in found]
+        rows = self._rows("SELECT * FROM snapshots ORDER BY number")
+        return [Snapshot(**{**row, "labels": json.loads(row["labels"])}) for row in rows]
 
     def image(self, digest: str) -> KeptImage:
         """Return an image that a lazy layer names.
@@ -126,14 +122,9 @@ class SnapshotStore:
         Raises:
             StateError: It is not kept.
         """
-        row = self._base.execute(
-            "SELECT digest, reference, media_type, manifest, config FROM images WHERE digest = ?",
-            (digest,),
-        ).fetchone()
-        if row is None:
-            raise StateError(f"image {digest} is not kept; pull it again")
-        names = ("digest", "reference", "media_type", "manifest", "config")
-        return KeptImage(**dict(zip(names, row, strict=True)))
+        for row in self._rows("SELECT * FROM images WHERE digest = ?", digest):
+            return KeptImage(**row)
+        raise StateError(f"image {digest} is not kept; pull it again")
 
     def apply(self, commands: Sequence[Command], image: KeptImage | None = None) -> None:
         """Carry out what the machine said, together with the image that a new layer names.
@@ -165,13 +156,17 @@ class SnapshotStore:
         """Let go of the file."""
         self._base.close()
 
+    def _rows(self, statement: str, *words: str) -> list[dict[str, Any]]:
+        """Return what is found, by the names of the columns, which are those of our fields."""
+        found = self._base.execute(statement, words)
+        names = [column[0] for column in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found]
+
     def _keep(self, snapshot: Snapshot) -> None:
         labels = json.dumps(dict(snapshot.labels), sort_keys=True)
         row = {**asdict(snapshot), "labels": labels}
-        values = [row[name] for name in _COLUMNS.split(", ")]
-        marks = ", ".join("?" * len(values))
-        statement = f"INSERT OR REPLACE INTO snapshots ({_COLUMNS}) VALUES ({marks})"  # noqa: S608 -- ours
-        self._base.execute(statement, values)
+        names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+        self._base.execute(f"INSERT OR REPLACE INTO snapshots ({names}) VALUES ({marks})", row)  # noqa: S608 -- ours
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

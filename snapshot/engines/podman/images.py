@@ -22,13 +22,16 @@ import base64
 import binascii
 import json
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import ClassVar
 
+from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
+from fusefs.bridge.api.options import BridgeOptions
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, OmniloadError
 from omniload.base.log import get_logger
@@ -37,15 +40,17 @@ from snapshot.image.layer.index import BlockRef, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import check_diff_id, index_layer
 from snapshot.image.layer.toc import format_of
+from snapshot.image.mount.daemon import READ_AHEAD_BYTES, NodeMount
 from snapshot.oci.digest import check_digest
 from snapshot.oci.image import Image, open_store, resolve
-from snapshot.oci.manifest import Descriptor, Platform, compression_of
+from snapshot.oci.manifest import Descriptor, compression_of
 from snapshot.oci.reference import Reference, address_of
 from snapshot.oci.store import ImageStore
 
 __all__ = [
     "FILES",
     "ImageOpener",
+    "LayerStoreMount",
     "RoutedTier",
     "ServedImage",
     "ServedImages",
@@ -178,16 +183,42 @@ class RoutedTier(BlockTier):
         return found, moved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerStoreMount(NodeMount):
+    """What a layer store needs to know; a ``window`` of 0 records nothing."""
+
+    repeated: ClassVar[Mapping[str, str]] = {
+        "mirror": "mirrors",
+        "registry": "registries",
+        "plain": "plain",
+    }
+    closed: ClassVar[frozenset[str]] = frozenset({"mountpoint", "bridge"})
+
+    registries: tuple[str, ...] = ()
+    """Whose images are shown; those of all where none is given."""
+    plain: tuple[str, ...] = ()
+    """Registries that are spoken to without TLS, besides those of this machine."""
+    index: bool = False
+    """Show layers without a table of contents, too; each is read whole, once, to index it."""
+    # Containers have users of their own, and need the devices and set-uid programs of their images.
+    bridge: BridgeOptions = BridgeOptions(
+        allow_other=True, trusted=True, kernel_read_ahead=READ_AHEAD_BYTES
+    )
+
+    @field_validator("registries", "plain", "mirrors")
+    @classmethod
+    def _name_hosts(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        # What is none would match no image, ever, without a word.
+        for host in hosts:
+            bare = host.removeprefix("http://") if info.field_name == "mirrors" else host
+            Reference(registry=bare, repository="any", tag="any")
+        return hosts
+
+
 class ImageOpener:
     """Finds an image in its registry, and the indexes of its layers."""
 
-    cache: str
-    mirrors: tuple[str, ...] = ()
-    plain: tuple[str, ...] = ()
-    platform: Platform | None = None
-    index_whole: bool = False
-    """Also show layers without a table of contents, each read whole once."""
+    def __init__(self, settings: LayerStoreMount) -> None:
+        self._settings = settings
 
     def __call__(self, reference: Reference, digest: str | None = None) -> ServedImage:
         """Resolve a reference, or an image of its repository by digest.
@@ -197,9 +228,11 @@ class ImageOpener:
             UnavailableError: The registry does not answer.
             IntegrityError: Its documents contradict themselves.
         """
-        store, name = open_store(store_address(reference, self.plain), mirrors=self.mirrors)
+        settings = self._settings
+        address = store_address(reference, settings.plain)
+        store, name = open_store(address, mirrors=settings.mirrors)
         try:
-            image = resolve(store, digest or name, self.platform)
+            image = resolve(store, digest or name, settings.platform)
             pairs = zip(image.layers, image.config.rootfs.diff_ids, strict=True)
             indexes = tuple(self._index(store, layer, diff_id) for layer, diff_id in pairs)
         except BaseException:
@@ -208,9 +241,9 @@ class ImageOpener:
         return ServedImage(reference=reference, store=store, image=image, indexes=indexes)
 
     def _index(self, store: ImageStore, layer: Descriptor, diff_id: str) -> LayerIndex | None:
-        cache = IndexCache(Path(self.cache) / "indexes")
+        cache = IndexCache(Path(self._settings.cache) / "indexes")
         found = cache.get(layer.digest)
-        if found is None and not self.index_whole and format_of(layer) != "zstd:chunked":
+        if found is None and not self._settings.index and format_of(layer) != "zstd:chunked":
             _log.info("layer %s has no table of contents: left to the engine", layer.digest)
             return None
         try:

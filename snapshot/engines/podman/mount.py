@@ -9,21 +9,20 @@ that later starts in its life would show nothing.
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
-
-from pydantic import ValidationInfo, field_validator
+from typing import Any
 
 from fusefs.bridge import server
-from fusefs.bridge.api.options import BridgeOptions, require_text
+from fusefs.bridge.api.options import require_text
 from fusefs.bridge.process.launch import run_daemon, start_daemon
 from omniload.base.clock import SystemClock
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from snapshot.engines.podman.images import (
     ImageOpener,
+    LayerStoreMount,
     RoutedTier,
     ServedImage,
     ServedImages,
@@ -36,8 +35,6 @@ from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.mount.daemon import (
-    READ_AHEAD_BYTES,
-    NodeMount,
     note_option,
     options_in,
     settings_of,
@@ -48,47 +45,14 @@ from snapshot.image.trace.trace import hot_blocks
 from snapshot.image.tree.merge import layer_tree, merge
 from snapshot.image.tree.tree import ROOT, Tree
 from snapshot.image.view.view import ImageView
-from snapshot.oci.reference import Reference
 
 __all__ = [
     "ImageStarts",
-    "LayerStoreMount",
     "layer_store_settings",
     "main",
     "mount",
     "serve",
 ]
-
-
-class LayerStoreMount(NodeMount):
-    """What a layer store needs to know; a ``window`` of 0 records nothing."""
-
-    repeated: ClassVar[Mapping[str, str]] = {
-        "mirror": "mirrors",
-        "registry": "registries",
-        "plain": "plain",
-    }
-    closed: ClassVar[frozenset[str]] = frozenset({"mountpoint", "bridge"})
-
-    registries: tuple[str, ...] = ()
-    """Whose images are shown; those of all where none is given."""
-    plain: tuple[str, ...] = ()
-    """Registries that are spoken to without TLS, besides those of this machine."""
-    index: bool = False
-    """Show layers without a table of contents, too; each is read whole, once, to index it."""
-    # Containers have users of their own, and need the devices and set-uid programs of their images.
-    bridge: BridgeOptions = BridgeOptions(
-        allow_other=True, trusted=True, kernel_read_ahead=READ_AHEAD_BYTES
-    )
-
-    @field_validator("registries", "plain", "mirrors")
-    @classmethod
-    def _name_hosts(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        # What is none would match no image, ever, without a word.
-        for host in hosts:
-            bare = host.removeprefix("http://") if info.field_name == "mirrors" else host
-            Reference(registry=bare, repository="any", tag="any")
-        return hosts
 
 
 def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStoreMount:
@@ -147,14 +111,7 @@ class _Parts:
             memory_bytes=settings.memory,
         )
         uses = LayerUses(self._cache / "layer-uses", settings.mountpoint)
-        opener = ImageOpener(
-            cache=settings.cache,
-            mirrors=settings.mirrors,
-            plain=settings.plain,
-            platform=settings.platform,
-            index_whole=settings.index,
-        )
-        self._images = ServedImages(opener, uses.image_of, self._opened, self._clock)
+        self._images = ServedImages(ImageOpener(settings), uses.image_of, self._opened, self._clock)
         store = LayerStore(
             self._images,
             self._view,

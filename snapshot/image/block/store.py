@@ -92,10 +92,6 @@ class BlockStore:
         """Return whether a block is here; only ``get`` compares it with its digest."""
         return self._path(digest).exists()
 
-    def put(self, digest: str, data: bytes | memoryview) -> bool:
-        """Keep a block, which the caller has compared with its digest; return whether it is kept."""
-        return digest in self.put_all({digest: data})
-
     def put_all(self, blocks: Mapping[str, bytes | memoryview]) -> frozenset[str]:
         """Keep blocks, which the caller has compared with their digests; return those that are kept.
 

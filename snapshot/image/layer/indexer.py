@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
@@ -34,7 +34,7 @@ from snapshot.image.layer.index import (
     inflate,
 )
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.tar import read_table
+from snapshot.image.layer.tar import ByteSource, read_table
 from snapshot.image.layer.toc import index_of_toc, zstd_place, zstd_toc
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import Descriptor, compression_of
@@ -149,8 +149,11 @@ def _index_tar(path: Path, blob_digest: str) -> LayerIndex:
     with path.open("rb") as file:
         entries = tuple(read_table(file, layer=blob_digest))
         file.seek(0)
-        blocks = list(_tar_blocks(file))
-    size = path.stat().st_size
+        blocks, size = [], 0
+        while data := file.read(TAR_BLOCK_BYTES):
+            digest = hashlib.sha256(data).digest()
+            blocks.append((size, len(data), len(data), size, -1, 0, b"", digest))
+            size += len(data)
     return LayerIndex(
         blob_digest=blob_digest,
         blob_bytes=size,
@@ -160,15 +163,6 @@ def _index_tar(path: Path, blob_digest: str) -> LayerIndex:
         blocks_B=np.array(blocks, BLOCK),
         entries=entries,
     )
-
-
-def _tar_blocks(file: BinaryIO) -> list[tuple[int, int, int, int, int, int, bytes, bytes]]:
-    blocks, at = [], 0
-    while data := file.read(TAR_BLOCK_BYTES):
-        digest = hashlib.sha256(data).digest()
-        blocks.append((at, len(data), len(data), at, -1, 0, b"", digest))
-        at += len(data)
-    return blocks
 
 
 class _Place(NamedTuple):
@@ -184,14 +178,13 @@ class _Place(NamedTuple):
 class _Hashing:
     """A source that hashes and counts what is read through it."""
 
-    def __init__(self, source: object, *, layer: str) -> None:
-        self._read = source.read  # type: ignore[attr-defined]
-        self._layer = layer
+    def __init__(self, source: ByteSource, *, layer: str) -> None:
+        self._source, self._layer = source, layer
         self.hasher = hashlib.sha256()
         self.size_bytes = 0
 
     def read(self, size: int, /) -> bytes:
-        data: bytes = self._read(size)
+        data = self._source.read(size)
         self.hasher.update(data)
         self.size_bytes += len(data)
         if self.size_bytes > MAX_STREAM_BYTES:

@@ -262,28 +262,19 @@ class HeldBlocks:
 
     def __init__(self, disk: BlockStore | None, recent_bytes: int = 64 << 20) -> None:
         self._disk = disk
-        self._recent: Lru[str, bytes] = Lru(recent_bytes)
-
-    def recent(self, digest: str) -> bytes | None:
-        """Return a block if it is in memory; no sign of use: the first that came goes first."""
-        return self._recent.peek(digest)
+        self.recent: Lru[str, bytes] = Lru(recent_bytes)
+        """By digest, compared with it. Looked at by ``peek`` alone: the first that came goes first."""
 
     def get(self, digest: str) -> bytes | None:
         """Return a block that is here and right, or None."""
-        data = self.recent(digest)
+        data = self.recent.peek(digest)
         if data is None and self._disk is not None:
             data = self._disk.get(digest)
         return data
 
     def has(self, digest: str) -> bool:
         """Return whether a block is here; only ``get`` compares it with its digest."""
-        if self.recent(digest) is not None:
-            return True
-        return self._disk is not None and self._disk.has(digest)
-
-    def remember(self, digest: str, data: bytes) -> None:
-        """Keep a block in memory for a while; it was compared with its digest."""
-        self._recent.put(digest, data, len(data))
+        return digest in self.recent or (self._disk is not None and self._disk.has(digest))
 
     def store(self, blocks: Mapping[str, bytes]) -> None:
         """Keep blocks on disk; they were compared with their digests."""
@@ -342,7 +333,7 @@ class SharedTier(BlockTier):
     ) -> tuple[dict[str, bytes], int]:
         """Ask the tier for what is left, and resolve every call that joined meanwhile, also where it fails."""
         # What came since it was looked for, another call has just resolved.
-        recent = {digest: self._held.recent(digest) for digest in left}
+        recent = {digest: self._held.recent.peek(digest) for digest in left}
         found = {digest: data for digest, data in recent.items() if data is not None}
         moved = 0
         try:
@@ -358,7 +349,7 @@ class SharedTier(BlockTier):
 
     def _resolve(self, left: set[str], digests: Iterable[str], came: Mapping[str, bytes]) -> None:
         for digest, data in came.items():
-            self._held.remember(digest, data)
+            self._held.recent.put(digest, data, len(data))
         for digest in left.intersection(digests):
             left.discard(digest)
             self._flights.resolve(digest, came.get(digest))

@@ -17,7 +17,7 @@ number = int(sys.argv[2])
 print("ready", flush=True)
 while True:
     data = number.to_bytes(8, "big") * 2000
-    store.put(digest_of(data), data)
+    store.put_all({digest_of(data): data})
     number += 1
     if number % 50 == 0:
         print(number, flush=True)
@@ -51,5 +51,5 @@ def test_writers_killed_at_any_moment_leave_a_store_that_is_right_and_under_its_
     assert all(digest_of(path.read_bytes()) == f"sha256:{path.name}" for path in files)
     assert list((folder / "new").iterdir()) == []
     data = b"one more"
-    assert store.put(digest_of(data), data)
+    assert store.put_all({digest_of(data): data})
     assert store.get(digest_of(data)) == data

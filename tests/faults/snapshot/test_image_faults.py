@@ -202,7 +202,7 @@ def test_a_disk_that_was_full_before_the_start_keeps_nothing_and_every_read_is_r
     assert store.used_bytes == 0
     assert caplog.text.count("the disk is full") == 1
     filler.unlink()
-    assert store.put(index.digest(0), BLOCKS[0]), "when there is room again, it is used"
+    assert store.put_all({index.digest(0): BLOCKS[0]}), "when there is room again, it is used"
     assert BlockStore(small_disk / "blocks", 64 << 20).get(index.digest(0)) == BLOCKS[0]
 
 

@@ -63,7 +63,7 @@ def server_of(index):
     def build(*numbers, registry=None, **changes):
         held = HeldBlocks(None)
         for number in numbers:
-            held.remember(index.digest(number), BLOCKS[number])
+            held.recent.put(index.digest(number), BLOCKS[number], len(BLOCKS[number]))
         tiers = {"registry": registry} if registry is not None else {}
         share = BlockShare(held, tiers, [index])
         made.append((PeerServer(share, **changes), share))
@@ -146,7 +146,7 @@ def test_connections_beyond_the_limit_are_sent_away_and_those_within_are_served(
 
 def test_a_block_altered_on_disk_is_not_handed_out(index, tmp_path):
     disk = BlockStore(tmp_path / "blocks", 64 << 20)
-    disk.put(index.digest(0), BLOCKS[0])
+    disk.put_all({index.digest(0): BLOCKS[0]})
     value = index.digest(0).partition(":")[2]
     (tmp_path / "blocks" / value[:2] / value).write_bytes(b"\0" + BLOCKS[0][1:])
     share = BlockShare(HeldBlocks(disk), {}, [index])

@@ -30,7 +30,7 @@ class BlockStoreModel(RuleBasedStateMachine):
         digest = digest_of(data)
         self.put_once[digest] = data
 
-        assert self.stores[which].put(digest, data)
+        assert self.stores[which].put_all({digest: data})
 
         assert self.stores[1 - which].get(digest) == data
 

@@ -40,7 +40,9 @@ def mode(path):
 
 
 KEPT = {
-    "blocks": lambda folder: BlockStore(folder / "blocks", 1 << 20).put(digest_of(b"x"), b"x"),
+    "blocks": lambda folder: BlockStore(folder / "blocks", 1 << 20).put_all(
+        {digest_of(b"x"): b"x"}
+    ),
     "indexes": lambda folder: IndexCache(folder / "indexes").put(INDEX),
     "traces": lambda folder: TraceStore(folder / "traces").add(TRACE),
     "layer-uses": lambda folder: LayerUses(folder / "layer-uses", "/m").add(

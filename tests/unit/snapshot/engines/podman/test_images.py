@@ -5,7 +5,7 @@ import pytest
 from omniload.base.clock import FakeClock
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.engines.podman import images as layer_store_images
-from snapshot.engines.podman.images import ImageOpener, RoutedTier, ServedImages
+from snapshot.engines.podman.images import ImageOpener, LayerStoreMount, RoutedTier, ServedImages
 from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.oci.layout import OciLayout
@@ -256,7 +256,8 @@ class TestImageOpener:
         return store
 
     def opener(self, tmp_path, **changes):
-        return ImageOpener(cache=str(tmp_path / "cache"), **changes)
+        settings = {"mountpoint": "", "cache": str(tmp_path / "cache")}
+        return ImageOpener(LayerStoreMount(**settings | changes))
 
     def test_layers_that_can_only_be_read_whole_are_left_to_the_engine(self, store, tmp_path):
         an_image(store, [(a_layer(store, tar, "tar"), tar) for tar in (LOWER, UPPER)])
@@ -280,7 +281,7 @@ class TestImageOpener:
     def test_or_they_shall_be_indexed(self, store, tmp_path):
         image = an_image(store, [(a_layer(store, tar, "tar"), tar) for tar in (LOWER, UPPER)])
 
-        found = self.opener(tmp_path, index_whole=True)(NAME, image.digest)
+        found = self.opener(tmp_path, index=True)(NAME, image.digest)
 
         assert [index.blob_digest for index in found.indexes] == [d.digest for d in image.layers]
 
@@ -288,7 +289,7 @@ class TestImageOpener:
         an_image(store, [(a_layer(store, LOWER, "tar"), UPPER)])
 
         with pytest.raises(IntegrityError, match="build the image anew"):
-            self.opener(tmp_path, index_whole=True)(NAME)
+            self.opener(tmp_path, index=True)(NAME)
 
     def test_an_image_that_is_not_there_is_said_so(self, store, tmp_path):
         with pytest.raises(ConfigError, match="no such image"):

@@ -8,10 +8,9 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError
 from snapshot.commands import image as cli
 from snapshot.engines.podman import mount as layer_store_mounting
-from snapshot.engines.podman.images import RoutedTier
+from snapshot.engines.podman.images import LayerStoreMount, RoutedTier
 from snapshot.engines.podman.mount import (
     ImageStarts,
-    LayerStoreMount,
     layer_store_settings,
 )
 from snapshot.image.block.loader import BlockLoader

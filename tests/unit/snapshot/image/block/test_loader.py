@@ -284,7 +284,7 @@ def test_what_follows_a_small_block_comes_along_up_to_a_limit(small, make):
 def test_what_is_here_already_does_not_come_along(small, make, tmp_path):
     disk = BlockStore(tmp_path / "blocks", 64 << 20)
     (third,) = block_refs(small, [3])
-    disk.put(third.digest, SMALL[3])
+    disk.put_all({third.digest: SMALL[3]})
     tier = SmallBlocks()
     loader = make(
         registry=tier, disk=disk, settings=FetchSettings(tiers=("registry",), bridge_bytes=0)

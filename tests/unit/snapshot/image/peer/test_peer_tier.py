@@ -117,9 +117,9 @@ def test_a_failure_reaches_whoever_led_and_those_who_joined_get_nothing(index):
 def test_memory_of_what_came_last_has_a_cap(index):
     held = HeldBlocks(None, recent_bytes=2 << 20)
     for number in range(4):
-        held.remember(index.digest(number), BLOCKS[number])
-    held.remember(index.digest(3), BLOCKS[3])
-    held.remember("sha256:big", bytes(3 << 20))
+        held.recent.put(index.digest(number), BLOCKS[number], len(BLOCKS[number]))
+    held.recent.put(index.digest(3), BLOCKS[3], len(BLOCKS[3]))
+    held.recent.put("sha256:big", bytes(3 << 20), 3 << 20)
 
     assert [held.has(index.digest(number)) for number in range(4)] == [False, False, True, True]
     assert held.get(index.digest(3)) == BLOCKS[3]
