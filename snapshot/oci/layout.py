@@ -121,6 +121,7 @@ class OciLayout(ImageStore):
         if target.is_file():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Two that push one blob at once would write into one file, had both the same name for it.
         temporary = target.with_name(f".{uuid.uuid4().hex}")
         try:
             with opened() as source, temporary.open("xb") as file:

@@ -115,7 +115,6 @@ class Index(OciModel):
     schema_version: Literal[2]
     media_type: str | None = None
     manifests: tuple[Descriptor, ...] = Field(max_length=_MAX_MANIFESTS)
-    annotations: dict[str, str] = Field(default_factory=dict)
 
     def manifest_for(self, platform: Platform) -> Descriptor:
         """Return the first manifest that runs on ``platform``.

@@ -5,7 +5,6 @@ service, the library drops the header on the way.
 """
 
 import ipaddress
-import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from omniload.base.secrets import note_secret
+from omniload.base.units import decimal_of
 from snapshot.oci.auth import Challenge, Credentials, parse_challenges, token_url
 from snapshot.oci.slow_servers import Pace, paced_pool
 from snapshot.oci.store import Opened
@@ -262,4 +262,4 @@ def _complaint(response: BaseHTTPResponse) -> str:
 
 
 def _retry_after_s(text: str) -> float:
-    return min(float(text), _LONGEST_RETRY_AFTER_S) if re.fullmatch("[0-9]{1,9}", text) else 0.0
+    return min(float(decimal_of(text) or 0), _LONGEST_RETRY_AFTER_S)

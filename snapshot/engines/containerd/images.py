@@ -19,7 +19,6 @@ from snapshot.oci.reference import address_of
 from snapshot.oci.store import ImageStore, small_blob
 
 __all__ = [
-    "FoundLayer",
     "RegistryImages",
     "keep_image",
     "lies_in",
@@ -27,9 +26,6 @@ __all__ = [
 ]
 
 _log = get_logger(__name__)
-
-FoundLayer = tuple[KeptImage, int]
-"""An image, and how many of its layers, from the lowest, are meant."""
 
 _KEPT_IMAGES = 64
 _INDEXED_AT_ONCE = 4
@@ -59,8 +55,10 @@ class RegistryImages:
         self._known: Lru[tuple[str, str | None], KeptImage] = Lru(_KEPT_IMAGES)
         self._indexing: SingleFlight[str, LayerIndex] = SingleFlight()
 
-    def find(self, wanted: LayerWanted, below: int) -> FoundLayer:
+    def find(self, wanted: LayerWanted, below: int) -> tuple[KeptImage, int]:
         """Return the image of a layer that lies on ``below`` lazy ones, once the layer is ready to be read in parts.
+
+        With it comes how many of its layers, from the lowest, are meant.
 
         Raises:
             ConfigError: The image has no such layer there, or its format is not read in parts.

@@ -168,10 +168,6 @@ class Snapshots:
         last = max((snapshot.number for snapshot in snapshots), default=0)
         return cls({snapshot.key: snapshot for snapshot in snapshots}, last + 1)
 
-    def copy(self) -> "Snapshots":
-        """Return one that goes its own way from here."""
-        return Snapshots(dict(self.by_key), self.next_number)
-
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Apply one event and return what must be kept, in order.
 

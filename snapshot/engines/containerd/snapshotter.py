@@ -256,7 +256,7 @@ class Snapshotter:
         made: Path | None = None
         with self._lock:
             # The machine moves first; what then cannot be kept must never have been seen.
-            before = self._all.copy()
+            before = dict(self._all.by_key)
             commands = self._all.handle(event)
             (command,) = commands
             found = command.snapshot
@@ -267,8 +267,7 @@ class Snapshotter:
                 self._store.apply(commands, image)
             except BaseException:
                 # Its number stays used: a folder that cannot be removed would be the next one's.
-                before.next_number = self._all.next_number
-                self._all = before
+                self._all.by_key = before
                 if made is not None:
                     take_away(made)
                 raise

@@ -203,6 +203,7 @@ class Fetcher:
         """Ask for blocks while slots are free: demand may have all of them, prefetch all but some."""
         prefetch = sum(r.priority is Priority.HOT for r in self._requests.values())
         most_prefetch = self.settings.slots - self.settings.reserved_slots
+        # A demand that finds all slots taken waits: what is under way would be fetched once more.
         while len(self._requests) < self.settings.slots:
             command = self._request_of(Priority.DEMAND)
             if command is None and prefetch < most_prefetch:

@@ -121,6 +121,7 @@ class BlockLoader:
         if data is not None:
             return data
         (ref,) = block_refs(index, (number,))
+        # Without the lock: a slow disk would hold up those whose blocks are in memory.
         if self._disk is not None and (data := self._disk.get(ref.digest)) is not None:
             with self._lock:
                 self._memory.put(ref.digest, data, len(data))

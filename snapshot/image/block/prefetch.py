@@ -18,14 +18,10 @@ class Outstanding:
 
     def __init__(self, digests: Iterable[str] = ()) -> None:
         self._left = set(digests)
-        self._failed: set[str] = set()
+        self.failed = 0
+        """Blocks that no tier had."""
         self._changed = threading.Condition()
         self._closed = False
-
-    @property
-    def failed(self) -> int:
-        """Blocks that no tier had."""
-        return len(self._failed)
 
     def expect(self, digests: Iterable[str]) -> None:
         """Wait for these; to be called before they are wanted, or they may settle too early."""
@@ -43,8 +39,7 @@ class Outstanding:
         with self._changed:
             if digest in self._left:
                 self._left.discard(digest)
-                if not came:
-                    self._failed.add(digest)
+                self.failed += not came
                 self._changed.notify_all()
 
     def close(self) -> None:

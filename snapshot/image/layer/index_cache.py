@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import orjson
@@ -25,7 +25,7 @@ import zstandard
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
-from snapshot.image.layer.index import BLOCK, Entry, Extent, LayerIndex, unzstd
+from snapshot.image.layer.index import BLOCK, Entry, Extent, Format, LayerIndex, unzstd
 from snapshot.oci.digest import check_digest
 from snapshot.private_folder import is_own_folder, private_folder
 
@@ -36,7 +36,6 @@ _KEY = "omniload_layer_index"
 MAX_INDEX_BYTES = 2 << 30
 """Largest file of an index."""
 _MAX_ENTRIES_BYTES = 1 << 31
-_FORMATS = {"tar", "gzip", "zstd:chunked"}
 # A file has fields by their places alone: another order of them would be another version.
 _FIELDS_OF = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Entry, Extent)}
 
@@ -103,7 +102,7 @@ def _decoded(head: Mapping[str, Any], body: bytes) -> LayerIndex:
     for length in lengths:
         windows.append(body[at : at + int(length)])
         at += int(length)
-    if int(head["table_bytes"]) > _MAX_ENTRIES_BYTES or head["format"] not in _FORMATS:
+    if int(head["table_bytes"]) > _MAX_ENTRIES_BYTES or head["format"] not in get_args(Format):
         raise ValueError(f"format {head['format']!r}, table of {head['table_bytes']} bytes")
     rows = json.loads(unzstd(body[at:], int(head["table_bytes"])))
     sizes = blocks_B["size"].astype(np.uint64)

@@ -150,6 +150,7 @@ def _entries(stream: ForwardStream, layer: str) -> Iterator[Entry]:
     if not stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
         _expect_zeroes(stream, layer)  # an empty layer, which umoci writes without any block
         return
+    # The parser looks for its first header itself, and takes none for a fault.
     stream.unread()
     archive: Any  # its ``members`` are not in its stubs
     with tarfile.open(

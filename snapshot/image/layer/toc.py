@@ -92,7 +92,11 @@ def zstd_place(layer: Descriptor) -> TocPlace | None:
         if len(numbers) != 4 or not all(re.fullmatch(r"[0-9]{1,15}", n) for n in numbers):
             raise IntegrityError(f"layer {layer.digest}: table at {position!r}, not four numbers")
         offset, size, toc_bytes, kind = map(int, numbers)
-        _check_place(layer, offset, size, toc_bytes)
+        if not 0 < size <= MAX_TOC_BYTES or toc_bytes > MAX_TOC_BYTES or offset + size > layer.size:
+            raise IntegrityError(
+                f"layer {layer.digest}: table of {size} ({toc_bytes}) bytes at {offset} in a blob of "
+                f"{layer.size}, and at most {MAX_TOC_BYTES} are read"
+            )
         if kind != 1:
             raise IntegrityError(f"layer {layer.digest}: table of kind {kind}, only 1 is read")
         return TocPlace(offset, size, toc_bytes, checksum)
@@ -234,14 +238,6 @@ class _Reader:
         sha256 = bytes.fromhex(str(digest).partition(":")[2])
         self._blocks.append((self._stream_at, size, end - begin, begin, -1, 0, b"", sha256))
         self._stream_at += size
-
-
-def _check_place(layer: Descriptor, offset: int, size: int, toc_bytes: int) -> None:
-    if not 0 < size <= MAX_TOC_BYTES or toc_bytes > MAX_TOC_BYTES or offset + size > layer.size:
-        raise IntegrityError(
-            f"layer {layer.digest}: table of {size} ({toc_bytes}) bytes at {offset} in a blob of "
-            f"{layer.size}, and at most {MAX_TOC_BYTES} are read"
-        )
 
 
 def _toc_entries(data: bytes, layer: str) -> Sequence[Mapping[str, Any]]:

@@ -57,7 +57,6 @@ __all__ = [
     "platform_of",
     "serve",
     "settings_of",
-    "trace_at",
     "traces_of",
 ]
 
@@ -253,27 +252,20 @@ def chosen_trace(settings: ImageMount, image: Image) -> Trace | None:
         if settings.command is None:
             return traces_of(settings).any_of(image.digest, image.config.command)
         return traces_of(settings).get(image.digest, settings.command)
-    return trace_at(settings.trace, image.digest)
+    held = read_small_file(Path(settings.trace), most_bytes=MAX_TRACE_BYTES, what="a trace")
+    trace = decode_trace(held, name=settings.trace)
+    # It is a hint and no more.
+    if trace.image != image.digest:
+        _log.warning(
+            "trace %s is of image %s, this is %s; its files may differ",
+            *(settings.trace, trace.image, image.digest),
+        )
+    return trace
 
 
 def traces_of(settings: NodeMount) -> TraceStore:
     """Return where the traces of this node's starts are kept."""
     return TraceStore(settings.traces or Path(settings.cache) / "traces")
-
-
-def trace_at(path: str, image: str) -> Trace:
-    """Return the trace at ``path``; it is a hint and no more.
-
-    Raises:
-        ConfigError: Nothing is there.
-    """
-    held = read_small_file(Path(path), most_bytes=MAX_TRACE_BYTES, what="a trace")
-    trace = decode_trace(held, name=path)
-    if trace.image != image:
-        _log.warning(
-            "trace %s is of image %s, this is %s; its files may differ", path, trace.image, image
-        )
-    return trace
 
 
 def main() -> None:

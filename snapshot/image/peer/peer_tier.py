@@ -110,6 +110,7 @@ class PeerTier(BlockTier):
         found: dict[str, bytes] = {}
         moved = 0
         for region, refs in regions(blocks):
+            # Files of a few bytes are blocks of their own: a region may have more than one request.
             for at in range(0, len(refs), MAX_BLOCKS):
                 came, size = self._region(index, region, refs[at : at + MAX_BLOCKS])
                 found |= came

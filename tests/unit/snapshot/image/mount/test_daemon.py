@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,22 +107,26 @@ def test_a_trace_of_another_image_or_a_broken_one_is_replaced(tmp_path, caplog):
         assert decode_trace(path.read_bytes(), name="it") == a_trace()
 
 
+def chosen(path):
+    return mounting.chosen_trace(settings(f"trace={path}"), SimpleNamespace(digest=IMAGE))
+
+
 def test_a_trace_of_another_image_is_used_with_a_warning(tmp_path, caplog):
     path = tmp_path / "trace"
     path.write_bytes(encode_trace(a_trace(OTHER)))
 
     with caplog.at_level(logging.WARNING, "omniload"):
-        assert mounting.trace_at(str(path), IMAGE) == a_trace(OTHER)
+        assert chosen(path) == a_trace(OTHER)
 
     assert "its files may differ" in caplog.text
 
 
 def test_a_trace_that_is_not_there_or_broken_is_said_before_the_mount(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
-        mounting.trace_at(str(tmp_path / "none"), IMAGE)
+        chosen(tmp_path / "none")
     (tmp_path / "broken").write_text("x")
     with pytest.raises(IntegrityError, match="trace"):
-        mounting.trace_at(str(tmp_path / "broken"), IMAGE)
+        chosen(tmp_path / "broken")
 
 
 class Wanting:
