@@ -84,6 +84,7 @@ class MountedViews:
         self._log_path = str(folder.with_suffix(".log"))
         bridge = template.bridge.model_copy(update={"allow_other": True, "trusted": True})
         self._template = template.model_copy(update={"bridge": bridge})
+        # One for each chain: a mount may wait for a registry, and other chains need not.
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._daemons: dict[int, subprocess.Popen[bytes]] = {}
 

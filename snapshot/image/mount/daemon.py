@@ -158,6 +158,7 @@ class _Serving:
         cache = Path(settings.cache)
         if settings.record not in {None, AUTO}:
             check_record(Path(str(settings.record)))
+        # Before layers are read to index them: a trace that cannot be used is said at once.
         self._trace = chosen_trace(settings, image)
         self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
         self._tree = merge([index.entries for index in self._indexes])

@@ -293,7 +293,7 @@ class PeerServer(ThreadingHTTPServer):
                 self._open.add(request)
                 return True
         with suppress(OSError):  # raised here it would end the server
-            request.settimeout(1.0)
+            request.settimeout(1.0)  # it is sent by the thread that listens, for which others wait
             request.sendall(_FULL)
         return False
 
