@@ -198,7 +198,7 @@ class Restorer:
             self.environment.clear(record)
             return record.base
         if record is not None and record.key == tree.head.key:
-            return record.base
+            return record.base  # installed here: what is there now holds the snapshot itself
         made_in: dict[str, str] = tree.head.document["base"]
         now = base_of(made_in["image"], installed_in(self.environment.targets))
         if now.installed != made_in["installed"]:

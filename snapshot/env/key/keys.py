@@ -330,13 +330,9 @@ def key_of(document: Mapping[str, Any]) -> str:
         raise StateError(
             f"key document has version {document.get('version')!r}, this code reads {VERSION}"
         )
-    return hashlib.sha256(_json(document)).hexdigest()
-
-
-def _json(value: Any) -> bytes:  # noqa: ANN401 -- JSON
-    """Return canonical JSON: members sorted, no blanks, UTF-8."""
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return text.encode()
+    # Canonical, or equal requests would have keys of their own: members sorted, no blanks, UTF-8.
+    text = json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _secret(value: str | None) -> str:

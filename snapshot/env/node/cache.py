@@ -135,6 +135,7 @@ class NodeCache:
 
     def lock(self, key: str) -> Path:
         """Return the lock file of a key."""
+        # Never removed: of two that hold files of this name, one removed and one new, each would hold the key.
         return self.folder / "locks" / key
 
     def tree(self, key: str) -> Tree | None:

@@ -56,7 +56,7 @@ _LEVEL = 7
 _THREADS = 8
 """That read manifests."""
 _NEWEST = 16
-"""Snapshots that are looked into for contents that are there already."""
+"""Snapshots that are looked into for contents that are there already: each costs the reading of a manifest."""
 
 
 class Found(NamedTuple):
