@@ -74,12 +74,14 @@ class Environment:
             return None
         return record
 
-    def clear(self, record: Record, *, lazily: bool = False) -> None:
+    def clear(self, record: Record | None, *, lazily: bool = False) -> None:
         """Bring back what the environment held before ``record``, under the lock.
 
         Raises:
             StateError: It was installed here, not restored, or a mount is in use.
         """
+        if record is None:
+            return
         if record.form == "command":
             raise StateError(
                 f"{self.interpreter.prefix} got snapshot {record.key[:16]} by installing, which "
