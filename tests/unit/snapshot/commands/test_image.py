@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError
 from snapshot.commands import image as image_cli
 from snapshot.commands.image import command
-from snapshot.engines.containerd.server import METHODS, message
+from snapshot.engines.containerd.server import METHODS, message, reader
 
 
 def call(*words):
@@ -67,11 +67,8 @@ def test_without_grpc_the_extra_is_named(monkeypatch):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_call_has_messages_that_can_be_written_and_read(name):
-    asked = METHODS[name]
-
-    for wire in (asked.request, asked.answer):
-        assert asked.reader(wire)(asked.encode(message(wire))) == message(wire)
-    assert asked.path == f"/containerd.services.snapshots.v1.Snapshots/{name}"
+    for wire in METHODS[name]:
+        assert reader(wire)(message(wire).SerializeToString()) == message(wire)
 
 
 @pytest.mark.parametrize(
