@@ -298,6 +298,7 @@ class TrainConfig(StrictModel):
         where = self.checkpoint.folder
         if where is None:
             return str(self.run_folder(folder) / "checkpoints")
+        # Not joined where it is a URL: as a path it would lose a slash.
         return where if "://" in where else str(folder / where)
 
 

@@ -48,6 +48,7 @@ class FileDigest:
 
     def fault_in(self, file: Path) -> str | None:
         """Return what is wrong with ``file``, None where nothing is."""
+        # Sizes first: they cost no read, and a file that was cut short shows there.
         if (fault := self.size_fault_in(file)) is not None:
             return fault
         try:
@@ -91,6 +92,7 @@ def write_synced(file: Path, data: bytes) -> None:
     with file.open("wb") as stream:
         stream.write(data)
         stream.flush()
+        # The names of checkpoints are committed after their bytes: a rename may reach the disk before what it names.
         os.fsync(stream.fileno())
 
 

@@ -153,12 +153,14 @@ class StorePlace(CheckpointPlace):
             infos = self.files.listing(self.folder)
         except FileNotFoundError:
             return []
+        # The whole name: what was set aside is no checkpoint any more.
         matches = (_STEP.fullmatch(info.name) for info in infos if info.kind == "directory")
         steps = sorted(int(match[1]) for match in matches if match)
         return [(step, self._is_whole(step)) for step in steps]
 
     def _is_whole(self, step: int) -> bool:
         try:
+            # By the index alone: it is written last and removed first.
             self.files.stat(f"{self.path_of(step)}/{INDEX}")
         except FileNotFoundError:
             return False

@@ -41,6 +41,7 @@ def crossover(config: Path, output: Path, tokens: int, repetitions: int) -> None
     # By bytes the two are level at sp: as far again shows where time puts it.
     top_ks = range(1, min(shape.num_experts, 2 * sp + 2) + 1)
     found = measured_crossover(shape, sp=sp, tokens=tokens, top_ks=top_ks, repetitions=repetitions)
+    # By one rename: a launch may read the file as it is measured anew.
     write_whole(output, orjson.dumps(found.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
     table = Table(header_style="dim")
     for heading in ("experts a token", "a2a, ms", "ag_rs, ms", "a2a, bytes", "ag_rs, bytes"):

@@ -114,6 +114,7 @@ def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, 
     with kept_imports():
         from trainer_integration.run.external_rank import run_rank  # noqa: PLC0415 -- torch takes seconds
 
+    # One alone shows the job: all ranks have the same terminal.
     if launch.rank:
         return run_rank(config, launch, resume)
     with ReportProcess() as report, _ReportedDisplay(JobConsole(), report) as display:

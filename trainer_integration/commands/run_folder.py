@@ -24,6 +24,7 @@ def checkpoints_of(run: Path) -> str:
 
 def folder_of(run: Path) -> Path:
     """Return the folder of a run that is named by it or by its training file."""
+    # A folder is enough: its training file may be gone, or say something else by now.
     if run.is_dir():
         return run
     train, folder = load_train(run)

@@ -35,6 +35,7 @@ def show(run: Path, as_json: bool, html: bool, beside: Path | None) -> None:
     """  # noqa: D301 -- click's own marker
     folder = folder_of(run)
     finished = read_finished(folder)
+    # Another run beside it is shown in the report alone.
     if html or beside is not None:
         write_report(folder, beside=None if beside is None else folder_of(beside))
     if as_json:

@@ -44,10 +44,12 @@ def verify(run: Path, from_step: int, as_json: bool) -> None:
     else:
         print_proof(Console(), proof)
         report_of(folder)
+    # Behind the table: what differs is shown before the exit code says that something does.
     proof.require()
 
 
 def _proved(folder: Path, from_step: int) -> Proof:
+    # Beside the output, which may be JSON.
     console = Console(stderr=True)
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(

@@ -66,6 +66,7 @@ def model_of_run(run_dir: Path, location: str, step: int | None = None) -> Train
     optimizer = FlatAdamW(model, train.optimizer, train.steps)
     place = place_of(location)
     identity = identity_of(config, vision)
+    # Without ranks: whatever mesh saved it, each loads the parts that it has a place for, here all.
     checkpoints = (
         StripedCheckpoints(place, identity)
         if isinstance(place, StorePlace)
@@ -88,6 +89,7 @@ def export_run(run_dir: Path, location: str, folder: Path, step: int | None = No
     found = model_of_run(run_dir, location, step)
     config, end = found.mix.tokenizer, None
     if config is not None:
+        # By its number: generation compares ids, and a config that names none would have it stop at token 2.
         end = open_tokenizer(config, found.base_dir).end_of_document_id
     write_mixtral(found.model, folder, longest=found.mix.pack.length, end_of_document=end)
     if config is not None:

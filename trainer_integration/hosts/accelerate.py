@@ -148,6 +148,7 @@ class _AsOfGroup:
 
     def __init__(self, host: Any) -> None:
         self._host, self._asked = weakref.ref(host), 0
+        # A split batch is cut up for all ranks; else each rank has one of its own.
         self._size = 1 if host.split_batches else host.state.num_processes
         self._begin: dict[str, Any] = {}
 

@@ -37,6 +37,7 @@ def unpacked(value: object, *, of: str) -> dict[str, Any]:
     if not isinstance(value, bytes):
         raise StateError(f"{of} is a {type(value).__name__}; resume from an earlier checkpoint")
     try:
+        # Onto the host: the GPU that a tensor lay on may not be there.
         state = torch.load(io.BytesIO(value), map_location="cpu", weights_only=True)
     except Exception as error:  # of turned bytes torch raises whatever its unpickler meets
         raise StateError(
@@ -54,6 +55,7 @@ def save_states(
     place = _file_of(Path(folder), rank)
     place.parent.mkdir(parents=True, exist_ok=True)
     note = {"version": _VERSION, "rank": rank, "world_size": world_size, "loaders": list(states)}
+    # By one rename: a rank that dies here leaves the file of the save before, or none.
     write_whole(place, packed(note))
 
 

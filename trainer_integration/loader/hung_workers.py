@@ -67,6 +67,7 @@ def _of_loop(stacks: str) -> str:
 def _read(reader: Connection, most: int, patience_s: float) -> bytes:
     """Return what comes, until nothing came for a moment."""
     data = b""
+    # The stacks come in many small writes, without a last one: that all are there shows by silence alone.
     while len(data) < most and reader.poll(patience_s if not data else _QUIET_S):
         piece = os.read(reader.fileno(), most - len(data))
         if not piece:

@@ -240,6 +240,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         try:
             return super()._get_data()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
+            # By its text: torch raises one class for a limit that is over and for a worker that has died.
             if self._timeout > 0 and str(error).startswith("DataLoader timed out"):
                 raise WorkerTimeoutError(f"{error}: {self._awaited()}") from None
             raise
@@ -247,6 +248,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
     def _awaited(self) -> str:
         task = self._rcvd_idx
         worker = self._task_info[task][0]
+        # An iterable dataset has no indices.
         index = (
             ""
             if self._progress.samples

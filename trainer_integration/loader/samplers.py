@@ -155,6 +155,7 @@ def shape_of(loader: Any, anatomy: Anatomy) -> JsonObject:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     return {
         "samples": samples,
+        # A batch sampler of the user's may call anything so.
         "batch_size": size if type(size) is int else None,
         "drop_last": loader.drop_last,
         "samplers": anatomy.names,

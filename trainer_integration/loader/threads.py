@@ -151,6 +151,7 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         self._progress.next_epoch()
         loader._progress = self._progress
         super()._reset(loader, first_iter)
+        # What was asked for of the epoch before is still made, and dropped.
         self._asked.clear()
         self._given = 0
         self._ask()
@@ -173,6 +174,7 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
             raise RuntimeError(_CLOSED)
         first = self._asked[0]
         try:
+            # torch's ``timeout=0`` waits without a limit.
             return first.result(self._timeout or None)
         except CancelledError:
             raise RuntimeError(_CLOSED) from None

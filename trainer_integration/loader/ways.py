@@ -97,6 +97,7 @@ class Replacing(ManyProcesses):
             if info[0] == worker and len(info) == 1
         ]
         if owed:
+            # The first that it owes is the one that it stopped at: a worker makes its batches in this order.
             self._stops[owed[0]] += 1
             if self._stops[owed[0]] >= _TIMES:
                 index = self._progress.order.epoch.index_of(owed[0])

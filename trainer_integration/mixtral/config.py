@@ -70,6 +70,7 @@ def mixtral_config(
         "max_position_embeddings": longest,
         "sliding_window": None,
         "hidden_act": "silu",
+        # Parameters are kept so, whatever the layers compute in.
         "torch_dtype": "float32",
         # Unsaid, transformers takes tokens 1 and 2, which are Mistral's.
         "bos_token_id": None,
@@ -88,6 +89,7 @@ def model_config(content: Mapping[str, Json]) -> MoEConfig:
             f"model_type is {content.get('model_type')!r}; only mixtral can be imported"
         )
     heads, dim = content.get("num_attention_heads"), content.get("hidden_size")
+    # Before one is divided by the other: of a file of somebody's nothing is checked yet.
     if not isinstance(heads, int) or not isinstance(dim, int) or heads < 1:
         raise ConfigError(
             f"num_attention_heads is {heads!r}, hidden_size {dim!r}; both are whole numbers"
@@ -201,6 +203,7 @@ def names_of(folder: Path) -> list[str]:
     if (folder / _INDEX).exists():
         listed = _json_of(folder / _INDEX).get("weight_map")
         if not isinstance(listed, dict) or not all(
+            # No path: the map comes with a folder of somebody's, and leads to no other.
             isinstance(name, str) and Path(name).name == name and name.endswith(_SUFFIX)
             for name in listed.values()
         ):

@@ -185,6 +185,7 @@ def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tens
         state: Weights of the whole model, by their names here.
         config: The model.
     """
+    # As they lie in the one matrix: queries, keys, values.
     heads = [
         n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     ]
@@ -207,6 +208,7 @@ def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tens
                 if rest == "experts.fc2_EDF":
                     found[into + "w2.weight"] = matrix
                 else:
+                    # One product for both here: ``w1`` is the gate, ``w3`` what it lets through, in this order.
                     found[into + "w1.weight"], found[into + "w3.weight"] = matrix.chunk(2)
     # safetensors refuses what is not contiguous, as a part of a matrix may be.
     return {name: tensor.contiguous() for name, tensor in found.items()}
@@ -262,6 +264,7 @@ class _Reader:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise StateError(f"there is no weight {name}; give the folder of a whole Mixtral")
+        # By config.json: files of two models of one family would load otherwise, and compute nonsense.
         if tuple(tensor.shape) != shape:
             raise StateError(
                 f"weight {name} has shape {tuple(tensor.shape)} and config.json says {shape}; give files that "

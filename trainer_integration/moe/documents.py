@@ -205,4 +205,5 @@ class _Unpad(torch.autograd.Function):
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
         (places_N,) = ctx.saved_tensors
         grad_PD = grad_ND.new_zeros(ctx.num_places, *grad_ND.shape[1:])
+        # Copied and not added up: no two tokens have one place.
         return grad_PD.index_copy_(0, places_N, grad_ND), None

@@ -176,6 +176,7 @@ class MoETransformer(nn.Module):
             buffer.zero_()
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
+                # Weights of norms alone: no layer has a bias to learn.
                 parameter.fill_(1.0)
                 continue
             writes = name.endswith(("attention.output.weight", "experts.fc2_EDF"))

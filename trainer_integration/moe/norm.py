@@ -26,6 +26,7 @@ class RMSNorm(nn.Module):
     @override
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return ``x / rms(x) * weight``; the mean square is taken in float32, or wider."""
+        # In bf16 a mean of many squares would lose the small ones.
         wide_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
         scale_N1 = torch.rsqrt(wide_ND.square().mean(-1, keepdim=True) + self.epsilon)
         return (wide_ND * scale_N1).to(x_ND.dtype) * self.weight_D.to(x_ND.dtype)

@@ -116,6 +116,7 @@ def compared(
         seconds=seconds,
         steps=tuple(
             StepProof(step=step, replayed=replayed.get(step), logged=tuple(logged.get(step, ())))
+            # Every step between: one that is in no line was left out by the run, which is a difference too.
             for step in range(min(logged), max(logged) + 1)
         ),
     )
@@ -162,6 +163,7 @@ def prove(
         replayed[step] = digest
         tell(len(replayed), last + 1 - from_step)
     proof = compared(replayed, logged, time.perf_counter() - began_s)
+    # Before it is judged: a proof that fails is what somebody will want to look at.
     write_whole(run_dir / PROOF_NAME, orjson.dumps(proof.model_dump(mode="json")))
     return proof
 
@@ -194,6 +196,7 @@ def replayed_digests(spec: PlaneSpec) -> Iterator[tuple[int, str]]:
     """Yield every step of a mix with the digest of its samples, on one rank in this process."""
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         for batch in client:
+            # The digest is a sum over samples: that of one rank with all of them is that of many with a share each.
             yield batch.step, f"{batch_digest(batch):016x}"
 
 

@@ -106,6 +106,7 @@ def read_finished(run_dir: Path) -> Finished:
     except ConfigError as error:
         raise StateError(f"the run's mix is read no longer: {error}") from error
     return Finished(
+        # With the folder around it: of runs side by side many are called ``run``.
         name="/".join(run_dir.resolve().parts[-2:]),
         lines=lines,
         history=history,
@@ -344,6 +345,7 @@ def _keep(run_dir: Path, ended: threading.Event, least_s: float) -> None:
             return
         except (OmniloadError, OSError) as error:
             _LOG.debug("no report yet: %s", error)
+        # By what the last one took, which grows with the log.
         wait_s = max(least_s, (time.monotonic() - began_s) / _SHARE)
 
 

@@ -98,6 +98,7 @@ def _store(spec: RankSpec) -> Store:
     return TCPStore(
         "127.0.0.1",
         spec.store_port,
+        # Rank 0 was given the socket; the others reach it as soon as the launcher has bound it.
         is_master=spec.store_fd is not None,
         master_listen_fd=spec.store_fd,
         timeout=_TIMEOUT,

@@ -189,6 +189,7 @@ class Launcher:
             self._end("interrupted")
             return INTERRUPTED_EXIT
         finally:
+            # The ranks first: the threads that listen to them write to the log as well.
             self._stop_ranks()
             self._ended.set()
             if self._patience is not None:
@@ -344,6 +345,7 @@ class Launcher:
         attempt.is_ending = True
         stop_s = time.monotonic() + others_s
         for process in attempt.ranks.values():
+            # Up to one moment for all of them: a limit for each would add up over the ranks.
             process.wait(max(0.0, stop_s - time.monotonic()))
         for process in attempt.ranks.values():
             process.kill()

@@ -119,6 +119,7 @@ class LaunchPlan:
             require_step(place, resume, steps)
         elif not steps:
             return 0
+        # Not by default: a run_dir that was left as it is in a copied file names somebody's finished run.
         elif resume == "never":
             raise StateError(
                 f"{place.location} holds {step_name(steps[-1])}; pass --resume latest to go on from it, "
@@ -333,6 +334,7 @@ def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:
     if not isinstance(parallel.crossover, str):
         return train
     found = read_crossover(folder / parallel.crossover, sp=parallel.sp)
+    # As a number: ranks on other hosts need not see the file, and it may be measured anew meanwhile.
     parallel = parallel.model_copy(update={"crossover": found.by_time})
     return train.model_copy(update={"parallel": parallel})
 
@@ -363,6 +365,7 @@ def _evaluation_of(
             f"{file}: mix.stop is {mix.mix.stop}, and an evaluation takes every document once; set it to each_once"
         )
     tokenizer = None if mix.tokenizer is None else open_tokenizer(mix.tokenizer, base_dir)
+    # A smaller vocabulary is no fault: there is an embedding for each of its ids.
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"{file}: its tokenizer has {tokenizer.vocab_size} ids, the model {model.vocab_size}; use that of "
@@ -385,6 +388,7 @@ def _evaluation_of(
 
 def next_log_number(run_dir: Path) -> int:
     """Return a number above those of all logs of ranks in a run's folder, so that none is overwritten."""
+    # By the files: a launch that ended before the first line of the run's log has left some too.
     stems = [path.stem for path in (run_dir / "logs").glob("rank-*-attempt-*.log")]
     numbers = [decimal_of(stem.rpartition("-")[2]) for stem in stems]
     return max((number + 1 for number in numbers if number is not None), default=0)

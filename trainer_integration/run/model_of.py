@@ -36,6 +36,7 @@ def vision_of(train: TrainConfig, mix: MixConfig) -> VisionConfig | None:
 
 def with_cost_of(model: MoEConfig, mix: MixConfig, vision: VisionConfig | None = None) -> MixConfig:
     """Return the mix balanced by the cost of ``model`` and of its encoder, unless its file gives costs itself."""
+    # All of a pair or none of it: a cost that the file gives and one of ours are of two scales.
     given, costs = mix.balance.model_fields_set, {}
     if not given & {"linear", "quadratic", "cost"}:
         costs["linear"], costs["quadratic"] = cost_of(model, attention_slowdown=_ATTENTION_SLOWDOWN)

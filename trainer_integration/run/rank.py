@@ -44,6 +44,7 @@ def main() -> int:
 
     def write(line: StepLine | EventLine) -> None:
         lines.write(line.model_dump_json() + "\n")
+        # Each at once: a rank that is killed has told of every step that it was through with.
         lines.flush()
 
     try:

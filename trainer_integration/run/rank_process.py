@@ -28,6 +28,7 @@ ASK_TO_END = signal.SIGUSR1
 """Asks a rank to save after its step and to end; one that is still starting simply ends."""
 
 _LOG = get_logger(__name__)
+# A thread for every core in each of several ranks, and they would spin against each other.
 _SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _LONGEST_PIECE_BYTES = 64 << 10
 """Of what a rank says without an end of line."""

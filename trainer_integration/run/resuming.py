@@ -59,6 +59,7 @@ def choose(place: CheckpointPlace, resume: Resume, damaged: Mapping[int, str]) -
             # Not raised: an earlier one may be whole, and what ails this one is told as it is set aside.
             found[step] = str(error)
             continue
+        # All that are later were found damaged on the way here.
         return Choice(step=step, state=state, beyond={s: found[s] for s in steps if s > step})
     if steps:
         faults = "; ".join(f"{step_name(step)}: {found[step]}" for step in steps)

@@ -25,6 +25,7 @@ class RunLock:
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
             self._lock = FileLock(run_dir / LOCK_NAME)
+        # Not waited for: a launcher holds its run for hours.
         except BlockingIOError as error:
             raise StateError(
                 f"{run_dir} is in use by a launcher, {error.strerror}; "

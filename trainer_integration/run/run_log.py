@@ -119,6 +119,7 @@ def figures_of(line: StepLine) -> dict[str, float]:
         figures["model_flops_per_s"] = line.model_flops / line.seconds
     slots = line.expert_slots or ()
     if 0 < len(slots) <= MOST_EXPERTS:
+        # A step without a token has no row at any expert.
         mean = max(sum(slots) / len(slots), 1e-9)
         figures |= {f"expert_load/{e}": held / mean for e, held in enumerate(slots)}
     figures |= {f"evaluation/{name}": loss for name, loss in (line.evaluation or {}).items()}
@@ -250,6 +251,7 @@ class JobLog:
     def write(self, line: StepLine | EventLine) -> None:
         """Keep and show a step, or an event as of now; any thread may."""
         if isinstance(line, EventLine):
+            # By the clock of the launch: a rank that tells of it has begun later.
             line = line.model_copy(update={"seconds": self._seconds()})
         if self.file is not None:
             self.file.write(line)

@@ -56,6 +56,7 @@ def _rate(done: int, total: int, warmup: int, decay: int | None, config: Optimiz
         return config.lr * done / warmup
     falls_from = warmup
     if config.schedule == "wsd":
+        # Rounded up: of a run of nine steps one is left to fall in.
         falls_from = max(falls_from, total - (decay or -(-total // 10)))
     progress = (done - falls_from) / max(1, total - falls_from)
     left = 1.0 - min(1.0, max(0.0, progress))
@@ -165,6 +166,7 @@ class FlatAdamW:
         for parameter, window in zip(self._parameters, self._windows, strict=True):
             (matrices if parameter.ndim >= 2 else vectors).append((parameter, window))
         self._update(matrices, self._config.weight_decay)
+        # Weights of norms: decay would pull what passes through them to 0, and keeps no matrix from growing.
         self._update(vectors, 0.0)
 
     @torch.no_grad()
@@ -211,12 +213,15 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
         part,
         parameter.device_mesh,
         parameter.placements,
+        # A check would be a collective for each parameter, of what is so as it was cut.
         run_check=False,
+        # Said, as parts may be unequal: torch would take all of them to be as long as this one.
         shape=parameter.shape,
         stride=parameter.stride(),
     )
 
 
 def _square(values: Tensor) -> Tensor:
+    # Wide: in float32 the squares of millions of small gradients vanish beside a few large ones.
     norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
     return norm.square()

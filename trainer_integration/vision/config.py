@@ -68,4 +68,5 @@ class VisionConfig(VisionShape):
 def identity_of(model: MoEConfig, vision: VisionConfig | None) -> JsonObject:
     """Return what a checkpoint must have been saved with to fit a model and its encoder, if it has one."""
     own = model.identity()
+    # No key where there is no encoder: checkpoints of text, old ones among them, have none.
     return own if vision is None else own | {"vision": vision.model_dump(mode="json")}

@@ -105,6 +105,8 @@ class VisionEncoder(nn.Module):
         # Patches come square by square, not line by line, so that those of an embedding lie together.
         places_P2 = grid_places(grids, self.config.merge).to(patches_PV.device)
         head_dim = self.config.dim // self.config.num_heads
+        # Angles in float32 at least: bf16 has no whole numbers between 256 and 258, so that far patches would turn
+        # alike.
         wide = torch.promote_types(patches_PV.dtype, torch.float32)
         turns = tuple(
             Rotation.at(places_P2[:, axis], head_dim // 2, self.config.rope_theta, wide)
@@ -135,7 +137,9 @@ class _Block(nn.Module):
     def forward(self, x_PD: Tensor, turns: tuple[Rotation, ...], sizes: Sequence[int]) -> Tensor:
         heads = (3 * self.num_heads, x_PD.shape[1] // self.num_heads)
         qkv_PHC = _linear(self.qkv, self.norm1(x_PD)).view(len(x_PD), *heads)
+        # Queries and keys are turned by their place; what is handed on is not.
         turned, values = torch.split(qkv_PHC, [2 * self.num_heads, self.num_heads], dim=1)
+        # Half of each head by the row, half by the column.
         halves = zip(turns, turned.chunk(2, dim=-1), strict=True)
         turned = torch.cat([turn.apply(half) for turn, half in halves], dim=-1)
         attended = [

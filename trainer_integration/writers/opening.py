@@ -41,6 +41,7 @@ class Writers:
         self._names = tuple(openers)
         """Of those that are open or are yet to be."""
         self._next = from_step
+        # After a resume at once: the launch before may have written steps behind its last checkpoint.
         self._goes_back = from_step > 0
         self._waiting: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue()
         self._lost = 0

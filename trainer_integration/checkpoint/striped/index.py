@@ -229,6 +229,7 @@ def _keys_of(chunks: Iterable[ChunkToSave]) -> list[str]:
     seen: set[str] = set()
     for chunk in chunks:
         place = ",".join(map(str, chunk.offsets))
+        # Its own name wherever that is free: other readers of safetensors look for it.
         keys.append(f"{chunk.tensor}@{place}" if chunk.tensor in seen else chunk.tensor)
         seen.add(chunk.tensor)
     return keys

@@ -146,6 +146,7 @@ class StripedReader(StorageReader):
             IntegrityError: A file, an object or a unit is missing or not what was saved; it is named.
             UnavailableError: The store does not answer.
         """
+        # By file: one is opened once, however many tensors lie in it.
         by_file: dict[str, list[_Read]] = {}
         for item in plan.items:
             chunk, dtype = self._places[item.storage_index]
@@ -159,6 +160,7 @@ class StripedReader(StorageReader):
             for name, reads in by_file.items():
                 self._fill_staged(name, files[name], [r for r in reads if not r.is_straight])
         for read in (read for reads in by_file.values() for read in reads):
+            # Behind all reads: from here on DCP takes a tensor for loaded, and may copy it on.
             planner.commit_tensor(read.item, read.target)
         done: TorchFuture[None] = TorchFuture()
         done.set_result(None)

@@ -73,6 +73,7 @@ def units_of(
         whole = len(view) // unit_bytes * unit_bytes
         for at in range(0, whole, unit_bytes):
             yield view[at : at + unit_bytes]
+        # Less than a unit: it waits for what comes behind it.
         joined += view[whole:]
     if joined:
         yield joined

@@ -87,4 +87,5 @@ def _text(state: torch.Tensor) -> str:
 def _tensor(text: Json) -> torch.Tensor:
     if not isinstance(text, str):
         raise TypeError(f"{text!r:.40} is no text")
+    # A copy, which can be written: torch warns of a tensor over bytes.
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

@@ -82,6 +82,7 @@ def _place_in(state: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
     if "_snapshot" not in state:
         _require_no_own(state["dataset_state"])
         return whole_number(state["_num_yielded"], below=_MOST), state
+    # With workers it keeps the place of the last snapshot, and counts the batches since.
     snapshot = state["_snapshot"]
     for worker in snapshot["_worker_snapshots"].values():
         _require_no_own(worker["dataset_state"])
@@ -126,9 +127,11 @@ def _drawn_in(main: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject) -> J
             f"the state is torchdata's, which does not say the order of the sampler {anatomy.names[-1]}; {_INSTEAD}"
         )
     _require_batch_size(main, kept, shape)
+    # A sequential order draws from nothing.
     if not (anatomy.generators or anatomy.ambient == "torch"):
         return {"generators": []}
     inner = anatomy.parts[-1]
+    # In the place of this one alone torchdata puts a sampler of its own, which keeps the generator.
     if type(inner) is not RandomSampler:
         if anatomy.ambient == "none" and "sampler_iter_state" not in kept:
             return {"generators": generator_states(anatomy.generators)}

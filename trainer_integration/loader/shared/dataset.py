@@ -155,6 +155,7 @@ def pack_lists(dataset: Any, depth: int = _DEPTH) -> int:
         if type(value) is list and len(value) >= _LONG:
             count += _pack(dataset, name, value)
         elif isinstance(value, list | tuple):
+            # A short list may hold datasets, as a ``ConcatDataset`` does.
             count += sum(pack_lists(each, depth - 1) for each in value[:_LONG])
         # Datasets within this one, as a ``Subset`` has them.
         elif hasattr(type(value), "__getitem__") and not isinstance(value, dict | str | bytes):
@@ -165,6 +166,7 @@ def pack_lists(dataset: Any, depth: int = _DEPTH) -> int:
 def _pack(dataset: Any, name: str, value: list[Any]) -> bool:
     try:
         setattr(dataset, name, PackedList(value))
+    # Such a list stays as it is, and its pages are copied as they would be without us: slower, and right.
     except (pickle.PicklingError, TypeError, AttributeError):
         return False
     return True

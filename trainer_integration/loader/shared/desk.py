@@ -237,6 +237,7 @@ class Desk:
     def _is_taken(self, job: _Job) -> bool:
         takers = len(job.takers & self._queues.keys())
         all_in = self._joined >= self.ranks
+        # All ranks, or as many as ever took the same: several groups of ranks may each share their own.
         return all_in and (takers >= len(self._queues) or 1 < self._most_takers <= takers)
 
     def _removed(self, number: int) -> tuple[int, ...]:
@@ -255,6 +256,8 @@ class Desk:
             if gone.isdisjoint(job.waiting):
                 continue
             job.waiting = [each for each in job.waiting if each not in gone]
+            # One that a worker is at is made all the same: nothing stops it there, and another rank may ask for it
+            # yet.
             if not job.waiting and job.worker is None:
                 for queue in self._queues.values():
                     if number in queue:

@@ -193,6 +193,7 @@ class Client:
             return
         # By a message of a worker's, not by a welcome: servers that let ranks in and end would be followed for ever.
         self._lost = 0
+        # One that was dropped while it was on its way: its blocks are free again.
         if self._wanted.pop(frame.number, None) is None:
             self._let_go(frame)
         else:
@@ -288,6 +289,7 @@ class Share:
             ranks=self._ranks,
         )
         collate = loader.collate_fn
+        # By names and numbers: functions of two processes cannot be compared.
         fingerprint = {
             "dataset": type(loader.dataset).__qualname__,
             "samples": len(loader.dataset),
@@ -382,5 +384,6 @@ class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         self._end()
 
 
+# No method: a finalizer would hold the iterator by it, and never be called.
 def _drop(client: Client, asked: "deque[int]") -> None:
     client.drop(asked)

@@ -34,6 +34,7 @@ class Holds:
 
     def __init__(self, regions: int, handle: int | None = None) -> None:
         """Make the rows, or map those of ``handle``, which stays the caller's."""
+        # Without a name: the memory goes with the last process that has it, however that ends.
         own = os.memfd_create("omniload-holds", os.MFD_CLOEXEC) if handle is None else handle
         shape = (ROWS, regions * STATES)
         if handle is None:
@@ -45,6 +46,7 @@ class Holds:
 
     def hold(self, row: int, slots: tuple[int, ...]) -> None:
         """Note that a rank is sent blocks."""
+        # No lock between processes: it is set before the rank hears of the block, and cleared by nobody before that.
         self.held_RK[row, list(slots)] = 1
 
     def clear(self, row: int, slots: tuple[int, ...] | None = None) -> None:
@@ -56,6 +58,7 @@ class Holds:
 
     def is_held(self, slots: tuple[int, ...], rows: int) -> bool:
         """Whether one of the first ``rows`` ranks holds one of ``slots``."""
+        # Of the rows that were ever in use: after each message all 256 would be looked at for a few ranks.
         return bool(self.held_RK[:rows, list(slots)].any())
 
 

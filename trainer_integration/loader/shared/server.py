@@ -77,6 +77,7 @@ def serve(setup: Setup, listener: socket.socket, context: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _close_sockets(listener.fileno())
+    # Threads of torch's would not be there in the workers that are forked from this process.
     torch.set_num_threads(1)
     code = 1
     try:
@@ -137,6 +138,7 @@ class _Server:
         await self._over.wait()
         first.cancel()
         self._listener.close()
+        # All are killed before one is waited for: each takes its time to give its memory back.
         for worker in self._workers.values():
             worker.process.kill()
         for worker in self._workers.values():
@@ -214,6 +216,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         while not self._over.is_set():
             peer, _ = await loop.sock_accept(self._listener)
+            # The address is a name that any user of the machine may knock at, and what comes is unpickled.
             if user_of(peer)[1] != os.getuid():
                 peer.close()
                 continue
@@ -222,6 +225,7 @@ class _Server:
 
     async def _serve(self, peer: socket.socket) -> None:
         """Serve one rank from its greeting to its end."""
+        # The lowest free row: as few as possible are looked at for a block to be free.
         row = next((row for row in range(ROWS) if row not in self._taken), -1)
         try:
             if row < 0:
@@ -312,6 +316,7 @@ class _Server:
 
     async def _restart(self, worker: int, later: _Later) -> None:
         await self._start(worker)
+        # Orders that came while it was being started, in their order.
         for data in later.written:
             self._workers[worker].writer.write(data)
 

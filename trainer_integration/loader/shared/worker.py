@@ -120,11 +120,13 @@ class Post:
 
 def work(settings: Work, room: Room, line: socket.socket, post: Post) -> None:
     """Make batches for ``line``, this worker's end of a pair, until the server goes away."""
+    # Before anything else: a server that dies from here on takes the worker along.
     end_with(post.server)
     for descriptor in post.forked:
         os.close(descriptor)
     worker, region = post.worker, post.region
     collate = GroupCollate(settings.collate_fn, room, region)
+    # One object in three places: of each torch's loop asks other methods.
     queues: Any = _Line(Wire(line), collate, worker)
     _worker_loop(
         settings.kind,

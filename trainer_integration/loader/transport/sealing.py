@@ -226,6 +226,7 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _inline(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+    # A copy, which can be written: torch warns of tensors over bytes.
     return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
@@ -303,6 +304,7 @@ class DirectQueue(Queue):  # type: ignore[type-arg]
         if len(data) > _DIRECT_BYTES or (self._counted is not None and self._counted.left):
             self._put_by_thread(obj, block, timeout)
             return
+        # As in the queue's own ``put``: whoever takes a message releases it once.
         self._sem.acquire()
         with self._wlock:
             self._writer.send_bytes(data)

@@ -86,6 +86,7 @@ def read_crossover(path: Path, *, sp: int) -> Crossover:
             f"parallel.crossover names {path}, which is no measured crossover of this release; write it again with "
             "omniload train crossover"
         ) from error
+    # Among other ranks each sends another part of its rows, and the two are level elsewhere.
     if found.sp != sp:
         raise ConfigError(
             f"parallel.crossover names {path}, measured with {found.sp} ranks, and sp is {sp}; measure it again"

@@ -135,6 +135,7 @@ def _sum_of_slots(rows_SD: Tensor, slots_NK: Tensor, kept_NK: Tensor | None) -> 
     if len(rows_SD) == 0:
         return rows_SD.new_zeros(len(slots_NK), *rows_SD.shape[1:])
     total_ND = _rows_at(rows_SD, slots_NK, kept_NK, 0)
+    # One choice after the other, in a fixed order: ``index_add_`` on a GPU adds in whatever order its threads come.
     for k in range(1, slots_NK.shape[1]):
         total_ND += _rows_at(rows_SD, slots_NK, kept_NK, k)
     return total_ND
@@ -145,6 +146,7 @@ def _rows_at(rows_SD: Tensor, slots_NK: Tensor, kept_NK: Tensor | None, k: int) 
     return rows_ND if kept_NK is None else torch.where(kept_NK[:, k].unsqueeze(1), rows_ND, 0)
 
 
+# By hand: the gradient of ``index_select`` adds up by atomics on a GPU, in another order each time.
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     @override
@@ -284,6 +286,7 @@ class AllGatherReduceScatter(Transport):
 
     @override
     def there(self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor) -> Slots:
+        # Padded to the most: a gather takes parts of one size.
         peers, most = self._peers, max(self._tokens_of_peers)
         x_MD = peers.gather(_padded(x_ND, most, 0), "dispatch")
         gates_MK = peers.gather(_padded(gates_NK, most, 0), "gates")
