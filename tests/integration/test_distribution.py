@@ -48,9 +48,9 @@ def wheel(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bare") / "venv"
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     code, text = called(
-        *(folder / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"),
+        *(sys.executable, "-m", "pip", "--python", folder, "install", "-q", "--no-compile"),
         *("-c", ROOT / "constraints.txt", wheel),
     )
     assert code == 0, text

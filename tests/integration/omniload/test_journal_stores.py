@@ -46,7 +46,7 @@ def s3_url(s3, monkeypatch):
 
 
 class TestS3(StoredJournalContract):
-    steps = 100
+    steps = 40
 
     @pytest.fixture
     def place(self, s3_url, tmp_path):
