@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from omniload.actors.address import Gather
-from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.extras import missing_extra
 
 if TYPE_CHECKING:
+    from omniload.actors.local.plane import LocalPlane
     from omniload.actors.ray.plane import RayPlane
 
 __all__ = ["open_plane", "open_ray_plane", "runtime_of"]
@@ -30,6 +30,9 @@ def open_plane(spec: PlaneSpec) -> "LocalPlane | RayPlane":
         StateError: ``spec.state`` does not fit the mix or the data.
     """
     if runtime_of(spec) == "local":
+        # Here: it loads every role, which a launcher whose rank has the plane never needs.
+        from omniload.actors.local.plane import LocalPlane  # noqa: PLC0415
+
         return LocalPlane(spec)
     return open_ray_plane(spec)
 
