@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.house.modules import ROOT, name_of, source_files, tree_of
+from tests.house.modules import ROOT, name_of, source_files, statements_of
 
 REASONS = tomllib.loads((ROOT / "tests/house/one_importer.toml").read_text(encoding="utf-8"))
 
@@ -18,7 +18,7 @@ def importers():
     paths = {name_of(path): path for path in source_files()}
     found = defaultdict(set)
     for name, path in paths.items():
-        for node in ast.walk(tree_of(path)):
+        for node in statements_of(path):
             if isinstance(node, ast.Import):
                 targets = {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

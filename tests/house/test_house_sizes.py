@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 
-from tests.house.modules import ROOT, faults, source_files, tree_of
+from tests.house.modules import ROOT, faults, source_files, statements_of
 
 MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
 FOLDER_MODULES = 16
@@ -86,7 +86,7 @@ def lines_over_the_limit(path):
 def longer_functions(path):
     functions = (
         node
-        for node in ast.walk(tree_of(path))
+        for node in statements_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     sizes = {f"{f.name}:{f.lineno}": (f.end_lineno or 0) - f.lineno + 1 for f in functions}

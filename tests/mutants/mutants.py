@@ -3,12 +3,14 @@
 import re
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 __all__ = ["Mutant", "modules_naming", "modules_with", "mutants"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+_DEFINED = re.compile(r"^\s*def (\w+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +36,25 @@ def mutants():
     ]
 
 
+@cache
+def texts_of(folder):
+    """Return the text of every module below a folder, as it is when first asked for: a mutant is taken out again."""
+    return {path: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
+
+
 def modules_with(mutant, root=ROOT):
     """Return the modules in which its text stands, once for each time."""
     found = []
-    for module in sorted((root / mutant.package).rglob("*.py")):
-        found += [module] * module.read_text(encoding="utf-8").count(mutant.before)
+    for module, text in texts_of(root / mutant.package).items():
+        found += [module] * text.count(mutant.before)
     return found
 
 
 def modules_naming(names, root=ROOT):
     """Return the test modules that define one of these functions, and the names that none defines."""
-    wanted = {name: re.compile(rf"^\s*def {re.escape(name)}\(", re.MULTILINE) for name in names}
     modules, missing = set(), set(names)
     for module in sorted((root / "tests").rglob("test_*.py")):
-        text = module.read_text(encoding="utf-8")
-        here = {name for name, defined in wanted.items() if defined.search(text)}
+        here = set(names) & {*_DEFINED.findall(module.read_text(encoding="utf-8"))}
         if here:
             modules.add(module)
             missing -= here
