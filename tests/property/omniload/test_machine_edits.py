@@ -115,7 +115,6 @@ def taken_in(simulation, step, history):
     return state
 
 
-@settings(max_examples=25)
 @given(mixes(), changes(), worlds(), st.lists(epochs, min_size=6, max_size=6))
 def test_a_run_with_edits_is_the_one_that_mix_and_edits_alone_decide(mix, asked, world, lengths):
     simulation, digests = simulated(mix, lengths, world, changes=asked)
@@ -139,7 +138,6 @@ def test_a_replay_that_knows_every_edit_from_the_start_gives_the_same_steps(
     assert replay.run() == reference_digests(history, lengths, num_steps=STEPS)
 
 
-@settings(max_examples=25)
 @given(mixes(), changes(), worlds(), worlds(), st.lists(epochs, min_size=6, max_size=6), st.data())
 def test_a_killed_run_goes_on_in_another_world_with_the_same_edits(
     mix, asked, world, other, lengths, data

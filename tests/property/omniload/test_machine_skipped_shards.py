@@ -57,7 +57,6 @@ def changes(draw):
 lengths_of_six = st.lists(epochs, min_size=6, max_size=6)
 
 
-@settings(max_examples=25)
 @given(mixes(), changes(), worlds(), lengths_of_six)
 def test_a_run_that_leaves_shards_out_is_the_one_that_mix_and_edits_alone_decide(
     mix, asked, world, lengths
@@ -81,7 +80,6 @@ def test_a_replay_that_knows_them_from_the_start_gives_the_same_steps(mix, asked
     assert replay.run() == reference_digests(history, lengths, num_steps=STEPS)
 
 
-@settings(max_examples=25)
 @given(mixes(), changes(), worlds(), worlds(), lengths_of_six, st.data())
 def test_a_killed_run_goes_on_in_another_world_without_the_same_shards(
     mix, asked, world, other, lengths, data
@@ -111,7 +109,6 @@ def test_the_journal_and_the_edits_fold_to_the_planners_own_states(mix, asked, w
         assert folded.to_json(history.of_revision(revision).names, found, carried) == saved
 
 
-@settings(max_examples=20)
 @given(mixes(), worlds(), lengths_of_six, st.integers(0, STEPS - 2), st.integers(1, SHARDS - 1))
 def test_of_a_shard_only_what_is_begun_is_drawn_and_of_the_others_each_record_once_in_order(
     mix, world, lengths, step, number
@@ -150,7 +147,7 @@ def test_of_a_shard_only_what_is_begun_is_drawn_and_of_the_others_each_record_on
         assert {key for key in drawn if key[0] == s} == due
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(mixes(), changes(), worlds(), worlds(), lengths_of_six, skips, st.data())
 def test_steps_are_skipped_of_a_run_that_leaves_shards_out(
     mix, asked, world, other, lengths, skip, data
@@ -191,7 +188,6 @@ def test_loaders_hold_nothing_of_a_shard_that_is_left_out(prefetch, seed):
     assert simulation.most_held < large
 
 
-@settings(max_examples=20)
 @given(mixes(), worlds(), lengths_of_six, st.lists(weights, min_size=1, max_size=2))
 def test_undone_at_its_own_step_a_shard_was_never_left_out(mix, world, lengths, given_weights):
     history = History(mix).edited(SetWeights(weights={NAMES[0]: 1 + sum(given_weights)}), 2)

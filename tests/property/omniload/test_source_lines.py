@@ -93,13 +93,18 @@ def alone(line):
         return None
 
 
+def texts_of(records):
+    """Return the text of every line of a unit, or ``None`` where it is bad."""
+    texts = [records.column[i].tobytes() for i in range(len(records.column))]
+    return [None if bad else text for bad, text in zip(records.bad_B, texts, strict=True)]
+
+
 def verdicts(reader):
     """Return the text of every line of a file, or ``None``, and the first reason of each unit."""
     found, reasons = [], []
     for unit in range(len(reader.units())):
         records = reader.read_unit(unit)
-        texts = [records.column[i].tobytes() for i in range(len(records.column))]
-        found += [None if bad else text for bad, text in zip(records.bad_B, texts, strict=True)]
+        found += texts_of(records)
         reasons.append(records.reason)
     return found, reasons
 
@@ -119,15 +124,19 @@ def opened(tmp_path_factory):
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
 
 
-def test_the_verdict_on_a_line_does_not_depend_on_the_line_beside_it(opened):
-    content = [KINDS[kind] for pair in PAIRS for kind in pair]
-    # Cut so that each pair is a unit of its own: nothing else shares it.
-    for first, second in PAIRS:
-        pair = [KINDS[first], KINDS[second]]
-        found, _ = verdicts(opened(b"".join(line + b"\n" for line in pair)))
-        assert found == [alone(line) for line in pair], (first, second)
-    found, _ = verdicts(opened(b"".join(line + b"\n" for line in content)))
-    assert found == [alone(line) for line in content]
+def test_the_verdict_on_a_line_does_not_depend_on_the_line_beside_it(opened, tmp_path):
+    by_itself = {kind: alone(line) for kind, line in KINDS.items()}
+    data = [KINDS[first] + b"\n" + KINDS[second] + b"\n" for first, second in PAIRS]
+    # A file for each pair, and so a unit of its own: nothing else shares it.
+    for number, pair in enumerate(data):
+        (tmp_path / f"{number:05}.jsonl").write_bytes(pair)
+    config = JsonlSource(type="jsonl", path="*.jsonl")
+    reader = JsonlFormat(find_files(["*.jsonl"], tmp_path, source="web"), config)
+    assert len(reader.units()) == len(PAIRS)
+    for unit, pair in enumerate(PAIRS):
+        assert texts_of(reader.read_unit(unit)) == [by_itself[kind] for kind in pair], pair
+    found, _ = verdicts(opened(b"".join(data)))
+    assert found == [by_itself[kind] for pair in PAIRS for kind in pair]
 
 
 @given(st.lists(lines, min_size=1, max_size=5), st.booleans(), st.integers(1, 60))
