@@ -1,5 +1,7 @@
 """``omniload mix simulate`` on a small corpus, in one process."""
 
+import shutil
+
 import orjson
 import pytest
 
@@ -14,8 +16,21 @@ def mix_file(tmp_path_factory):
     return a_mix_file(tmp_path_factory.mktemp("corpus"), rows=8, micro_rows=8)
 
 
-def test_it_prints_waits_throughput_planner_memory_and_connections(mix_file, tmp_path):
-    result = run_mix("simulate", mix_file, *QUICK, "--cache-dir", tmp_path)
+@pytest.fixture(scope="module")
+def measured(mix_file, tmp_path_factory):
+    """What a simulation found whose profile was measured, and the profile that it kept: it takes the longest."""
+    folder = tmp_path_factory.mktemp("measured")
+    kept = ("--profile", folder / "profile.json", "--cache-dir", folder)
+    return json_of("simulate", mix_file, *QUICK, *kept), folder / "profile.json"
+
+
+@pytest.fixture
+def profile(measured, tmp_path):
+    return shutil.copy(measured[1], tmp_path / "profile.json")
+
+
+def test_it_prints_waits_throughput_planner_memory_and_connections(mix_file, profile):
+    result = run_mix("simulate", mix_file, *QUICK, "--profile", profile)
 
     assert result.exit_code == 0, result.output
     for said in ("wait of a step, p50", "tokens/s", "planner", "memory of the first host"):
@@ -23,22 +38,21 @@ def test_it_prints_waits_throughput_planner_memory_and_connections(mix_file, tmp
     assert "1 rank on 1 host, 2 sources, runtime local" in result.output
 
 
-def test_a_kept_profile_gives_the_same_figures_without_the_data(mix_file, tmp_path):
-    arguments = ("simulate", mix_file, *QUICK, "--profile", tmp_path / "profile.json")
-    first = json_of(*arguments, "--cache-dir", tmp_path)
+def test_a_kept_profile_gives_the_same_figures_without_the_data(
+    mix_file, measured, profile, tmp_path
+):
+    arguments = ("simulate", mix_file, *QUICK, "--profile", profile)
     (mix_file.parent / "text" / "0.jsonl").rename(tmp_path / "away.jsonl")
 
     again = json_of(*arguments)
     (tmp_path / "away.jsonl").rename(mix_file.parent / "text" / "0.jsonl")
 
-    assert again == first
-    assert json_of(*arguments, "--seed", 1) != first
+    assert again == measured[0]
+    assert json_of(*arguments, "--seed", 1) != again
 
 
-def test_more_sources_are_copies_of_those_of_the_file(mix_file, tmp_path):
-    profile = ("--profile", tmp_path / "profile.json")
-
-    found = json_of("simulate", mix_file, *QUICK, "--sources", 7, *profile)
+def test_more_sources_are_copies_of_those_of_the_file(mix_file, profile):
+    found = json_of("simulate", mix_file, *QUICK, "--sources", 7, "--profile", profile)
 
     assert found["sources"] == 7
     assert found["connections"]["without"] == 7
@@ -75,14 +89,11 @@ def test_a_file_that_is_no_profile_is_named(mix_file, tmp_path):
 
 
 def test_a_profile_of_a_release_before_is_refused_with_its_version_and_what_to_do(
-    mix_file, tmp_path
+    mix_file, profile
 ):
-    file = tmp_path / "profile.json"
-    arguments = ("simulate", mix_file, *QUICK, "--profile", file)
-    json_of(*arguments, "--cache-dir", tmp_path)
-    file.write_bytes(orjson.dumps({**orjson.loads(file.read_bytes()), "version": 2}))
+    profile.write_bytes(orjson.dumps({**orjson.loads(profile.read_bytes()), "version": 2}))
 
-    result = run_mix(*arguments)
+    result = run_mix("simulate", mix_file, *QUICK, "--profile", profile)
 
     assert isinstance(result.exception, ConfigError)
     assert "version   Input should be 5" in str(result.exception)
