@@ -29,8 +29,8 @@ LATE_S = 10.0
 BEHIND = 5
 """Niceness of what only computes."""
 COMPUTING = {
-    "units": ("unit",),
-    "properties": ("property", "histories", "house", "mutants"),
+    "units": ("unit", "house", "mutants"),
+    "properties": ("property", "histories"),
 }
 """Lanes of whole folders, whose tests touch the machine only where a marker says so."""
 WAITING = {
@@ -75,9 +75,12 @@ class Lane:
     @classmethod
     def start(cls, name: str, folder: Path, options: list[str]) -> "Lane":
         report = folder / f"{name}.xml"
+        # Each new folder is numbered by all that are there: of thousands, those of tests that failed stay.
+        folders = ("-o", "tmp_path_retention_policy=failed") if name in COMPUTING else ()
         command = [
             *(sys.executable, "-m", "pytest", f"--lane={name}", f"--junitxml={report}"),
             *("-o", f"cache_dir=.pytest_cache/{name}", "-o", "junit_logging=no"),
+            *folders,
             *options,
         ]
         if name in COMPUTING and (nice := shutil.which("nice")):

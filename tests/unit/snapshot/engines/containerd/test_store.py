@@ -182,9 +182,9 @@ def test_what_is_gone_or_no_folder_any_more_counts_nothing(tmp_path, monkeypatch
             raise NotADirectoryError(path)
         return real(path)
 
-    monkeypatch.setattr(snapshotter_store.os, "scandir", scandir)
-
-    assert usage_of(tmp_path)[1] == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshotter_store.os, "scandir", scandir)
+        assert usage_of(tmp_path)[1] == 3
 
 
 def test_what_cannot_be_removed_is_said_and_no_error(tmp_path, monkeypatch, caplog):
