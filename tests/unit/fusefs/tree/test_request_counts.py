@@ -4,6 +4,7 @@ import errno
 import mmap
 import random
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 from pyarrow import fs as pafs
@@ -36,9 +37,14 @@ class LargeReadsInMappedMemory(RecordingObjects):
         return memory
 
 
+@cache
+def some_data():
+    return random.Random(0).randbytes(SIZE)
+
+
 @contextmanager
 def a_file_on(store):
-    data = random.Random(0).randbytes(SIZE)
+    data = some_data()
     files = StripedFiles(store, FilesConfig())
     files.write_file("f", data)
     yield files, data

@@ -10,7 +10,6 @@ from omniload.base.state import sealed, unsealed
 from omniload.mix.edits import history as history_module
 from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.edit import (
-    MOST_EDITS,
     AddSource,
     Edit,
     RetireSource,
@@ -127,12 +126,14 @@ def test_as_many_edits_as_a_run_may_have_are_folded_once_each(monkeypatch):
         folded.append(edit.revision)
         return one(before, edit)
 
+    most = 500
     monkeypatch.setattr(history_module, "edited_mix", counted)
+    monkeypatch.setattr(history_module, "MOST_EDITS", most)
     history = a_history()
-    for step in range(MOST_EDITS):
+    for step in range(most):
         history = history.edited(SetWeights(weights={"web": 1 + step % 7}), 100 + step // 64)
-    assert folded == list(range(1, MOST_EDITS + 1))
-    with pytest.raises(ConfigError, match="the run has 4096 edits, 4096 at most"):
+    assert folded == list(range(1, most + 1))
+    with pytest.raises(ConfigError, match="the run has 500 edits, 500 at most"):
         history.edited(Undo(), 200)
 
     folded.clear()
@@ -140,7 +141,7 @@ def test_as_many_edits_as_a_run_may_have_are_folded_once_each(monkeypatch):
 
     assert read_again.latest == history.latest
     assert read_again.shares_at(10**6) == history.shares_at(10**6)
-    assert folded == list(range(1, MOST_EDITS + 1))
+    assert folded == list(range(1, most + 1))
 
 
 def test_two_histories_that_part_know_each_its_own_mix():
