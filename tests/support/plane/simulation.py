@@ -83,8 +83,8 @@ _MOST_LOOKS = 400
 """Looks for a source to move in one run; each is one message in the bag."""
 _MOST_MESSAGES = 50_000
 """Messages of one run at most: a hundred times what the longest here take."""
-_MOST_MISSED = 5_000
-"""Times in a run that a loader may lack what it is asked for: it is asked again at random moments."""
+_MOST_MISSED = 1_000
+"""Times in a run that a loader may lack what it is asked for: forty times what they do in any of a thousand."""
 _LOOKS_EVERY = 8
 """Messages between two looks at what loaders hold."""
 _WAITS = 0.8
