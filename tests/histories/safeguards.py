@@ -1,8 +1,10 @@
 """Safeguards of the data plane: each is taken away in a process of its own, until a history breaks a promise.
 
-Nothing of ours is imported here: the processes that are forked off import the code without a safeguard.
+The code is imported once, as it is; a process that is forked off imports anew the module without its safeguard,
+and every module that imports it, by whatever way.
 """
 
+import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -11,7 +13,9 @@ import pickle
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,8 +26,9 @@ __all__ = ["Caught", "Safeguard", "caught", "safeguards"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LIBRARIES = ("numpy", "orjson", "pyarrow.compute", "pydantic", "xxhash")
-"""Loaded once, before processes are forked off."""
+OURS = ("omniload", "tests")
+RUN = ("tests.histories.checking", "tests.histories.worlds")
+"""What runs a history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,23 +75,79 @@ def safeguards() -> list[Safeguard]:
 
 def caught(found: Sequence[Safeguard], seeds: Iterable[int] | None = None) -> Iterator[Caught]:
     """Take each away, and run histories until one breaks: its known one, or those of ``seeds`` in order."""
-    for name in LIBRARIES:
-        import_module(name)
+    importers = _importers()
     for safeguard in found:
         began_s = time.monotonic()
         known = [] if safeguard.seed is None else [safeguard.seed]
-        seed, broken = _in_a_fork(safeguard, known if seeds is None else list(seeds))
+        seed, broken = _in_a_fork(safeguard, importers, known if seeds is None else list(seeds))
         seconds = time.monotonic() - began_s
         yield Caught(safeguard=safeguard, seed=seed, broken=broken, seconds=seconds)
 
 
-def _in_a_fork(safeguard: Safeguard, seeds: Sequence[int]) -> tuple[int | None, str]:
+def _importers() -> dict[str, set[str]]:
+    """Import what runs a history, and return who imports each module of ours."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    # A module that was imported before says no more what it imports.
+    for name in [name for name in _ours() if name != __name__]:
+        del sys.modules[name]
+    with _noting_imports(found):
+        for name in RUN:
+            import_module(name)
+    for name in _ours():
+        found[name.rpartition(".")[0]].add(name)  # a package is imported before what is in it
+    return found
+
+
+@contextmanager
+def _noting_imports(found: defaultdict[str, set[str]]) -> Iterator[None]:
+    plain = builtins.__import__
+
+    def noting(
+        name: str,
+        names: Mapping[str, Any] | None = None,
+        inner: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if names is not None and name.split(".", maxsplit=1)[0] in OURS:
+            for each in (name, *(f"{name}.{part}" for part in fromlist or ())):
+                found[each].add(names["__name__"])
+        return plain(name, names, inner, fromlist or (), level)
+
+    builtins.__import__ = noting
+    try:
+        yield
+    finally:
+        builtins.__import__ = plain
+
+
+def _ours() -> list[str]:
+    return [name for name in sys.modules if name.split(".")[0] in OURS]
+
+
+def _forget(module: str, importers: Mapping[str, set[str]]) -> None:
+    """Have a module imported anew, and all that would else go on with the one that was."""
+    waiting, stale = [module], {__name__}
+    while waiting:
+        if (name := waiting.pop()) not in stale:
+            stale.add(name)
+            waiting += importers.get(name, ())
+    for name in stale & {*_ours()} - {__name__}:
+        package, _, inner = name.rpartition(".")
+        del sys.modules[name]
+        # A package hands out what it has, before it looks for a module.
+        vars(sys.modules.get(package, ModuleType(""))).pop(inner, None)
+
+
+def _in_a_fork(
+    safeguard: Safeguard, importers: Mapping[str, set[str]], seeds: Sequence[int]
+) -> tuple[int | None, str]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         try:
-            answer: tuple[int | None, str] = _first_broken(safeguard, seeds)
+            answer: tuple[int | None, str] = _first_broken(safeguard, importers, seeds)
         except BaseException as error:  # noqa: BLE001 -- told by the process that waits
             answer = (None, f"{type(error).__name__}: {error}")
         with os.fdopen(writing, "wb") as pipe:
@@ -99,13 +160,13 @@ def _in_a_fork(safeguard: Safeguard, seeds: Sequence[int]) -> tuple[int | None, 
     return told
 
 
-def _first_broken(safeguard: Safeguard, seeds: Sequence[int]) -> tuple[int | None, str]:
-    for name in [name for name in sys.modules if name.split(".")[0] in ("omniload", "tests")]:
-        if name != __name__:
-            del sys.modules[name]
-    sys.meta_path.insert(0, _Without(safeguard))
-    checking: Any = import_module("tests.histories.checking")
-    worlds: Any = import_module("tests.histories.worlds")
+def _first_broken(
+    safeguard: Safeguard, importers: Mapping[str, set[str]], seeds: Sequence[int]
+) -> tuple[int | None, str]:
+    without = _Without(safeguard)
+    _forget(without.name, importers)
+    sys.meta_path.insert(0, without)
+    checking, worlds = (import_module(name) for name in RUN)
     for seed in seeds:
         broken = checking.history_of(worlds.world_of(seed)).broken
         if broken is not None:
@@ -118,13 +179,13 @@ class _Without(importlib.abc.MetaPathFinder):
 
     def __init__(self, safeguard: Safeguard) -> None:
         self._safeguard, self._module = safeguard, safeguard.module
-        self._name = ".".join(self._module.relative_to(ROOT).with_suffix("").parts)
+        self.name = ".".join(self._module.relative_to(ROOT).with_suffix("").parts)
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         loader = _Loader(self._safeguard, fullname, str(self._module))
         return importlib.util.spec_from_file_location(fullname, self._module, loader=loader)
