@@ -29,7 +29,8 @@ LATE_S = 10.0
 BEHIND = 5
 """Niceness of what only computes."""
 COMPUTING = {
-    "units": ("unit", "house", "mutants"),
+    # What imports torch, or everything, is together.
+    "units": ("unit", "house", "mutants", "property/trainer_integration"),
     "properties": ("property", "histories"),
 }
 """Lanes of whole folders, whose tests touch the machine only where a marker says so."""
@@ -54,7 +55,7 @@ def lane_of(path: Path) -> str:
     """Return the lane of a test file."""
     place = path.relative_to(TESTS)
     for lane, folders in COMPUTING.items():
-        if place.parts[0] in folders:
+        if any(place.is_relative_to(folder) for folder in folders):
             return lane
     return next(
         lane for lane, words in WAITING.items() if any(word in str(place) for word in words)

@@ -131,12 +131,13 @@ class SourceContract:
     def test_without_a_shard_all_other_records_are_where_they_were(self, opened):
         source, whole = opened(), opened().read(3, 200)
         shards = [source.shard_at(position) for position in whole.table.positions_N.tolist()]
+        found = samples(whole)
 
         for shard in range(SHARDS):
             left = source.read(3, 200, (shard,))
             kept = [i for i, each in enumerate(shards) if each != shard]
             assert 0 < len(kept) < len(shards)
-            assert samples(left) == [samples(whole)[i] for i in kept]
+            assert samples(left) == [found[i] for i in kept]
             assert left.table.positions_N.tolist() == whole.table.positions_N[kept].tolist()
             assert (left.table.start, left.table.stop) == (3, 200)
 
@@ -225,7 +226,7 @@ class SourceContract:
         source, resumed = opened(), opened()
         stop = source.positions_per_epoch + 7
         whole = samples(source.read(0, stop))
-        # Into the next block from everywhere, and to the end from some places: all of it is read at each otherwise.
+        # Some way on from everywhere, and to the end from some places: all of it would be read at each.
         until = {p: stop if p % 16 == 0 else min(p + 20, stop) for p in range(stop + 1)}
 
         parts = [samples(resumed.read(start, end)) for start, end in until.items()]

@@ -24,6 +24,22 @@ def nothing_set_up(monkeypatch, tmp_path):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def models_read_once():
+    """Each client of S3 reads what S3 can do from 1 MB of JSON; here all of them are set up alike."""
+    loaders = pytest.importorskip("botocore.loaders")
+    read, found = loaders.JSONFileLoader.load_file, {}
+
+    def load_file(self, path):
+        if path not in found:
+            found[path] = read(self, path)
+        return found[path]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders.JSONFileLoader, "load_file", load_file)
+        yield
+
+
 def s3_client(**settings):
     pytest.importorskip("s3fs")
     return fsspec.filesystem("s3", skip_instance_cache=True, **settings)
