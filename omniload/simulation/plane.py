@@ -97,7 +97,8 @@ class _Run:
         ]
         self.shares = shares_of(job, profile)
         self.readers_S = [cost.readers for cost in reads_of(job, profile)]
-        # Until then batches come from buffers that fill: a job is not as fast as it seems there.
+        # Until then batches come from buffers that fill: a job is not as fast as it seems there. Nor where they drain:
+        # so the planner is told of no end, and what is behind the last step is read and built as in mid-job.
         self.warm_up = mix.steps_ahead + mix.steps_at_once
         self.num_steps = self.warm_up + job.steps
         self._peaks: dict[int, int] = {}
@@ -142,7 +143,7 @@ class _Run:
         self.planner = SimulatedPlanner(
             process=planning,
             wire=self.wire,
-            machine=a_planner_of(self.job, self.profile, self.num_steps),
+            machine=a_planner_of(self.job, self.profile, None),
             costs=costs.times(self.messages.roles["planner"].own),
             thread=Lane(planning, 1),
             loader_of=loader_of,
@@ -157,8 +158,7 @@ class _Run:
         mix, costs = self.job.spec.mix, self.job.costs(self.profile)
         shares = self.shares
         if only is not None:
-            sources = tuple(range(len(mix.names)))
-            shares = (_whole(shares, sources),)
+            shares = (_whole(shares, tuple(range(len(mix.names)))),)
         made = []
         for share in shares:
             process = only or self._process(self.hosts[0], "loader", self.profile.threads)

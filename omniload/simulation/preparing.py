@@ -2,8 +2,8 @@
 
 What messages take is measured here. On Ray small planes run for real, side by side and in turns, and the same ones are
 simulated with messages that cost nothing: what their processes took beyond that is what messages took, role by role.
-One has few tokens a step, one few of them and few steps a window, one many tokens: their differences tell what batches
-and bytes take.
+One has few tokens a step, one few of them and few steps a window, one many tokens, of blocks that are decoded as in a
+job: their differences tell what batches and bytes take.
 """
 
 import tempfile
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -22,7 +23,14 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.simulation.figures import Simulated
 from omniload.simulation.job import Job, constructors_of
 from omniload.simulation.plane import simulate
-from omniload.simulation.profile import ROLES, MessageCosts, Profile, Role, RoleCosts
+from omniload.simulation.profile import (
+    ROLES,
+    MessageCosts,
+    Profile,
+    Role,
+    RoleCosts,
+    SourceCosts,
+)
 from omniload.simulation.reading import Shown, measure_sources
 from omniload.simulation.scale import Reference
 from omniload.simulation.windows import measure_builds, measure_planner
@@ -31,12 +39,15 @@ __all__ = [
     "SmallPlane",
     "costs_by_role",
     "even_roles",
+    "spread",
     "with_runtime",
 ]
 
 _CALLS, _SAMPLED = 200, 64
 _PROBED_WINDOWS = 8
 """Windows of a small plane that are planned, to measure planning."""
+_READ_ALONE = 3
+"""Sources of a small plane that are read by themselves, before it runs and after it."""
 _MOST_OWN = 2.0
 """More is no planner that is slow in a plane, but a moment in which it was."""
 
@@ -96,8 +107,6 @@ class SmallPlane:
 
     spent_s: Mapping[str, float]
     """Processor seconds of a step, by role."""
-    clock: Mapping[str, float]
-    """Cores in use at rest; those of the rank's process are its plane's, and counted with the node."""
     simulated: Simulated
     """Where messages cost nothing."""
 
@@ -133,12 +142,15 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
     with ExitStack() as held:
         folders = [Path(held.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
         kinds = (Reference.few, Reference.short, Reference.many)
-        specs = [
-            kind(job, profile).written(folder) for kind, folder in zip(kinds, folders, strict=True)
-        ]
-        # One file for all: they have the same samples.
-        sources = measure_sources(_of_one_source(specs[0]), _unheard)
+        references = [kind(job, profile) for kind in kinds]
+        specs = [each.written(folder) for each, folder in zip(references, folders, strict=True)]
+        read = [_read_alone(spec) for spec in specs]
         found = probe(specs, _CALLS)
+        # Around the planes: a machine that grows slower meanwhile is in both.
+        sources = [
+            _middle_of([*before, *_read_alone(spec)])
+            for before, spec in zip(read, specs, strict=True)
+        ]
     call = found.call
     # There and back are two messages with two ends each.
     least_s = (call.asking_s + call.answering_s) / 4
@@ -147,39 +159,68 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
     free = MessageCosts(
         latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
         roles=even_roles(0.0),
+        take_s=found.take_s,
         process_bytes=call.process_bytes,
         node_bytes=found.node_bytes,
     )
     # What building takes is that of the job: what is too much or too little of it is made up for.
-    known = profile.model_copy(update={"sources": sources, "messages": {"ray": free}})
+    known = profile.model_copy(update={"messages": {"ray": free}})
     few, short, many = (
         SmallPlane(
-            spent_s=plane.step_s,
-            clock=plane.clock,
-            simulated=_simulated(replace(job, spec=spec, steps=plane.steps), known),
+            # How many blocks are decoded in a turn goes by chance.
+            spent_s={**plane.step_s, "loader": plane.mean_s["loader"]}
+            if of.has_blocks
+            else plane.step_s,
+            simulated=_simulated(replace(job, spec=spec, steps=plane.steps), known, costs),
         )
-        for spec, plane in zip(specs, found.planes, strict=True)
+        for of, spec, costs, plane in zip(references, specs, sources, found.planes, strict=True)
     )
-    return free.model_copy(update={"roles": costs_by_role(few, short, many, least_s)})
+    roles = costs_by_role(few, short, many, clock=found.clock, least_s=least_s)
+    return free.model_copy(update={"roles": roles})
 
 
-def _of_one_source(spec: PlaneSpec) -> PlaneSpec:
-    """Return the plane with the first of its sources, which are all the same."""
-    name = spec.mix.names[0]
-    only = spec.mix.model_copy(update={"sources": {name: spec.mix.sources[name]}})
-    return replace(spec, mix=only)
+def _read_alone(spec: PlaneSpec) -> list[SourceCosts]:
+    """Return what reading takes of some sources of a small plane, which are all the same."""
+    names = spec.mix.names[:_READ_ALONE]
+    some = spec.mix.model_copy(update={"sources": {name: spec.mix.sources[name] for name in names}})
+    return list(measure_sources(replace(spec, mix=some), _unheard).values())
 
 
-def _simulated(job: Job, known: Profile) -> Simulated:
-    """Simulate a small plane, messages left out: as many steps as it took, in which as many blocks are decoded."""
+def _middle_of(measured: Sequence[SourceCosts]) -> SourceCosts:
+    """Return costs of one source that was measured several times, of each cost the median."""
+    costs = ("read_s", "token_s", "block_s")
+    middle = {name: median(getattr(each, name) for each in measured) for name in costs}
+    return measured[0].model_copy(update=middle)
+
+
+def spread(source: SourceCosts) -> SourceCosts:
+    """Return a source of which decoding takes a part for each token, as it does on average over many blocks.
+
+    A source of one block is decoded before anything is measured.
+    """
+    tokens = sum(source.lengths) / len(source.counts) * source.block_positions
+    has_blocks = source.block_positions < source.positions_per_epoch
+    token_s = source.token_s + (source.block_s / max(1.0, tokens) if has_blocks else 0.0)
+    return source.model_copy(update={"token_s": token_s, "block_s": 0.0})
+
+
+def _simulated(job: Job, known: Profile, costs: SourceCosts) -> Simulated:
+    """Simulate a small plane, messages left out."""
     names = job.spec.mix.names
+    # Spread: in the steps that are simulated blocks are decoded that the plane had decoded before its turns.
+    known = known.model_copy(update={"sources": {names[0]: spread(costs)}})
     job = replace(job, originals=names[:1] * len(names), hosts=1, step_s=0.0)
     planner = measure_planner(job, known, _PROBED_WINDOWS, _unheard)
     return simulate(job, known.model_copy(update={"planners": (planner,)}))
 
 
 def costs_by_role(
-    few: SmallPlane, short: SmallPlane, many: SmallPlane, least_s: float
+    few: SmallPlane,
+    short: SmallPlane,
+    many: SmallPlane,
+    *,
+    clock: Mapping[str, float],
+    least_s: float,
 ) -> dict[Role, RoleCosts]:
     """Return what a message takes at each role, what its batches do, and its bytes.
 
@@ -187,10 +228,11 @@ def costs_by_role(
     that planning takes longer in a plane than by itself.
 
     Args:
-        few: The plane of few tokens a step, whose clock is also taken: that of a rank alone is what any process of a
-            plane has at least.
+        few: The plane of few tokens a step.
         short: The same with fewer steps a window.
         many: The one of many tokens.
+        clock: Cores of each role in use at rest. Those of the rank's process are its plane's, and counted with the
+            node: a rank alone has what any process of a plane has at least.
         least_s: What an end takes in a loop of calls: none takes less, but for what passes a node.
     """
     found = even_roles(least_s)
@@ -198,7 +240,7 @@ def costs_by_role(
         messages = [plane.message_of(role) for plane in (few, short, many)]
         least = 0.0 if role == "node" else least_s
         costs = (_costs_of_planner if role == "planner" else _costs_of)(messages, least)
-        found[role] = costs.model_copy(update={"clock": max(0.0, few.clock[role])})
+        found[role] = costs.model_copy(update={"clock": max(0.0, clock[role])})
     # The process of the ranks has the keeper too, which a job has once, beside Ray and not in each rank.
     at_rest = found["node"].clock + found["rank"].clock
     found["node"] = found["node"].model_copy(update={"clock": at_rest})

@@ -110,6 +110,8 @@ class MessageCosts(StrictModel):
     """Time on the way beside processor time, of several messages."""
     roles: dict[Role, RoleCosts]
     """By the role of its ends."""
+    take_s: Seconds = 0.0
+    """A batch that is at hand, where its rank has trained since the one before; at full speed it takes nothing."""
     process_bytes: Size
     """Memory of a role's process that holds nothing yet; 0 where roles are threads."""
     node_bytes: Size
@@ -149,10 +151,10 @@ class PlannerCosts(StrictModel):
 class Profile(StrictModel):
     """What was measured."""
 
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
     it do, and what decoding takes was too little of some sources, 4 has messages of many ranks cost what those of one
-    do."""
+    do, 5 has blocks that small planes decoded among the bytes of messages, and too little done by the clock."""
     machine: Annotated[str, Field(max_length=200)]
     """The processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]

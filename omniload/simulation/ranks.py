@@ -20,6 +20,7 @@ class Rank(Protocol):
     """What takes the batches of one rank."""
 
     process: Process
+    wire: Wire
     held_bytes: int
     """Of batches that are on their way to it, or wait for it."""
 
@@ -195,7 +196,15 @@ class Trainer:
         """Have every rank take the next step."""
         self._asked_s, self._missing = self.clock.now_s, len(self.ranks)
         for rank in self.ranks:
-            rank.take(self.step, self._have)
+            rank.take(self.step, partial(self._took, rank))
+
+    def _took(self, rank: Rank) -> None:
+        # A rank that only takes batches has all that it needs for that in its caches.
+        take_s = rank.wire.costs.take_s if self.step_s else 0.0
+        if take_s:
+            rank.process.work(take_s, self._have)
+        else:
+            self._have()
 
     def _have(self) -> None:
         self._missing -= 1

@@ -23,6 +23,8 @@ __all__ = ["Reference", "lengths_of", "original_of", "with_sources", "with_token
 _MARK = "."
 _VOCABULARY = 32_000
 _CORPUS_TOKENS, _MOST_GROUP_ROWS, _MOST_UNITS = 2 << 20, 500, 256
+_BLOCK_TOKENS = 1 << 20
+"""Of a source that is one block: of all sources there are no more than a loader keeps in memory."""
 _MOST_SOURCES = 32
 _FEW_TOKENS, _MORE = 8 << 10, 8
 """Of a step, a row of each rank at least: of few, messages are most of what it takes. Of so many times as many, their
@@ -33,6 +35,8 @@ asks takes less than what else a constructor hears, and of many ranks that is mo
 _FEW_STEPS = 8
 """Of a window of which batches tell that are not there."""
 _LENGTHS_OF_A_SOURCE = 512
+_IN_ONE = 1 << 30
+"""Samples of a unit that has them all."""
 
 
 def original_of(name: str, mix: MixConfig) -> str:
@@ -120,6 +124,8 @@ class Reference:
     """Of a step of all ranks."""
     steps_ahead: int = 0
     """Twice the steps of a window; 0 has as many as fit."""
+    has_blocks: bool = False
+    """Whether blocks are decoded all the time; else a source is one block, decoded as the plane fills."""
 
     @classmethod
     def few(cls, job: Job, profile: Profile) -> "Reference":
@@ -146,11 +152,19 @@ class Reference:
     def many(cls, job: Job, profile: Profile) -> "Reference":
         """Return that of a job, of many tokens a step."""
         few = cls.few(job, profile)
-        return replace(few, tokens=_MORE * few.tokens)
+        # Blocks in this one alone: of few tokens there are a handful of them a turn, more or less by chance, and each
+        # takes as much as dozens of messages.
+        return replace(few, tokens=_MORE * few.tokens, has_blocks=True)
 
     def written(self, folder: Path) -> PlaneSpec:
         """Write what is read, and return the plane that reads it."""
-        _write_samples(folder / "samples.parquet", self.lengths, self.group_rows)
+        path = folder / "samples.parquet"
+        if self.has_blocks:
+            _write_samples(path, self.lengths, self.group_rows)
+        else:
+            # Every so many of them, as those of one source stand together.
+            some = self.lengths[:: -(-sum(self.lengths) // _BLOCK_TOKENS)]
+            _write_samples(path, some, _IN_ONE, tokens=_BLOCK_TOKENS)
         source = {"type": "parquet", "path": "samples.parquet", "tokens": "tokens"}
         names = [f"s{number:02}" for number in range(self.sources)]
         content: dict[str, Any] = {
@@ -192,16 +206,18 @@ def _group_rows(profile: Profile) -> int:
     return max(1, min(_MOST_GROUP_ROWS, round(median(rows))))
 
 
-def _write_samples(path: Path, lengths: Sequence[int], group_rows: int) -> None:
-    """Write samples of tokens of which the n-th comes about 1/n as often as the first."""
-    # Long enough that a plane does not soon come back to a block that it has decoded.
-    repeats = max(1, _CORPUS_TOKENS // sum(lengths))
+def _write_samples(
+    path: Path, lengths: Sequence[int], group_rows: int, *, tokens: int = _CORPUS_TOKENS
+) -> None:
+    """Write samples, about so many tokens, of which the n-th comes about 1/n as often as the first."""
+    # By default long enough that a plane does not soon come back to a block that it has decoded.
+    repeats = max(1, tokens // sum(lengths))
     lengths_N = np.tile(np.asarray(lengths, np.int32), repeats)
     offsets = np.concatenate(([0], np.cumsum(lengths_N, dtype=np.int32)))
     # Unlike evenly drawn ids these compress about as text does, and decode in as much time.
     rng = np.random.default_rng(0)
-    tokens = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
-    column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(tokens))
+    ids = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
+    column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids))
     # A block is as many bytes, of however many units: one of a thousand tiny ones takes seconds to read.
     group_rows = max(group_rows, -(-len(lengths_N) // _MOST_UNITS))
     pq.write_table(

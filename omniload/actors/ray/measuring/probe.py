@@ -1,11 +1,11 @@
-"""What Ray takes of this machine: small planes at full speed, at rest, and calls to a bare actor beside one of them.
+"""What Ray takes of this machine: small planes at full speed, one at rest, and calls to a bare actor beside it.
 
 What a message takes is not seen in a loop of calls: in a plane every end is woken for one message, in threads, with
 caches that other processes have used meanwhile. So processor time is that of the processes of a real plane.
 
 Planes that are compared are open side by side, each on a Ray of its own below a process that is its ranks. They are
-driven in turns, a short while each: what the machine does beside them is then no difference between them, and a median
-leaves it out.
+driven in turns, a short while each: what the machine does beside them is no difference between them then. The first
+rests alone, once the others have ended: where nothing else runs, a wake-up takes twice as long.
 """
 
 import multiprocessing
@@ -23,14 +23,21 @@ import psutil
 
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.actors.ray.measuring.calls import Call, measured_calls
-from omniload.actors.ray.measuring.spent import memory_of, rays_own, spent_by
+from omniload.actors.ray.measuring.spent import (
+    PlaneSpent,
+    Spent,
+    memory_of,
+    rays_own,
+    spent_at_full_speed,
+    spent_by,
+)
 from omniload.actors.ray.plane import RayPlane
 from omniload.base.errors import OmniloadError, UnavailableError
 
-__all__ = ["PlaneSpent", "Probed", "Spent", "by_role", "medians_of", "probe"]
+__all__ = ["Probed", "by_role", "probe"]
 
-_TURN_S, _TURNS, _REST_S = 0.4, 7, 1.0
-"""How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes once."""
+_TURN_S, _TURNS, _REST_S = 0.4, 7, 2.0
+"""How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes twice."""
 _LEAST_TURNS, _MOST_S = 3, 60.0
 """Turns that are enough where they take long, as with samples of a few tokens or beside much else."""
 _WARM_TURNS = 1
@@ -39,20 +46,10 @@ _LEAST_WINDOWS = 2
 """Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
+_PAUSE_S, _PAUSES = 0.02, 24
+"""How long a rank does something else between two batches, and how often."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 """How long a plane is waited for, which has limits of its own that are shorter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaneSpent:
-    """Processor time of a plane, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``."""
-
-    steps: int
-    """That were taken at full speed."""
-    step_s: Mapping[str, float]
-    """Of a step at full speed, less what is done by the clock."""
-    clock: Mapping[str, float]
-    """Cores in use while nobody asks for anything; the process of the ranks also has the keeper of the plane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +58,18 @@ class Probed:
 
     planes: tuple[PlaneSpent, ...]
     """In the order they were asked for."""
+    clock: Mapping[str, float]
+    """Cores in use while nobody asks for anything; the process of the ranks also has the keeper of the plane."""
+    take_s: float
+    """Processor time in which a rank that did something else takes a batch that is at hand."""
     call: Call
     """That is answered with nothing."""
     node_bytes: int
     """Memory of Ray's own processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """What the roles of a plane had of processors in a while."""
-
-    seconds: float
-    """How long it was."""
-    steps: int
-    """That were taken in it."""
-    by_role: Mapping[str, float]
-
-
 def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
-    """Open planes side by side, measure them in turns and calls beside the first, and end them.
+    """Open planes side by side, measure calls beside the first and them in turns, end them, and the first as the last.
 
     Args:
         specs: The planes: one loader, one constructor, sources without end.
@@ -96,8 +86,6 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
             opened.callback(plane.let_go)
         for plane in planes:
             plane.answer(_OPENS_S)
-        # All rest at once: none takes from another, and it takes no longer than one.
-        at_rest = _asked(planes, "rest")
         call, node_bytes = _asked(planes[:1], ("calls", calls))[0]
         turns: list[list[Spent]] = []
         until_s = time.monotonic() + _MOST_S
@@ -105,26 +93,23 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
             turns.append([_asked([plane], "turn")[0] for plane in planes])
             if len(turns) >= _WARM_TURNS + _LEAST_TURNS and time.monotonic() > until_s:
                 break
+        first, *others = planes
+        for plane in others:
+            plane.let_go()
+        for plane in others:
+            plane.close()
+        rest: Spent = _asked([first], "rest")[0]
+        take_s: float = _asked([first], "pauses")[0]
+    clock = {role: spent_s / rest.seconds for role, spent_s in rest.by_role.items()}
+    of_planes = zip(*turns[_WARM_TURNS:], strict=True)
     return Probed(
-        planes=tuple(
-            medians_of(rest, its)
-            for rest, its in zip(at_rest, zip(*turns[_WARM_TURNS:], strict=True), strict=True)
-        ),
+        # All have the same roles, and do the same by the clock.
+        planes=tuple(spent_at_full_speed(its, clock) for its in of_planes),
+        clock=clock,
+        take_s=take_s,
         call=call,
         node_bytes=node_bytes,
     )
-
-
-def medians_of(rest: Spent, turns: Sequence[Spent]) -> PlaneSpent:
-    """Return what a plane took: of each role the median of its turns."""
-    clock = {role: spent_s / rest.seconds for role, spent_s in rest.by_role.items()}
-    step_s = {
-        role: median(
-            (turn.by_role[role] - clock[role] * turn.seconds) / turn.steps for turn in turns
-        )
-        for role in clock
-    }
-    return PlaneSpent(steps=sum(turn.steps for turn in turns), step_s=step_s, clock=clock)
 
 
 def _asked(planes: "Sequence[_Beside]", what: object) -> list[Any]:
@@ -199,6 +184,8 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
                         pipe.send(driven.rest())
                     case "turn":
                         pipe.send(driven.turn())
+                    case "pauses":
+                        pipe.send(driven.pauses())
                     case ("calls", calls):
                         node_bytes = sum(map(memory_of, rays_own()))
                         pipe.send((measured_calls(calls), node_bytes))
@@ -230,6 +217,22 @@ class _Driven:
         before, began_s = self._spent_by_process(), time.perf_counter()
         time.sleep(_REST_S)
         return self._since(before, began_s, 0)
+
+    def pauses(self) -> float:
+        """Return the processor seconds of a take where the rank has done something else since the one before."""
+        first, *others = self._handles
+        spent_s = []
+        # The first batch of a window is not at hand: the median leaves it out.
+        for step in islice(self._numbers, _PAUSES):
+            time.sleep(_PAUSE_S)
+            began_s = time.thread_time()
+            first.take(step)
+            spent_s.append(time.thread_time() - began_s)
+            first.taken(step)
+            for handle in others:
+                handle.take(step)
+                handle.taken(step)
+        return median(spent_s)
 
     def turn(self) -> Spent:
         """Take steps for a while."""

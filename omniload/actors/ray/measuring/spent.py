@@ -1,11 +1,38 @@
-"""Processor time and memory of processes, as the kernel tells them."""
+"""Processor time and memory of processes, as the kernel tells them, and what a plane took by its roles."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from operator import truediv
 from pathlib import Path
+from statistics import median
 
 import psutil
 
-__all__ = ["memory_of", "rays_own", "spent_by"]
+__all__ = ["PlaneSpent", "Spent", "memory_of", "rays_own", "spent_at_full_speed", "spent_by"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the roles of a plane had of processors in a while."""
+
+    seconds: float
+    """How long it was."""
+    steps: int
+    """That were taken in it."""
+    by_role: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneSpent:
+    """Processor time of a plane, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``."""
+
+    steps: int
+    """That were taken at full speed."""
+    step_s: Mapping[str, float]
+    """Of a step at full speed, less what is done by the clock: the median of some turns."""
+    mean_s: Mapping[str, float]
+    """The mean of all turns, for what comes now and then: a block is decoded in one of many steps."""
 
 
 def rays_own() -> list[psutil.Process]:
@@ -42,3 +69,17 @@ def spent_by(process: psutil.Process) -> float:
         found = process.cpu_times()
         return float(found.user + found.system)
     return 0.0
+
+
+def spent_at_full_speed(turns: Sequence[Spent], clock: Mapping[str, float]) -> PlaneSpent:
+    """Return what a step of a plane took in its turns, less what was done by the clock."""
+    steps_T = [turn.steps for turn in turns]
+    beyond_s = {
+        role: [turn.by_role[role] - cores * turn.seconds for turn in turns]
+        for role, cores in clock.items()
+    }
+    return PlaneSpent(
+        steps=sum(steps_T),
+        step_s={role: median(map(truediv, its, steps_T)) for role, its in beyond_s.items()},
+        mean_s={role: sum(its) / sum(steps_T) for role, its in beyond_s.items()},
+    )

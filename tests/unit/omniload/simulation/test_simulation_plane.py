@@ -19,6 +19,11 @@ def simulated(job, profile=None, **planning):
     return simulate(job, planned(profile or a_profile(), job, **planning))
 
 
+def a_windowed_mix():
+    """Return a mix of windows of eight steps."""
+    return a_mix(rows=16, runtime={"kind": "ray", "prefetch_steps": 16})
+
+
 def test_a_planner_that_takes_longer_than_a_step_is_named_as_the_limit():
     job = a_job(ranks=4, step_s=0.05, cores=8.0)
 
@@ -35,6 +40,33 @@ def test_a_trainer_that_takes_longer_than_the_data_plane_hardly_waits():
     assert found.seconds / found.steps == pytest.approx(0.5, rel=0.02)
     assert found.waits.p99_s < 0.01
     assert "data is no limit" in limit_of(found)
+
+
+def test_the_last_steps_are_of_a_job_that_goes_on():
+    jobs = (a_job(a_windowed_mix(), steps=steps) for steps in (16, 128))
+
+    few, many = map(simulated, jobs)
+
+    # Two windows: of a job that ended behind them, nothing would be read or built any more.
+    assert few.cpu_step_s == pytest.approx(many.cpu_step_s, rel=0.25)
+    for role in few.roles:
+        of_many = next(each for each in many.roles if each.role == role.role)
+        assert role.messages_step == pytest.approx(of_many.messages_step, rel=0.35)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_rank_that_trains_waits_as_long_as_it_takes_a_batch_that_is_at_hand(ranks):
+    messages = a_profile().messages["ray"].model_copy(update={"take_s": 2e-3})
+    profile = a_profile(messages={"ray": messages})
+
+    trained, at_once = (
+        simulated(a_job(a_windowed_mix(), ranks=ranks, step_s=step_s), profile)
+        for step_s in (0.5, 0.0)
+    )
+
+    # Those of a host share its two cores.
+    assert trained.waits.p50_s == pytest.approx(2e-3 * max(1, ranks / 2), rel=0.01)
+    assert at_once.waits.p50_s == 0
 
 
 def test_at_full_speed_one_core_is_busy_all_the_time():

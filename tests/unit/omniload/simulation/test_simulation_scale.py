@@ -48,22 +48,41 @@ def test_one_has_many_tokens_a_step_and_one_few_steps_a_window(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("units", "rows"), [(1, 100), (4, 25)])
-def test_its_units_have_as_many_samples_as_those_of_the_job(tmp_path: Path, units, rows):
+def test_units_of_the_one_with_blocks_have_as_many_samples_as_those_of_the_job(
+    tmp_path: Path, units, rows
+):
     source = some_costs(block_positions=100, block_units=units, lengths=(1_000,) * 60)
     profile = a_profile(sources={"web": source, "code": source})
 
-    Reference.few(a_job(a_large_mix()), profile).written(tmp_path)
+    Reference.many(a_job(a_large_mix()), profile).written(tmp_path)
 
     assert pq.ParquetFile(tmp_path / "samples.parquet").metadata.row_group(0).num_rows == rows
+
+
+@pytest.mark.parametrize("kind", [Reference.few, Reference.short])
+@pytest.mark.parametrize("length", [60, 900])
+def test_a_source_of_few_tokens_a_step_is_one_block_whatever_those_of_the_job_are(
+    tmp_path: Path, kind, length
+):
+    each = {"counts": (1,) * 512, "lengths": (length,) * 512}
+    source = some_costs(block_positions=100, block_units=4, **each)
+    profile = a_profile(sources={f"s{n}": source for n in range(8)})
+
+    kind(a_job(a_large_mix()), profile).written(tmp_path)
+
+    written = pq.ParquetFile(tmp_path / "samples.parquet")
+    assert written.metadata.num_row_groups == 1
+    tokens = sum(map(len, written.read()["tokens"]))
+    assert 0.7 * (1 << 20) <= tokens <= 1 << 20
 
 
 def test_units_of_a_few_short_samples_are_not_kept_by_the_thousand(tmp_path: Path):
     source = some_costs(block_positions=100, block_units=50, lengths=(70,) * 60)
     profile = a_profile(sources={"web": source, "code": source})
 
-    Reference.few(a_job(a_large_mix()), profile).written(tmp_path)
+    Reference.many(a_job(a_large_mix()), profile).written(tmp_path)
 
-    assert pq.ParquetFile(tmp_path / "samples.parquet").metadata.num_row_groups <= 256
+    assert 1 < pq.ParquetFile(tmp_path / "samples.parquet").metadata.num_row_groups <= 256
 
 
 def test_sources_do_not_come_to_their_next_block_in_the_same_step(tmp_path: Path):

@@ -1,10 +1,13 @@
-"""Processor time and memory of processes."""
+"""Processor time and memory of processes; what small planes took, role by role, less what is done by the clock."""
 
 import time
 
 import psutil
+import pytest
 
-from omniload.actors.ray.measuring.spent import memory_of, spent_by
+from omniload.actors.ray.measuring.spent import Spent, memory_of, spent_at_full_speed, spent_by
+
+CLOCK = {"loader": 0.1, "node": 0.05}
 
 
 def test_a_process_has_spent_what_its_own_clock_says_at_most_and_more_as_it_works():
@@ -24,3 +27,34 @@ def test_a_process_that_has_ended_has_nothing():
 
     assert spent_by(ended) == 0
     assert memory_of(ended) == 0
+
+
+def a_turn(loader_s, node_s, *, seconds=0.5, steps=10):
+    return Spent(seconds=seconds, steps=steps, by_role={"loader": loader_s, "node": node_s})
+
+
+def test_a_turn_in_which_the_machine_was_slow_is_in_no_figure():
+    usual = [a_turn(0.25, 0.125) for _ in range(4)]
+
+    found = spent_at_full_speed(
+        [a_turn(5.0, 0.125), *usual, a_turn(0.25, 9.0), a_turn(0.0, 0.0)], CLOCK
+    )
+
+    # A tenth of a core for half a second is done by the clock, and half as much by the node.
+    assert found.step_s == pytest.approx({"loader": 0.02, "node": 0.01})
+    assert found.steps == 70
+
+
+def test_a_turn_of_more_steps_weighs_what_its_steps_took():
+    found = spent_at_full_speed([a_turn(0.55, 0.025, steps=20)], CLOCK)
+
+    assert found.step_s == pytest.approx({"loader": 0.025, "node": 0.0})
+
+
+def test_what_comes_in_few_turns_is_in_the_mean_of_all_by_their_steps():
+    usual = [a_turn(0.05, 0.025) for _ in range(2)]
+
+    found = spent_at_full_speed([*usual, a_turn(1.05, 0.025, steps=20)], CLOCK)
+
+    assert found.step_s["loader"] == pytest.approx(0.0)
+    assert found.mean_s == pytest.approx({"loader": 1.0 / 40, "node": 0.0})
