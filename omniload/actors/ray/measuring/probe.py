@@ -26,6 +26,7 @@ from omniload.actors.ray.measuring.calls import Call, measured_calls
 from omniload.actors.ray.measuring.spent import (
     PlaneSpent,
     Spent,
+    cores_at_rest,
     memory_of,
     rays_own,
     spent_at_full_speed,
@@ -38,6 +39,8 @@ __all__ = ["Probed", "by_role", "probe"]
 
 _TURN_S, _TURNS, _REST_S = 0.4, 7, 2.0
 """How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes twice."""
+_RESTS = 3
+"""As Ray starts a process ahead of its need now and then, which takes as much as half a core for two seconds."""
 _LEAST_TURNS, _MOST_S = 3, 60.0
 """Turns that are enough where they take long, as with samples of a few tokens or beside much else."""
 _WARM_TURNS = 1
@@ -98,9 +101,9 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
             plane.let_go()
         for plane in others:
             plane.close()
-        rest: Spent = _asked([first], "rest")[0]
+        rests: list[Spent] = [_asked([first], "rest")[0] for _ in range(_RESTS)]
         take_s: float = _asked([first], "pauses")[0]
-    clock = {role: spent_s / rest.seconds for role, spent_s in rest.by_role.items()}
+    clock = cores_at_rest(rests)
     of_planes = zip(*turns[_WARM_TURNS:], strict=True)
     return Probed(
         # All have the same roles, and do the same by the clock.

@@ -9,7 +9,15 @@ from statistics import median
 
 import psutil
 
-__all__ = ["PlaneSpent", "Spent", "memory_of", "rays_own", "spent_at_full_speed", "spent_by"]
+__all__ = [
+    "PlaneSpent",
+    "Spent",
+    "cores_at_rest",
+    "memory_of",
+    "rays_own",
+    "spent_at_full_speed",
+    "spent_by",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,12 @@ def spent_by(process: psutil.Process) -> float:
         found = process.cpu_times()
         return float(found.user + found.system)
     return 0.0
+
+
+def cores_at_rest(rests: Sequence[Spent]) -> dict[str, float]:
+    """Return the cores that each role has in use while nobody asks for anything: the median of some whiles."""
+    roles = rests[0].by_role
+    return {role: median(each.by_role[role] / each.seconds for each in rests) for role in roles}
 
 
 def spent_at_full_speed(turns: Sequence[Spent], clock: Mapping[str, float]) -> PlaneSpent:

@@ -5,7 +5,13 @@ import time
 import psutil
 import pytest
 
-from omniload.actors.ray.measuring.spent import Spent, memory_of, spent_at_full_speed, spent_by
+from omniload.actors.ray.measuring.spent import (
+    Spent,
+    cores_at_rest,
+    memory_of,
+    spent_at_full_speed,
+    spent_by,
+)
 
 CLOCK = {"loader": 0.1, "node": 0.05}
 
@@ -58,3 +64,11 @@ def test_what_comes_in_few_turns_is_in_the_mean_of_all_by_their_steps():
 
     assert found.step_s["loader"] == pytest.approx(0.0)
     assert found.mean_s == pytest.approx({"loader": 1.0 / 40, "node": 0.0})
+
+
+def test_a_rest_in_which_ray_starts_a_process_is_in_no_figure():
+    rests = [a_turn(0.01, 1.0, seconds=2.0), a_turn(0.02, 0.04, seconds=2.0)]
+
+    found = cores_at_rest([*rests, a_turn(0.02, 0.06, seconds=2.0)])
+
+    assert found == pytest.approx({"loader": 0.01, "node": 0.03})
