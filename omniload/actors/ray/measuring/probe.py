@@ -101,9 +101,8 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
             plane.let_go()
         for plane in others:
             plane.close()
-        rests: list[Spent] = [_asked([first], "rest")[0] for _ in range(_RESTS)]
+        clock = cores_at_rest([_asked([first], "rest")[0] for _ in range(_RESTS)])
         take_s: float = _asked([first], "pauses")[0]
-    clock = cores_at_rest(rests)
     of_planes = zip(*turns[_WARM_TURNS:], strict=True)
     return Probed(
         # All have the same roles, and do the same by the clock.
