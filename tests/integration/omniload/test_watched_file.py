@@ -14,7 +14,7 @@ from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @pytest.fixture
