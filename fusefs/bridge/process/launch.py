@@ -257,7 +257,7 @@ def umount(mountpoint: str) -> None:
     except subprocess.TimeoutExpired:
         raise UnavailableError(
             f"{mountpoint!r} is not unmounted after {_UNMOUNTED_WITHIN_S:g} s, as the process behind it does not "
-            f"answer; let that go on or kill it, or take the mount away: {' '.join(unmount_command(lazily=True))}"
+            f"answer; let that go on or kill it, or: {' '.join(unmount_command(lazily=True))} {mountpoint}"
         ) from None
     if done.returncode:
         if fuse_mount_at(mount_point(mountpoint)) is None:
