@@ -375,7 +375,9 @@ def lines_of(found: dict[str, Any], *, whole: bool) -> Iterator[str]:
     """Yield what a summary says, for people: ``whole`` or in a line."""
     raw, stored = format_bytes(found["raw_bytes"]), format_bytes(found["stored_bytes"])
     if not whole:
-        key, created, command, files = list(found.values())[:4]
+        key, created, command, files = (
+            found[name] for name in ("key", "created", "command", "files")
+        )
         yield f"{key[:16]}  {created}  {files} files  {raw}  {command}"
         return
     for name in ("key", "created", "command", "files", "deleted", "packs"):

@@ -98,10 +98,16 @@ def test_when_umount_returns_the_disk_cache_is_free_and_everything_is_there(plac
     assert cli("verify", place / "store", "--read-data").exit_code == 0
 
 
+def stop(daemon):
+    """Stop a daemon, and return when each of its threads has stopped: until then one of them may answer yet."""
+    daemon.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.pid, os.WSTOPPED)
+
+
 @marked
 def test_a_mount_whose_daemon_is_stopped_is_taken_away_and_nobody_waits_for_ever(place):
     daemon = start(config_of(place), log_path=os.devnull)
-    daemon.send_signal(signal.SIGSTOP)
+    stop(daemon)
     try:
         with pytest.raises(UnavailableError, match=r"does not answer within 0\.2 s; let that go"):
             launch.clear_dead_mount(str(place / "mount"), within_s=0.2)
@@ -110,9 +116,9 @@ def test_a_mount_whose_daemon_is_stopped_is_taken_away_and_nobody_waits_for_ever
         for thread in threading.enumerate():
             if thread.name.startswith("omniload-within"):
                 thread.join(timeout=20)
-        daemon.send_signal(signal.SIGSTOP)
+        stop(daemon)
         with pytest.raises(StateError, match="is unmounted, but whether everything is published"):
-            umount(str(place / "mount"))
+            umount(str(place / "mount"), within_s=20)
 
         assert not os.path.ismount(place / "mount")
     finally:
