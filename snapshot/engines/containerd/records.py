@@ -1,4 +1,4 @@
-"""What snapshots there are: containerd asks, this decides, and says what must be kept, made and removed.
+"""What snapshots there are: containerd asks, this decides what becomes of them.
 
 ::
 
@@ -9,26 +9,19 @@
                       v                    v
                                  gone
 
-A machine: it does no I/O and reads no clock. What it returns is to be kept before a client is answered.
+A machine: it does no I/O and reads no clock. What a change returns is to be kept before a client is answered.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, assert_never
+from typing import Literal
 
 from omniload.base.errors import ConfigError, StateError
 
 __all__ = [
-    "Commit",
-    "Forget",
     "InvalidSnapshotError",
-    "Keep",
     "Kind",
-    "LayerFound",
-    "Prepare",
-    "Relabel",
-    "Remove",
     "Snapshot",
     "SnapshotExistsError",
     "SnapshotInUseError",
@@ -83,81 +76,9 @@ class Snapshot:
         return self.layers > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
-    """A container, or a layer to be unpacked, wants a place."""
-
-    key: str
-    parent: str
-    labels: Mapping[str, str]
-    kind: Kind
-    now_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFound:
-    """A layer can be read lazily, so nobody needs to unpack it."""
-
-    name: str
-    parent: str
-    labels: Mapping[str, str]
-    image: str
-    layers: int
-    now_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """What was written becomes a layer for others."""
-
-    name: str
-    key: str
-    labels: Mapping[str, str]
-    size_bytes: int
-    inodes: int
-    now_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remove:
-    """Nobody needs it any more."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relabel:
-    """Its labels change: all of them, or those that ``paths`` names."""
-
-    key: str
-    labels: Mapping[str, str]
-    paths: tuple[str, ...]
-    now_ns: int
-
-
-Event = Prepare | LayerFound | Commit | Remove | Relabel
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Write it down, over what has its number."""
-
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Strike it out, and then take its files away."""
-
-    snapshot: Snapshot
-
-
-Command = Keep | Forget
-
-
 @dataclass(slots=True)
 class Snapshots:
-    """All snapshots, by key."""
+    """All snapshots, by key. A change that is refused changes nothing."""
 
     by_key: dict[str, Snapshot] = field(default_factory=dict)
     next_number: int = 1
@@ -167,29 +88,6 @@ class Snapshots:
         """Return the machine in a kept state."""
         last = max((snapshot.number for snapshot in snapshots), default=0)
         return cls({snapshot.key: snapshot for snapshot in snapshots}, last + 1)
-
-    def handle(self, event: Event) -> tuple[Command, ...]:
-        """Apply one event and return what must be kept, in order.
-
-        Raises:
-            SnapshotMissingError: Key or parent are not there.
-            SnapshotExistsError: The new name is taken.
-            SnapshotInUseError: It has children, or is not of the kind that this needs.
-            InvalidSnapshotError: A name is empty, the parent is no layer, or a field never changes.
-        """
-        match event:
-            case Prepare():
-                return self._prepare(event)
-            case LayerFound():
-                return self._found(event)
-            case Commit():
-                return self._commit(event)
-            case Remove():
-                return self._remove(event)
-            case Relabel():
-                return self._relabel(event)
-            case _:
-                assert_never(event)
 
     def get(self, key: str) -> Snapshot:
         """Return a snapshot.
@@ -209,100 +107,126 @@ class Snapshots:
             chain.append(snapshot)
         return tuple(chain)
 
-    def _prepare(self, event: Prepare) -> tuple[Command, ...]:
-        self._check_new(event.key)
-        self._check_parent(event.parent)
-        return self._add(event.key, event.kind, event)
+    def add(  # noqa: PLR0913 -- the fields of a snapshot
+        self,
+        key: str,
+        parent: str,
+        labels: Mapping[str, str],
+        *,
+        kind: Kind,
+        now_ns: int,
+        image: str = "",
+        layers: int = 0,
+    ) -> Snapshot:
+        """Add a place on a parent, or a lazy layer of an image; return it.
 
-    def _found(self, event: LayerFound) -> tuple[Command, ...]:
-        self._check_new(event.name)
-        self._check_parent(event.parent)
-        below = self.by_key[event.parent].layers if event.parent else 0
-        if event.layers != below + 1:
+        Raises:
+            SnapshotExistsError: The key is taken.
+            SnapshotMissingError: The parent is not there.
+            InvalidSnapshotError: The key is empty, the parent is no layer, or not the lazy one below.
+        """
+        self._check_new(key)
+        if parent and self.get(parent).kind != "committed":
             raise InvalidSnapshotError(
-                f"layer {event.layers} of image {event.image} cannot lie on {event.parent!r}, which "
-                f"shows {below} lazy layers; a lazy layer lies on the lazy one below it"
+                f"parent {parent!r} is {self.by_key[parent].kind}; only a committed one may be one"
             )
-        return self._add(event.name, "committed", event, image=event.image, layers=event.layers)
-
-    def _commit(self, event: Commit) -> tuple[Command, ...]:
-        found = self.get(event.key)
-        if found.kind != "active":
-            raise SnapshotInUseError(
-                f"snapshot {event.key!r} is {found.kind}; only active ones commit"
+        below = self.by_key[parent].layers if parent else 0
+        # One view shows a lazy chain from its bottom: a gap in it would be shown as no layer at all.
+        if layers and layers != below + 1:
+            raise InvalidSnapshotError(
+                f"layer {layers} of image {image} cannot lie on {parent!r}, which shows {below} "
+                "lazy layers; a lazy layer lies on the lazy one below it"
             )
-        self._check_new(event.name)
-        made = replace(
-            found,
-            key=event.name,
-            kind="committed",
-            labels=dict(event.labels),
-            size_bytes=event.size_bytes,
-            inodes=event.inodes,
-            updated_ns=event.now_ns,
-        )
-        # Nothing lies on an active one, so nobody's parent changes its name.
-        del self.by_key[event.key]
-        self.by_key[event.name] = made
-        return (Keep(made),)
-
-    def _remove(self, event: Remove) -> tuple[Command, ...]:
-        found = self.get(event.key)
-        if children := sum(each.parent == event.key for each in self.by_key.values()):
-            raise SnapshotInUseError(
-                f"snapshot {event.key!r} has {children} on it; remove what lies on it first"
-            )
-        del self.by_key[event.key]
-        return (Forget(found),)
-
-    def _relabel(self, event: Relabel) -> tuple[Command, ...]:
-        found = self.get(event.key)
-        labels = dict(found.labels)
-        for path in event.paths or ("labels",):
-            name = path.removeprefix("labels.")
-            if path == "labels":
-                labels = dict(event.labels)
-            elif name != path:
-                labels[name] = event.labels.get(name, "")
-            else:
-                raise InvalidSnapshotError(
-                    f"field {path!r} of snapshot {event.key!r} never changes; only labels do"
-                )
-        # A label is removed by setting it to nothing.
-        labels = {name: value for name, value in labels.items() if value}
-        made = replace(found, labels=labels, updated_ns=event.now_ns)
-        self.by_key[event.key] = made
-        return (Keep(made),)
-
-    def _add(
-        self, key: str, kind: Kind, event: Prepare | LayerFound, *, image: str = "", layers: int = 0
-    ) -> tuple[Command, ...]:
         added = Snapshot(
             key=key,
             number=self.next_number,
-            parent=event.parent,
+            parent=parent,
             kind=kind,
-            labels=dict(event.labels),
-            created_ns=event.now_ns,
-            updated_ns=event.now_ns,
+            labels=dict(labels),
+            created_ns=now_ns,
+            updated_ns=now_ns,
             image=image,
             layers=layers,
         )
         self.next_number += 1
         self.by_key[key] = added
-        return (Keep(added),)
+        return added
+
+    def commit(
+        self, key: str, name: str, labels: Mapping[str, str], usage: tuple[int, int], now_ns: int
+    ) -> Snapshot:
+        """Make a layer of what was written, of so many bytes and inodes; return it under its new name.
+
+        Raises:
+            SnapshotMissingError: There is none of that key.
+            SnapshotInUseError: It is not active.
+            SnapshotExistsError: The name is taken.
+            InvalidSnapshotError: The name is empty.
+        """
+        found = self.get(key)
+        if found.kind != "active":
+            raise SnapshotInUseError(f"snapshot {key!r} is {found.kind}; only active ones commit")
+        self._check_new(name)
+        size_bytes, inodes = usage
+        made = replace(
+            found,
+            key=name,
+            kind="committed",
+            labels=dict(labels),
+            size_bytes=size_bytes,
+            inodes=inodes,
+            updated_ns=now_ns,
+        )
+        # Nothing lies on an active one, so nobody's parent changes its name.
+        del self.by_key[key]
+        self.by_key[name] = made
+        return made
+
+    def remove(self, key: str) -> Snapshot:
+        """Take a snapshot away and return what it was.
+
+        Raises:
+            SnapshotMissingError: There is none of that key.
+            SnapshotInUseError: Something lies on it.
+        """
+        found = self.get(key)
+        if children := sum(each.parent == key for each in self.by_key.values()):
+            raise SnapshotInUseError(
+                f"snapshot {key!r} has {children} on it; remove what lies on it first"
+            )
+        return self.by_key.pop(found.key)
+
+    def relabel(
+        self, key: str, labels: Mapping[str, str], paths: Sequence[str], now_ns: int
+    ) -> Snapshot:
+        """Change labels: all of them, or those that ``paths`` names; return the snapshot as it is then.
+
+        Raises:
+            SnapshotMissingError: There is none of that key.
+            InvalidSnapshotError: A path is of a field that never changes.
+        """
+        found = self.get(key)
+        changed = dict(found.labels)
+        for path in paths or ("labels",):
+            name = path.removeprefix("labels.")
+            if path == "labels":
+                changed = dict(labels)
+            elif name != path:
+                changed[name] = labels.get(name, "")
+            else:
+                raise InvalidSnapshotError(
+                    f"field {path!r} of snapshot {key!r} never changes; only labels do"
+                )
+        # A label is removed by setting it to nothing.
+        changed = {name: value for name, value in changed.items() if value}
+        self.by_key[key] = replace(found, labels=changed, updated_ns=now_ns)
+        return self.by_key[key]
 
     def _check_new(self, key: str) -> None:
         if not key:
             raise InvalidSnapshotError("a snapshot without a name cannot be found again; name it")
         if key in self.by_key:
             raise SnapshotExistsError(f"snapshot {key!r} is here already; take another name")
-
-    def _check_parent(self, parent: str) -> None:
-        if parent and self.get(parent).kind != "committed":
-            raise InvalidSnapshotError(
-                f"parent {parent!r} is {self.by_key[parent].kind}; only a committed one may be one"
-            )
 
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'

@@ -17,8 +17,8 @@ import os
 import stat as stat_bits
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omniload.base.errors import ConfigError, OmniloadError, StateError, UnavailableError
@@ -34,14 +34,7 @@ from snapshot.engines.containerd.chain import (
 )
 from snapshot.engines.containerd.images import RegistryImages
 from snapshot.engines.containerd.records import (
-    Commit,
-    Event,
-    Forget,
     Kind,
-    LayerFound,
-    Prepare,
-    Relabel,
-    Remove,
     Snapshot,
     SnapshotExistsError,
     SnapshotInUseError,
@@ -49,7 +42,7 @@ from snapshot.engines.containerd.records import (
     Snapshots,
     parse_filters,
 )
-from snapshot.engines.containerd.store import KeptImage, SnapshotStore, take_away, usage_of
+from snapshot.engines.containerd.store import SnapshotStore, take_away, usage_of
 from snapshot.engines.containerd.views import MountedViews
 
 __all__ = ["Snapshotter"]
@@ -123,7 +116,6 @@ class Snapshotter:
         wanted = layer_wanted(labels) if kind == "active" else None
         if wanted is not None and self._have_lazily(wanted, parent, labels):
             raise SnapshotExistsError(f"layer {wanted.target} is read lazily; nothing to unpack")
-        event = Prepare(key=key, parent=parent, labels=labels, kind=kind, now_ns=self._now_ns())
         with self._lock:
             below = (self._all.get(parent),) if parent else ()
             chain = (*below, *(self._all.parents(below[0]) if below else ()))
@@ -131,7 +123,16 @@ class Snapshotter:
         lazy = split_chain(chain)[1]
         if lazy is not None:
             self._show(lazy)
-        found = self._apply(event, top=self._top_of(chain))
+        top = self._top_of(chain)
+        with self._changing():
+            found = self._all.add(key, parent, labels, kind=kind, now_ns=self._now_ns())
+            folder = Path(self._path(found.number))
+            try:
+                _make_folder(folder, found, top)
+                self._store.keep(found)
+            except BaseException:
+                take_away(folder)
+                raise
         with self._lock:
             is_same = self._all.parents(found) == chain
         # Of the same name and yet another one: it was removed and made again meanwhile.
@@ -161,21 +162,22 @@ class Snapshotter:
         with self._lock:
             number = self._all.get(key).number
         # Without the lock: a container may have written a million files.
-        size_bytes, inodes = usage_of(Path(self._path(number)) / "fs")
-        self._apply(
-            Commit(
-                name=name,
-                key=key,
-                labels=labels,
-                size_bytes=size_bytes,
-                inodes=inodes,
-                now_ns=self._now_ns(),
-            )
-        )
+        usage = usage_of(Path(self._path(number)) / "fs")
+        with self._changing():
+            self._store.keep(self._all.commit(key, name, labels, usage, self._now_ns()))
 
     def remove(self, key: str) -> None:
         """Take a snapshot away."""
-        self._clear(self._apply(Remove(key=key)))
+        with self._changing():
+            found = self._all.remove(key)
+            self._store.forget(found)
+            # Removed without the lock, which may take long; under another name it is nobody's meanwhile.
+            gone = self._folder / f"gone-{found.number}"
+            with suppress(OSError):  # gone for containerd; what is left the next cleanup takes
+                Path(self._path(found.number)).rename(gone)
+        take_away(gone)
+        if found.is_lazy:
+            self._drop(found.number)
 
     def stat(self, key: str) -> Snapshot:
         """Return a snapshot."""
@@ -184,9 +186,10 @@ class Snapshotter:
 
     def update(self, key: str, labels: Mapping[str, str], paths: Sequence[str]) -> Snapshot:
         """Change labels: all of them, or those that ``paths`` names as ``labels.NAME``."""
-        return self._apply(
-            Relabel(key=key, labels=labels, paths=tuple(paths), now_ns=self._now_ns())
-        )
+        with self._changing():
+            found = self._all.relabel(key, labels, paths, self._now_ns())
+            self._store.keep(found)
+        return found
 
     def listing(self, filters: Sequence[str] = ()) -> tuple[Snapshot, ...]:
         """Return the snapshots that any of the filters holds for, by number."""
@@ -232,15 +235,17 @@ class Snapshotter:
             return False
         try:
             image, layers = self._images.find(wanted, below.layers if below else 0)
-            event = LayerFound(
-                name=wanted.target,
-                parent=parent,
-                labels=labels,
-                image=image.digest,
-                layers=layers,
-                now_ns=self._now_ns(),
-            )
-            self._apply(event, image)
+            with self._changing():
+                found = self._all.add(
+                    wanted.target,
+                    parent,
+                    labels,
+                    kind="committed",
+                    now_ns=self._now_ns(),
+                    image=image.digest,
+                    layers=layers,
+                )
+                self._store.keep(found, image)
         except SnapshotExistsError:
             return True  # by another client, meanwhile
         # A blob that is not there, a disk that is full, a document that is none.
@@ -249,43 +254,17 @@ class Snapshotter:
             return False
         return True
 
-    def _apply(
-        self, event: Event, image: KeptImage | None = None, top: os.stat_result | None = None
-    ) -> Snapshot:
-        """Let the machine decide, keep what it says, and only then let anyone see it."""
-        made: Path | None = None
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock for a change inside: one that cannot be kept was never seen by anyone."""
         with self._lock:
-            # The machine moves first; what then cannot be kept must never have been seen.
             before = dict(self._all.by_key)
-            commands = self._all.handle(event)
-            (command,) = commands
-            found = command.snapshot
             try:
-                if isinstance(event, Prepare):
-                    made = Path(self._path(found.number))
-                    self._make_folder(made, found, top)
-                self._store.apply(commands, image)
+                yield
             except BaseException:
                 # Its number stays used: a folder that cannot be removed would be the next one's.
                 self._all.by_key = before
-                if made is not None:
-                    take_away(made)
                 raise
-            # Removed without the lock, which may take long; under another name it is nobody's meanwhile.
-            if isinstance(command, Forget):
-                self._hide(found.number)
-        return found
-
-    def _make_folder(self, folder: Path, snapshot: Snapshot, like: os.stat_result | None) -> None:
-        """Make the folder of a snapshot; its root has owner and mode of what it covers."""
-        folder.mkdir(mode=0o711)
-        top = folder / "fs"
-        top.mkdir(mode=0o755)
-        if snapshot.kind == "active":
-            (folder / "work").mkdir(mode=0o711)
-        if like is not None:
-            os.chown(top, like.st_uid, like.st_gid)
-            top.chmod(stat_bits.S_IMODE(like.st_mode))
 
     def _top_of(self, chain: Sequence[Snapshot]) -> os.stat_result | None:
         """Return what is known of the root of a chain. The lock is not held: a view may take its time.
@@ -315,16 +294,6 @@ class Snapshotter:
             self._drop(lazy.number)
             raise SnapshotMissingError(f"snapshot {lazy.key!r} was removed; pull its image again")
 
-    def _hide(self, number: int) -> None:
-        """Give a folder a name that no row has; the lock is held, so no new one is met."""
-        with suppress(OSError):  # it is gone for containerd; what is left the next cleanup takes
-            Path(self._path(number)).rename(self._folder / f"gone-{number}")
-
-    def _clear(self, snapshot: Snapshot) -> None:
-        take_away(self._folder / f"gone-{snapshot.number}")
-        if snapshot.is_lazy:
-            self._drop(snapshot.number)
-
     def _drop(self, number: int) -> None:
         try:
             self._views.drop(number)
@@ -339,3 +308,15 @@ class Snapshotter:
 
     def _path(self, number: int) -> str:
         return str(self._folder / str(number))
+
+
+def _make_folder(folder: Path, snapshot: Snapshot, like: os.stat_result | None) -> None:
+    """Make the folder of a snapshot; its root has owner and mode of what it covers."""
+    folder.mkdir(mode=0o711)
+    top = folder / "fs"
+    top.mkdir(mode=0o755)
+    if snapshot.kind == "active":
+        (folder / "work").mkdir(mode=0o711)
+    if like is not None:
+        os.chown(top, like.st_uid, like.st_gid)
+        top.chmod(stat_bits.S_IMODE(like.st_mode))

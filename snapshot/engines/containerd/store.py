@@ -20,15 +20,14 @@ import shutil
 import sqlite3
 import stat as stat_bits
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
-from snapshot.engines.containerd.records import Command, Forget, Keep, Snapshot
+from snapshot.engines.containerd.records import Snapshot
 from snapshot.oci.digest import verified
 from snapshot.oci.image import Image, image_of
 from snapshot.oci.manifest import Manifest, parse_manifest
@@ -83,6 +82,7 @@ class SnapshotStore:
     ) -> None:
         # None: Python would begin no transaction for what makes tables, and end ours at will.
         self._base = connect(path, isolation_level=None, check_same_thread=False)
+        self._base.row_factory = sqlite3.Row
         try:
             self._base.execute("PRAGMA journal_mode=WAL")
             # containerd writes its own names down durably; ours must not be older than they are.
@@ -113,7 +113,8 @@ class SnapshotStore:
 
     def snapshots(self) -> list[Snapshot]:
         """Return all that are kept."""
-        rows = self._rows("SELECT * FROM snapshots ORDER BY number")
+        rows = self._base.execute("SELECT * FROM snapshots ORDER BY number")
+        # Columns have the names of our fields.
         return [Snapshot(**{**row, "labels": json.loads(row["labels"])}) for row in rows]
 
     def image(self, digest: str) -> KeptImage:
@@ -122,51 +123,37 @@ class SnapshotStore:
         Raises:
             StateError: It is not kept.
         """
-        for row in self._rows("SELECT * FROM images WHERE digest = ?", digest):
-            return KeptImage(**row)
+        found = self._base.execute("SELECT * FROM images WHERE digest = ?", (digest,)).fetchone()
+        if found is not None:
+            return KeptImage(**found)
         raise StateError(f"image {digest} is not kept; pull it again")
 
-    def apply(self, commands: Sequence[Command], image: KeptImage | None = None) -> None:
-        """Carry out what the machine said, together with the image that a new layer names.
+    def keep(self, snapshot: Snapshot, image: KeptImage | None = None) -> None:
+        """Write a snapshot down, over what has its number, together with the image that a new layer names.
 
         Raises:
             OSError: The disk is full; nothing was changed.
         """
+        row = {**asdict(snapshot), "labels": json.dumps(dict(snapshot.labels), sort_keys=True)}
+        names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
         with self._transaction():
-            for command in commands:
-                match command:
-                    case Keep(snapshot):
-                        self._keep(snapshot)
-                    case Forget(snapshot):
-                        self._base.execute(
-                            "DELETE FROM snapshots WHERE number = ?", (snapshot.number,)
-                        )
+            self._base.execute(f"INSERT OR REPLACE INTO snapshots ({names}) VALUES ({marks})", row)  # noqa: S608 -- ours
             if image is not None:
-                self._base.execute(
-                    # Who asked last knows where it can be read now.
-                    "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?)",
-                    astuple(image),
-                )
-            self._base.execute(
-                # With the change that lets go of it: a crash in between would leave it for good.
-                "DELETE FROM images WHERE digest NOT IN (SELECT image FROM snapshots)"
-            )
+                # Replaced: who asked last knows where it can be read now.
+                statement = "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?)"
+                self._base.execute(statement, astuple(image))
+
+    def forget(self, snapshot: Snapshot) -> None:
+        """Strike a snapshot out, and the image that no other layer names; errors as of ``keep``."""
+        with self._transaction():
+            self._base.execute("DELETE FROM snapshots WHERE number = ?", (snapshot.number,))
+            # With the change that lets go of it: a crash in between would leave it for good.
+            unnamed = "DELETE FROM images WHERE digest NOT IN (SELECT image FROM snapshots)"
+            self._base.execute(unnamed)
 
     def close(self) -> None:
         """Let go of the file."""
         self._base.close()
-
-    def _rows(self, statement: str, *words: str) -> list[dict[str, Any]]:
-        """Return what is found, by the names of the columns, which are those of our fields."""
-        found = self._base.execute(statement, words)
-        names = [column[0] for column in found.description]
-        return [dict(zip(names, row, strict=True)) for row in found]
-
-    def _keep(self, snapshot: Snapshot) -> None:
-        labels = json.dumps(dict(snapshot.labels), sort_keys=True)
-        row = {**asdict(snapshot), "labels": labels}
-        names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
-        self._base.execute(f"INSERT OR REPLACE INTO snapshots ({names}) VALUES ({marks})", row)  # noqa: S608 -- ours
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

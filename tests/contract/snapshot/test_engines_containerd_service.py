@@ -419,7 +419,8 @@ def test_a_disk_that_refuses_leaves_machine_and_folders_as_they_were(made, monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as changed:
-        changed.setattr(SnapshotStore, "apply", full)
+        for name in ("keep", "forget"):
+            changed.setattr(SnapshotStore, name, full)
         code, text = made.calls.refusal("Prepare", key="b")
         assert made.calls.refusal("Remove", key="a")[0] == "RESOURCE_EXHAUSTED"
 

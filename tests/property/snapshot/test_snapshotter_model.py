@@ -10,13 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from omniload.base.errors import OmniloadError
 from snapshot.engines.containerd.chain import chain_ids, mounts_of, split_chain
 from snapshot.engines.containerd.records import (
-    Commit,
     InvalidSnapshotError,
-    Keep,
-    LayerFound,
-    Prepare,
-    Relabel,
-    Remove,
     Snapshot,
     SnapshotExistsError,
     SnapshotInUseError,
@@ -45,21 +39,29 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
     def teardown(self):
         self.store.close()
 
-    def expect(self, event, error, change):
-        """Hand over an event: the model says which error it must raise, or how the world then looks."""
+    def expect(self, change, error, modelled):
+        """Make a change: the model says which error it must raise, or how the world then looks."""
         before = dict(self.machine.by_key)
         if error is not None:
             with pytest.raises(error):
-                self.machine.handle(event)
+                change()
             assert self.machine.by_key == before
-            return
-        commands = self.machine.handle(event)
-        change()
-        for command in commands:
-            if isinstance(command, Keep) and isinstance(event, Prepare | LayerFound):
-                assert command.snapshot.number not in self.numbers
-                self.numbers.add(command.snapshot.number)
-        self.store.apply(commands, IMAGE if isinstance(event, LayerFound) else None)
+            return None
+        found = change()
+        modelled()
+        return found
+
+    def expect_new(self, change, error, modelled, image=None):
+        found = self.expect(change, error, modelled)
+        if found is not None:
+            assert found.number not in self.numbers
+            self.numbers.add(found.number)
+            self.store.keep(found, image)
+
+    def expect_kept(self, change, error, modelled):
+        found = self.expect(change, error, modelled)
+        if found is not None:
+            self.store.keep(found)
 
     def error_of_new(self, key, parent):
         if not key:
@@ -74,8 +76,8 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
 
     @rule(key=KEYS, parent=KEYS, labels=LABELS, kind=st.sampled_from(["active", "view"]))
     def prepare(self, key, parent, labels, kind):
-        self.expect(
-            Prepare(key=key, parent=parent, labels=labels, kind=kind, now_ns=1),
+        self.expect_new(
+            lambda: self.machine.add(key, parent, labels, kind=kind, now_ns=1),
             self.error_of_new(key, parent),
             lambda: self.model.update({key: (kind, parent, labels, 0)}),
         )
@@ -85,11 +87,12 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
         error = self.error_of_new(key, parent)
         if error is None and layers != (self.model[parent][3] if parent else 0) + 1:
             error = InvalidSnapshotError
-        event = LayerFound(
-            name=key, parent=parent, labels={}, image=IMAGE.digest, layers=layers, now_ns=2
-        )
-        self.expect(
-            event, error, lambda: self.model.update({key: ("committed", parent, {}, layers)})
+        found = {"kind": "committed", "image": IMAGE.digest, "layers": layers}
+        self.expect_new(
+            lambda: self.machine.add(key, parent, {}, now_ns=2, **found),
+            error,
+            lambda: self.model.update({key: ("committed", parent, {}, layers)}),
+            IMAGE,
         )
 
     @rule(name=KEYS, key=KEYS, labels=LABELS)
@@ -100,8 +103,11 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
             error = SnapshotInUseError
         else:
             error = self.error_of_new(name, "")
-        event = Commit(name=name, key=key, labels=labels, size_bytes=1, inodes=1, now_ns=3)
-        self.expect(event, error, lambda: self.model.update(self.committed(name, key, labels)))
+        self.expect_kept(
+            lambda: self.machine.commit(key, name, labels, (1, 1), 3),
+            error,
+            lambda: self.model.update(self.committed(name, key, labels)),
+        )
 
     def committed(self, name, key, labels):
         _, parent, _, _ = self.model.pop(key)
@@ -114,7 +120,9 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
             error = SnapshotMissingError
         elif any(parent == key for _, parent, _, _ in self.model.values()):
             error = SnapshotInUseError
-        self.expect(Remove(key=key), error, lambda: self.model.pop(key))
+        gone = self.expect(lambda: self.machine.remove(key), error, lambda: self.model.pop(key))
+        if gone is not None:
+            self.store.forget(gone)
 
     @rule(key=KEYS, labels=LABELS, path=st.sampled_from(["", "labels", "labels.x", "name"]))
     def relabel(self, key, labels, path):
@@ -123,8 +131,11 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
             error = SnapshotMissingError
         elif path == "name":
             error = InvalidSnapshotError
-        event = Relabel(key=key, labels=labels, paths=(path,) if path else (), now_ns=4)
-        self.expect(event, error, lambda: self.relabelled(key, labels, path))
+        self.expect_kept(
+            lambda: self.machine.relabel(key, labels, [path] if path else [], 4),
+            error,
+            lambda: self.relabelled(key, labels, path),
+        )
 
     def relabelled(self, key, labels, path):
         kind, parent, old, layers = self.model[key]

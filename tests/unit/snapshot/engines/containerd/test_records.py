@@ -3,14 +3,7 @@
 import pytest
 
 from snapshot.engines.containerd.records import (
-    Commit,
-    Forget,
     InvalidSnapshotError,
-    Keep,
-    LayerFound,
-    Prepare,
-    Relabel,
-    Remove,
     Snapshot,
     SnapshotExistsError,
     SnapshotInUseError,
@@ -20,56 +13,53 @@ from snapshot.engines.containerd.records import (
 )
 
 
-def prepare(key, parent="", kind="active", **labels):
-    return Prepare(key=key, parent=parent, labels=labels, kind=kind, now_ns=1)
+def prepare(machine, key, parent="", kind="active", **labels):
+    return machine.add(key, parent, labels, kind=kind, now_ns=1)
 
 
-def commit(name, key, **labels):
-    return Commit(name=name, key=key, labels=labels, size_bytes=7, inodes=2, now_ns=3)
+def commit(machine, name, key, **labels):
+    return machine.commit(key, name, labels, (7, 2), 3)
 
 
-def layer(name, parent="", layers=1, image="sha256:i"):
-    return LayerFound(name=name, parent=parent, labels={}, image=image, layers=layers, now_ns=2)
+def layer(machine, name, parent="", layers=1):
+    return machine.add(
+        name, parent, {}, kind="committed", now_ns=2, image="sha256:i", layers=layers
+    )
 
 
 @pytest.fixture
 def found():
     """Two lazy layers, one committed folder on them, and a container on that."""
     machine = Snapshots()
-    for event in (
-        layer("one"),
-        layer("two", "one", 2),
-        prepare("three-new", "two"),
-        commit("three", "three-new"),
-        prepare("box", "three", job="a"),
-    ):
-        machine.handle(event)
+    layer(machine, "one")
+    layer(machine, "two", "one", 2)
+    prepare(machine, "three-new", "two")
+    commit(machine, "three", "three-new")
+    prepare(machine, "box", "three", job="a")
     return machine
 
 
-def test_a_new_place_is_kept_with_the_next_number():
+def test_a_new_place_has_the_next_number():
     machine = Snapshots()
 
-    (first,) = machine.handle(prepare("a", shown="yes"))
-    (second,) = machine.handle(prepare("b", kind="view"))
+    first = prepare(machine, "a", shown="yes")
+    second = prepare(machine, "b", kind="view")
 
-    assert isinstance(first, Keep)
-    assert (first.snapshot.number, first.snapshot.kind) == (1, "active")
-    assert (second.snapshot.number, second.snapshot.kind) == (2, "view")
+    assert (first.number, first.kind) == (1, "active")
+    assert (second.number, second.kind) == (2, "view")
     assert machine.get("a").labels == {"shown": "yes"}
 
 
 def test_a_commit_keeps_the_number_under_a_new_name_and_with_new_labels():
     machine = Snapshots()
-    machine.handle(prepare("a", old="1"))
+    prepare(machine, "a", old="1")
 
-    (command,) = machine.handle(commit("layer", "a", new="2"))
+    made = commit(machine, "layer", "a", new="2")
 
-    made = command.snapshot
     assert (made.key, made.number, made.kind) == ("layer", 1, "committed")
     assert (made.labels, made.size_bytes, made.inodes) == ({"new": "2"}, 7, 2)
     assert (made.created_ns, made.updated_ns) == (1, 3)
-    assert "a" not in machine.by_key
+    assert machine.by_key == {"layer": made}
 
 
 def test_a_chain_is_told_from_above_to_below(found):
@@ -81,20 +71,18 @@ def test_a_chain_is_told_from_above_to_below(found):
 
 def test_a_snapshot_is_removed_only_when_nothing_lies_on_it(found):
     with pytest.raises(SnapshotInUseError, match="'two' has 1 on it"):
-        found.handle(Remove(key="two"))
+        found.remove("two")
 
-    gone = [found.handle(Remove(key=key))[0] for key in ("box", "three", "two", "one")]
+    gone = [found.remove(key).key for key in ("box", "three", "two", "one")]
 
-    assert all(isinstance(command, Forget) for command in gone)
+    assert gone == ["box", "three", "two", "one"]
     assert found.by_key == {}
 
 
 def test_numbers_are_not_used_again_while_the_machine_lives(found):
-    found.handle(Remove(key="box"))
+    found.remove("box")
 
-    (command,) = found.handle(prepare("box", "three"))
-
-    assert command.snapshot.number == 5
+    assert prepare(found, "box", "three").number == 5
 
 
 def test_a_kept_state_goes_on_where_it_was(found):
@@ -103,39 +91,39 @@ def test_a_kept_state_goes_on_where_it_was(found):
     assert again.by_key == found.by_key
     assert again.next_number == found.next_number
     with pytest.raises(SnapshotInUseError):
-        again.handle(Remove(key="three"))
-    again.handle(Remove(key="box"))
-    again.handle(Remove(key="three"))
+        again.remove("three")
+    again.remove("box")
+    again.remove("three")
 
 
 @pytest.mark.parametrize(
-    ("event", "error", "message"),
+    ("change", "error", "message"),
     [
-        (prepare("box"), SnapshotExistsError, "'box' is here already"),
-        (prepare(""), InvalidSnapshotError, "without a name"),
-        (prepare("new", "none"), SnapshotMissingError, "'none' is not here"),
-        (prepare("new", "box"), InvalidSnapshotError, "parent 'box' is active"),
-        (commit("new", "none"), SnapshotMissingError, "'none'"),
-        (commit("three", "box"), SnapshotExistsError, "'three'"),
-        (commit("new", "three"), SnapshotInUseError, "'three' is committed"),
-        (Remove(key="none"), SnapshotMissingError, "'none'"),
-        (layer("one"), SnapshotExistsError, "'one'"),
-        (layer("new", "three", 3), InvalidSnapshotError, "shows 0 lazy layers"),
-        (layer("new", "two", 2), InvalidSnapshotError, "shows 2 lazy layers"),
-        (layer("new", "", 2), InvalidSnapshotError, "shows 0 lazy layers"),
+        (lambda m: prepare(m, "box"), SnapshotExistsError, "'box' is here already"),
+        (lambda m: prepare(m, ""), InvalidSnapshotError, "without a name"),
+        (lambda m: prepare(m, "new", "none"), SnapshotMissingError, "'none' is not here"),
+        (lambda m: prepare(m, "new", "box"), InvalidSnapshotError, "parent 'box' is active"),
+        (lambda m: commit(m, "new", "none"), SnapshotMissingError, "'none'"),
+        (lambda m: commit(m, "three", "box"), SnapshotExistsError, "'three'"),
+        (lambda m: commit(m, "new", "three"), SnapshotInUseError, "'three' is committed"),
+        (lambda m: m.remove("none"), SnapshotMissingError, "'none'"),
+        (lambda m: layer(m, "one"), SnapshotExistsError, "'one'"),
+        (lambda m: layer(m, "new", "three", 3), InvalidSnapshotError, "shows 0 lazy layers"),
+        (lambda m: layer(m, "new", "two", 2), InvalidSnapshotError, "shows 2 lazy layers"),
+        (lambda m: layer(m, "new", "", 2), InvalidSnapshotError, "shows 0 lazy layers"),
         (
-            Relabel(key="box", labels={}, paths=("parent",), now_ns=1),
+            lambda m: m.relabel("box", {}, ["parent"], 1),
             InvalidSnapshotError,
             "'parent' of snapshot 'box' never changes",
         ),
-        (Relabel(key="none", labels={}, paths=(), now_ns=1), SnapshotMissingError, "'none'"),
+        (lambda m: m.relabel("none", {}, [], 1), SnapshotMissingError, "'none'"),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(found, event, error, message):
+def test_what_cannot_be_is_refused_and_changes_nothing(found, change, error, message):
     before = (dict(found.by_key), found.next_number)
 
     with pytest.raises(error, match=message):
-        found.handle(event)
+        change(found)
 
     assert (found.by_key, found.next_number) == before
 
@@ -151,11 +139,11 @@ def test_what_cannot_be_is_refused_and_changes_nothing(found, event, error, mess
     ],
 )
 def test_labels_change_as_a_whole_or_one_by_one(found, paths, labels, after):
-    (command,) = found.handle(Relabel(key="box", labels=labels, paths=paths, now_ns=9))
+    made = found.relabel("box", labels, paths, 9)
 
-    assert command.snapshot.labels == after
-    assert command.snapshot.updated_ns == 9
-    assert found.get("box") == command.snapshot
+    assert made.labels == after
+    assert made.updated_ns == 9
+    assert found.get("box") == made
 
 
 LAYER = Snapshot(

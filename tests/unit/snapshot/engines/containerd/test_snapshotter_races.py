@@ -186,7 +186,7 @@ def test_what_the_disk_refused_was_never_there_even_where_it_cannot_be_read(made
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as changed:
-        for name in ("apply", "snapshots"):
+        for name in ("keep", "forget", "snapshots"):
             changed.setattr(SnapshotStore, name, full)
         with pytest.raises(OSError, match="No space left"):
             made.snapshotter.remove("a")

@@ -6,12 +6,13 @@ import os
 import resource
 import sqlite3
 import subprocess
+from functools import partial
 
 import pytest
 
 from omniload.base.errors import StateError
 from snapshot.engines.containerd import store as snapshotter_store
-from snapshot.engines.containerd.records import Forget, Keep, Snapshot
+from snapshot.engines.containerd.records import Snapshot
 from snapshot.engines.containerd.store import SnapshotStore, take_away, usage_of
 from tests.support.snapshot.snapshotter_builders import a_kept_image
 
@@ -24,7 +25,7 @@ def a_snapshot(number, **changes):
 @pytest.fixture
 def store(tmp_path):
     made = SnapshotStore(tmp_path / "state.sqlite")
-    made.apply([Keep(a_snapshot(1))])
+    made.keep(a_snapshot(1))
     yield made
     made.close()
 
@@ -37,19 +38,19 @@ def test_a_full_disk_is_said_as_such_and_passes(tmp_path):
         return bases[-1]
 
     store = SnapshotStore(tmp_path / "state.sqlite", connect)
-    store.apply([Keep(a_snapshot(1))])
+    store.keep(a_snapshot(1))
     (base,) = bases
     (pages,) = base.execute("PRAGMA page_count").fetchone()
     base.execute(f"PRAGMA max_page_count={pages}")
-    big = Keep(a_snapshot(2, labels={"x": "y" * 100_000}))
+    big = a_snapshot(2, labels={"x": "y" * 100_000})
 
     with pytest.raises(OSError, match="no room on the disk") as told:
-        store.apply([big])
+        store.keep(big)
     assert told.value.errno == errno.ENOSPC
     assert [found.number for found in store.snapshots()] == [1]
 
     base.execute("PRAGMA max_page_count=100000")
-    store.apply([big])
+    store.keep(big)
     assert [found.number for found in store.snapshots()] == [1, 2]
     store.close()
 
@@ -60,40 +61,34 @@ def test_a_disk_that_refuses_the_very_last_write_does_not_stop_the_store_for_eve
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         with pytest.raises((sqlite3.OperationalError, OSError)):
-            store.apply([Keep(a_snapshot(2))])
+            store.keep(a_snapshot(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert [found.number for found in store.snapshots()] == [1]
-    store.apply([Keep(a_snapshot(3))])
-    store.apply([Forget(a_snapshot(1))])
+    store.keep(a_snapshot(3))
+    store.forget(a_snapshot(1))
     assert [found.number for found in store.snapshots()] == [3]
 
 
 def test_a_commit_that_fails_leaves_no_transaction_open(tmp_path):
-    class Failing:
+    class Failing(sqlite3.Connection):
         """A connection whose first COMMIT is refused, as by a disk that is full."""
 
-        def __init__(self, base):
-            self._base, self._left = base, 1
-
-        def __getattr__(self, name):
-            return getattr(self._base, name)
+        left = 1
 
         def execute(self, statement, *words):
-            if statement == "COMMIT" and self._left:
-                self._left = 0
+            if statement == "COMMIT" and self.left:
+                self.left = 0
                 raise sqlite3.OperationalError("disk I/O error")
-            return self._base.execute(statement, *words)
+            return super().execute(statement, *words)
 
     SnapshotStore(tmp_path / "state.sqlite").close()
-    store = SnapshotStore(
-        tmp_path / "state.sqlite", lambda *words, **named: Failing(sqlite3.connect(*words, **named))
-    )
+    store = SnapshotStore(tmp_path / "state.sqlite", partial(sqlite3.connect, factory=Failing))
     with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
-        store.apply([Keep(a_snapshot(2))])
+        store.keep(a_snapshot(2))
 
-    store.apply([Keep(a_snapshot(3))])
+    store.keep(a_snapshot(3))
 
     assert [found.number for found in store.snapshots()] == [3]
     store.close()
@@ -115,13 +110,13 @@ def test_an_image_is_read_where_it_was_pulled_from_last(store):
     layer = a_snapshot(2, kind="committed", image=old.digest, layers=1)
     upper = a_snapshot(3, kind="committed", image=old.digest, layers=2, parent="k2")
 
-    store.apply([Keep(layer)], old)
-    store.apply([Keep(upper)], new)
+    store.keep(layer, old)
+    store.keep(upper, new)
     assert store.image(old.digest) == new
 
-    store.apply([Forget(upper)])
+    store.forget(upper)
     assert store.image(old.digest) == new, "the lower layer names it, too"
-    store.apply([Forget(layer)])
+    store.forget(layer)
     with pytest.raises(StateError, match="is not kept"):
         store.image(old.digest)
 
