@@ -9,11 +9,11 @@ from pathlib import Path
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.secrets import note_secrets_of
 from snapshot.oci.auth import credentials_of
+from snapshot.oci.digest import verified
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import (
     Descriptor,
     ImageConfig,
-    Index,
     Manifest,
     Platform,
     parse_config,
@@ -24,7 +24,15 @@ from snapshot.oci.registry import Registry
 from snapshot.oci.store import ImageStore, MirroredStore, small_blob
 from snapshot.oci.transport import RegistrySettings, Transport
 
-__all__ = ["Image", "image_of", "open_store", "opened_image", "platform_here", "resolve"]
+__all__ = [
+    "Image",
+    "KeptImage",
+    "fetched",
+    "open_store",
+    "opened_image",
+    "platform_here",
+    "resolve",
+]
 
 _MAX_INDEX_DEPTH = 4
 _PLAIN = "http://"
@@ -44,6 +52,38 @@ class Image:
     def layers(self) -> tuple[Descriptor, ...]:
         """Layers, lowest first."""
         return self.manifest.layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptImage:
+    """An image as its registry gave it: what must be kept to resolve it again without one."""
+
+    digest: str
+    """Of the manifest."""
+    reference: str
+    """Where its layers are read."""
+    media_type: str
+    manifest: bytes
+    config: bytes
+
+    def image(self) -> Image:
+        """Return the image, resolved without its registry.
+
+        Raises:
+            IntegrityError: A document has another digest, or they contradict each other.
+        """
+        name = self.reference
+        data = verified(self.manifest, self.digest, name=name)
+        manifest = parse_manifest(data, self.media_type, name=name)
+        if not isinstance(manifest, Manifest):
+            raise IntegrityError(f"{name}: {self.digest} is no manifest; pull it again")
+        config = parse_config(verified(self.config, manifest.config.digest, name=name), name=name)
+        if len(config.rootfs.diff_ids) != len(manifest.layers):
+            raise IntegrityError(
+                f"{name}: {len(manifest.layers)} layers, but the configuration has "
+                f"{len(config.rootfs.diff_ids)}; build the image anew"
+            )
+        return Image(digest=self.digest, manifest=manifest, config=config)
 
 
 def platform_here() -> Platform:
@@ -100,6 +140,13 @@ def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> I
         ConfigError: There is none of that name or platform, or it is an artifact.
         IntegrityError: The store's documents contradict themselves.
     """
+    return fetched(store, name, platform).image()
+
+
+def fetched(
+    store: ImageStore, name: str, platform: Platform | None = None, *, reference: str = ""
+) -> KeptImage:
+    """Return the documents of an image as they came; arguments and errors as of ``resolve``."""
     where = f"{store.location}: {name}"
     for _ in range(_MAX_INDEX_DEPTH):
         try:
@@ -108,25 +155,15 @@ def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> I
             raise ConfigError(f"{where}: no such image: {error}") from error
         parsed = parse_manifest(stored.data, stored.media_type, name=where)
         if isinstance(parsed, Manifest):
-            return image_of(stored.digest, parsed, small_blob(store, parsed.config), name=where)
-        assert isinstance(parsed, Index)
+            return KeptImage(
+                digest=stored.digest,
+                reference=reference or where,
+                media_type=stored.media_type,
+                manifest=stored.data,
+                config=small_blob(store, parsed.config),
+            )
         name = parsed.manifest_for(platform or platform_here()).digest
     raise IntegrityError(f"{where}: indexes name indexes more than {_MAX_INDEX_DEPTH} deep")
-
-
-def image_of(digest: str, manifest: Manifest, config: bytes, *, name: str) -> Image:
-    """Return the image of a manifest and the bytes of its configuration.
-
-    Raises:
-        IntegrityError: They contradict each other.
-    """
-    parsed = parse_config(config, name=name)
-    if len(parsed.rootfs.diff_ids) != len(manifest.layers):
-        raise IntegrityError(
-            f"{name}: {len(manifest.layers)} layers, but the configuration has "
-            f"{len(parsed.rootfs.diff_ids)}; build the image anew"
-        )
-    return Image(digest=digest, manifest=manifest, config=parsed)
 
 
 def _open_layout(text: str, *, create: bool) -> tuple[ImageStore, str]:

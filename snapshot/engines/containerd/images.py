@@ -9,18 +9,16 @@ from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.lru import Lru
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids
-from snapshot.engines.containerd.store import KeptImage
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import check_diff_id, index_layer
-from snapshot.oci.image import Image, open_store, resolve
+from snapshot.oci.image import Image, KeptImage, fetched, open_store
 from snapshot.oci.manifest import Platform
 from snapshot.oci.reference import address_of
-from snapshot.oci.store import ImageStore, small_blob
+from snapshot.oci.store import ImageStore
 
 __all__ = [
     "RegistryImages",
-    "keep_image",
     "lies_in",
     "place_of",
 ]
@@ -69,14 +67,15 @@ class RegistryImages:
             raise ConfigError(
                 f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"
             )
-        name = (wanted.reference, wanted.manifest)
+        asked = (wanted.reference, wanted.manifest)
         # A pull asks for one layer after another; the documents are read for the first.
-        kept = self._known.get(name)
+        kept = self._known.get(asked)
         store, label = open_store(address_of(wanted.reference), mirrors=self._mirrors)
         try:
             # What a tag meant when the last layer was asked for may not be what it means now.
             if kept is None or place_of(kept.image(), wanted) is None:
-                kept = keep_image(store, wanted.reference, wanted.manifest or label, self._platform)
+                name = wanted.manifest or label
+                kept = fetched(store, name, self._platform, reference=wanted.reference)
             image = kept.image()
             place = place_of(image, wanted)
             if place != below:
@@ -88,7 +87,7 @@ class RegistryImages:
         finally:
             store.close()
         # Only now: what could not be indexed is asked of its registry again.
-        self._known.put(name, kept)
+        self._known.put(asked, kept)
         return kept, place + 1
 
     def _index(self, store: ImageStore, image: Image, place: int) -> None:
@@ -100,26 +99,6 @@ class RegistryImages:
                 return index_layer(store, layer, self._cache)
 
         check_diff_id(self._indexing.call(layer.digest, read), diff_id)
-
-
-def keep_image(
-    store: ImageStore, reference: str, name: str, platform: Platform | None = None
-) -> KeptImage:
-    """Return manifest and configuration of an image, as they came.
-
-    Raises:
-        ConfigError: There is no such image, or not for this platform.
-        IntegrityError: The documents contradict themselves.
-    """
-    image = resolve(store, name, platform)
-    stored = store.manifest(image.digest)
-    return KeptImage(
-        digest=image.digest,
-        reference=reference,
-        media_type=stored.media_type,
-        manifest=stored.data,
-        config=small_blob(store, image.manifest.config),
-    )
 
 
 def place_of(image: Image, wanted: LayerWanted) -> int | None:

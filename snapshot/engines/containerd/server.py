@@ -2,8 +2,7 @@
 
 Its messages are built from a table when this is imported. The table holds names and numbers of
 fields, which are all that a wire format is; there is no generated code to keep in step with a
-generator. They live in a pool of their own, so that another library's copy of the same interface
-does not collide with this one.
+generator.
 
 Source:
     containerd's API, version 1: service ``snapshots``.
@@ -50,54 +49,40 @@ WireMessage: TypeAlias = Any
 
 _Fields: TypeAlias = dict[str, Any]
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "string": _FIELD.TYPE_STRING,
-    "i64": _FIELD.TYPE_INT64,
-    "i32": _FIELD.TYPE_INT32,
-}
-_SNAPSHOTS = "containerd.services.snapshots.v1"
-SERVICE = f"{_SNAPSHOTS}.Snapshots"
+_PACKAGE = "containerd.services.snapshots.v1"
+SERVICE = f"{_PACKAGE}.Snapshots"
 _NEW = "snapshotter:1 key:2 parent:3 %labels:4"
 _KEY = "snapshotter:1 key:2"
+_MOUNTS = "*mounts:1:Mount"
 
-_PACKAGES: Mapping[str, Mapping[str, str]] = {
-    # NAME:NUMBER[:TYPE]; * is repeated, % a map of strings, a dot before a type means package and all.
-    "google.protobuf": {
-        "Timestamp": "seconds:1:i64 nanos:2:i32",
-        "FieldMask": "*paths:1",
-        "Empty": "",
-    },
-    "containerd.types": {
-        "Mount": "type:1 source:2 target:3 *options:4",
-    },
-    _SNAPSHOTS: {
-        "Info": "name:1 parent:2 kind:3:i32 created_at:4:.google.protobuf.Timestamp "
-        "updated_at:5:.google.protobuf.Timestamp %labels:6",
-        "PrepareSnapshotRequest": _NEW,
-        "PrepareSnapshotResponse": "*mounts:1:.containerd.types.Mount",
-        "ViewSnapshotRequest": _NEW,
-        "ViewSnapshotResponse": "*mounts:1:.containerd.types.Mount",
-        "MountsRequest": _KEY,
-        "MountsResponse": "*mounts:1:.containerd.types.Mount",
-        "RemoveSnapshotRequest": _KEY,
-        "CommitSnapshotRequest": "snapshotter:1 name:2 key:3 %labels:4",
-        "StatSnapshotRequest": _KEY,
-        "StatSnapshotResponse": "info:1:Info",
-        "UpdateSnapshotRequest": "snapshotter:1 info:2:Info "
-        "update_mask:3:.google.protobuf.FieldMask",
-        "UpdateSnapshotResponse": "info:1:Info",
-        "ListSnapshotsRequest": "snapshotter:1 *filters:2",
-        "ListSnapshotsResponse": "*info:1:Info",
-        "UsageRequest": _KEY,
-        "UsageResponse": "size:1:i64 inodes:2:i64",
-        "CleanupRequest": "snapshotter:1",
-    },
+# NAME:NUMBER[:TYPE], of text if no type is named; * is repeated, % a map of texts. Messages have no names on the
+# wire, so those of other packages stand here, too.
+_SHARED = {
+    "Timestamp": "seconds:1:i64 nanos:2:i32",
+    "FieldMask": "*paths:1",
+    "Mount": "type:1 source:2 target:3 *options:4",
+    "Info": "name:1 parent:2 kind:3:i32 created_at:4:Timestamp updated_at:5:Timestamp %labels:6",
 }
+METHODS: Mapping[str, tuple[str, str]] = {
+    "Prepare": (_NEW, _MOUNTS),
+    "View": (_NEW, _MOUNTS),
+    "Mounts": (_KEY, _MOUNTS),
+    "Commit": ("snapshotter:1 name:2 key:3 %labels:4", ""),
+    "Remove": (_KEY, ""),
+    "Stat": (_KEY, "info:1:Info"),
+    "Update": ("snapshotter:1 info:2:Info update_mask:3:FieldMask", "info:1:Info"),
+    "List": ("snapshotter:1 *filters:2", "*info:1:Info"),
+    "Usage": (_KEY, "size:1:i64 inodes:2:i64"),
+    "Cleanup": ("snapshotter:1", ""),
+}
+"""Every call that is answered: fields of its request and its answer, ``NAMERequest`` and ``NAMEResponse``.
+
+``List`` gives several answers.
+"""
 
 
 def message(name: str, /, **fields: object) -> WireMessage:
-    """Make a message by its name with its package; a field that is None stays unset.
+    """Make a message by its name; a field that is None stays unset.
 
     Raises:
         KeyError: The table has no such message.
@@ -112,67 +97,43 @@ def reader(name: str) -> Callable[[bytes], WireMessage]:
     return read
 
 
-def _pool() -> descriptor_pool.DescriptorPool:
+def _built() -> dict[str, WireMessage]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="snapshots.proto", package=_PACKAGE, syntax="proto3"
+    )
+    asked = {f"{name}Request": request for name, (request, _) in METHODS.items()}
+    answered = {f"{name}Response": answer for name, (_, answer) in METHODS.items()}
+    names = {**_SHARED, **asked, **answered}
+    for name, fields in names.items():
+        _describe(file.message_type.add(name=name), name, fields)
+    # Of its own: in the common pool another library's copy of the interface would collide with this one.
     pool = descriptor_pool.DescriptorPool()
-    shared = ["google.protobuf.proto", "containerd.types.proto"]
-    for package, messages in _PACKAGES.items():
-        file = descriptor_pb2.FileDescriptorProto(
-            name=f"{package}.proto", package=package, syntax="proto3"
-        )
-        file.dependency.extend(name for name in shared if name != file.name)
-        if package == "google.protobuf":
-            del file.dependency[:]
-        for name, fields in messages.items():
-            _describe(file.message_type.add(name=name), package, fields)
-        pool.Add(file)
-    return pool
+    pool.Add(file)
+    described = ((name, pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in names)
+    return {name: message_factory.GetMessageClass(found) for name, found in described}
 
 
-def _describe(found: descriptor_pb2.DescriptorProto, package: str, fields: str) -> None:
+def _describe(found: descriptor_pb2.DescriptorProto, place: str, fields: str) -> None:
     """Fill in the fields of a message from its line in the table."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    scalars = {"text": kinds.TYPE_STRING, "i64": kinds.TYPE_INT64, "i32": kinds.TYPE_INT32}
     for text in fields.split():
-        name, number, kind = [*text.lstrip("*%").split(":"), "string"][:3]
-        field = found.field.add(name=name, number=int(number), label=_FIELD.LABEL_OPTIONAL)
+        name, number, kind = [*text.lstrip("*%").split(":"), "text"][:3]
+        field = found.field.add(name=name, number=int(number), label=kinds.LABEL_OPTIONAL)
         if text[0] in "*%":
-            field.label = _FIELD.LABEL_REPEATED
+            field.label = kinds.LABEL_REPEATED
         if text[0] == "%":
+            # On the wire a map is repeated pairs; by this option, and this name, it is a dictionary here.
+            kind = f"{place}.{name.capitalize()}Entry"
             entry = found.nested_type.add(name=f"{name.capitalize()}Entry")
             entry.options.map_entry = True
-            _describe(entry, package, "key:1 value:2")
-            field.type = _FIELD.TYPE_MESSAGE
-            field.type_name = f".{package}.{found.name}.{entry.name}"
-        elif kind in _SCALARS:
-            field.type = _SCALARS[kind]
-        else:
-            field.type = _FIELD.TYPE_MESSAGE
-            field.type_name = kind if kind.startswith(".") else f".{package}.{kind}"
+            _describe(entry, kind, "key:1 value:2")
+        field.type = scalars.get(kind, kinds.TYPE_MESSAGE)
+        if kind not in scalars:
+            field.type_name = f".{_PACKAGE}.{kind}"
 
 
-def _build() -> dict[str, WireMessage]:
-    pool = _pool()
-    names = [f"{package}.{name}" for package, found in _PACKAGES.items() for name in found]
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in names
-    }
-
-
-_classes = _build()
-
-_EMPTY = "google.protobuf.Empty"
-METHODS: Mapping[str, tuple[str, str]] = {
-    "Prepare": (f"{_SNAPSHOTS}.PrepareSnapshotRequest", f"{_SNAPSHOTS}.PrepareSnapshotResponse"),
-    "View": (f"{_SNAPSHOTS}.ViewSnapshotRequest", f"{_SNAPSHOTS}.ViewSnapshotResponse"),
-    "Mounts": (f"{_SNAPSHOTS}.MountsRequest", f"{_SNAPSHOTS}.MountsResponse"),
-    "Commit": (f"{_SNAPSHOTS}.CommitSnapshotRequest", _EMPTY),
-    "Remove": (f"{_SNAPSHOTS}.RemoveSnapshotRequest", _EMPTY),
-    "Stat": (f"{_SNAPSHOTS}.StatSnapshotRequest", f"{_SNAPSHOTS}.StatSnapshotResponse"),
-    "Update": (f"{_SNAPSHOTS}.UpdateSnapshotRequest", f"{_SNAPSHOTS}.UpdateSnapshotResponse"),
-    "List": (f"{_SNAPSHOTS}.ListSnapshotsRequest", f"{_SNAPSHOTS}.ListSnapshotsResponse"),
-    "Usage": (f"{_SNAPSHOTS}.UsageRequest", f"{_SNAPSHOTS}.UsageResponse"),
-    "Cleanup": (f"{_SNAPSHOTS}.CleanupRequest", _EMPTY),
-}
-"""Every call that is answered, by name: its request and its answer, of which ``List`` gives several."""
-
+_classes = _built()
 
 _log = get_logger(__name__)
 _THREADS = 64
@@ -288,7 +249,7 @@ def code_of(error: Exception) -> grpc.StatusCode:
 def _handler(
     name: str, answer: Callable[[WireMessage], Any]
 ) -> "grpc.RpcMethodHandler[WireMessage, WireMessage]":
-    asked, answered = METHODS[name]
+    answered = f"{name}Response"
 
     def stream(request: WireMessage, context: grpc.ServicerContext) -> Iterator[WireMessage]:
         try:
@@ -303,10 +264,10 @@ def _handler(
         except Exception as error:  # noqa: BLE001 -- whatever it is, the caller gets it as a status
             _refuse(name, error, context)
 
-    writes = _classes[answered].SerializeToString
+    reads, writes = reader(f"{name}Request"), _classes[answered].SerializeToString
     if name == "List":
-        return grpc.unary_stream_rpc_method_handler(stream, reader(asked), writes)
-    return grpc.unary_unary_rpc_method_handler(unary, reader(asked), writes)
+        return grpc.unary_stream_rpc_method_handler(stream, reads, writes)
+    return grpc.unary_unary_rpc_method_handler(unary, reads, writes)
 
 
 def _refuse(name: str, error: Exception, context: grpc.ServicerContext) -> None:
@@ -317,13 +278,12 @@ def _refuse(name: str, error: Exception, context: grpc.ServicerContext) -> None:
 
 
 def _mounts(found: Sequence[MountEntry]) -> _Fields:
-    kind = "containerd.types.Mount"
-    return {"mounts": [message(kind, **asdict(entry)) for entry in found]}
+    return {"mounts": [message("Mount", **asdict(entry)) for entry in found]}
 
 
 def _info(snapshot: Snapshot) -> WireMessage:
     return message(
-        f"{_SNAPSHOTS}.Info",
+        "Info",
         name=snapshot.key,
         parent=snapshot.parent,
         kind=_NUMBER_OF[snapshot.kind],
@@ -335,7 +295,7 @@ def _info(snapshot: Snapshot) -> WireMessage:
 
 def _time(time_ns: int) -> WireMessage:
     seconds, nanos = divmod(time_ns, 10**9)
-    return message("google.protobuf.Timestamp", seconds=seconds, nanos=nanos)
+    return message("Timestamp", seconds=seconds, nanos=nanos)
 
 
 def _make_way(path: Path) -> None:

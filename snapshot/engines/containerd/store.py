@@ -22,17 +22,15 @@ import stat as stat_bits
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple
 from pathlib import Path
 
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from snapshot.engines.containerd.records import Snapshot
-from snapshot.oci.digest import verified
-from snapshot.oci.image import Image, image_of
-from snapshot.oci.manifest import Manifest, parse_manifest
+from snapshot.oci.image import KeptImage
 
-__all__ = ["VERSION", "KeptImage", "SnapshotStore", "take_away", "usage_of"]
+__all__ = ["VERSION", "SnapshotStore", "take_away", "usage_of"]
 
 VERSION = 1
 _SCHEMA = """
@@ -46,32 +44,6 @@ CREATE TABLE images (
   manifest BLOB NOT NULL, config BLOB NOT NULL
 );
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptImage:
-    """An image as its registry gave it."""
-
-    digest: str
-    """Of the manifest."""
-    reference: str
-    """Where its layers are read."""
-    media_type: str
-    manifest: bytes
-    config: bytes
-
-    def image(self) -> Image:
-        """Return the image, resolved without its registry.
-
-        Raises:
-            IntegrityError: A document has another digest, or they contradict each other.
-        """
-        data = verified(self.manifest, self.digest, name=self.reference)
-        manifest = parse_manifest(data, self.media_type, name=self.reference)
-        if not isinstance(manifest, Manifest):
-            raise IntegrityError(f"{self.reference}: {self.digest} is no manifest; pull it again")
-        data = verified(self.config, manifest.config.digest, name=self.reference)
-        return image_of(self.digest, manifest, data, name=self.reference)
 
 
 class SnapshotStore:

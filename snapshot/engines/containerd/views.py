@@ -20,10 +20,9 @@ from omniload.base.errors import StateError
 from omniload.base.linux.mount_table import mount_point, mounts_here
 from omniload.base.log import get_logger
 from omniload.base.units import decimal_of
-from snapshot.engines.containerd.store import KeptImage
 from snapshot.image.mount import daemon as mounting
 from snapshot.image.mount.daemon import ImageMount
-from snapshot.oci.image import Image
+from snapshot.oci.image import Image, KeptImage
 from snapshot.oci.reference import address_of
 
 __all__ = ["ChainMount", "MountedViews", "lowest_layers", "main", "serve"]

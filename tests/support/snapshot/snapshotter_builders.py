@@ -9,9 +9,9 @@ import orjson
 from omniload.base.errors import ConfigError
 from snapshot.engines.containerd.chain import IMAGE, LAYER, MANIFEST, TARGET, chain_ids
 from snapshot.engines.containerd.images import place_of
-from snapshot.engines.containerd.server import METHODS, SERVICE, message, reader
-from snapshot.engines.containerd.store import KeptImage
+from snapshot.engines.containerd.server import SERVICE, message, reader
 from snapshot.oci.digest import digest_of
+from snapshot.oci.image import KeptImage
 from snapshot.oci.manifest import MANIFEST_TYPE
 
 __all__ = [
@@ -121,10 +121,9 @@ class Calls:
         self._channel = grpc.insecure_channel(f"unix:{socket}")
 
     def __call__(self, name, /, **fields):
-        asked, answered = METHODS[name]
-        data = message(asked, snapshotter="omniload", **fields).SerializeToString()
+        data = message(f"{name}Request", snapshotter="omniload", **fields).SerializeToString()
         kind = self._channel.unary_stream if name == "List" else self._channel.unary_unary
-        call = kind(f"/{SERVICE}/{name}", bytes, reader(answered))
+        call = kind(f"/{SERVICE}/{name}", bytes, reader(f"{name}Response"))
         return list(call(data, timeout=30)) if name == "List" else call(data, timeout=30)
 
     def refusal(self, name, /, **fields):

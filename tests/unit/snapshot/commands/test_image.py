@@ -67,7 +67,7 @@ def test_without_grpc_the_extra_is_named(monkeypatch):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_call_has_messages_that_can_be_written_and_read(name):
-    for wire in METHODS[name]:
+    for wire in (f"{name}Request", f"{name}Response"):
         assert reader(wire)(message(wire).SerializeToString()) == message(wire)
 
 
@@ -75,17 +75,17 @@ def test_every_call_has_messages_that_can_be_written_and_read(name):
     ("wire", "fields", "data"),
     [
         (
-            "containerd.types.Mount",
+            "Mount",
             {"type": "t", "options": ["a", "b"]},
             b"\x0a\x01t\x22\x01a\x22\x01b",
         ),
         (
-            "containerd.services.snapshots.v1.Info",
+            "Info",
             {"name": "n", "kind": 3, "labels": {"k": "v"}},
             b"\x0a\x01n\x18\x03\x32\x06\x0a\x01k\x12\x01v",
         ),
         (
-            "containerd.services.snapshots.v1.UsageResponse",
+            "UsageResponse",
             {"size": 1, "inodes": 2},
             b"\x08\x01\x10\x02",
         ),
@@ -97,6 +97,6 @@ def test_fields_have_the_numbers_of_the_public_interface(wire, fields, data):
 
 def test_a_field_that_a_message_does_not_have_is_a_defect():
     with pytest.raises(ValueError, match="none"):
-        message("containerd.types.Mount", none=1)
+        message("Mount", none=1)
     with pytest.raises(KeyError):
-        message("containerd.types.None")
+        message("None")

@@ -7,9 +7,10 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
 from snapshot.engines.containerd import images as snapshotter_images
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids
-from snapshot.engines.containerd.images import RegistryImages, keep_image
+from snapshot.engines.containerd.images import RegistryImages
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.oci.digest import digest_of
+from snapshot.oci.image import fetched
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 
@@ -61,7 +62,7 @@ def test_layers_are_found_from_the_lowest_up_and_indexed_as_they_are(place):
 
 
 def test_the_documents_are_kept_as_they_came(place):
-    kept = keep_image(place.store, place.reference, "v")
+    kept = fetched(place.store, "v", reference=place.reference)
 
     assert digest_of(kept.manifest) == kept.digest == place.image.digest
     assert digest_of(kept.config) == place.image.manifest.config.digest
@@ -70,13 +71,13 @@ def test_the_documents_are_kept_as_they_came(place):
 
 def test_the_manifest_is_asked_for_once_for_all_layers(place, monkeypatch):
     asked = []
-    real = snapshotter_images.keep_image
+    real = snapshotter_images.fetched
 
-    def counted(*words):
+    def counted(*words, **named):
         asked.append(words)
-        return real(*words)
+        return real(*words, **named)
 
-    monkeypatch.setattr(snapshotter_images, "keep_image", counted)
+    monkeypatch.setattr(snapshotter_images, "fetched", counted)
     for layer in (0, 1):
         place.images.find(place.wanted(layer), layer)
 
@@ -151,7 +152,7 @@ def test_two_who_want_one_layer_at_once_read_it_once(place, monkeypatch):
 
 
 def test_documents_that_were_changed_after_they_were_kept_are_refused(place):
-    kept = keep_image(place.store, place.reference, "v")
+    kept = fetched(place.store, "v", reference=place.reference)
 
     for change in ({"manifest": kept.manifest + b" "}, {"config": kept.config + b" "}):
         fields = {name: getattr(kept, name) for name in kept.__slots__} | change
