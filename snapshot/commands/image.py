@@ -126,8 +126,8 @@ def mount_command(
     \b
     With --as layer-store no image is named: the engine asks for layers as it needs them.
     Options: mirror, platform, cache, traces, memory, disk, window, slots; registry=HOST:PORT
-    (ask only this one; repeatable), plain=HOST:PORT (without TLS), index (also layers without
-    a table of contents, each read whole once).
+    (ask only this one; repeatable), index (also layers without a table of contents, each read
+    whole once).
 
     \b
     Example:

@@ -57,7 +57,6 @@ __all__ = [
     "digest_of_name",
     "info_of",
     "reference_of",
-    "store_address",
 ]
 
 FILES = (b"diff", b"info", b"blob")
@@ -91,11 +90,6 @@ def digest_of_name(name: bytes) -> str | None:
         return check_digest(name.decode("ascii"))
     except (UnicodeDecodeError, ValueError):
         return None
-
-
-def store_address(reference: Reference, plain: Collection[str] = ()) -> str:
-    """Return a reference as ``open_store`` takes it; registries among ``plain`` are spoken to without TLS."""
-    return f"{'http://' if reference.registry in plain else ''}{address_of(str(reference))}"
 
 
 def info_of(layer: Descriptor, diff_id: str, stream_bytes: int) -> bytes:
@@ -186,17 +180,11 @@ class RoutedTier(BlockTier):
 class LayerStoreMount(NodeMount):
     """What a layer store needs to know; a ``window`` of 0 records nothing."""
 
-    repeated: ClassVar[Mapping[str, str]] = {
-        "mirror": "mirrors",
-        "registry": "registries",
-        "plain": "plain",
-    }
+    repeated: ClassVar[Mapping[str, str]] = {"mirror": "mirrors", "registry": "registries"}
     closed: ClassVar[frozenset[str]] = frozenset({"mountpoint", "bridge"})
 
     registries: tuple[str, ...] = ()
     """Whose images are shown; those of all where none is given."""
-    plain: tuple[str, ...] = ()
-    """Registries that are spoken to without TLS, besides those of this machine."""
     index: bool = False
     """Show layers without a table of contents, too; each is read whole, once, to index it."""
     # Containers have users of their own, and need the devices and set-uid programs of their images.
@@ -204,7 +192,7 @@ class LayerStoreMount(NodeMount):
         allow_other=True, trusted=True, kernel_read_ahead=READ_AHEAD_BYTES
     )
 
-    @field_validator("registries", "plain", "mirrors")
+    @field_validator("registries", "mirrors")
     @classmethod
     def _name_hosts(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         # What is none would match no image, ever, without a word.
@@ -229,8 +217,7 @@ class ImageOpener:
             IntegrityError: Its documents contradict themselves.
         """
         settings = self._settings
-        address = store_address(reference, settings.plain)
-        store, name = open_store(address, mirrors=settings.mirrors)
+        store, name = open_store(address_of(str(reference)), mirrors=settings.mirrors)
         try:
             image = resolve(store, digest or name, settings.platform)
             pairs = zip(image.layers, image.config.rootfs.diff_ids, strict=True)

@@ -262,10 +262,10 @@ class TestImageOpener:
     def test_layers_that_can_only_be_read_whole_are_left_to_the_engine(self, store, tmp_path):
         an_image(store, [(a_layer(store, tar, "tar"), tar) for tar in (LOWER, UPPER)])
 
-        found = self.opener(tmp_path, plain=("r.example",), mirrors=("m.example",))(NAME)
+        found = self.opener(tmp_path, mirrors=("m.example",))(NAME)
 
         assert found.indexes == (None, None)
-        assert self.addresses == [("http://r.example/a:v", ("m.example",))]
+        assert self.addresses == [("r.example/a:v", ("m.example",))]
 
     def test_unless_an_index_of_them_is_kept(self, store, tmp_path):
         layer = a_layer(store, LOWER, "tar")

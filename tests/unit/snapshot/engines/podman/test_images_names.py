@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from snapshot.engines.podman.images import digest_of_name, info_of, reference_of, store_address
+from snapshot.engines.podman.images import digest_of_name, info_of, reference_of
 from snapshot.oci.manifest import Descriptor
 from snapshot.oci.reference import Reference
 
@@ -85,19 +85,6 @@ def test_a_layer_is_named_by_a_digest_alone():
         b"md5:aa",
     ):
         assert digest_of_name(name) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "plain", "address"),
-    [
-        ("r.example/a:v", (), "r.example/a:v"),
-        ("r.example/a:v", ("r.example",), "http://r.example/a:v"),
-        ("docker.io/library/python:3.11", (), "registry-1.docker.io/library/python:3.11"),
-        (f"docker.io/library/python@{DIGEST}", (), f"registry-1.docker.io/library/python@{DIGEST}"),
-    ],
-)
-def test_a_reference_leads_to_the_registry_that_has_it(text, plain, address):
-    assert store_address(Reference.parse(text), plain) == address
 
 
 @pytest.mark.parametrize(("suffix", "number"), [("", 0), ("+gzip", 2), ("+zstd", 4)])

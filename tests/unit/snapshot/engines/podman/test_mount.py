@@ -26,10 +26,9 @@ def settings(*words):
 
 
 def test_options_become_settings():
-    found = settings("registry=a.example,registry=b.example:5000", "plain=b.example:5000,index")
+    found = settings("registry=a.example,registry=b.example:5000", "index")
 
     assert found.registries == ("a.example", "b.example:5000")
-    assert found.plain == ("b.example:5000",)
     assert found.index
     assert found.mountpoint == "/mnt/layers"
 
@@ -59,7 +58,7 @@ def test_an_option_that_is_none_is_refused(option):
         settings(option)
 
 
-@pytest.mark.parametrize("key", ["cache", "memory", "window", "mirror", "registry", "plain"])
+@pytest.mark.parametrize("key", ["cache", "memory", "window", "mirror", "registry"])
 @pytest.mark.parametrize("text", ["{}", "{}="])
 def test_an_option_without_the_value_it_needs_is_refused(key, text):
     with pytest.raises(ConfigError, match=rf"-o {key} has no value; write {key}=VALUE"):
@@ -74,7 +73,7 @@ def test_what_is_told_in_another_way_is_no_option(key):
 
 @pytest.mark.parametrize(
     "option",
-    ["registry=http://a.example", "registry=a.example/team", "plain=http://a", "mirror=/x"],
+    ["registry=http://a.example", "registry=a.example/team", "mirror=/x"],
 )
 def test_a_registry_that_no_image_could_be_of_is_refused(option):
     with pytest.raises(ConfigError, match=r"-o.*is not HOST or HOST:PORT"):
