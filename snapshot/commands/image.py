@@ -257,12 +257,7 @@ def serve_command(
         raise ConfigError(f"{template.cache} is no folder; name another cache") from error
     set_up_logging("INFO", role="snapshotter")
     place.mkdir(parents=True, exist_ok=True)
-    images = RegistryImages(
-        indexes,
-        template.mirrors,
-        template.platform,
-        lazy_from,
-    )
+    images = RegistryImages(indexes, template.mirrors, template.platform, lazy_from)
     snapshotter = Snapshotter(place, images, MountedViews(place / "views", template))
     ended = threading.Event()
 

@@ -20,12 +20,7 @@ from snapshot.image.block.prefetch import Prefetched, prefetch_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.indexer import index_image
-from snapshot.image.mount.daemon import (
-    AUTO,
-    ImageMount,
-    chosen_trace,
-    mount_settings,
-)
+from snapshot.image.mount.daemon import AUTO, ImageMount, chosen_trace, mount_settings
 from snapshot.image.start.namespaces import bind_of, log_of
 from snapshot.image.start.run import check_machine, run_in, start_of
 from snapshot.image.trace.trace import hot_blocks
@@ -146,10 +141,7 @@ def prefetch_command(
       omniload image prefetch registry.example:5000/team/torch:2.13 --trace torch.trace
       omniload image prefetch registry.example:5000/team/torch:2.13 -- python train.py
     """  # noqa: D301 -- click's own marker
-    changed = {
-        "trace": str(Path(trace).absolute()) if trace else AUTO,
-        "command": words or None,
-    }
+    changed = {"trace": str(Path(trace).absolute()) if trace else AUTO, "command": words or None}
     settings = mount_settings(image, "", options).model_copy(update=changed)
     with _opened(settings) as (store, resolved), shown_progress(in_bytes=False) as progress:
         done = _prefetched(settings, store, resolved, functools.partial(progress, "blocks"))

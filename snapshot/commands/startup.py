@@ -20,13 +20,7 @@ from rich.table import Table
 from omniload.base.errors import ConfigError
 from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
-from snapshot.startup.attempts import (
-    BETWEEN,
-    Attempt,
-    Difference,
-    attempts_of,
-    difference_of,
-)
+from snapshot.startup.attempts import BETWEEN, Attempt, Difference, attempts_of, difference_of
 from snapshot.startup.path import is_meeting
 from snapshot.startup.reading import Run, read_events
 

@@ -93,10 +93,7 @@ def platform_here() -> Platform:
 
 
 def open_store(
-    text: str,
-    *,
-    mirrors: tuple[str, ...] = (),
-    create: bool = False,
+    text: str, *, mirrors: tuple[str, ...] = (), create: bool = False
 ) -> tuple[ImageStore, str]:
     """Open what holds an image, and say what it is called there.
 

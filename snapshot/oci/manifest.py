@@ -67,10 +67,7 @@ class OciModel(BaseModel):
     """Base of what registries say: frozen, camel case, open to keys of later versions."""
 
     model_config = ConfigDict(
-        extra="ignore",
-        frozen=True,
-        alias_generator=to_camel,
-        populate_by_name=True,
+        extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True
     )
 
 

@@ -11,12 +11,7 @@ from urllib3.response import BaseHTTPResponse
 
 from omniload.base.errors import IntegrityError, UnavailableError
 from snapshot.oci.digest import check_digest, digest_of, verified
-from snapshot.oci.manifest import (
-    ACCEPTED,
-    MAX_MANIFEST_BYTES,
-    Descriptor,
-    parse_manifest,
-)
+from snapshot.oci.manifest import ACCEPTED, MAX_MANIFEST_BYTES, Descriptor, parse_manifest
 from snapshot.oci.reference import check_tag
 from snapshot.oci.store import ImageStore, Opened, StoredManifest, after, checked_chunks
 from snapshot.oci.transport import Transport

@@ -14,12 +14,7 @@ from statistics import median
 
 from omniload.base.errors import StateError
 from snapshot.startup.events import TIERS, StageEvent
-from snapshot.startup.path import (
-    FIRST_STEP,
-    SCHEDULER_STAGES,
-    PathPart,
-    critical_path,
-)
+from snapshot.startup.path import FIRST_STEP, SCHEDULER_STAGES, PathPart, critical_path
 from snapshot.startup.reading import Run, runs_of, spans_of
 
 __all__ = [

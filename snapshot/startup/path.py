@@ -19,14 +19,7 @@ from typing import NamedTuple
 
 from snapshot.startup.reading import Run, spans_of
 
-__all__ = [
-    "FIRST_STEP",
-    "SCHEDULER_STAGES",
-    "PathPart",
-    "critical_path",
-    "is_meeting",
-    "path_of",
-]
+__all__ = ["FIRST_STEP", "SCHEDULER_STAGES", "PathPart", "critical_path", "is_meeting", "path_of"]
 
 SCHEDULER_STAGES = ("queue", "allocation")
 """Stages before a node is held."""

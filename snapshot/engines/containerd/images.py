@@ -17,11 +17,7 @@ from snapshot.oci.manifest import Platform
 from snapshot.oci.reference import address_of
 from snapshot.oci.store import ImageStore
 
-__all__ = [
-    "RegistryImages",
-    "lies_in",
-    "place_of",
-]
+__all__ = ["RegistryImages", "lies_in", "place_of"]
 
 _log = get_logger(__name__)
 

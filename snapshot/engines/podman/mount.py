@@ -34,25 +34,14 @@ from snapshot.image.block.loader import BlockLoader
 from snapshot.image.block.prefetch import want_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import LayerIndex
-from snapshot.image.mount.daemon import (
-    note_option,
-    options_in,
-    settings_of,
-    traces_of,
-)
+from snapshot.image.mount.daemon import note_option, options_in, settings_of, traces_of
 from snapshot.image.trace.store import Recording, TraceStore
 from snapshot.image.trace.trace import hot_blocks
 from snapshot.image.tree.merge import layer_tree, merge
 from snapshot.image.tree.tree import ROOT, Tree
 from snapshot.image.view.view import ImageView
 
-__all__ = [
-    "ImageStarts",
-    "layer_store_settings",
-    "main",
-    "mount",
-    "serve",
-]
+__all__ = ["ImageStarts", "layer_store_settings", "main", "mount", "serve"]
 
 
 def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStoreMount:
@@ -104,20 +93,14 @@ class _Parts:
             {"registry": self._tier},
             BlockStore(self._cache / "blocks", settings.disk),
             FetchSettings(
-                tiers=("registry",),
-                slots=settings.slots,
-                reserved_slots=settings.reserved_slots,
+                tiers=("registry",), slots=settings.slots, reserved_slots=settings.reserved_slots
             ),
             memory_bytes=settings.memory,
         )
         uses = LayerUses(self._cache / "layer-uses", settings.mountpoint)
         self._images = ServedImages(ImageOpener(settings), uses.image_of, self._opened, self._clock)
         store = LayerStore(
-            self._images,
-            self._view,
-            uses,
-            registries=settings.registries,
-            scratch=settings.cache,
+            self._images, self._view, uses, registries=settings.registries, scratch=settings.cache
         )
         self.shown = LayerStoreFileSystem(store)
 

@@ -9,6 +9,7 @@ from snapshot.engines.podman.images import ImageOpener, LayerStoreMount, RoutedT
 from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
 from snapshot.oci.layout import OciLayout
+from snapshot.oci.reference import Reference
 from tests.support.snapshot.engine_builders import LOWER, NAME, UPPER, FakeOpener, a_served_image
 from tests.support.snapshot.image_builders import a_layer, a_tar, an_image
 
@@ -266,6 +267,13 @@ class TestImageOpener:
 
         assert found.indexes == (None, None)
         assert self.addresses == [("r.example/a:v", ("m.example",))]
+
+    def test_an_image_of_dockers_hub_is_asked_for_at_its_server(self, store, tmp_path):
+        an_image(store, [(a_layer(store, LOWER, "tar"), LOWER)])
+
+        self.opener(tmp_path)(Reference.parse("docker.io/library/python:3.11"))
+
+        assert self.addresses == [("registry-1.docker.io/library/python:3.11", ())]
 
     def test_unless_an_index_of_them_is_kept(self, store, tmp_path):
         layer = a_layer(store, LOWER, "tar")
