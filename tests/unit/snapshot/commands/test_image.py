@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
-from snapshot.commands import image as image_cli
+from snapshot.commands import image_serve
 from snapshot.commands.image import command
 from snapshot.engines.containerd.server import METHODS, message, reader
 
@@ -16,8 +16,8 @@ def call(*words):
 
 
 def test_every_mount_records_and_prefetches_unless_told_otherwise():
-    usual = image_cli.mount_template(("cache=/c,disk=1GiB", "mirror=one.example"))
-    told = image_cli.mount_template(("trace=/t", "record=/r"))
+    usual = image_serve.mount_template(("cache=/c,disk=1GiB", "mirror=one.example"))
+    told = image_serve.mount_template(("trace=/t", "record=/r"))
 
     assert (usual.trace, usual.record, usual.command) == ("auto", "auto", None)
     assert (usual.cache, usual.disk, usual.mirrors) == ("/c", 1 << 30, ("one.example",))
@@ -27,12 +27,12 @@ def test_every_mount_records_and_prefetches_unless_told_otherwise():
 @pytest.mark.parametrize("option", ["serve=127.0.0.1:7", "command=x", "image=y", "mountpoint=/m"])
 def test_an_option_that_belongs_to_one_mount_is_refused(option):
     with pytest.raises(ConfigError, match="there will be several"):
-        image_cli.mount_template(("cache=/c", option))
+        image_serve.mount_template(("cache=/c", option))
 
 
 def test_an_option_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="nonsense"):
-        image_cli.mount_template(("nonsense=1",))
+        image_serve.mount_template(("nonsense=1",))
 
 
 def test_only_root_may_serve(monkeypatch):
@@ -59,7 +59,7 @@ def test_without_grpc_the_extra_is_named(monkeypatch):
         raise ModuleNotFoundError(f"No module named {name!r}", name="grpc")
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(image_cli.importlib, "import_module", missing)
+    monkeypatch.setattr(image_serve.importlib, "import_module", missing)
 
     with pytest.raises(ConfigError, match=r"omniload-data\[containerd\]"):
         call("serve")

@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
-from snapshot.commands import image as cli
+from snapshot.commands import image_mount
+from snapshot.commands.image import command
 from snapshot.engines.podman import mount as layer_store_mounting
 from snapshot.engines.podman.images import LayerStoreMount, RoutedTier
 from snapshot.engines.podman.mount import (
@@ -109,13 +110,13 @@ class TestCommand:
             asked.append((settings, log_path))
             return Process()
 
-        monkeypatch.setattr(cli, "mount_layer_store", mount)
-        monkeypatch.setattr(cli, "mount", mount)
+        monkeypatch.setattr(image_mount, "mount_layer_store", mount)
+        monkeypatch.setattr(image_mount, "mount", mount)
         return asked
 
     def test_a_layer_store_names_no_image(self, asked):
         done = CliRunner().invoke(
-            cli.command, ["mount", "--as", "layer-store", "here", "-o", "registry=a.example"]
+            command, ["mount", "--as", "layer-store", "here", "-o", "registry=a.example"]
         )
 
         assert done.exit_code == 0, done.output
@@ -125,7 +126,7 @@ class TestCommand:
         assert done.output == f"layers at {Path('here').absolute()}, process 7\n"
 
     def test_a_tree_names_one(self, asked):
-        done = CliRunner().invoke(cli.command, ["mount", "r.example/a:v", "/mnt/a", "--log", "l"])
+        done = CliRunner().invoke(command, ["mount", "r.example/a:v", "/mnt/a", "--log", "l"])
 
         assert done.exit_code == 0, done.output
         ((found, log),) = asked
@@ -142,7 +143,7 @@ class TestCommand:
         ],
     )
     def test_other_numbers_of_places_are_refused(self, asked, words, usage):
-        done = CliRunner().invoke(cli.command, ["mount", *words])
+        done = CliRunner().invoke(command, ["mount", *words])
 
         assert isinstance(done.exception, ConfigError)
         assert usage in str(done.exception)
