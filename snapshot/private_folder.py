@@ -29,14 +29,13 @@ def cache_folder(kind: str, *, remedy: str) -> Path:
 def private_folder(path: Path) -> Path:
     """Make a folder that its user alone may enter, or close one that is there; return it.
 
-    What lies inside may be of files that others must not read, and is relied on when it is
-    read back. Folders above are made as the umask says, and never changed: they may be a disk's.
-
     Raises:
         ConfigError: It belongs to another user, or is no folder.
         OSError: It cannot be made.
     """
+    # What lies inside may be of files that others must not read, and is relied on when it is read back.
     try:
+        # Folders above are made as the umask says, and never changed: they may be a disk's.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ConfigError(f"{path} is no folder; name another cache") from error
@@ -63,6 +62,7 @@ def is_own_folder(path: Path) -> bool:
         seen = path.stat()
     except OSError:
         return False
+    # Root may write anywhere, whoever owns a folder: what it owns is as good as one's own.
     return (
         stat.S_ISDIR(seen.st_mode)
         and seen.st_uid in {0, os.geteuid()}
@@ -74,6 +74,7 @@ def readable_folder(path: Path) -> None:
     """Make a folder, and those above it, that others may read and none may write into, whatever the umask."""
     if path.is_dir():
         return
+    # Not by ``parents``: it gives folders above the mode that a umask of 0 leaves open to all.
     readable_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=0o755)

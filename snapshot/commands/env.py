@@ -224,6 +224,7 @@ def run_command(
       omniload env run 3f9a01c2 -o /mnt/envs -- python train.py
     """  # noqa: D301 -- click's own marker
     key, program = ((), words) if auto else (words[:1], words[1:])
+    # Before anything is restored: a slip of the command line must not cost an installation.
     if not program:
         raise ConfigError("no command to run; write it after --, such as -- torchrun train.py")
     begin = time.monotonic()

@@ -89,6 +89,7 @@ def _prune_node(unused_s: float, *, act: bool, verify: bool, as_json: bool) -> N
             click.echo(f"{each.kind} {each.name[:16]}: {outcome}{where}, {freed}")
         total = format_bytes(sum(each.freed_bytes for each in found))
         click.echo(f"{total} {'freed' if act else 'would be freed'} in {cache.folder}")
+    # Said after the rest, and by the exit code: who runs this daily by a timer looks at nothing else.
     if damaged := sum(each.outcome == "damaged" for each in found):
         trees = sum(each.kind == "tree" for each in found)
         raise IntegrityError(

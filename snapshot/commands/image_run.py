@@ -154,6 +154,7 @@ def prefetch_command(
         raise UnavailableError(
             f"{done.failed} of {done.blocks} blocks were not to be had; see above"
         )
+    # They came, and went again: a start would fetch them once more, which nobody would notice.
     if done.unkept:
         raise StateError(
             f"{done.unkept} of {done.blocks} blocks are not kept: the disk is full, or the cap of "
@@ -168,9 +169,8 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> int:
     log = given.log or os.devnull
     settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
     with ExitStack() as starting:
-        starting.enter_context(
-            stage("image")
-        )  # beside that of the mount, which waits for hot blocks
+        # Beside that of the mount, which waits for hot blocks.
+        starting.enter_context(stage("image"))
         logged, known = log_of()
         binds = (*logged, *map(bind_of, given.binds))
         # Once, and handed on: the tag may move before the mount would look.

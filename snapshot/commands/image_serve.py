@@ -97,6 +97,7 @@ def mount_template(options: tuple[str, ...]) -> ImageMount:
     Raises:
         ConfigError: An option is none, or belongs to one mount.
     """
+    # One value for all mounts would put them at one place, or on one port.
     for key, _ in options_in(options):
         if key in _REFUSED:
             raise ConfigError(f"option {key!r} belongs to one mount, and there will be several")

@@ -82,6 +82,7 @@ def startup_command(
       omniload image startup new/ --against old/
     """  # noqa: D301 -- click's own marker
     log = read_events(paths)
+    # All of them are joined though one is shown: which is the last, and how long the others took, is told, too.
     attempts = _of_job(attempts_of(log.events), job)
     chosen = _chosen(attempts, attempt)
     difference = None

@@ -1,8 +1,4 @@
-"""Credentials and challenges: the user of a registry, and the form in which it asks.
-
-A challenge is parsed, never trusted: basic credentials go to the registry and to the
-realm it names, and to a realm over plain HTTP only if the registry itself speaks it.
-"""
+"""Credentials and challenges: the user of a registry, and the form in which it asks."""
 
 import base64
 import binascii
@@ -37,6 +33,7 @@ class Credentials:
     password: str = field(repr=False)
 
     def __post_init__(self) -> None:
+        # From here on no log and no error shows it, whoever quotes what was sent.
         note_secret(self.password)
 
     @property
@@ -61,6 +58,7 @@ def parse_challenges(header: str) -> tuple[Challenge, ...]:
     Source:
         RFC 9110, section 11.6.1.
     """
+    # Cut: what a stranger sends as a header must not cost more to read than to send.
     header, found, at = header[:_MAX_CHALLENGE], [], 0
     while (scheme := _SCHEME.match(header, at)) is not None:
         at = scheme.end()
@@ -80,6 +78,7 @@ def token_url(parameters: Mapping[str, str], scope: str, *, is_plain: bool) -> s
     Raises:
         ConfigError: It is not https, though the registry is: credentials would go in the open.
     """
+    # Basic credentials go to the realm that the registry names, and in the open only where they do already.
     realm = parameters.get("realm", "")
     try:
         scheme = urlsplit(realm).scheme
@@ -105,7 +104,7 @@ def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Cred
     for path in _usual_files() if files is None else files:
         try:
             text = read_kept_file(path, most_bytes=_MAX_FILE_BYTES, what="a file of credentials")
-        except OSError:
+        except OSError:  # most of the usual places are empty, or another user's
             continue
         except IntegrityError as error:
             raise ConfigError(str(error)) from error

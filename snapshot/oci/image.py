@@ -145,6 +145,7 @@ def fetched(
 ) -> KeptImage:
     """Return the documents of an image as they came; arguments and errors as of ``resolve``."""
     where = f"{store.location}: {name}"
+    # Bounded: indexes that name each other would be followed without end.
     for _ in range(_MAX_INDEX_DEPTH):
         try:
             stored = store.manifest(name)
@@ -169,6 +170,7 @@ def _open_layout(text: str, *, create: bool) -> tuple[ImageStore, str]:
     if tag:
         return layout, tag
     tags = layout.tags()
+    # Of several, none is meant more than the others; a new one has the name that engines take for none.
     if len(tags) != 1:
         if create:
             return layout, "latest"

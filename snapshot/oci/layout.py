@@ -107,6 +107,7 @@ class OciLayout(ImageStore):
 
     @override
     def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
+        # Compared though it is a file of this machine: other tools write there, too.
         with self._open(blob.digest) as file:
             chunks = iter(lambda: os.read(file, _CHUNK_BYTES), b"")
             yield from checked_chunks(blob, chunks, name=self.location)
@@ -161,6 +162,7 @@ class OciLayout(ImageStore):
 
     def tags(self) -> tuple[str, ...]:
         """Return the names of the images in the layout."""
+        # Signatures and other artifacts stand in the same index, and are no images to choose from.
         images = (entry for entry in self._index().manifests if entry.artifact_type is None)
         names = (entry.annotations.get(TAG) for entry in images)
         return tuple(name for name in names if name is not None)
@@ -170,7 +172,7 @@ class OciLayout(ImageStore):
         found = [entry for entry in entries if entry.annotations.get(TAG) == tag]
         if not found:
             raise FileNotFoundError(f"{self.location} has no {tag!r}, only {list(self.tags())}")
-        return found[-1]
+        return found[-1]  # tools that append leave the older ones of a tag before it
 
     def _index(self) -> Index:
         data = self._kept("index.json")

@@ -1,7 +1,6 @@
 """Manifests, indexes and configurations: strict, frozen, and bounded, since a stranger wrote them.
 
-Unknown keys are ignored, as the specification asks; what is known must be right. Both
-families of media types, OCI's and Docker's second schema, are read alike.
+Both families of media types, OCI's and Docker's second schema, are read alike.
 """
 
 from typing import Annotated, Any, Literal
@@ -34,8 +33,8 @@ __all__ = [
 ]
 
 _SHOWN = 150
+# Of a manifest, an index or a configuration; registries refuse larger ones too.
 MAX_MANIFEST_BYTES = 4 << 20
-"""Largest manifest, index or configuration that is read; registries refuse larger ones too."""
 MAX_LAYERS = 512
 MAX_BLOB_BYTES = 1 << 40
 _MAX_MANIFESTS = 4096
@@ -66,6 +65,7 @@ _COMPRESSIONS: dict[str, Literal["tar", "gzip", "zstd"]] = {
 class OciModel(BaseModel):
     """Base of what registries say: frozen, camel case, open to keys of later versions."""
 
+    # Unknown keys are ignored, as the specification asks; what is known must be right.
     model_config = ConfigDict(
         extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True
     )
@@ -200,6 +200,7 @@ def parse_manifest(data: bytes, media_type: str, *, name: str) -> Manifest | Ind
         ConfigError: It is of another kind, such as Docker's first schema.
     """
     value = _object(data, name)
+    # The document before the store: a mirror or a proxy may call everything plain JSON.
     kind = str(value.get("mediaType") or media_type or "").partition(";")[0].strip()
     if not kind:
         kind = INDEX_TYPE if "manifests" in value else MANIFEST_TYPE
@@ -237,7 +238,8 @@ def encode(value: OciModel) -> bytes:
 
 
 def _fault_of(error: ValidationError) -> str:
-    """Return the first fault, and how many there are: a document may have one in each of 100,000 lines."""
+    """Return the first fault, and how many there are."""
+    # Not all of them: a document may have one in each of 100,000 lines.
     first, *others = error.errors(include_url=False, include_input=False)
     more = f", and {len(others)} more faults" if others else ""
     return f"{'.'.join(map(str, first['loc']))[:_SHOWN]}: {first['msg'][:_SHOWN]}{more}"

@@ -81,14 +81,13 @@ class Reference:
     def parse(cls, text: str) -> Self:
         """Read a reference. Without tag and digest, the tag is ``latest``.
 
-        No registry is assumed where none is named: a short name that means one image here
-        and another there is how a wrong image gets started.
-
         Raises:
             ConfigError: The text is not a reference.
         """
         rest, at, digest = text.partition("@")
         head, slash, tail = rest.partition("/")
+        # No registry is assumed where none is named: a short name that means one image here
+        # and another there is how a wrong image gets started.
         if not slash or not ("." in head or ":" in head or head == "localhost"):
             raise ConfigError(
                 f"reference {text!r} names no registry; write REGISTRY/REPOSITORY:TAG"

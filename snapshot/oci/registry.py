@@ -154,11 +154,7 @@ class Registry(ImageStore):
         self._transport.close()
 
     def _resumed(self, blob: Descriptor) -> Iterator[bytes]:
-        """Yield a blob's bytes; a connection that breaks is replaced by one from there on.
-
-        Every connection must bring a piece of 1 MiB, or the rest; one that brings less is followed
-        by a range of such a size, which counts attempts and gives up.
-        """
+        """Yield a blob's bytes; a connection that breaks is replaced by one from there on."""
         at = 0
         while at < blob.size:
             headers = {"Accept-Encoding": "identity"}
@@ -181,6 +177,8 @@ class Registry(ImageStore):
             finally:
                 # Read to its end it is back in the pool already; otherwise it is of no more use.
                 response.close()
+            # Every connection must bring a piece of 1 MiB, or the rest; one that brings less is followed
+            # by a range of such a size, which counts attempts and gives up.
             if at < min(before + _CHUNK_BYTES, blob.size):
                 size = min(_CHUNK_BYTES, blob.size - at)
                 chunk = self.blob_range(blob.digest, at, size)
@@ -208,6 +206,7 @@ class Registry(ImageStore):
 
 def _check_range(response: BaseHTTPResponse, offset: int, size_bytes: int, url: str) -> None:
     """Raise unless exactly the asked range is what comes."""
+    # Nothing else would tell: a part of a blob has no digest of its own.
     said = response.headers.get("Content-Range", "")
     match = _CONTENT_RANGE.match(said)
     if match is None or (int(match[1]), int(match[2])) != (offset, offset + size_bytes - 1):

@@ -1,9 +1,4 @@
-"""HTTP connections with a limit for everything that the other side may draw out.
-
-A socket's timeout bounds one ``recv``: a server that sends a byte within each of them is waited
-for without end, in the headers as well as in the body. Here what counts is the time spent
-waiting, in all, so that a pausing reader of ours is not taken for a slow server.
-"""
+"""HTTP connections with a limit for everything that the other side may draw out."""
 
 import io
 import socket
@@ -33,6 +28,9 @@ class _TooSlowError(ConnectionError):
     """The other side sends, but less than it must."""
 
 
+# A socket's timeout bounds one ``recv``: a server that sends a byte within each of them is waited
+# for without end, in the headers as well as in the body. Here what counts is the time spent
+# waiting, in all, so that a pausing reader of ours is not taken for a slow server.
 class _PacedIO(io.RawIOBase):
     """The bytes of a socket, while enough of them come: all headers within one ``silent_s``, a body at its rate."""
 

@@ -40,8 +40,8 @@ _log = get_logger(__name__)
 _NEXT = (FileNotFoundError, UnavailableError, IntegrityError)
 """What makes the next store worth asking; a wrong digest too, since the next may hold right bytes."""
 
+# So long a mirror that did not answer is asked last: each block would wait for it.
 AWAY_S = 60.0
-"""How long a mirror that did not answer is asked last."""
 
 Result = TypeVar("Result")
 
@@ -175,12 +175,7 @@ def small_blob(store: ImageStore, blob: Descriptor) -> bytes:
 
 
 class MirroredStore(ImageStore):
-    """Reads from mirrors in order and at last from the origin; writes to the origin alone.
-
-    Tags are asked of the origin first, since a mirror may lag behind it, and of the
-    mirrors only while the origin does not answer. A mirror that did not answer is left
-    alone for a minute: each block would wait for it.
-    """
+    """Reads from mirrors in order and at last from the origin; writes to the origin alone."""
 
     def __init__(
         self, origin: ImageStore, mirrors: Sequence[ImageStore], clock: Clock | None = None
@@ -197,6 +192,8 @@ class MirroredStore(ImageStore):
 
     @override
     def manifest(self, name: str) -> StoredManifest:
+        # Tags are asked of the origin first, since a mirror may lag behind it, and of the
+        # mirrors only while the origin does not answer.
         by_digest = name.startswith(("sha256:", "sha512:"))
         order = self._order() if by_digest else (self._origin, *self._mirrors)
         return self._first(order, lambda store: store.manifest(name), only_outages=not by_digest)
@@ -209,11 +206,8 @@ class MirroredStore(ImageStore):
 
     @override
     def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
-        """Yield a blob; where a store breaks off, the next goes on from there.
-
-        The pieces of several stores are compared with the digest together: what one of them
-        gave before it broke off was compared by nobody.
-        """
+        """Yield a blob; where a store breaks off, the next goes on from there."""
+        # Compared together: what one of them gave before it broke off was compared by nobody.
         return checked_chunks(blob, self._chunks(blob), name=self.location)
 
     def _chunks(self, blob: Descriptor) -> Iterator[bytes]:

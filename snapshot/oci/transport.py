@@ -1,8 +1,4 @@
-"""HTTP to one registry: connections, authorization, redirects, retries, and errors by name.
-
-Sends ``Authorization`` to the registry alone: where a registry redirects to a storage
-service, the library drops the header on the way.
-"""
+"""HTTP to one registry: connections, authorization, redirects, retries, and errors by name."""
 
 import ipaddress
 import threading
@@ -145,6 +141,7 @@ class Transport:
         body: bytes | Opened | None,
     ) -> BaseHTTPResponse:
         sent = dict(headers)
+        # Where a registry redirects to a storage service, the library drops the header on the way.
         if authorization is not None:
             sent["Authorization"] = authorization
         opened = body() if callable(body) else None

@@ -2,9 +2,6 @@
 
 Between two barriers a job waits for the node that comes to the second last. What a start-up
 took is therefore divided along those nodes, and the parts add up to the whole.
-
-Times of different nodes come from different clocks. What the files prove of their disagreement
-is shown; no time is changed for it.
 """
 
 from collections import defaultdict
@@ -142,16 +139,20 @@ def attempts_of(events: Iterable[StageEvent]) -> tuple[Attempt, ...]:
 
 
 def in_order(name: str) -> tuple[int, str]:
-    """Return a key that sorts ``n2`` before ``n10``: names of one kind differ in a number at their end."""
+    """Return a key that sorts ``n2`` before ``n10``."""
+    # By length first: names of one kind differ in a number at their end.
     return len(name), name
 
 
 def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
     joined = runs_of(events)
+    # Times come from the clocks of many nodes. Where the files prove that those disagree it is shown, and no time
+    # is changed for it: which clock is wrong, no file says.
     last_ns = max(event.time_ns for event in events)
     nodes_of: defaultdict[str, list[NodeStage]] = defaultdict(list)
     for (node, name), found in joined.runs.items():
         nodes_of[name].append(_node_stage(node, found))
+    # Names that hold a number, such as a step's, would make a table of thousands of lines.
     if len(nodes_of) > _MOST_STAGES:
         raise StateError(
             f"attempt {key[1]} of job {key[0]!r} has {len(nodes_of)} stages, more than "
@@ -259,7 +260,7 @@ class Difference:
     @property
     def explaining(self) -> StageDifference | None:
         """The stage that moved the total farthest the way it went; ``None`` within a millisecond."""
-        if abs(self.seconds) < _SAME_S:
+        if abs(self.seconds) < _SAME_S:  # of a difference of nothing every stage would be the whole
             return None
         sign = 1 if self.seconds > 0 else -1
         return max(self.stages, key=lambda each: sign * each.path_s)

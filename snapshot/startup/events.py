@@ -7,9 +7,8 @@ without it, nothing is written. A line::
      "event":"end","time_ns":1795251600000000000,"bytes":{"disk":0,"store":155000000},
      "run":"8f14e45fceea167a","facts":{"packages":"sha256:9f86d0"}}
 
-A line is written in one call on a file opened for appending, so that the processes
-of a node may share the file. ``bytes`` and ``facts`` are empty in a ``begin``. A script
-that writes its own lines may leave out ``bytes``, ``run`` and ``facts``.
+``bytes`` and ``facts`` are empty in a ``begin``. A script that writes its own lines may
+leave out ``bytes``, ``run`` and ``facts``.
 """
 
 import json
@@ -121,6 +120,7 @@ def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Ta
 
 def handed_down(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables by which a process elsewhere writes lines of the same job, node and attempt."""
+    # The node's name, too: inside a container the host may have another.
     known = {name: environment[name] for name in (*_JOB, *_NODE, *_ATTEMPT) if name in environment}
     return known | {_NODE[0]: _first(environment, _NODE) or socket.gethostname()}
 
@@ -161,6 +161,7 @@ def _append(path: str, event: StageEvent) -> None:
     try:
         file = os.open(path, flags, 0o644)
         try:
+            # In one call on a file opened for appending, so that the processes of a node may share the file.
             os.write(file, event.line().encode())
         finally:
             os.close(file)

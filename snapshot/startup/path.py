@@ -45,10 +45,11 @@ class PathPart(NamedTuple):
 
 
 def is_meeting(stage: str) -> bool:
-    """Return whether all nodes are in a stage at some moment: it holds the wait for the last to come.
+    """Return whether all nodes are in a stage at some moment.
 
     Such are ``process_group``, ``first_step``, and whatever is called a barrier.
     """
+    # Each holds the wait for the last node to come, which is why the path may turn to another node there.
     return stage in ("process_group", FIRST_STEP) or stage.endswith("barrier")
 
 

@@ -119,10 +119,6 @@ def parse_event(line: str | bytes) -> StageEvent:
 def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
     """Read the lines of one file.
 
-    A last line without an end may be cut short. A line with a whole event behind a cut one
-    holds the cut line of a killed writer and what the next writer appended to it; the whole
-    one counts.
-
     Returns:
         The events, and how many lines were cut.
 
@@ -138,11 +134,13 @@ def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
                 f"{name}:{number}: line of {len(line)} bytes, longer than {MOST_LINE_BYTES}; "
                 "it is no file of start-up events"
             )
-        if (begin := line.rfind(_HEAD)) > 0:  # a whole line behind one that was cut
+        # The cut line of a killed writer, and what the next one appended to it: what is whole counts.
+        if (begin := line.rfind(_HEAD)) > 0:
             torn += 1
             line = line[begin:]  # noqa: PLW2901 -- what is whole of it
         if not line.strip():
             continue
+        # Only the last line, which has no end, may be cut short: its writer may be at it now.
         if number == len(lines) and not _is_json(line):
             torn += 1
             continue
@@ -218,19 +216,15 @@ class Joined(NamedTuple):
 
 
 def runs_of(events: Iterable[StageEvent]) -> Joined:
-    """Pair the events of one attempt.
-
-    Events with a ``run`` are paired by it, in the order they are given: it is written by
-    one process into one file. Events without are paired first to first in the order of
-    their times, which leaves the time in which any run was going the same however they
-    belong together.
-    """
+    """Pair the events of one attempt."""
     grouped: defaultdict[tuple[str, str, str], list[StageEvent]] = defaultdict(list)
     for event in events:
         grouped[event.node, event.stage, event.run].append(event)
     runs: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     strays = backward = 0
     for (node, stage, run), lines in grouped.items():
+        # Events with a ``run`` come in order: one process writes them into one file. Those without are paired
+        # first to first, which leaves the time in which any run was going the same however they belong together.
         if not run:
             # At the same moment a begin comes first: a stage may take no time.
             lines.sort(key=lambda line: (line.time_ns, line.event))
@@ -254,7 +248,7 @@ def _paired(lines: Iterable[StageEvent]) -> tuple[list[Run], int, int]:
         if line.event == "begin":
             begins.append(time_ns)
             continue
-        if ended == len(begins):
+        if ended == len(begins):  # of a log that began in the middle, or was cut at its head
             strays += 1
             continue
         begin_ns, ended = begins[ended], ended + 1

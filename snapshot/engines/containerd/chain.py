@@ -62,6 +62,7 @@ def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
         diff_ids: Digests of the uncompressed layers, lowest first.
     """
     found: list[str] = []
+    # The lowest layer's is its own digest: with nothing below there is nothing to hash in.
     for diff_id in diff_ids:
         text = f"{found[-1]} {diff_id}" if found else ""
         found.append("sha256:" + hashlib.sha256(text.encode()).hexdigest() if text else diff_id)
@@ -70,6 +71,7 @@ def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
 
 def layer_wanted(labels: Mapping[str, str]) -> LayerWanted | None:
     """Return the layer that labels ask for; None where they do not, or break the grammar."""
+    # A plain unpack has none of them; with a part of them there is nothing to look a layer up by.
     if not all(labels.get(key) for key in (TARGET, IMAGE, LAYER)):
         return None
     manifest = labels.get(MANIFEST) or None
@@ -78,6 +80,7 @@ def layer_wanted(labels: Mapping[str, str]) -> LayerWanted | None:
             if digest is not None:
                 check_digest(digest)
     except ValueError:
+        # Any client may set labels: what breaks the grammar is unpacked, and never asked for.
         return None
     return LayerWanted(
         target=labels[TARGET], reference=labels[IMAGE], layer=labels[LAYER], manifest=manifest
@@ -85,15 +88,12 @@ def layer_wanted(labels: Mapping[str, str]) -> LayerWanted | None:
 
 
 def split_chain(chain: Sequence[Snapshot]) -> tuple[tuple[Snapshot, ...], Snapshot | None]:
-    """Part the parents of a snapshot into those with files of their own and the lazy ones below.
+    """Return the parents with a folder, uppermost first, and the uppermost lazy one below them, or None.
 
     Args:
-        chain: Parents, uppermost first. Nothing lazy lies on something that is not.
-
-    Returns:
-        Parents with a folder, uppermost first; the uppermost lazy one, whose one view shows it
-        and all below it merged, or None.
+        chain: Parents, uppermost first.
     """
+    # Nothing lazy lies on something that is not, and one view shows a lazy one and all below it, merged.
     folders = tuple(parent for parent in chain if not parent.is_lazy)
     lazy = next((parent for parent in chain if parent.is_lazy), None)
     return folders, lazy
@@ -114,6 +114,7 @@ def mounts_of(
         view_of: Mount point of the merged lazy layers, by the number of the uppermost.
     """
     folders, lazy = split_chain(chain)
+    # Uppermost first: so the kernel reads ``lowerdir``.
     lower = [f"{folder_of(parent.number)}/fs" for parent in folders]
     if lazy is not None:
         lower.append(view_of(lazy.number))

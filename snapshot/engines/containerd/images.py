@@ -23,15 +23,13 @@ _log = get_logger(__name__)
 
 _KEPT_IMAGES = 64
 _INDEXED_AT_ONCE = 4
-"""Layers: each that is read whole lies in a temporary file meanwhile."""
 
 
 class RegistryImages:
     """Images as their registries have them. Safe in threads.
 
     Of several platforms this machine's is meant if none is given. Of ``lazy_from`` alone,
-    registries and folders of them, are images read lazily, of all if it is empty: a table of
-    contents does not prove the digest of its layer's tar, by which all images share layers.
+    registries and folders of them, are images read lazily, of all if it is empty.
     """
 
     def __init__(
@@ -59,6 +57,7 @@ class RegistryImages:
             IntegrityError: The layer is not what its manifest says.
             UnavailableError: The registry does not answer.
         """
+        # A table of contents does not prove the digest of its layer's tar, by which all images share layers.
         if self._lazy_from and not lies_in(wanted.reference, self._lazy_from):
             raise ConfigError(
                 f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"
@@ -87,22 +86,22 @@ class RegistryImages:
         return kept, place + 1
 
     def _index(self, store: ImageStore, image: Image, place: int) -> None:
-        """Make sure that a layer's index is here; two calls for the same one read the layer once."""
+        """Make sure that a layer's index is here."""
         layer, diff_id = image.layers[place], image.config.rootfs.diff_ids[place]
 
         def read() -> LayerIndex:
+            # Each that is read whole lies in a temporary file meanwhile.
             with self._few:
                 return index_layer(store, layer, self._cache)
 
+        # Two pulls of images that share a layer, at once, read it once.
         check_diff_id(self._indexing.call(layer.digest, read), diff_id)
 
 
 def place_of(image: Image, wanted: LayerWanted) -> int | None:
-    """Return which layer of an image is meant, from 0 at the bottom.
-
-    The chain ID names the layer and all that lies below it, so a match leaves no doubt that
-    this image shows what the client means, whatever a tag means by now.
-    """
+    """Return which layer of an image is meant, from 0 at the bottom."""
+    # The chain ID names the layer and all that lies below it, so a match leaves no doubt that
+    # this image shows what the client means, whatever a tag means by now.
     names = chain_ids(image.config.rootfs.diff_ids)
     for place, (layer, name) in enumerate(zip(image.layers, names, strict=True)):
         if name == wanted.target and layer.digest == wanted.layer:
@@ -113,6 +112,8 @@ def place_of(image: Image, wanted: LayerWanted) -> int | None:
 def lies_in(reference: str, places: Sequence[str]) -> bool:
     """Return whether an image's repository is one of those, or lies in one."""
     repository = reference.partition("@")[0]
+    # Of the last part alone: a registry has a colon before its port.
     folder, slash, last = repository.rpartition("/")
     repository = folder + slash + last.partition(":")[0]
+    # With a slash at both ends: ``team`` is not the beginning of ``team-evil``.
     return any(f"{repository}/".startswith(f"{place.rstrip('/')}/") for place in places)

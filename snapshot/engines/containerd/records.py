@@ -86,6 +86,7 @@ class Snapshots:
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot]) -> "Snapshots":
         """Return the machine in a kept state."""
+        # Not the first that is free: a container may still use the folder of one that was removed.
         last = max((snapshot.number for snapshot in snapshots), default=0)
         return cls({snapshot.key: snapshot for snapshot in snapshots}, last + 1)
 
@@ -190,6 +191,7 @@ class Snapshots:
             SnapshotInUseError: Something lies on it.
         """
         found = self.get(key)
+        # Its folder is a lower one of theirs: what an overlay shows is undefined when that goes.
         if children := sum(each.parent == key for each in self.by_key.values()):
             raise SnapshotInUseError(
                 f"snapshot {key!r} has {children} on it; remove what lies on it first"
@@ -241,8 +243,7 @@ _LONGEST = 64 << 10
 def parse_filters(filters: Sequence[str]) -> Callable[[Snapshot], bool]:
     """Return the predicate of filters such as ``name==a,labels."b/c"==d``; without one it holds for every snapshot.
 
-    containerd asks its snapshotters by equality alone (for a lazy layer, by label and parent): what
-    else its grammar has is refused::
+    ::
 
         filter    selector , selector ...          all must hold; of several filters one
         selector  field == value
@@ -254,6 +255,8 @@ def parse_filters(filters: Sequence[str]) -> Callable[[Snapshot], bool]:
     Source:
         containerd, package ``filters``; ``createSnapshot`` of its package ``metadata``.
     """
+    # containerd asks its snapshotters by equality alone (for a lazy layer, by label and parent): what
+    # else its grammar has is refused.
     parsed = [_wanted(text) for text in filters]
     return lambda snapshot: (
         not parsed
@@ -263,6 +266,7 @@ def parse_filters(filters: Sequence[str]) -> Callable[[Snapshot], bool]:
 
 def _wanted(text: str) -> Mapping[tuple[str, ...], str]:
     """Return the values that fields are to have."""
+    # Before it is matched: who may speak to the socket must not hold a thread by a text of megabytes.
     if len(text) > _LONGEST:
         raise InvalidSnapshotError(
             f"a filter of {len(text)} characters; one may have {_LONGEST}: ask in parts"
@@ -283,6 +287,7 @@ def _wanted(text: str) -> Mapping[tuple[str, ...], str]:
 def _value(snapshot: Snapshot, path: Sequence[str]) -> str | None:
     """Return what a snapshot has at a path of names, or None."""
     if path[0] == "labels":
+        # Joined again: without quotes, the dots of a label's name part it like a path.
         return snapshot.labels.get(".".join(path[1:]))
     known = {"name": snapshot.key, "parent": snapshot.parent, "kind": snapshot.kind}
     return known.get(path[0]) if len(path) == 1 else None

@@ -1,9 +1,5 @@
 """The snapshots service of containerd over a unix socket: requests to a ``Snapshotter``, errors to codes.
 
-Its messages are built from a table when this is imported. The table holds names and numbers of
-fields, which are all that a wire format is; there is no generated code to keep in step with a
-generator.
-
 Source:
     containerd's API, version 1: service ``snapshots``.
 """
@@ -55,8 +51,9 @@ _NEW = "snapshotter:1 key:2 parent:3 %labels:4"
 _KEY = "snapshotter:1 key:2"
 _MOUNTS = "*mounts:1:Mount"
 
-# NAME:NUMBER[:TYPE], of text if no type is named; * is repeated, % a map of texts. Messages have no names on the
-# wire, so those of other packages stand here, too.
+# Names and numbers of fields are all that a wire format is: there is no generated code to keep in step with a
+# generator. NAME:NUMBER[:TYPE], of text if no type is named; * is repeated, % a map of texts. Messages have no
+# names on the wire, so those of other packages stand here, too.
 _SHARED = {
     "Timestamp": "seconds:1:i64 nanos:2:i32",
     "FieldMask": "*paths:1",
@@ -136,10 +133,10 @@ def _describe(found: descriptor_pb2.DescriptorProto, place: str, fields: str) ->
 _classes = _built()
 
 _log = get_logger(__name__)
+# Requests at a time: a layer that is being indexed holds one for as long as that takes, a removal none.
 _THREADS = 64
-"""Requests at a time: a layer that is being indexed holds one for as long as that takes, a removal none."""
+# Snapshots in one message of a list: gRPC takes messages of 4 MiB at most.
 _PAGE = 100
-"""Snapshots in one message of a list."""
 _NUMBER_OF: dict[Kind, int] = {"view": 1, "active": 2, "committed": 3}
 # A socket's address has 108 bytes, the last of them zero.
 _LONGEST_SOCKET = 107
@@ -195,7 +192,7 @@ class SnapshotsService:
         return {"info": _info(self._snapshotter.update(request.info.name, labels, paths))}
 
     def list(self, request: WireMessage) -> Iterator[_Fields]:
-        """Describe all that the filters ask for, in pages: gRPC takes messages of 4 MiB at most."""
+        """Describe all that the filters ask for, in pages."""
         found = self._snapshotter.listing(list(request.filters))
         for start in range(0, len(found), _PAGE):
             yield {"info": [_info(snapshot) for snapshot in found[start : start + _PAGE]]}
@@ -212,9 +209,7 @@ class SnapshotsService:
 
 
 def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
-    """Answer on a unix socket that only its owner may use; return the server, which runs.
-
-    A socket that nobody answers on any more is replaced.
+    """Answer on a unix socket that only its owner may use, in place of one that nobody answers on; return the server.
 
     Raises:
         ConfigError: Something else is at that path, or it is too long for a socket.
@@ -238,7 +233,8 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """Return what containerd understands of an error; it acts on some of these, and shows the others."""
+    """Return what containerd understands of an error."""
+    # It acts on some codes, such as that of a layer that is here already, and shows the others.
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     return next(
@@ -299,7 +295,8 @@ def _time(time_ns: int) -> WireMessage:
 
 
 def _make_way(path: Path) -> None:
-    """Remove the socket of a process that is gone; gRPC itself would remove that of a living one, too."""
+    """Remove the socket of a process that is gone."""
+    # gRPC itself would remove that of a living one, too.
     if len(os.fsencode(path)) > _LONGEST_SOCKET:
         raise ConfigError(
             f"socket {str(path)!r} has {len(os.fsencode(path))} bytes, more than the "

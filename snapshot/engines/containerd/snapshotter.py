@@ -94,6 +94,7 @@ class Snapshotter:
     def restore(self) -> None:
         """Show again what containers use, after a crash or a start of the machine; say what cannot be."""
         with self._lock:
+            # On a committed one no container runs: it is shown when one is prepared on it.
             in_use = [s for s in self._all.by_key.values() if s.kind != "committed"]
             chains = [self._all.parents(snapshot) for snapshot in in_use]
         for lazy in {found.number: found for c in chains if (found := split_chain(c)[1])}.values():
@@ -206,7 +207,8 @@ class Snapshotter:
         return usage_of(Path(self._path(found.number)) / "fs")
 
     def cleanup(self) -> None:
-        """Remove what is left of snapshots that are gone; no number comes back, so nobody need wait."""
+        """Remove what is left of snapshots that are gone."""
+        # Only looked at under the lock: no number comes back, so nobody need wait for what is taken away.
         with self._lock:
             known = self._all.by_key.values()
             numbers = {str(snapshot.number) for snapshot in known}
@@ -267,7 +269,7 @@ class Snapshotter:
                 raise
 
     def _top_of(self, chain: Sequence[Snapshot]) -> os.stat_result | None:
-        """Return what is known of the root of a chain. The lock is not held: a view may take its time.
+        """Return what is known of the root of a chain; without the lock, since a view may take its time.
 
         Raises:
             UnavailableError: The process of a view has just died.
@@ -284,10 +286,11 @@ class Snapshotter:
             raise UnavailableError(f"{path} cannot be looked at: {error}; try again") from error
 
     def _show(self, lazy: Snapshot) -> None:
-        """Show lazy layers; not those that were removed while they were being mounted."""
+        """Show lazy layers."""
         with self._lock:
             image = self._store.image(lazy.image)
         self._views.show(lazy.number, image, lazy.layers)
+        # Removed while they were being mounted: nobody else would ever take that mount away.
         with self._lock:
             now = self._all.by_key.get(lazy.key)
         if now is None or now.number != lazy.number:
@@ -301,7 +304,8 @@ class Snapshotter:
             _log.warning("view %d stays: %s; it is tried again at the next cleanup", number, error)
 
     def _skip_numbers(self) -> None:
-        """Begin above all that could not be removed: a view of that number would be taken for the new one's."""
+        """Begin above all that could not be removed."""
+        # A view that is left would be taken for that of a new snapshot of its number.
         names = [path.name.removeprefix("gone-") for path in self._folder.iterdir()]
         left = [number for number in map(decimal_of, names) if number is not None]
         self._all.next_number = max(self._all.next_number - 1, *left, *self._views.numbers(), 0) + 1

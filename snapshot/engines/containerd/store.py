@@ -1,7 +1,5 @@
 """What the snapshotter has on its disk: what it must know after any crash, in one SQLite file, and folders.
 
-Each change of the file is made whole or not at all.
-
 ::
 
     ROOT/state.sqlite      user_version 1
@@ -9,8 +7,7 @@ Each change of the file is made whole or not at all.
       images               manifest and configuration of every image with a lazy layer, as they came,
                            so that neither registry nor credentials are needed to mount it again
 
-Beside it lie the folders of snapshots. What is in them was written by containers, so nothing is too
-deep, too strange or too quickly changed for it to happen.
+Beside it lie the folders of snapshots.
 """
 
 import errno
@@ -129,6 +126,7 @@ class SnapshotStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        # A change is made whole or not at all. Locked from its begin: what only reads first may be refused later.
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -146,10 +144,9 @@ _log = get_logger(__name__)
 
 
 def usage_of(folder: Path) -> tuple[int, int]:
-    """Return the bytes that a folder takes on its disk, and its inodes, each counted once.
-
-    What goes while it is counted, or lies deeper than a path can say, is left out.
-    """
+    """Return the bytes that a folder takes on its disk, and its inodes, each counted once."""
+    # Containers write there, so nothing is too deep, too strange or too quickly changed for it to happen: what
+    # goes while it is counted, or lies deeper than a path can say, is left out.
     seen: dict[tuple[int, int], int] = {}
     with suppress(OSError):
         found = folder.lstat()

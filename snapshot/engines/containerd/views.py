@@ -1,7 +1,6 @@
 """The mounts of lazy layers: one process for each chain that a container uses, made when the first one does.
 
-The process is ``python -m`` this module with READY_FD, settings on standard input. It outlives the
-snapshotter, so that one that is killed, or replaced by a newer one, disturbs no container.
+The process is ``python -m`` this module with READY_FD, settings on standard input.
 """
 
 import os
@@ -41,7 +40,8 @@ class ChainMount(StrictModel):
 
 
 def lowest_layers(image: Image, layers: int) -> Image:
-    """Return an image of the lowest layers of another; its digest, by which traces are found, stays."""
+    """Return an image of the lowest layers of another."""
+    # The digest stays: traces are found by it, whichever of its layers are read lazily.
     rootfs = image.config.rootfs
     rootfs = rootfs.model_copy(update={"diff_ids": rootfs.diff_ids[:layers]})
     return Image(
@@ -103,14 +103,14 @@ class MountedViews:
             where = self.path(number)
             if _is_alive(where):
                 return
-            with suppress(
-                FileExistsError
-            ):  # of a dead mount pathlib would say that it is not there
+            # Of a dead mount pathlib would say that it is not there.
+            with suppress(FileExistsError):
                 os.mkdir(where, 0o755)  # noqa: PTH102
             changed = {"image": address_of(image.reference), "mountpoint": where}
             mount = self._template.model_copy(update=changed)
             chain = ChainMount(mount=mount, kept=image, layers=layers)
             settings = chain.model_dump_json(by_alias=True).encode()
+            # It outlives us, so that one who is killed, or replaced by a newer one, disturbs no container.
             # Kept to be reaped: until we end it is our child.
             self._daemons[number] = start_daemon(__name__, settings, where, log_path=self._log_path)
             _log.info("%d layers of %s at %s", layers, image.reference, where)
@@ -145,7 +145,8 @@ class MountedViews:
 
 
 def _is_mounted(where: str) -> bool:
-    """Return whether anything is mounted there, by the table: a dead mount would not say."""
+    """Return whether anything is mounted there."""
+    # By the table: ``os.path.ismount`` takes a dead mount for none.
     target = mount_point(where)
     return any(mount.path == target for mount in mounts_here())
 

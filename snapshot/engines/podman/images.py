@@ -7,12 +7,7 @@
                          /blob      the layer as the registry has it
                          /use       created: the layer is used once more; never there
 
-BASE64 is the reference of the image as the engine writes it. A name that is not exactly
-one of these is not there: nothing is asked of any registry for it.
-
-A lookup must not fail for long nor ask for ever: what a registry did not answer is not
-asked again for some seconds, and a tag is looked at anew only when the engine wants a
-layer that the image known by it has not.
+BASE64 is the reference of the image as the engine writes it.
 
 Source:
     containers/storage, ``drivers/overlay``, "additional layer store"; its 1.43 (podman 4.3).
@@ -61,8 +56,8 @@ __all__ = [
 
 FILES = (b"diff", b"info", b"blob")
 """What a layer's directory holds."""
+# Numbers that containers/storage gives them.
 _COMPRESSION = {"tar": 0, "gzip": 2, "zstd": 4}
-"""Numbers that containers/storage gives them."""
 
 
 def reference_of(name: bytes, registries: Collection[str] = ()) -> Reference | None:
@@ -72,6 +67,7 @@ def reference_of(name: bytes, registries: Collection[str] = ()) -> Reference | N
         name: Base64 in its one canonical form, of a reference with a registry in it.
         registries: Hosts, with ports, that may be asked; all where none is given.
     """
+    # Programs look for names of all kinds in a folder: for what is not exactly one, no registry is asked.
     try:
         text = base64.b64decode(name, validate=True)
         if base64.b64encode(text) != name:  # stray bits at the end would be a second name
@@ -110,8 +106,9 @@ def info_of(layer: Descriptor, diff_id: str, stream_bytes: int) -> bytes:
 
 _log = get_logger(__name__)
 
+# A lookup must neither fail for long nor ask for ever: so long a reference that failed is not asked again, nor a
+# tag looked at anew.
 PATIENCE_S = 10.0
-"""How long a reference that failed is not asked again, nor a tag looked at anew."""
 MAX_IMAGES = 4096
 
 
@@ -141,6 +138,7 @@ class ServedImage:
 class RoutedTier(BlockTier):
     """The registries of all images: each blob is asked for where an image of it was found."""
 
+    # A registry gives a blob by repository, and may refuse in another one what it gives in this.
     def __init__(self) -> None:
         self._tiers: dict[str, list[RegistryTier]] = {}
         self._lock = threading.Lock()
@@ -223,6 +221,7 @@ class ImageOpener:
             pairs = zip(image.layers, image.config.rootfs.diff_ids, strict=True)
             indexes = tuple(self._index(store, layer, diff_id) for layer, diff_id in pairs)
         except BaseException:
+            # A reference that leads to nothing is asked for again and again; its connections must not add up.
             store.close()
             raise
         return ServedImage(reference=reference, store=store, image=image, indexes=indexes)
@@ -288,6 +287,7 @@ class ServedImages:
         known = self._entry(reference)
         if known is None:
             return None
+        # One lock a reference: a registry that is slow holds up its own images alone.
         with known.lock:
             known.served = known.served or self._ask(known, reference)
             return known.served
@@ -300,10 +300,12 @@ class ServedImages:
         with known.lock:
             if (found := known.holding(layer)) is not None:
                 return found
+            # Before the tag is looked at: the engine has kept the path of this layer, whatever the tag means by now.
             digest = self._pinned(reference, layer)
             if digest is not None and (found := self._ask(known, reference, digest)) is not None:
                 known.in_use[digest] = found
                 known.served = known.served or found
+            # Only where the engine wants a layer that the image known by the tag has not: it may have moved.
             if known.holding(layer) is None:
                 known.served = self._ask(known, reference) or known.served
             return known.holding(layer)

@@ -9,8 +9,7 @@ Numbers of inodes::
     S<<32 | 0xFFFFFFFF    ``info``
     S<<32 | 0xFFFFFFFE    ``blob``
 
-A layer that is used no more gives its tree back. Its numbers follow from the layer alone,
-so a lookup by an old one has the tree built again.
+A layer that is used no more gives its tree back.
 """
 
 import base64
@@ -157,6 +156,7 @@ class LayerStore(BlockingFileSystem):
     @override
     def open(self, inode: int, flags: int) -> Opened:
         shown, number = self._file(inode)
+        # Not by the mount being read-only: ``use`` is created in it, to count.
         if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
             raise OSError(errno.EROFS, "a layer does not change")
         if number == _BLOB:
@@ -215,12 +215,14 @@ class LayerStore(BlockingFileSystem):
         digest = digest_of_name(name)
         if reference is None or digest is None:
             raise OSError(errno.EROFS, "a layer store does not change")
+        # Also of a layer that was not looked up since the store was started: the engine counts on.
         uses = self._uses.release(reference, digest)
         _log.info("%s: layer %s has %d uses left", reference, digest, uses)
         if uses == 0:
             with self._lock:
                 shown = self._places.get((parent, digest))
                 if shown is not None:
+                    # Numbers follow from the layer alone, so a lookup by an old one has the tree built again.
                     shown.view = None
 
     def _known(self, inode: int) -> list[Named]:
@@ -256,6 +258,7 @@ class LayerStore(BlockingFileSystem):
         if served is None or place is None:
             raise _missing()
         with self._lock:
+            # Another lookup may have been first: its layer counts, and this number is nobody's.
             number = len(self._layers) + 1
             made = ShownLayer(number, reference, digest, served, place)
             made = self._places.setdefault((parent, digest), made)
@@ -281,7 +284,8 @@ class LayerStore(BlockingFileSystem):
         return self._shown(inode)
 
     def _open_blob(self, shown: ShownLayer) -> int:
-        """Fetch a layer whole and return a handle: its digest is right before anybody reads of it."""
+        """Fetch a layer whole and return a handle."""
+        # Into a file without a name: its digest is right before anybody reads of it, and a kill leaves nothing.
         served = shown.served
         file = tempfile.TemporaryFile(prefix="omniload-blob-", dir=self._scratch)  # noqa: SIM115
         try:
@@ -298,7 +302,7 @@ class LayerStore(BlockingFileSystem):
 
 
 class LayerStoreFileSystem(ImageFileSystem):
-    """A ``LayerStore`` as the bindings want it. Nothing is counted: numbers stay what they are."""
+    """A ``LayerStore`` as the bindings want it."""
 
     def __init__(self, store: LayerStore, workers: int = 16) -> None:
         super().__init__(store, workers)
@@ -329,7 +333,8 @@ def _missing() -> OSError:
 
 
 def _directory(inode: int) -> Entry:
-    """Describe a directory of the store's own. Root alone passes: a name that is looked up asks a registry."""
+    """Describe a directory of the store's own."""
+    # Root alone passes: each name that is looked up asks a registry.
     mode = stat_bits.S_IFDIR | 0o500
     return Entry(inode, mode, nlink=2, entry_timeout_s=FOREVER_S, attr_timeout_s=FOREVER_S)
 

@@ -1,9 +1,6 @@
 """The process behind a layer store: ``python -m`` this module with READY_FD, settings on standard input.
 
-It fetches the hot blocks of an image first, and traces what its first start reads. The engine does
-not say which command it starts, so all its starts of an image count as starts of the image's own
-command. The first read opens the window; what the kernel keeps of the files is not read again, so
-that later starts in its life would show nothing.
+It fetches the hot blocks of an image first, and traces what its first start reads.
 """
 
 import os
@@ -106,6 +103,7 @@ class _Parts:
 
     def close(self) -> None:
         """Stop fetching; keep what was recorded."""
+        # From the kernel inwards: nothing is asked of a part that is closed.
         self.shown.close()
         self._loader.close()
         for starts in self._starts.values():
@@ -113,7 +111,8 @@ class _Parts:
         self._images.close()
 
     def _opened(self, served: ServedImage) -> None:
-        """Begin to fetch the hot blocks of an image: the engine asks before it starts anything from it."""
+        """Begin to fetch the hot blocks of an image."""
+        # Now, since the engine looks an image up before it starts anything from it.
         self._tier.add(served)
         if not any(served.indexes):
             return
@@ -197,6 +196,7 @@ class ImageStarts:
 
     def note(self, number: int, offset: int, size_bytes: int) -> None:
         """Remember a read of a file of the merged image."""
+        # The first read opens the only window: the kernel keeps files, so later starts would show nothing.
         recording = self._recording
         if recording is None:
             with self._lock:
@@ -209,6 +209,7 @@ class ImageStarts:
             self._recording.finish()
 
     def _begun(self) -> Recording:
+        # The engine does not say which command it starts: all starts count as of the image's own command.
         image, keep = self._served.image, self._traces.add
         command, window_s = image.config.command, self._window_s
         recording = Recording(self._tree, image.digest, command, keep, self._now_s, window_s)
@@ -224,7 +225,7 @@ def _numbers(layer: Tree, merged: Tree, place: int) -> dict[int, int]:
         here, there = (tree.node(n) for tree, n in zip((layer, merged), waiting.pop(), strict=True))
         for name, number in here.children.items():
             other = there.children.get(name)
-            if other is None:
+            if other is None:  # an upper layer has removed it, so no start can read it
                 continue
             node = merged.node(other)
             if node.entry.kind == "directory":

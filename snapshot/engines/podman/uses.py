@@ -6,8 +6,7 @@
 
     {"omniload_layer_use": 1, "reference": ..., "layer": ..., "image": ..., "uses": 2}
 
-An engine keeps the path of a layer for as long as it has an image. By then the tag may
-name another image, so what is kept is the digest of this one.
+An engine keeps the path of a layer for as long as it has an image.
 """
 
 import hashlib
@@ -34,10 +33,7 @@ _MAX_BYTES = 64 << 10
 
 
 class LayerUses:
-    """Counts of uses, one file for each layer that is used. Of one process; safe in its threads.
-
-    Another store, at another mount point, may have the same folder.
-    """
+    """Counts of uses, one file for each layer that is used. Of one process; safe in its threads."""
 
     def __init__(self, folder: str | Path, mountpoint: str) -> None:
         self._folder = Path(folder) / f"v{VERSION}"
@@ -55,9 +51,10 @@ class LayerUses:
         return any(self._folder_of(reference).glob("*.json"))
 
     def add(self, reference: Reference, layer: str, image: str) -> int:
-        """Count one use more and return how many there are; a disk that cannot keep it only loses the count."""
+        """Count one use more and return how many there are."""
         with self._lock:
             found = self._read(reference, layer)
+            # The digest of the image, not its tag: that may name another one by the time it is looked up again.
             uses = 1 + (0 if found is None else found[1])
             self._write(reference, layer, check_digest(image), uses)
             return uses
@@ -77,6 +74,7 @@ class LayerUses:
             return uses - 1
 
     def _folder_of(self, reference: Reference) -> Path:
+        # Another store, at another mount point, may have the same folder.
         text = f"{self._mountpoint}\0{reference}"
         return self._folder / hashlib.sha256(text.encode()).hexdigest()
 
@@ -102,6 +100,7 @@ class LayerUses:
             path.parent.mkdir(exist_ok=True)
             write_whole(path, json.dumps({**value, "image": image, "uses": uses}).encode())
         except OSError as error:
+            # The container starts all the same; what is lost is found in the registry, as long as its tag stays.
             _log.warning("%s: the use of a layer is not kept: %s", path, error)
 
 
