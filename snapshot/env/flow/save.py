@@ -18,7 +18,6 @@ from snapshot.env.format.entries import (
     Delta,
     Entry,
     Kind,
-    Limits,
     Place,
     Target,
     check_entries,
@@ -133,14 +132,13 @@ def install(
     return captured
 
 
-def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
+def install_and_save(
     environment: Environment,
     repository: Repository,
     installation: Installation,
     *,
     image: str = "",
     byte_code: bool = True,
-    limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:
     """Install into what the environment held before any restore, and save a snapshot.
@@ -161,7 +159,7 @@ def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
                 "nothing of it can be seen any more; make the environment anew"
             )
         captured = install(environment, installation, byte_code=byte_code)
-        manifest = save(repository, captured, document, limits=limits, progress=progress)
+        manifest = save(repository, captured, document, progress=progress)
         environment.note_installed(document)
         return manifest
 
@@ -171,7 +169,6 @@ def save(
     captured: Captured,
     document: dict[str, Any],
     *,
-    limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:
     """Write a snapshot of what was captured: packs first, the manifest last.
@@ -189,7 +186,7 @@ def save(
     with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
         targets = captured.targets
         entries = _entries(captured, pool, progress)
-        check_entries(entries, targets, limits)
+        check_entries(entries, targets)
         writer = _Writer(repository, targets, entries, progress)
         writer.write(pool)
     head = Head(
