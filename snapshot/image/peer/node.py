@@ -172,11 +172,11 @@ class BlockShare:
     def promise(self, asked: BlocksAsked) -> Future[dict[str, bytes]] | None:
         """Begin to fetch what is asked for and absent, by digest; None if it is not to be had.
 
-        It is not, where the peer does not wait, the layer is unknown or indexed otherwise,
-        or as many fetches as are allowed are on their way.
+        It is not, where the layer is unknown or indexed otherwise, or as many fetches as are
+        allowed are on their way.
         """
         index = self._index_of.get(asked.blob)
-        if not asked.waits or index is None:
+        if index is None:
             return None
         numbers = [
             number

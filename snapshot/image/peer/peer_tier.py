@@ -31,7 +31,6 @@ from snapshot.image.peer.protocol import (
     PeerLeft,
     PeerTried,
     frame_size,
-    holders,
     parent,
     ranking,
     regions,
@@ -129,17 +128,17 @@ class PeerTier(BlockTier):
         found: dict[str, bytes] = {}
         moved = 0
         until_s = self._clock.now_s() + self._patience.total_s
-        for peer, waits in self._candidates(ranking(self._members, region), region):
+        for peer in self._candidates(ranking(self._members, region), region):
             absent = [ref for ref in refs if ref.digest not in found]
             if not absent or self._closed or self._clock.now_s() >= until_s:
                 break
-            came, size = self._ask(index, peer, absent, until_s if waits else None)
+            came, size = self._ask(index, peer, absent, until_s)
             found |= came
             moved += size
         return found, moved
 
-    def _candidates(self, ranked: Sequence[str], region: str) -> Iterator[tuple[str, bool]]:
-        """Yield the next peer to ask, and whether to wait for what it does not have yet."""
+    def _candidates(self, ranked: Sequence[str], region: str) -> Iterator[str]:
+        """Yield the next peer to ask, which gets what it does not have yet."""
         asked: set[str] = set()
         for _ in range(self._patience.tries + self._patience.failures):
             away = self._away()
@@ -147,22 +146,16 @@ class PeerTier(BlockTier):
             # One that failed is away by now and counts as none: tries are of peers that answer.
             if peer is None or len(asked - away) == self._patience.tries:
                 break
-            yield peer, True
+            yield peer
             asked.add(peer)
-        for peer in holders(ranked, self._me, self._away()):
-            yield peer, False
 
     def _ask(
-        self, index: LayerIndex, peer: str, refs: Sequence[BlockRef], until_s: float | None
+        self, index: LayerIndex, peer: str, refs: Sequence[BlockRef], until_s: float
     ) -> tuple[dict[str, bytes], int]:
-        """Ask one peer, waiting with it until a time, if one is given."""
+        """Ask one peer, waiting with it until a time."""
         found: dict[str, bytes] = {}
         self._note(PeerTried(peer, self._clock.now_s()))
-        waits = until_s is not None
-        if until_s is None:
-            # Not waited for is read from its memory or disk, at once: more time would be for nothing.
-            until_s = self._clock.now_s() + self._patience.silent_s
-        sent = request_body(index.blob_digest, [(r.number, r.digest) for r in refs], waits=waits)
+        sent = request_body(index.blob_digest, [(r.number, r.digest) for r in refs])
         moved = 0
         try:
             with closing(self._posted(peer, sent)) as response:

@@ -15,13 +15,13 @@ region, so every node is near the root of some and a leaf of most::
                   |- 2 <- 5
                        |- 6
 
-What they say, version 1, as bytes: a request is ``POST /v1/blocks`` with ``Authorization: Bearer TOKEN`` and JSON::
+What they say, version 2, as bytes: a request is ``POST /v2/blocks`` with ``Authorization: Bearer TOKEN`` and JSON::
 
-    {"blob": DIGEST, "wait": true, "blocks": [[NUMBER, DIGEST], ...]}
+    {"blob": DIGEST, "blocks": [[NUMBER, DIGEST], ...]}
 
 Blocks of one layer: their numbers in its index, and the sha256 of their uncompressed bytes.
-With ``wait`` the peer gets what it does not have; without, it only looks. The answer is a
-sequence of frames, one byte and a little-endian u32 each:
+The peer gets what it does not have. The answer is a sequence of frames, one byte and a
+little-endian u32 each:
 
     B size, and so many bytes    the next block that was asked for
     N 0                          the next block that was asked for is not to be had here
@@ -62,7 +62,6 @@ __all__ = [
     "PeerTried",
     "block_frame",
     "frame_size",
-    "holders",
     "parent",
     "parse_request",
     "ranking",
@@ -135,16 +134,6 @@ def parent(
         return present[(len(present) - 1) // fanout]
     # Nodes that do not serve are dealt over the upper half of the tree, where blocks come first.
     return present[int.from_bytes(_score(me, region)) % (len(present) // 2 + 1) % len(present)]
-
-
-def holders(ranked: Sequence[str], me: str, away: Collection[str]) -> tuple[str, ...]:
-    """Return nodes that may hold a region that none before ``me`` gave: the first two ranked after it.
-
-    They stood in for ``me`` while it was away. They may be asked for what they hold and never
-    for what they would have to fetch, since they would ask ``me``.
-    """
-    after = ranked[ranked.index(me) + 1 :] if me in ranked else ()
-    return tuple(member for member in after if member not in away)[:2]
 
 
 def _score(member: str, region: str) -> bytes:
@@ -252,7 +241,7 @@ class CircuitBreaker:
         return (PeerLeft(peer, wait_s),)
 
 
-PATH = "/v1/blocks"
+PATH = "/v2/blocks"
 MAX_BLOCKS = 4096
 """In one request."""
 MAX_REQUEST_BYTES = MAX_BLOCKS * 180 + 4096  # a number of 13 digits and a sha512 take 154 in JSON
@@ -268,14 +257,13 @@ class BlocksAsked:
     """A request for blocks of one layer."""
 
     blob: str
-    waits: bool
     blocks: tuple[tuple[int, str], ...]
     """Number and digest of each."""
 
 
-def request_body(blob: str, blocks: Sequence[tuple[int, str]], *, waits: bool) -> bytes:
+def request_body(blob: str, blocks: Sequence[tuple[int, str]]) -> bytes:
     """Return the body of a request."""
-    return orjson.dumps({"blob": blob, "wait": waits, "blocks": blocks})
+    return orjson.dumps({"blob": blob, "blocks": blocks})
 
 
 def parse_request(body: bytes) -> BlocksAsked:
@@ -286,11 +274,11 @@ def parse_request(body: bytes) -> BlocksAsked:
     """
     value = orjson.loads(body)
     match value:
-        case {"blob": str(blob), "wait": bool(waits), "blocks": list(blocks)} if len(value) == 3:
+        case {"blob": str(blob), "blocks": list(blocks)} if len(value) == 2:
             if not 0 < len(blocks) <= MAX_BLOCKS:
                 raise ValueError(f"{len(blocks)} blocks; ask for 1 to {MAX_BLOCKS}")
-            return BlocksAsked(check_digest(blob), waits, tuple(_block(block) for block in blocks))
-    raise ValueError("a request is blob, a digest; wait, a boolean; and blocks, a list")
+            return BlocksAsked(check_digest(blob), tuple(_block(block) for block in blocks))
+    raise ValueError("a request is blob, a digest, and blocks, a list")
 
 
 def block_frame(size_bytes: int) -> bytes:

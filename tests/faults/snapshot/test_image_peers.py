@@ -75,7 +75,7 @@ def server_of(index):
         share.close()
 
 
-def post(server, body, path="/v1/blocks", **headers):
+def post(server, body, path="/v2/blocks", **headers):
     with urllib3.PoolManager() as pool:
         url = f"http://127.0.0.1:{server.server_address[1]}{path}"
         answer = pool.request("POST", url, body=body, headers=headers, retries=False, timeout=20)
@@ -92,7 +92,7 @@ def chunk(data):
 @pytest.mark.parametrize("given", [None, "Bearer", "Bearer wrong", f"Bearer {TOKEN}x", "\xff\xfe"])
 def test_a_server_with_a_token_hands_nothing_to_those_who_lack_it(index, server_of, given):
     server = server_of(0, token=TOKEN)
-    body = request_body(index.blob_digest, [(0, index.digest(0))], waits=True)
+    body = request_body(index.blob_digest, [(0, index.digest(0))])
     headers = {"Authorization": given} if given is not None else {}
 
     status, said = post(server, body, **headers)
@@ -104,10 +104,10 @@ def test_a_server_with_a_token_hands_nothing_to_those_who_lack_it(index, server_
 @pytest.mark.parametrize(
     ("body", "path", "status"),
     [
-        (b"{}", "/v1/blocks", 400),
-        (b"x" * (MAX_REQUEST_BYTES + 1), "/v1/blocks", 413),
+        (b"{}", "/v2/blocks", 400),
+        (b"x" * (MAX_REQUEST_BYTES + 1), "/v2/blocks", 413),
         (b"{}", "/../etc/passwd", 404),
-        (b"{}", "/v1/blocks/", 404),
+        (b"{}", "/v2/blocks/", 404),
     ],
     ids=["no request", "too large", "a path", "another path"],
 )
@@ -116,13 +116,13 @@ def test_a_server_refuses_what_is_no_request_and_serves_on(index, server_of, bod
 
     assert post(server, body, path)[0] == status
 
-    good = request_body(index.blob_digest, [(0, index.digest(0))], waits=False)
+    good = request_body(index.blob_digest, [(0, index.digest(0))])
     assert post(server, good) == (200, block_frame(1 << 20) + BLOCKS[0])
 
 
 def test_a_server_has_no_other_methods(server_of):
     with urllib3.PoolManager() as pool:
-        url = f"http://127.0.0.1:{server_of(0).server_address[1]}/v1/blocks"
+        url = f"http://127.0.0.1:{server_of(0).server_address[1]}/v2/blocks"
         assert pool.request("GET", url, retries=False).status == 501
 
 
@@ -130,7 +130,7 @@ def test_connections_beyond_the_limit_are_sent_away_and_those_within_are_served(
     gate = threading.Event()
     registry = HandTier(gate=gate)
     server = server_of(registry=registry, connections=1)
-    body = request_body(index.blob_digest, [(0, index.digest(0))], waits=True)
+    body = request_body(index.blob_digest, [(0, index.digest(0))])
     first = []
     holding = threading.Thread(target=lambda: first.append(post(server, body)))
     holding.start()
@@ -152,7 +152,7 @@ def test_a_block_altered_on_disk_is_not_handed_out(index, tmp_path):
     share = BlockShare(HeldBlocks(disk), {}, [index])
     server = PeerServer(share)
     try:
-        body = request_body(index.blob_digest, [(0, index.digest(0))], waits=True)
+        body = request_body(index.blob_digest, [(0, index.digest(0))])
         assert post(server, body) == (200, b"N\0\0\0\0")
     finally:
         server.close()
@@ -329,23 +329,6 @@ def test_a_home_that_is_dead_is_replaced_by_one_node_and_not_by_all(tmp_path, in
             assert [found[index.digest(number)] for number in range(10)] == BLOCKS
 
     assert registry.numbers == list(range(10))
-
-
-def test_a_home_that_comes_late_finds_its_blocks_with_those_who_stood_in(tmp_path, index):
-    registry = HandTier()
-    addresses = free_addresses(4)
-    home = ranking(addresses, region_of(peer_refs(index)[0]))[0]
-    with nodes_of(tmp_path, index, registry, addresses, up=set(addresses) - {home}) as nodes:
-        for node in nodes.values():
-            fetched(node, index, peer_refs(index, range(4)))
-        before = registry.numbers
-        (tmp_path / "late").mkdir()
-        with nodes_of(tmp_path / "late", index, registry, addresses, up={home}) as late:
-            found, moved = fetched(late[home], index, peer_refs(index, range(4)))
-
-    assert list(found.values()) == BLOCKS[:4]
-    assert before == registry.numbers == [0, 1, 2, 3]
-    assert moved == {"peer": 4 << 20}
 
 
 def test_full_disks_cost_no_read_and_the_registry_is_still_asked_once(tmp_path, index, monkeypatch):

@@ -32,9 +32,9 @@ def share():
         each.close()
 
 
-def asked(index, *numbers, waits=True):
+def asked(index, *numbers):
     return BlocksAsked(
-        index.blob_digest, waits, tuple((number, index.digest(number)) for number in numbers)
+        index.blob_digest, tuple((number, index.digest(number)) for number in numbers)
     )
 
 
@@ -142,16 +142,15 @@ def test_a_share_fetches_for_a_peer_what_it_lacks_and_keeps_it(index, share, tmp
     assert giving.promise(asked(index, 0, 1, 2)) is None  # all is here
 
 
-def test_a_share_does_nothing_for_those_who_only_look_or_mean_another_layer(index, share):
+def test_a_share_does_nothing_for_those_who_mean_another_layer(index, share):
     tier = HandTier()
     share.indexes = (index,)
     giving = share(HeldBlocks(None), registry=tier)
-    other = BlocksAsked("sha256:" + "0" * 64, True, ((0, index.digest(0)),))
+    other = BlocksAsked("sha256:" + "0" * 64, ((0, index.digest(0)),))
     indexed_otherwise = BlocksAsked(
-        index.blob_digest, True, ((0, index.digest(1)), (99, index.digest(1)))
+        index.blob_digest, ((0, index.digest(1)), (99, index.digest(1)))
     )
 
-    assert giving.promise(asked(index, 0, waits=False)) is None
     assert giving.promise(other) is None
     assert giving.promise(indexed_otherwise) is None
     assert tier.asked == []

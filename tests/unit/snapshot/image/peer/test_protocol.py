@@ -27,22 +27,22 @@ BLOB, BLOCK = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
 
 
 def test_a_request_arrives_as_it_was_sent():
-    body = request_body(BLOB, [(3, BLOCK), (0, BLOB)], waits=True)
+    body = request_body(BLOB, [(3, BLOCK), (0, BLOB)])
 
-    assert body == orjson.dumps({"blob": BLOB, "wait": True, "blocks": [[3, BLOCK], [0, BLOB]]})
-    assert parse_request(body) == BlocksAsked(BLOB, True, ((3, BLOCK), (0, BLOB)))
+    assert body == orjson.dumps({"blob": BLOB, "blocks": [[3, BLOCK], [0, BLOB]]})
+    assert parse_request(body) == BlocksAsked(BLOB, ((3, BLOCK), (0, BLOB)))
 
 
 def test_the_largest_request_fits_its_limit():
     long = "sha512:" + "ab" * 64
-    body = request_body(long, [((1 << 40) - 1, long)] * MAX_BLOCKS, waits=False)
+    body = request_body(long, [((1 << 40) - 1, long)] * MAX_BLOCKS)
 
     assert len(body) <= MAX_REQUEST_BYTES
     assert len(parse_request(body).blocks) == MAX_BLOCKS
 
 
 def a_request(**changes):
-    return orjson.dumps({"blob": BLOB, "wait": True, "blocks": [[0, BLOCK]]} | changes)
+    return orjson.dumps({"blob": BLOB, "blocks": [[0, BLOCK]]} | changes)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,7 @@ def a_request(**changes):
         a_request(more=1),
         a_request(blob="../../etc/passwd"),
         a_request(blob=7),
-        a_request(wait=1),
-        a_request(wait="yes"),
+        a_request(wait=True),
         a_request(blocks=[]),
         a_request(blocks={}),
         a_request(blocks=[[0, BLOCK]] * (MAX_BLOCKS + 1)),
