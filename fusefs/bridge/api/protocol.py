@@ -157,10 +157,12 @@ class FileSystem(Protocol):
         raise NotImplementedError
 
     def advertised(self, inode: int) -> None:
-        """Count a lookup: the kernel was given this inode as part of a listing."""
+        """Count a lookup: the kernel was given this inode as part of a listing; nothing to do where none is counted."""
+        del inode
 
     def forget(self, inode: int, lookups: int) -> None:
         """Give up lookups; at none the kernel never mentions the inode again before a new lookup."""
+        del inode, lookups
 
     async def opendir(self, inode: int) -> Opened:
         """Open a directory. ``keep_cache``: the kernel may keep the listing."""
@@ -267,9 +269,11 @@ class FileSystem(Protocol):
 
         Not asked, where the kernel can leave it out, of a handle whose open ``only_reads`` and made nothing.
         """
+        del handle
 
     async def fsync(self, handle: int) -> None:
         """Make durable what is written."""
+        del handle
 
     async def fsyncdir(self, handle: int) -> None:
         """Make durable the names in an open directory; nothing to do for a file system that changes none."""

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from typing_extensions import override
 
-from fusefs.bridge.api.blocking import BlockingFileSystem
+from fusefs.bridge.api.blocking import BlockingFileSystem, Threaded
 from fusefs.bridge.api.protocol import ROOT_INODE, Data, Entry, Named, Opened, Space
 from fusefs.bridge.api.waiting import in_thread
 from omniload.base.log import get_logger
@@ -37,7 +37,7 @@ from snapshot.engines.podman.images import (
     reference_of,
 )
 from snapshot.engines.podman.uses import LayerUses
-from snapshot.image.view.view import FOREVER_S, ImageFileSystem, ImageView
+from snapshot.image.view.view import FOREVER_S, ImageView
 from snapshot.oci.reference import Reference
 
 __all__ = ["LayerStore", "LayerStoreFileSystem", "ShownLayer"]
@@ -301,8 +301,8 @@ class LayerStore(BlockingFileSystem):
             return self._next_handle
 
 
-class LayerStoreFileSystem(ImageFileSystem):
-    """A ``LayerStore`` as the bindings want it."""
+class LayerStoreFileSystem(Threaded):
+    """A ``LayerStore`` as the bindings want it. Nothing is counted: numbers stay what they are."""
 
     def __init__(self, store: LayerStore, workers: int = 16) -> None:
         super().__init__(store, workers)

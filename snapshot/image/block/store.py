@@ -52,8 +52,6 @@ class BlockStore:
         self._capacity_bytes = capacity_bytes
         self._mutex = threading.Lock()
         self._complained = False
-        self.dropped = 0
-        """Blocks that this process evicted."""
         self._prepared = False
         try:
             self._prepare()
@@ -181,7 +179,6 @@ class BlockStore:
                 break
             path.unlink(missing_ok=True)
             used -= size
-            self.dropped += 1
         _set_counter(lock, used)
         return used
 

@@ -16,7 +16,6 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,12 +27,13 @@ import zstandard
 from omniload.base.errors import IntegrityError
 from omniload.base.log import get_logger
 from snapshot.image.layer.index import Entry
+from snapshot.image.layer.indexer import downloaded
 from snapshot.image.layer.tar import ByteSource, read_table
 from snapshot.image.layer.toc import CHECKSUM, KIND_OF, POSITION, zstd_place
 from snapshot.oci.digest import digest_of, hasher_of
 from snapshot.oci.image import Image
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor, compression_of, encode
-from snapshot.oci.store import ImageStore, small_blob, wanted_by_manifest
+from snapshot.oci.store import ImageStore, small_blob
 
 __all__ = ["CHUNK_BYTES", "Converted", "convert_image", "uncompressed", "write_chunked"]
 
@@ -207,7 +207,7 @@ def _convert_layer(
     """Convert one layer and push it; None and the reason where it cannot be."""
     with tempfile.TemporaryDirectory(prefix="omniload-convert-") as folder:
         tar, out = Path(folder, "tar"), Path(folder, "out")
-        with _downloaded(source, layer) as blob, tar.open("wb") as file:
+        with downloaded(source, layer) as blob, tar.open("wb") as file:
             _unpack(blob, compression_of(layer), file, diff_id, layer.digest)
         with tar.open("rb") as file:
             entries = list(read_table(file, layer=layer.digest))
@@ -251,22 +251,12 @@ def _obstacle(entries: Iterable[Entry]) -> str:
 
 def _copied(source: ImageStore, layer: Descriptor, target: ImageStore) -> Descriptor:
     if not target.has_blob(layer.digest):
-        with _downloaded(source, layer) as path:
+        with downloaded(source, layer) as path:
             target.push_blob(layer, lambda: path.open("rb"))
     # The new manifest is OCI's, and so are the types in it.
     compression = compression_of(layer)
     suffix = "" if compression == "tar" else f"+{compression}"
     return layer.model_copy(update={"media_type": f"{_LAYER_TYPE}{suffix}"})
-
-
-@contextmanager
-def _downloaded(source: ImageStore, layer: Descriptor) -> Iterator[Path]:
-    with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
-        with wanted_by_manifest():
-            for chunk in source.blob_chunks(layer):
-                file.write(chunk)
-        file.flush()
-        yield Path(file.name)
 
 
 def _unpack(blob: Path, compression: str, out: BinaryIO, diff_id: str, name: str) -> None:

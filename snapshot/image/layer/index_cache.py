@@ -38,6 +38,7 @@ MAX_INDEX_BYTES = 2 << 30
 _MAX_ENTRIES_BYTES = 1 << 31
 # A file has fields by their places alone: another order of them would be another version.
 _FIELDS_OF = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Entry, Extent)}
+_PLAIN = [each.name for each in fields(Entry)][:-3]
 
 
 def encode_index(index: LayerIndex) -> bytes:
@@ -128,16 +129,10 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- what JSON calls this with, and
 
 
 def _entry(row: Sequence[Any]) -> Entry:
-    path, kind, mode, uid, gid, mtime_ns, size, target, device, xattrs, extents = row
+    # The fields in their order, as ``_plain`` wrote them.
+    *plain, device, xattrs, extents = row
     return Entry(
-        path=path,
-        kind=kind,
-        mode=mode,
-        uid=uid,
-        gid=gid,
-        mtime_ns=mtime_ns,
-        size_bytes=size,
-        target=target,
+        **dict(zip(_PLAIN, plain, strict=True)),
         device=(device[0], device[1]),
         xattrs=tuple((name, bytes.fromhex(value)) for name, value in xattrs),
         extents=tuple(Extent(*extent) for extent in extents),

@@ -15,6 +15,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,7 @@ __all__ = [
     "SPAN_BYTES",
     "TAR_BLOCK_BYTES",
     "check_diff_id",
+    "downloaded",
     "index_gzip",
     "index_image",
     "index_layer",
@@ -131,11 +133,8 @@ def _by_reading(store: ImageStore, layer: Descriptor, compression: str) -> Layer
     build = index_gzip if compression == "gzip" else _index_tar
     try:
         # On a disk: a gzip is read twice, by its path.
-        with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
-            for chunk in store.blob_chunks(layer):
-                file.write(chunk)
-            file.flush()
-            return build(Path(file.name), layer.digest)
+        with downloaded(store, layer) as path:
+            return build(path, layer.digest)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -143,6 +142,21 @@ def _by_reading(store: ImageStore, layer: Descriptor, compression: str) -> Layer
             f"layer {layer.digest} of {layer.size} bytes must be read whole, and there is no room "
             f"for it in {tempfile.gettempdir()}; set TMPDIR, or convert the image"
         ) from error
+
+
+@contextmanager
+def downloaded(store: ImageStore, layer: Descriptor) -> Iterator[Path]:
+    """Have a whole layer, compared with its digest, as a file for the time of a ``with``.
+
+    Raises:
+        IntegrityError: It is not what its manifest says, or missing.
+    """
+    with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
+        with wanted_by_manifest():
+            for chunk in store.blob_chunks(layer):
+                file.write(chunk)
+        file.flush()
+        yield Path(file.name)
 
 
 def _index_tar(path: Path, blob_digest: str) -> LayerIndex:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import Field
 
 from fusefs.bridge import server
+from fusefs.bridge.api.blocking import Threaded
 from fusefs.bridge.api.options import BridgeOptions, require_text
 from fusefs.bridge.process.launch import run_daemon, start_daemon
 from omniload.base.clock import SystemClock
@@ -36,7 +37,7 @@ from snapshot.image.trace.store import (
 )
 from snapshot.image.trace.trace import MAX_TRACE_BYTES, Trace, decode_trace, hot_blocks
 from snapshot.image.tree.merge import merge
-from snapshot.image.view.view import ImageFileSystem, ImageView
+from snapshot.image.view.view import ImageView
 from snapshot.oci.image import Image, open_store, resolve
 from snapshot.oci.manifest import Platform
 from snapshot.oci.store import ImageStore
@@ -181,7 +182,7 @@ class _Serving:
         )
         self._recording = self._begun()
         note = None if self._recording is None else self._recording.note
-        self._shown = ImageFileSystem(ImageView(self._tree, self._indexes, self._loader, note))
+        self._shown = Threaded(ImageView(self._tree, self._indexes, self._loader, note))
 
     def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
         """Prefetch, mount, answer until unmounted, and tidy up."""

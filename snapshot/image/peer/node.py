@@ -31,7 +31,6 @@ from snapshot.image.peer.protocol import (
     MAX_REQUEST_BYTES,
     PATH,
     WAITING,
-    BlocksAsked,
     block_frame,
     parse_request,
 )
@@ -169,18 +168,20 @@ class BlockShare:
         self.bytes_of: dict[str, int] = dict.fromkeys(tiers, 0)
         """Bytes moved for peers, by tier."""
 
-    def promise(self, asked: BlocksAsked) -> Future[dict[str, bytes]] | None:
+    def promise(
+        self, blob: str, blocks: Sequence[tuple[int, str]]
+    ) -> Future[dict[str, bytes]] | None:
         """Begin to fetch what is asked for and absent, by digest; None if it is not to be had.
 
         It is not, where the layer is unknown or indexed otherwise, or as many fetches as are
         allowed are on their way.
         """
-        index = self._index_of.get(asked.blob)
+        index = self._index_of.get(blob)
         if index is None:
             return None
         numbers = [
             number
-            for number, digest in asked.blocks
+            for number, digest in blocks
             if number < len(index.blocks_B)
             and index.digest(number) == digest
             and not self.held.has(digest)
@@ -335,19 +336,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(413, f"{size} bytes; send at most {MAX_REQUEST_BYTES}")
         else:
             try:
-                asked = parse_request(self.rfile.read(size))
+                blob, blocks = parse_request(self.rfile.read(size))
             except ValueError as error:
                 self._refuse(400, str(error))
             else:
-                self._answer(asked)
+                self._answer(blob, blocks)
 
-    def _answer(self, asked: BlocksAsked) -> None:
-        promise = self.server.share.promise(asked)
+    def _answer(self, blob: str, blocks: Sequence[tuple[int, str]]) -> None:
+        promise = self.server.share.promise(blob, blocks)
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         served = 0
-        for _, digest in asked.blocks:
+        for _, digest in blocks:
             data = self.server.share.held.get(digest)
             if data is None and promise is not None:
                 data = self._kept(promise).get(digest) or self.server.share.held.get(digest)

@@ -50,7 +50,6 @@ __all__ = [
     "PATH",
     "REGION_BYTES",
     "WAITING",
-    "BlocksAsked",
     "BreakerCommand",
     "BreakerEvent",
     "CircuitBreaker",
@@ -252,22 +251,13 @@ ABSENT = _FRAME.pack(b"N", 0)
 WAITING = _FRAME.pack(b"W", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksAsked:
-    """A request for blocks of one layer."""
-
-    blob: str
-    blocks: tuple[tuple[int, str], ...]
-    """Number and digest of each."""
-
-
 def request_body(blob: str, blocks: Sequence[tuple[int, str]]) -> bytes:
     """Return the body of a request."""
     return orjson.dumps({"blob": blob, "blocks": blocks})
 
 
-def parse_request(body: bytes) -> BlocksAsked:
-    """Return what a body asks for.
+def parse_request(body: bytes) -> tuple[str, list[tuple[int, str]]]:
+    """Return what a body asks for: a layer, and number and digest of each block.
 
     Raises:
         ValueError: It is no request, or one that is too large.
@@ -277,7 +267,7 @@ def parse_request(body: bytes) -> BlocksAsked:
         case {"blob": str(blob), "blocks": list(blocks)} if len(value) == 2:
             if not 0 < len(blocks) <= MAX_BLOCKS:
                 raise ValueError(f"{len(blocks)} blocks; ask for 1 to {MAX_BLOCKS}")
-            return BlocksAsked(check_digest(blob), tuple(_block(block) for block in blocks))
+            return check_digest(blob), [_block(block) for block in blocks]
     raise ValueError("a request is blob, a digest, and blocks, a list")
 
 

@@ -11,6 +11,7 @@ cost requests, never right bytes.
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omniload.base.errors import ConfigError, OmniloadError
@@ -30,18 +31,12 @@ from snapshot.image.trace.trace import (
     most_run,
     nearest,
     trace_of,
-    united,
 )
 from snapshot.image.tree.tree import Tree
 from snapshot.oci.digest import check_digest
 from snapshot.private_folder import private_folder
 
-__all__ = [
-    "Recording",
-    "TraceStore",
-    "check_record",
-    "merge_into",
-]
+__all__ = ["Recording", "TraceStore", "check_record", "merge_into"]
 
 _log = get_logger(__name__)
 _HEAD_BYTES = 1 << 20
@@ -80,7 +75,8 @@ class TraceStore:
         """
         known = [trace for trace in self.all_of(image) if trace.touches]
         chosen = [known[place] for place in most_run([trace.runs for trace in known])]
-        return united(chosen, own) if chosen else None
+        of_own = [replace(trace, command=tuple(own)) for trace in chosen]
+        return merge_traces(of_own) if of_own else None
 
     def add(self, trace: Trace) -> Trace:
         """Merge the trace of a start with what is kept; return what is kept now."""
@@ -142,9 +138,6 @@ def _read(path: Path) -> Trace | None:
 
 def _bytes_of(path: Path) -> bytes:
     return read_kept_file(path, most_bytes=MAX_TRACE_BYTES, what="a trace")
-
-
-_log = get_logger(__name__)
 
 
 class Recording:

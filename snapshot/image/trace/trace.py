@@ -41,7 +41,6 @@ __all__ = [
     "most_run",
     "nearest",
     "trace_of",
-    "united",
 ]
 
 VERSION = 1
@@ -104,16 +103,6 @@ def merge_traces(traces: Sequence[Trace]) -> Trace:
     touches = (touch for trace in traces for touch in trace.touches)
     merged = tuple(_settled(touches, most_runs=runs))
     return Trace(image=image, command=command, runs=runs, touches=merged)
-
-
-def united(traces: Sequence[Trace], command: Sequence[str]) -> Trace:
-    """Make one trace of starts of several commands, under the name of one.
-
-    Raises:
-        ValueError: They are of different images, or there are none.
-    """
-    words = tuple(command)
-    return merge_traces([replace(trace, command=words) for trace in traces])
 
 
 def encode_trace(trace: Trace) -> bytes:

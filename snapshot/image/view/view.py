@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fusefs.bridge.api.blocking import BlockingFileSystem, Threaded
+from fusefs.bridge.api.blocking import BlockingFileSystem
 from fusefs.bridge.api.protocol import Data, Entry, Named, Opened, Space
 from snapshot.image.block.loader import BlockLoader
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.tree.tree import Node, Tree
 
-__all__ = ["ImageFileSystem", "ImageView"]
+__all__ = ["ImageView"]
 
 FOREVER_S = 86400.0
 """How long the kernel may keep what never changes."""
@@ -141,26 +141,6 @@ class ImageView(BlockingFileSystem):
         if self._note is not None:
             self._note(number, offset, end - offset)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-class ImageFileSystem(Threaded):
-    """An ``ImageView`` as the bindings want it: nothing is counted, since nothing ever goes."""
-
-    @override
-    def advertised(self, inode: int) -> None:
-        pass
-
-    @override
-    def forget(self, inode: int, lookups: int) -> None:
-        pass
-
-    @override
-    async def flush(self, handle: int) -> None:
-        pass
-
-    @override
-    async def fsync(self, handle: int) -> None:
-        pass
 
 
 def _entry(node: Node) -> Entry:

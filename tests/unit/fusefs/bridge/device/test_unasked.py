@@ -10,7 +10,7 @@ from fusefs.bridge.device.requests import Requests
 from fusefs.bridge.device.wire import Opcode
 from snapshot.image.layer.index import Entry
 from snapshot.image.tree.merge import merge
-from snapshot.image.view.view import ImageFileSystem, ImageView
+from snapshot.image.view.view import ImageView
 
 READ = struct.pack("<2QI", 0, 4096, 100)
 
@@ -80,7 +80,7 @@ def test_a_file_system_of_blocking_calls_passes_on_what_it_says():
 )
 def test_an_image_is_asked_for_attributes_only_where_a_file_has_one(xattrs, unasked):
     entries = (Entry(path="a", kind="file"), Entry(path="b", kind="file", xattrs=xattrs))
-    filesystem = ImageFileSystem(ImageView(merge([entries]), (), None))
+    filesystem = Threaded(ImageView(merge([entries]), (), None))
 
     assert filesystem.unasked == unasked
     filesystem.close()

@@ -8,7 +8,6 @@ from omniload.base.errors import UnavailableError
 from snapshot.image.block.store import BlockStore
 from snapshot.image.peer.node import BlockShare
 from snapshot.image.peer.peer_tier import HeldBlocks, SharedTier
-from snapshot.image.peer.protocol import BlocksAsked
 from tests.support.snapshot.peer_builders import BLOCKS, HandTier, peer_index, peer_refs
 
 
@@ -33,9 +32,7 @@ def share():
 
 
 def asked(index, *numbers):
-    return BlocksAsked(
-        index.blob_digest, tuple((number, index.digest(number)) for number in numbers)
-    )
+    return index.blob_digest, [(number, index.digest(number)) for number in numbers]
 
 
 def in_thread(call, *args):
@@ -133,26 +130,24 @@ def test_a_share_fetches_for_a_peer_what_it_lacks_and_keeps_it(index, share, tmp
     share.indexes = (index,)
     giving = share(held, peer=SharedTier(near, held), registry=SharedTier(far, held))
 
-    promise = giving.promise(asked(index, 0, 1, 2))
+    promise = giving.promise(*asked(index, 0, 1, 2))
 
     assert set(promise.result(20)) == {index.digest(0), index.digest(2)}
     assert (near.asked, far.asked) == ([[0], [2]], [[2]])
     assert giving.bytes_of == {"peer": 1 << 20, "registry": 1 << 20}
     assert held.get(index.digest(2)) == BLOCKS[2]
-    assert giving.promise(asked(index, 0, 1, 2)) is None  # all is here
+    assert giving.promise(*asked(index, 0, 1, 2)) is None  # all is here
 
 
 def test_a_share_does_nothing_for_those_who_mean_another_layer(index, share):
     tier = HandTier()
     share.indexes = (index,)
     giving = share(HeldBlocks(None), registry=tier)
-    other = BlocksAsked("sha256:" + "0" * 64, ((0, index.digest(0)),))
-    indexed_otherwise = BlocksAsked(
-        index.blob_digest, ((0, index.digest(1)), (99, index.digest(1)))
-    )
+    other = ("sha256:" + "0" * 64, [(0, index.digest(0))])
+    indexed_otherwise = (index.blob_digest, [(0, index.digest(1)), (99, index.digest(1))])
 
-    assert giving.promise(other) is None
-    assert giving.promise(indexed_otherwise) is None
+    assert giving.promise(*other) is None
+    assert giving.promise(*indexed_otherwise) is None
     assert tier.asked == []
 
 
@@ -160,20 +155,20 @@ def test_a_share_that_is_busy_says_so_at_once_and_is_free_again_later(index, sha
     tier = HandTier(gate=threading.Event())
     share.indexes, share.fetches = (index,), 1
     giving = share(HeldBlocks(None), registry=tier)
-    promise = giving.promise(asked(index, 0))
+    promise = giving.promise(*asked(index, 0))
 
-    assert giving.promise(asked(index, 1)) is None
+    assert giving.promise(*asked(index, 1)) is None
 
     tier.gate.set()
     assert promise.result(20) == {index.digest(0): BLOCKS[0]}
-    assert giving.promise(asked(index, 1)).result(20) == {index.digest(1): BLOCKS[1]}
+    assert giving.promise(*asked(index, 1)).result(20) == {index.digest(1): BLOCKS[1]}
 
 
 def test_a_registry_that_is_down_breaks_no_promise_but_leaves_it_empty(index, share, caplog):
     share.indexes = (index,)
     giving = share(HeldBlocks(None), registry=HandTier(error=UnavailableError("down")))
 
-    assert giving.promise(asked(index, 0)).result(20) == {}
+    assert giving.promise(*asked(index, 0)).result(20) == {}
     assert "for a peer: down" in caplog.text
 
 
@@ -182,4 +177,4 @@ def test_a_share_that_is_closed_promises_nothing(index, share):
     giving = share(HeldBlocks(None), registry=HandTier())
     giving.close()
 
-    assert giving.promise(asked(index, 0)) is None
+    assert giving.promise(*asked(index, 0)) is None

@@ -12,7 +12,7 @@ from snapshot.image.trace.store import (
     check_record,
     merge_into,
 )
-from snapshot.image.trace.trace import Touch, command_key, most_run, nearest, trace_of, united
+from snapshot.image.trace.trace import Touch, command_key, most_run, nearest, trace_of
 
 OTHER = "sha256:" + "cd" * 32
 RUN = ("python", "train.py", "--step", "7")
@@ -115,27 +115,16 @@ def test_the_commands_that_make_up_most_starts_are_chosen(runs, chosen):
     assert most_run(runs) == chosen
 
 
-def test_traces_of_two_commands_become_one_and_those_of_two_images_do_not(image):
-    one, two = a_trace(image, ("a",), Touch(4, "f", 0, 10)), a_trace(image, ("b",))
-
-    found = united([one, two], OWN)
-
-    assert (found.image, found.command, found.runs) == (image, OWN, 2)
-    assert found.touches == (Touch(1, "f", 0, 10, 2),)
-    with pytest.raises(ValueError, match="2 images"):
-        united([one, a_trace(OTHER)], OWN)
-
-
 def test_a_start_of_an_unknown_command_finds_what_others_ran(kept, image):
     kept.add(a_trace(image, ("python", "a.py"), Touch(1, "f", 0, 10)))
-    kept.add(a_trace(image, ("java",), Touch(2, "g", 0, 10)))
+    kept.add(a_trace(image, ("java",), Touch(2, "g", 0, 10), Touch(4, "f", 0, 10)))
     kept.add(a_trace(OTHER, ("python",), Touch(1, "h", 0, 10)))
 
     assert kept.get(image, OWN) is None
     found = kept.any_of(image, OWN)
 
-    assert found.command == OWN
-    assert [touch.path for touch in found.touches] == ["f", "g"]
+    assert (found.image, found.command, found.runs) == (image, OWN, 2)
+    assert found.touches == (Touch(1, "f", 0, 10, 2), Touch(2, "g", 0, 10, 1))
 
 
 def test_an_empty_trace_does_not_hide_one_that_is_not(kept, image):

@@ -15,7 +15,7 @@ from snapshot.image.layer.indexer import index_layer
 from snapshot.image.trace.store import Recording
 from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.merge import merge
-from snapshot.image.view.view import ImageFileSystem, ImageView
+from snapshot.image.view.view import ImageView
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
 
@@ -143,7 +143,7 @@ def test_reads_are_recorded_once_in_order_while_the_window_is_open(made):
 
 
 def test_the_file_system_answers_the_bindings(view):
-    shown = ImageFileSystem(view)
+    shown = Threaded(view)
 
     entry = run_blocking(shown.lookup(1, b"d"))
     listing = run_blocking(shown.opendir(entry.inode))
