@@ -14,7 +14,6 @@ A manifest comes from a store that others write to. Nothing in it is used unchec
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from itertools import pairwise
 from typing import NamedTuple
 
 from omniload.base.errors import IntegrityError
@@ -29,7 +28,6 @@ __all__ = [
     "Target",
     "check_entries",
     "check_link",
-    "check_order",
     "check_path",
     "difference",
     "parents_of",
@@ -137,11 +135,6 @@ def _is_topmost(place: Place, gone: Iterable[Place], after: Mapping[Place, Seen]
     return parent not in gone and (parent not in after or after[parent].kind is Kind.DIRECTORY)
 
 
-def check_order(entries: Sequence[Entry]) -> bool:
-    """Return whether entries stand in order of target and path, each place once."""
-    return all((a.target, a.path) < (b.target, b.path) for a, b in pairwise(entries))
-
-
 # What Linux takes: NAME_MAX and PATH_MAX.
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4096
@@ -198,12 +191,10 @@ def check_entries(entries: Sequence[Entry], targets: Sequence[Target]) -> None:
     Raises:
         IntegrityError: Something must not be written; the message says which and why.
     """
-    kinds: dict[tuple[int, str], Kind] = {}
     for entry in entries:
         _check_entry(entry, targets)
-        if (entry.target, entry.path) in kinds:
-            raise IntegrityError(f"path {entry.path!r} stands twice in the snapshot; refused")
-        kinds[entry.target, entry.path] = entry.kind
+    # No place stands twice: a manifest whose entries are out of order is refused as it is read.
+    kinds = {(entry.target, entry.path): entry.kind for entry in entries}
     for number, path in kinds:
         if path and kinds.get((number, path.rpartition("/")[0])) is not Kind.DIRECTORY:
             raise IntegrityError(

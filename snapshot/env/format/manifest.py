@@ -9,13 +9,14 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import orjson
 import zstandard
 
 from omniload.base.errors import IntegrityError, OmniloadError, StateError
-from snapshot.env.format.entries import Entry, Kind, Target, check_order
+from snapshot.env.format.entries import Entry, Kind, Target
 from snapshot.env.format.packs import Frame, check_frames, inflate
 
 __all__ = [
@@ -287,7 +288,8 @@ def _check(manifest: Manifest, name: str) -> None:
         raise IntegrityError(
             f"manifest {name!r}: {len(head.packs)} packs, {len(manifest.frames)} framed"
         )
-    if not check_order(manifest.entries):
+    places = [(entry.target, entry.path) for entry in manifest.entries]
+    if any(one >= other for one, other in pairwise(places)):
         raise IntegrityError(f"manifest {name!r}: entries are out of order, or one stands twice")
     for pack in head.packs:
         # It becomes part of a path on the store.

@@ -6,9 +6,8 @@ import socket
 import pytest
 
 from omniload.base.errors import ConfigError
-from snapshot.env.format.entries import Kind, Seen, Target, check_order, difference, parents_of
+from snapshot.env.format.entries import Kind, Seen, Target, difference, parents_of
 from snapshot.env.target.environment import scan, targets_of
-from tests.support.snapshot.env_builders import a_file, a_folder
 
 
 def seen(kind=Kind.FILE, **changes):
@@ -75,12 +74,6 @@ def test_parents_lead_up_to_the_target():
     assert parents_of("a/b/c") == ["a/b", "a", ""]
     assert parents_of("a") == [""]
     assert parents_of("") == []
-
-
-def test_order_is_by_target_and_path_and_each_once():
-    assert check_order([a_folder(""), a_file("a"), a_file("a", target=1)])
-    assert not check_order([a_file("b"), a_file("a")])
-    assert not check_order([a_file("a"), a_file("a")])
 
 
 def test_a_scan_sees_files_directories_and_links_and_names_what_it_cannot_hold(tmp_path):

@@ -100,11 +100,6 @@ def test_a_file_below_nothing_is_refused():
         check(a_file("d/x"))
 
 
-def test_a_path_that_stands_twice_is_refused():
-    with pytest.raises(IntegrityError, match="'x' stands twice"):
-        check(a_file("x"), a_file("x"))
-
-
 @pytest.mark.parametrize(
     ("one", "other"), [("Name", "name"), ("straße", "STRASSE"), ("e\u0301", "\u00e9")]
 )

@@ -15,34 +15,20 @@ DOCUMENT = {"version": 1, "command": ["true"]}
 HEAD = TreeHead(key_of(DOCUMENT), DOCUMENT, ["modules", "scripts"], [0, 1], 7)
 
 
-def test_a_head_reads_back_with_its_version_and_without():
-    old = json.dumps(HEAD._asdict())
-
-    assert decode_head(encode_head(HEAD).encode()) == HEAD
-    assert decode_head(old.encode()) == HEAD
+def test_a_head_reads_back():
+    assert decode_head(encode_head(HEAD)) == HEAD
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 2},
-        {"key": "0" * 64},
-        {"document": []},
-        {"targets": "ab"},
-        {"used": [2]},
-        {"used": [True]},
-        {"raw_bytes": -1},
-        {"more": 1},
-    ],
-)
-def test_a_head_that_was_altered_is_refused(change):
-    text = json.dumps({**json.loads(encode_head(HEAD)), **change})
+@pytest.mark.parametrize("place", range(0, len(encode_head(HEAD)), 7))
+def test_a_head_that_was_altered_is_refused(place):
+    data = bytearray(encode_head(HEAD))
+    data[place] ^= 1
 
     with pytest.raises(StateError, match="head of a tree"):
-        decode_head(text.encode())
+        decode_head(bytes(data))
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("text", [b"", b"{}", json.dumps(HEAD._asdict()).encode(), b"\n" * 9])
 def test_what_is_no_head_is_refused(text):
     with pytest.raises(StateError, match="head of a tree"):
         decode_head(text)
