@@ -27,10 +27,10 @@ RequestedForm = Literal["auto", "mount", "link", "copy"]
 """Form asked for; ``auto`` takes the first of the others that works."""
 Keeps = Literal["as it is", "if sound", "no"]
 
+# What a file system says that has no links, or none to here: another form may still be had.
 _NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
 )
-"""Answers of a file system that has no links, or none to here."""
 
 
 def forms_of(requested: RequestedForm) -> tuple[Form, ...]:
@@ -39,10 +39,8 @@ def forms_of(requested: RequestedForm) -> tuple[Form, ...]:
 
 
 def mounts_first(requested: RequestedForm, *, is_root: bool) -> bool:
-    """Return whether a tree is mounted without a look at its files.
-
-    A mount is there before the digests would be loaded; its tree is checked in the background.
-    """
+    """Return whether a tree is mounted without a look at its files."""
+    # A mount is there before what compares them would be loaded.
     return requested == "mount" or (requested == "auto" and is_root)
 
 

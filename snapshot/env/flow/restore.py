@@ -36,8 +36,8 @@ __all__ = ["Restored", "Restorer"]
 _LOG = get_logger(__name__)
 # Each try fetches all of it; what breaks it so often is at work now.
 _TRIES = 5
+# All that a look for rot adds to a restore by links; whoever wants certainty has ``env prune --verify``.
 _SAMPLE_S = 0.02
-"""How long files of a tree are read again before it is linked or copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,8 @@ from snapshot.env.target.environment import Environment, Scan, scan
 
 __all__ = ["Captured", "capture", "install", "install_and_save", "save"]
 
+# A pack is closed at the first content that goes over: a file is never parted over two.
 PACK_RAW_BYTES = 256 << 20
-"""A pack is closed at the first content that goes over; one larger file is one larger pack."""
 _PIECE_BYTES = 1 << 20
 _LOG = get_logger(__name__)
 
@@ -328,15 +328,13 @@ def _leave_out_byte_code(before: Scan, after: Scan) -> None:
 def _sources_of(
     interpreter: Interpreter, targets: Sequence[Target], before: Scan, after: Scan
 ) -> list[str]:
-    """Return what is to be compiled: new directories that hold sources, and changed sources in old ones.
-
-    What was there before is not even looked at: in an image that is read as needed, it would come over the link.
-    """
+    """Return what is to be compiled: new directories that hold sources, and changed sources in old ones."""
     found: dict[str, None] = {}
     for number, path in difference(before, after).changed:
         if not path.endswith(".py") or targets[number].path == interpreter.scripts:
             continue
         parts = path.split("/")
+        # What was there before is not even looked at: of an image read as needed, it would come over the link.
         above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         new = next((folder for folder in above if (number, folder) not in before), path)
         found[f"{targets[number].path}/{new}"] = None

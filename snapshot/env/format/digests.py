@@ -11,11 +11,11 @@ from omniload.base.reading import kind_of
 
 __all__ = ["digest_of", "file_digest"]
 
+# No build reads them, and they change by themselves: each start would have another key.
 _PASSED_OVER = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".tox", ".nox", "node_modules"}
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".eggs", ".omniload-env"}
 )
-"""Folders that a build does not read and that change by themselves."""
 
 
 def file_digest(path: str | Path) -> bytes:

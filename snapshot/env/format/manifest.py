@@ -34,8 +34,8 @@ VERSION = 1
 MAGIC = b"OMNIENV\0"
 HEADER_BYTES = 64
 MAX_BODY_BYTES = 1 << 30
+# Of a body as it lies in the store: some two million paths.
 MAX_STORED_BYTES = 256 << 20
-"""Of a body as it lies in the store: some two million paths."""
 
 _HEADER = struct.Struct("<8sIIQQ32s")
 # Times are signed: they may lie before 1970.

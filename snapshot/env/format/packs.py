@@ -28,14 +28,14 @@ __all__ = [
     "read_units",
 ]
 
+# Behind the frames of version 1 stood an index, which nothing needs: it is read as this one.
 VERSION = 2
-"""Behind the frames of version 1 stood an index, which nothing needs: it is read as this one."""
 MAGIC = b"OMNIPACK"
 HEADER = MAGIC + struct.pack("<II", VERSION, 0)
 FRAME_BYTES = 4 << 20
 """Raw bytes of a frame; the last of a pack may hold fewer."""
+# No frame may claim more, so none can fill the memory.
 MAX_FRAME_BYTES = 16 << 20
-"""No frame may claim more, so none can fill the memory."""
 
 
 class Frame(NamedTuple):

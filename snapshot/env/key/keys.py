@@ -46,11 +46,11 @@ _FILES |= {"-c": True, "--constraint": True, "--constraints": True}
 _FILES |= {"-b": True, "--build-constraint": True, "--build-constraints": True}
 """Options that name a file; whether it holds constraints."""
 _EDITABLE = frozenset({"-e", "--editable"})
+# Their files are written, or decide nothing that is not in the key already.
 _NO_INPUT = frozenset(
     {"--log", "--report", "--python", "-p", "--cert", "--client-cert", "--proxy", "--cache-dir"}
     | {"-t", "--target", "--prefix", "--root", "--src", "-f", "--find-links"}
 )
-"""Options whose files are written, or decide nothing that is not in the key already."""
 _SHORT = frozenset({*_FILES, *_EDITABLE, "-p", "-t", "-f"})
 _VARIABLES = re.compile(
     r"^(PIP|UV)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|PRE|PRERELEASE"
@@ -224,16 +224,14 @@ class _Reader:
             into.add(" ".join(map(without_credentials, line.split())))
 
     def _source(self, text: str, *, mark: str = "") -> bool:
-        """Take a local source by its content, by a path or ``NAME @ file:...``; return whether it is one.
-
-        A path starts where the command runs, also in a file that lies elsewhere.
-        """
+        """Take a local source by its content, by a path or ``NAME @ file:...``; return whether it is one."""
         reference = re.split(r"[\s;]", text.partition("@")[2].strip())[0]
         local = _local_path(
             reference if reference.startswith("file:") else re.split(r"[\[;\s]", text.strip())[0]
         )
         if local is None:
             return False
+        # A path starts where the command runs, as for pip and uv, also in a file that lies elsewhere.
         self.found.sources[mark + " ".join(text.split())] = digest_of(self.folder / local)
         return True
 
@@ -299,8 +297,6 @@ def document_of(
 ) -> dict[str, Any]:
     """Return what the key of an installation is made of.
 
-    Values of declared variables appear as digests only: a manifest is read by many.
-
     Raises:
         ConfigError: No command is given, or an input cannot be read.
     """
@@ -316,6 +312,7 @@ def document_of(
         "requests": _all_shown(requests_of(command, folder, environment).document()),
         "command": [shown(without_credentials(word)) for word in command],
         "files": {shown(name): digest_of(Path(folder) / name) for name in sorted(set(files))},
+        # Digests only: a manifest, which holds this, is read by many.
         "variables": {name: _secret(environment.get(name)) for name in sorted(set(variables))},
     }
 

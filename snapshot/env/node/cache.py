@@ -76,14 +76,12 @@ def locked_now(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def together(path: Path) -> Iterator[None]:
-    """Keep holders of ``exclusively`` out while others may come in.
-
-    Nothing is held where this user may not make the file: in a cache of root's.
-    """
+    """Keep holders of ``exclusively`` out while others may come in, where this user may make the file."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(path, shared=True))
         except OSError as error:
+            # In a cache of root's: nothing is held there, and root alone removes trees of it.
             if error.errno not in {errno.EACCES, errno.EROFS}:
                 raise
         yield
@@ -186,17 +184,14 @@ class NodeCache:
         return Tree(final)
 
     def drop(self, key: str) -> None:
-        """Remove a tree; it disappears in one rename, under the lock of the key.
-
-        What a mount may still show stays on the disk until the machine has started again,
-        or running programs would lose their files.
-        """
+        """Remove a tree; it disappears in one rename, under the lock of the key."""
         # A new name each time: what is still mounted may have the last one.
         aside = self.folder / "partial" / f"{key}.dropped.{os.urandom(4).hex()}"
         with suppress(FileNotFoundError):
             (self.folder / "trees" / key).rename(aside)
         for folder in aside.parent.glob(f"{key}.dropped*"):
-            if not Tree(folder).may_be_mounted:  # also what was set aside before this start
+            # What a mount shows stays until the machine starts again: running programs would lose their files.
+            if not Tree(folder).may_be_mounted:
                 discard(folder)
 
     def free_bytes(self) -> int:

@@ -25,8 +25,8 @@ from snapshot.private_folder import put_file, readable_folder
 
 __all__ = ["extract", "provide"]
 
+# A pack that is there would be relied on again, so that saving alone does not mend it.
 _REMEDY = f"remove {ROOT}/packs/{{}} from the store, then save the snapshot again"
-"""A pack that is there would be relied on again, so that saving alone does not mend it."""
 UNIT_BYTES = 8 << 20
 """Raw bytes fetched in one read."""
 _NO_DEVICES = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -54,8 +54,6 @@ def provide(
     progress: Progress = lambda *_: None,
 ) -> Tree | None:
     """Return the tree of a key, extracting it if the node does not have it.
-
-    Processes that ask for the same key at once wait for the one that extracts.
 
     ``fits`` raises if the snapshot was made for another environment, and is asked before the rest.
 
@@ -297,11 +295,9 @@ class _Extraction:
 
 
 class _Raw:
-    """Frames of a unit, inflated; most contents lie in one of them and are not copied again.
+    """Frames of a unit, inflated; most contents lie in one of them and are not copied again."""
 
-    Joined into one piece they would take half as long again: memory that is new is filled twice.
-    """
-
+    # Joined into one piece they would take half as long again: memory that is new is filled twice.
     def __init__(self, offset: int) -> None:
         self._starts: list[int] = []
         self._frames: list[memoryview] = []

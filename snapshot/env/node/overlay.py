@@ -27,8 +27,8 @@ __all__ = [
     "umount",
 ]
 
+# The kernel's own number for its first namespace of processes, PROC_PID_INIT_INO: no call tells it.
 _FIRST_PROCESSES = 0xEFFFFFFC
-"""Number that the kernel gives to its first namespace of processes."""
 _CANNOT = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 )
@@ -54,16 +54,13 @@ def mounts_at(path: str) -> list[Mount]:
 
 
 def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
-    """Return the keys of the snapshots that any process sees mounted, and whether all could be asked.
-
-    Only the first namespace of processes holds those of every container; and only root may
-    look at what others have mounted.
-    """
+    """Return the keys of the snapshots that any process sees mounted, and whether all could be asked."""
     keys, whole = set[str](), False
+    # No other namespace of processes holds those of every container.
     with suppress(OSError):
         whole = (proc / "self" / "ns" / "pid").stat().st_ino == _FIRST_PROCESSES
     for _, mounts in mounts_everywhere(proc):
-        whole = whole and mounts is not None
+        whole = whole and mounts is not None  # of another's process, root alone may look
         keys |= {mount.source.partition(":")[2] for mount in _ours(mounts or [])}
     return keys, whole
 

@@ -133,11 +133,7 @@ def listing_of(entries: Iterable[Entry]) -> Listing:
 
 
 def changed_in(root: str, folder: Folder) -> list[str]:
-    """Return the paths of a folder below ``root`` whose kind, size, mode or time is not what it was when written.
-
-    The kernel walks to the folder once and is asked for each file by its name alone, a third
-    of the cost of asking by whole paths.
-    """
+    """Return the paths of a folder below ``root`` whose kind, size, mode or time is not what it was when written."""
     own, names, entries = folder
     try:
         # Not through a link: what it leads to is not the folder that was written.
@@ -149,6 +145,7 @@ def changed_in(root: str, folder: Folder) -> list[str]:
         found = [] if stat.S_IMODE(os.fstat(file).st_mode) == own.mode else [own.path]
         for name, entry in zip(names, entries, strict=True):
             try:
+                # By its name alone, a third of the cost of a walk by whole paths.
                 seen = os.stat(name, dir_fd=file, follow_symlinks=False)
             except FileNotFoundError:
                 found.append(folder.path_of(name))
@@ -165,10 +162,10 @@ def changed_in(root: str, folder: Folder) -> list[str]:
     return found
 
 
+# Of one file beside a tree, which holds at most the tables of a manifest.
 _LARGEST_BYTES = 2 << 30
-"""Of one file beside a tree, which holds at most the tables of a manifest."""
+# A disk or a file system says so of bytes that it has lost; anything else is no rot.
 _UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
-"""What a disk or a file system says of bytes that it has lost."""
 
 
 def boot_id() -> str:
@@ -307,15 +304,13 @@ class Tree:
         return not (self.folder / "unmarked").exists()
 
     def rotted_file(self, within_s: float) -> str | None:
-        """Compare files picked at random with their digests for a while; return one that is not what it was.
-
-        A disk that gives back other bytes changes neither size nor time.
-        """
+        """Compare files picked at random with their digests for a while; return one that is not what it was."""
         files = [entry for entry in self.manifest.entries if entry.kind is Kind.FILE]
         # Another sample each time, or the same files would be looked at for ever.
         random.shuffle(files)
         until_s = time.monotonic() + within_s
         for entry in files:
+            # By content: a disk that gives back other bytes changes neither size nor time.
             if not _is_as_written(f"{self.layer(entry.target)}/{entry.path}", entry):
                 return entry.path
             if time.monotonic() >= until_s:

@@ -45,13 +45,11 @@ def opened(url: str) -> "Iterator[Repository]":
 
 @contextmanager
 def _standard_output_kept() -> Iterator[None]:
-    """Send to standard error what a client writes while it is loaded: standard output is for a key or JSON.
-
-    A Java machine logs there, past Python, so the descriptor itself is turned.
-    """
+    """Send to standard error what a client writes while it is loaded: standard output is for a key or JSON."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
+        # The descriptor itself: a Java machine logs there, past Python.
         os.dup2(2, 1)
         yield
     finally:

@@ -49,14 +49,14 @@ __all__ = [
 
 ROOT = "omniload-env/1"
 MANIFESTS, PACKS, CONDEMNED = f"{ROOT}/manifests", f"{ROOT}/packs", f"{ROOT}/condemned"
+# Of a manifest, read before its size is relied on; most are shorter.
 _BEGIN_BYTES = 4 << 20
-"""Of a manifest, read before its size is relied on; most are shorter."""
+# An eighth smaller than at 3, for 5 processor seconds more at the one save of a scientific stack.
 _LEVEL = 7
-"""Of zstd: an eighth smaller than at 3, for 5 processor seconds more at the one save of a scientific stack."""
 _THREADS = 8
 """That read manifests."""
+# Looked into for contents that are there already: each costs the reading of a manifest.
 _NEWEST = 16
-"""Snapshots that are looked into for contents that are there already: each costs the reading of a manifest."""
 
 
 class Found(NamedTuple):
@@ -136,9 +136,7 @@ class Repository:
     def publish(self, manifest: Manifest) -> bool:
         """Put a manifest there unless a sound one of its key is; return whether it was put.
 
-        The first one stays, so that every node that starts a job gets the same bytes; but
-        one that is damaged, or whose packs are gone, makes room: saving again mends it. Of
-        two savers that publish in the same instant the last one stays; both are whole.
+        Of two savers that publish in the same instant the last one stays; both are whole.
 
         Raises:
             StateError: It relies on a pack that was condemned meanwhile.
@@ -146,9 +144,9 @@ class Repository:
         try:
             present = self.manifest(manifest.head.key)
         except IntegrityError:
-            present = None
+            present = None  # it makes room, as one whose packs are gone: saving again mends it
         if present is not None and all(map(self._is_whole, present.head.packs, present.frames)):
-            return False
+            return False  # the first stays: every node that starts a job shall get the same bytes
         # As late as can be: the mark may have been set while packs were written.
         if lost := self.listed(CONDEMNED).keys() & set(manifest.head.packs):
             raise StateError(

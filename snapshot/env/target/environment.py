@@ -46,12 +46,7 @@ class Environment:
         return exclusively(self.records.folder / "lock")
 
     def heal(self) -> Record | None:
-        """Finish what a killed restore left, under the lock; return what the environment holds.
-
-        A journal is carried out to its end. Overlays without a record are leftovers of a
-        restore that died between its mounts, and go. A record of mounts that are gone (the
-        container or the machine has started again) goes too.
-        """
+        """Finish what a killed restore left, under the lock; return what the environment holds."""
         journal = self.records.read("journal")
         if journal is not None:
             from snapshot.env.target.moves import carry_out  # noqa: PLC0415 -- rarely needed
@@ -63,11 +58,13 @@ class Environment:
         seen = {path: mounts_at(path) for path in paths}
         mounted = [path for path, mounts in seen.items() if mounts]
         if record is None or record.form != "mount":
+            # Leftovers of a restore that died between its mounts, before their record.
             for path in mounted:
                 umount(path, lazily=True)
             return record
         # Another container may have mounted, and recorded, another snapshot on the same volume.
         ours = all(seen[path][-1].source == mount_source(record.key) for path in mounted)
+        # Or mounts of ours are gone: the container or the machine has started again.
         if not ours or sorted(mounted) != sorted(record.targets):
             self._take_off(paths, lazily=True)
             self.records.remove("record")
@@ -101,16 +98,13 @@ class Environment:
                 umount(path, lazily=lazily)
 
     def document(self, installation: Installation, image: str) -> dict[str, Any]:
-        """Return the key document of an installation into what this environment held before, under the lock.
-
-        After a restore, the base is what was there before it; so the same request gives the
-        same key again. After an installation in place it is that only for the same request,
-        since it cannot be undone for another one.
-        """
+        """Return the key document of an installation into what this environment held before, under the lock."""
         record = self.heal()
         if record is not None:
+            # The base is what was there before a restore, or the same request would get another key.
             before = Base(image, record.base["installed"])
             document = document_of(self.interpreter, self.targets, before, installation)
+            # An installation in place cannot be undone: for another request, what it made is the base.
             if record.form != "command" or key_of(document) == record.key:
                 return document
         now = base_of(image, installed_in(self.targets))

@@ -223,22 +223,21 @@ def staged(listing: Listing, moves: Sequence[Move], targets: Sequence[Target]) -
 
 
 def _stage(tree: Tree, parts: Sequence[Staged], targets: Sequence[Target], *, linked: bool) -> None:
-    """Make the folders of a stage and link or copy the files into them.
-
-    One thread does it: links wait for the kernel's journal, not for each other.
-    """
+    """Make the folders of a stage and link or copy the files into them."""
     for target in targets:
         for name in ("stage", "backup"):
             os.makedirs(f"{target.path}/{OWN_FOLDER}/{name}", exist_ok=True)  # noqa: PTH103
     plain = [stat.S_IMODE(os.stat(f"{t.path}/{OWN_FOLDER}/stage").st_mode) for t in targets]  # noqa: PTH116
     layers = [str(tree.layer(number)) for number in range(len(targets))]
     place = _link if linked else _copy
+    # In one thread: links wait for the kernel's journal, not for each other.
     for part in parts:
         if part.names is None:
             os.mkdir(part.into)  # noqa: PTH102 -- thousands of paths
         if part.folder.names:
             source = f"{layers[part.folder.own.target]}/{part.folder.own.path}"
             place(source, part.into, part.folder.names, part.names or part.folder.names)
+    # The deepest first, when nothing more is written there: modes may forbid it, and times would move.
     for part in reversed(parts):
         if part.names is not None:
             continue

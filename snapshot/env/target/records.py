@@ -13,8 +13,8 @@ from snapshot.env.format.entries import OWN_FOLDER
 __all__ = ["VERSION", "Form", "Move", "Record", "Records"]
 
 VERSION = 1
+# A journal names every path that a restore moves: a million of them.
 _MOST_BYTES = 256 << 20
-"""Of a journal, which names every path that a restore moves: a million of them."""
 Form = Literal["mount", "link", "copy", "command"]
 """How an environment came to hold a snapshot; ``command``: it was installed here."""
 

@@ -32,8 +32,8 @@ _log = get_logger(__name__)
 _VERSION = "omniload block store 1\n"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _COUNTER_DIGITS = 20
+# An eviction leaves room, so that many writes pay for its scan of the folder.
 _EVICT_TO = 0.9
-"""Share of the capacity left by an eviction: a scan of the folder is paid for by many writes."""
 
 
 class BlockStore:
@@ -91,15 +91,12 @@ class BlockStore:
         return self._path(digest).exists()
 
     def put_all(self, blocks: Mapping[str, bytes | memoryview]) -> frozenset[str]:
-        """Keep blocks, which the caller has compared with their digests; return those that are kept.
-
-        The lock is taken once for all of them.
-        """
+        """Keep blocks, which the caller has compared with their digests; return those that are kept."""
         kept: set[str] = set()
         try:
             if not self._prepared:
                 self._prepare()
-            with self._locked() as lock:
+            with self._locked() as lock:  # once for all of them: other processes wait for it
                 for digest, data in blocks.items():
                     if len(data) > self._capacity_bytes:
                         continue

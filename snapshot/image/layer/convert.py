@@ -39,8 +39,8 @@ __all__ = ["CHUNK_BYTES", "Converted", "convert_image", "uncompressed", "write_c
 
 _log = get_logger(__name__)
 
+# Uncompressed: what a read of one byte costs at most.
 CHUNK_BYTES = 256 << 10
-"""Largest frame of a file, uncompressed: what a read of one byte costs at most."""
 _COPY_BYTES = 1 << 20
 _MAX_TAR_BYTES = 1 << 40
 _SKIPPABLE = b"\x50\x2a\x4d\x18"

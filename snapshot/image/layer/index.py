@@ -45,8 +45,8 @@ __all__ = [
 
 MAX_ENTRIES = 2_000_000
 """Entries of one layer."""
+# Holes included: what ext4 can hold.
 MAX_FILE_BYTES = 1 << 44
-"""Bytes of one file, holes included: what ext4 can hold."""
 _MAX_PATH_BYTES = 4095
 _MAX_NAME_BYTES = 255
 _MAX_XATTRS_BYTES = 1 << 20
@@ -158,17 +158,17 @@ def _raw(text: str) -> bytes:
 
 Format = Literal["tar", "gzip", "zstd:chunked"]
 
+# Uncompressed: what one read may cost in memory.
 MAX_BLOCK_BYTES = 64 << 20
-"""Largest block, uncompressed: what one read may cost in memory."""
+# A deflate stream refers back so far and no further.
 WINDOW_BYTES = 32 << 10
-"""What a deflate stream may refer back to."""
 
+# Check and length at the end of a member of gzip, which a decoder of bare deflate leaves to us.
 _TRAILER_BYTES = 8
-"""Check and length at the end of a member of gzip."""
+# Given to a decoder at once: a member that ends early copies the rest of its piece.
 _PIECE_BYTES = 16 << 10
-"""Given to a decoder at once: what a member that ends early copies."""
+# Tools fill up a member with zeroes, as for a tape.
 _ZEROS = re.compile(rb"\0*")
-"""What may fill up a member, as a tape does."""
 
 BLOCK = np.dtype(
     [
@@ -285,10 +285,6 @@ class LayerIndex:
 def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> bytes:
     """Return up to ``size`` bytes of a deflate stream entered in its middle.
 
-    A stored block begins at a byte boundary of the stream that was written, so no byte may
-    move: a shift by the bits of the first byte would move that boundary. The bits that belong
-    to the block before are overwritten with the end of empty blocks, which say nothing.
-
     Args:
         raw: From the byte that holds the first bit.
         bits: How many high bits of the first byte belong to it, 1 to 7; 0 for all eight.
@@ -307,6 +303,8 @@ def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> byt
     decoder = zlib.decompressobj(wbits=-15, zdict=window) if window else zlib.decompressobj(-15)
     out, at, trailer_bytes = bytearray(), 0, _TRAILER_BYTES
     piece = b""
+    # A stored block begins at a byte boundary, which a shift by the bits of the first byte would move. So
+    # those that belong to the block before are overwritten with the end of empty blocks, which say nothing.
     if bits and raw:
         filler = _FILLERS[8 - bits]
         piece = filler[:-1] + bytes((raw[0] >> (8 - bits) << (8 - bits) | filler[-1],))
@@ -327,12 +325,10 @@ def inflate(raw: bytes | memoryview, bits: int, window: bytes, size: int) -> byt
 
 
 def _fillers() -> tuple[bytes, ...]:
-    """Return, for 0 to 7 bits, empty deflate blocks that end after as many bits of a byte.
-
-    An empty block with fixed codes has 10 bits, which reaches every even number. One with
-    dynamic codes and 19 code lengths has 93, which reaches the odd ones.
-    """
+    """Return, for 0 to 7 bits, empty deflate blocks that end after as many bits of a byte."""
+    # With fixed codes an empty block has 10 bits, which reaches every even number.
     fixed, fixed_bits = 0b0000000_01_0, 10
+    # With dynamic codes and 19 code lengths it has 93, which reaches the odd ones.
     # Codes of one bit for code lengths 1 and 18: 256 literals have none, "end of block" and
     # one distance have a code of one bit, and the block is its end.
     dynamic, dynamic_bits = 0x35FFC10000000000081E004, 93

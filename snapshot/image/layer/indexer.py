@@ -55,8 +55,8 @@ _log = get_logger(__name__)
 
 TAR_BLOCK_BYTES = 1 << 20
 """Block of a layer that is not compressed."""
+# Uncompressed, between two places: what a small read costs, against 2 to 3 % of index.
 SPAN_BYTES = 1 << 20
-"""Least bytes between two places, uncompressed: what a small read costs, against 2 to 3 % of index."""
 MAX_STREAM_BYTES = 1 << 40
 _HEAD = struct.Struct("<5sBBQQIII")
 _POINT = struct.Struct("<QQBB")
@@ -83,11 +83,10 @@ def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[Lay
 def check_diff_id(index: LayerIndex, diff_id: str) -> None:
     """Check that a layer is, uncompressed, what the configuration says, where its index knows.
 
-    A table of contents does not hold the digest of the tar; there the manifest must do.
-
     Raises:
         IntegrityError: It is something else.
     """
+    # A table of contents does not hold the digest of the tar; there the manifest must do.
     if index.diff_id and index.diff_id != diff_id:
         raise IntegrityError(
             f"layer {index.blob_digest}: uncompressed it is {index.diff_id}, the configuration "

@@ -18,8 +18,8 @@ from snapshot.image.layer.index import MAX_ENTRIES, Entry, Extent, Kind, check_e
 
 __all__ = ["ByteSource", "ForwardStream", "read_table"]
 
+# The parser reads an extension header at once, whatever size it says.
 MAX_HEADER_BYTES = 8 << 20
-"""Largest extension header, and so the longest single read of the parser."""
 _SKIP_BYTES = 1 << 20
 _XATTR = "SCHILY.xattr."
 _TIME = re.compile(r"-?[0-9]{1,10}(\.[0-9]{0,30})?\Z")
@@ -98,11 +98,7 @@ class ForwardStream:
         self._at -= len(self.last)
 
     def seek(self, offset: int) -> int:
-        """Skip to ``offset``, or to the end; of a last block, zeroes may be missing.
-
-        Some tools end a layer with the last byte of its last file, without what fills up
-        its block; ``data_end`` still shows whether that file is whole.
-        """
+        """Skip to ``offset``, or to the end; of a last block, zeroes may be missing."""
         if offset < self._at:
             raise IntegrityError(
                 f"layer {self._layer}: an entry at {self._at} leads back to {offset}; the layer "
@@ -112,6 +108,8 @@ class ForwardStream:
             part = self._source.read(min(_SKIP_BYTES, offset - self._at))
             if not part:
                 self.data_end = self._at
+                # Some tools end a layer with the last byte of its last file, without what fills up its
+                # block; ``data_end`` still shows whether that file is whole.
                 if offset - self._at < tarfile.BLOCKSIZE:
                     self._at = offset
                 break

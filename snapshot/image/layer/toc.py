@@ -49,8 +49,8 @@ __all__ = [
 
 POSITION = "io.github.containers.zstd-chunked.manifest-position"
 CHECKSUM = "io.github.containers.zstd-chunked.manifest-checksum"
+# Debian 12's tools still write the annotations under their first names.
 _OLD = ("io.github.containers.", "io.containers.")
-"""Debian 12's tools still write the annotations under their first names."""
 MAX_TOC_BYTES = 256 << 20
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")

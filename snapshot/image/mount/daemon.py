@@ -66,8 +66,8 @@ _log = get_logger(__name__)
 AUTO = "auto"
 """As a trace or record: the file for this image and command among the traces."""
 _PLACES = {"cache", "traces", "trace", "record", "peer_token_file"}
+# Of a library mapped and used here and there, more is mostly for nothing.
 READ_AHEAD_BYTES = 512 << 10
-"""Of the kernel, by default: of a library mapped and used here and there, more is mostly for nothing."""
 
 
 class NodeMount(StrictModel):
@@ -164,8 +164,8 @@ class _Serving:
         self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
         self._tree = merge([index.entries for index in self._indexes])
         self._hot = Outstanding()
+        # Compressed, as what is fetched is counted: the two are shares of one sum.
         self._here_bytes = 0
-        """Of hot blocks that need not be fetched, compressed, as what is fetched is counted."""
         disk = BlockStore(cache / "blocks", settings.disk)
         registry = RegistryTier(store)
         self._peers = PeerNode(settings.sharing, registry, disk, self._indexes)

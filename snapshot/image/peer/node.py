@@ -146,9 +146,7 @@ class PeerNode:
 class BlockShare:
     """Looks for blocks, and has absent ones fetched through the node's own tiers.
 
-    A fetch begins at once or not at all: were it queued, nodes that wait for each other's
-    threads could wait for ever. Each tier is a ``SharedTier``, so that what a reader of this node
-    is already waiting for is not asked for again.
+    Each is a ``SharedTier``: what a reader of this node waits for already is not asked for again.
     """
 
     def __init__(
@@ -186,6 +184,7 @@ class BlockShare:
             and index.digest(number) == digest
             and not self.held.has(digest)
         ]
+        # At once or not at all: were it queued, nodes that wait for each other's threads could wait for ever.
         if not numbers or not self._free.acquire(blocking=False):
             return None
         try:

@@ -54,8 +54,8 @@ class PeerPatience:
     """How long peers are waited for."""
 
     connect_s: float = 1.0
+    # A peer that waits says so every second: one without a byte for so long is gone.
     silent_s: float = 4.0
-    """Without a byte: the peer is gone. It says every second that it is there."""
     total_s: float = 20.0
     """From the first request for a region to the last byte, over all peers."""
     tries: int = 3
@@ -249,15 +249,13 @@ class PeerTier(BlockTier):
 
 
 class HeldBlocks:
-    """Blocks that a node has: the last that came, and those on its disk.
-
-    The few in memory bridge the time until a block is on disk, and a disk that is full.
-    """
+    """Blocks that a node has: the last that came, and those on its disk."""
 
     def __init__(self, disk: BlockStore | None, recent_bytes: int = 64 << 20) -> None:
         self._disk = disk
+        # For the time until a block is on disk, and for a disk that is full.
+        # Looked at by ``peek`` alone: the first that came goes first, as it is on the disk first.
         self.recent: Lru[str, bytes] = Lru(recent_bytes)
-        """By digest, compared with it. Looked at by ``peek`` alone: the first that came goes first."""
 
     def get(self, digest: str) -> bytes | None:
         """Return a block that is here and right, or None."""
@@ -279,10 +277,7 @@ class HeldBlocks:
 class SharedTier(BlockTier):
     """A tier that is asked for a block once, however many want it at that time.
 
-    The second caller waits for the first, and counts no bytes as moved. No caller waits for
-    another before its own requests have an answer, so no two of a node can wait for each other.
-    And no two nodes, where the tier waits for other nodes: blocks are taken on region by region,
-    since waits have an order in each region and none over all of them.
+    The second caller waits for the first, and counts no bytes as moved.
 
     Args:
         tier: Asked for what nobody is asking it for.
@@ -302,6 +297,7 @@ class SharedTier(BlockTier):
             return self._fetch(index, blocks)
         found: dict[str, bytes] = {}
         moved = 0
+        # One after the other: waits for other nodes have an order in each region and none over all of them.
         for _, refs in regions(blocks):
             came, size = self._fetch(index, refs)
             found |= came
@@ -317,6 +313,7 @@ class SharedTier(BlockTier):
         )
         came, moved = self._fetch_and_resolve(index, blocks, set(mine))
         found |= came
+        # Last: a caller that waited before its own requests had an answer could wait for one that waits for it.
         for digest, flight in joined.items():
             if (data := came.get(digest) or flight.result()) is not None:
                 found[digest] = data

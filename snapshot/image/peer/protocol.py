@@ -70,8 +70,8 @@ __all__ = [
     "runs",
 ]
 
+# Of the blob: a node hands on nothing of a region before it has all it asked for, so small ones spread the work.
 REGION_BYTES = 1 << 20
-"""Size of a region, in bytes of the blob: a node hands on nothing of a region before it has all it asked for."""
 
 
 def region_of(ref: BlockRef) -> str:

@@ -2,10 +2,6 @@
 
 In a folder with ``image``, ``upper``, ``work`` and ``root`` it makes new mount and process
 namespaces, an overlay at ``root``, and becomes the command there.
-
-``unshare --fork`` of util-linux 2.38 would lose the exit code of a command that was
-signalled. The variables of the image are for the command alone: given to a program of this
-machine, ``LD_PRELOAD`` would have it load code of the image before it is inside.
 """
 
 import os
@@ -40,8 +36,8 @@ _TAKEN = ("proc", "dev", "sys")
 # CLONE_NEWNS and CLONE_NEWPID of linux/sched.h.
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# Ignored by Python, and so by what it becomes, unless they are put back.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Ignored by Python, and so by what it becomes, unless they are put back."""
 _MOUNTS = (
     # Nothing leaks out; yet what the machine unmounts is no longer held here, where it is shared.
     ("none", "/", "", MS_REC | MS_SLAVE, ""),
@@ -160,6 +156,7 @@ def enter(status: int, start: Start, ids: tuple[int, int]) -> int:
 
     ``status`` gets the number of the command's process, then ``done``, or what went wrong.
     """
+    # Not by ``unshare --fork`` of util-linux: 2.38 loses the exit code of a command that was signalled.
     try:
         calls.unshare(_NEW_MOUNTS | _NEW_PROCESSES)
     except OSError as error:
@@ -216,6 +213,7 @@ def _become(start: Start, ids: tuple[int, int]) -> None:
         os.setgroups([])  # groups first: a user who is not root may change none
         os.setgid(ids[1])
         os.setuid(ids[0])
+        # Its variables from here on only: LD_PRELOAD would have a program of this machine load code of the image.
         os.execvpe(words[0], words, variables)  # noqa: S606 -- what was asked for
     except FileNotFoundError as error:
         code, problem = 127, str(error.strerror)

@@ -340,10 +340,7 @@ def start_forked(
 
 
 def fork(child: Callable[[], int]) -> ForkedProcess:
-    """Fork; the child carries out ``child`` and ends with the code it returns, doing nothing else.
-
-    It does not run what this process would at its end: exit handlers, ``finally`` of callers.
-    """
+    """Fork; the child carries out ``child`` and ends with the code it returns, doing nothing else."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # a process may be started without
         stream.flush()  # or the child would write it again
     pid = os.fork()
@@ -357,12 +354,13 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
     finally:
         try:
             for stream in filter(None, (sys.stdout, sys.stderr)):
-                with suppress(
-                    OSError, ValueError
-                ):  # a full disk, a pipe that nobody reads any more
+                # A full disk, a pipe that nobody reads any more.
+                with suppress(OSError, ValueError):
                     stream.flush()
         finally:
-            os._exit(code)  # whatever comes up, such as the error of a signal
+            # Whatever comes up, such as the error of a signal; exit handlers, and ``finally`` of callers,
+            # are the parent's to run.
+            os._exit(code)
 
 
 def _be_daemon(

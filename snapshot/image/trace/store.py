@@ -39,8 +39,8 @@ from snapshot.private_folder import private_folder
 __all__ = ["Recording", "TraceStore", "check_record", "merge_into"]
 
 _log = get_logger(__name__)
+# The first line holds the words of a command, which may be long.
 _HEAD_BYTES = 1 << 20
-"""Of a trace: its first line holds the words of a command."""
 
 
 class TraceStore:
@@ -143,8 +143,7 @@ def _bytes_of(path: Path) -> bytes:
 class Recording:
     """Remembers what is read, in order, and keeps it once: when the window ends, or at the unmount if that is sooner.
 
-    A job that runs for days and is then killed has left its trace long before. Times of reads count
-    from the making of this; ``keep`` is called with the trace of the start.
+    Times of reads count from the making of this; ``keep`` is called with the trace of the start.
     """
 
     def __init__(
@@ -167,6 +166,7 @@ class Recording:
 
     def start(self) -> None:
         """Keep what there is when the window has passed."""
+        # Not at the unmount alone: a job that runs for days may be killed.
         # A longer wait is an error in the thread of the timer, where nobody would see it.
         self._timer = threading.Timer(min(self._window_s, threading.TIMEOUT_MAX), self.finish)
         self._timer.name, self._timer.daemon = "omniload-record", True

@@ -46,8 +46,8 @@ __all__ = [
 VERSION = 1
 _KEY = "omniload_trace"
 _MAX_LINES = 4_000_000
+# Of the most lines, at the usual length of a path.
 MAX_TRACE_BYTES = 1 << 30
-"""Largest file of a trace: its most lines at the usual length of a path."""
 _MAX_OFFSET = 1 << 44
 
 
@@ -165,17 +165,16 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
 def hot_blocks(trace: Trace, tree: Tree, indexes: Sequence[LayerIndex]) -> tuple[BlockRef, ...]:
     """Return the blocks that hold what a trace touched, each once, in the order of first touch.
 
-    Files that the trace names and the image lacks are passed over: it is a hint. What fewer than a
-    quarter of the starts touched is left out: one of many may have searched through all files,
-    which would be hot for ever.
+    What fewer than a quarter of the starts touched is left out, and files that the image lacks.
     """
+    # One start of many may have searched through all files, which would be hot for ever.
     least_runs = -(-trace.runs // 4)
     refs: dict[str, BlockRef] = {}
     for touch in trace.touches:
         if touch.runs < least_runs:
             continue
         if (node := tree.lookup(touch.path)) is None:
-            continue
+            continue  # it is a hint, and may be of another image
         index = indexes[node.layer]
         for ref in block_refs(index, _blocks_of(node, touch, index)):
             refs.setdefault(ref.digest, ref)
@@ -258,8 +257,8 @@ def _touch(value: Mapping[str, Any], name: str, number: int) -> Touch:
     return Touch(at_ms, path, offset, size, max(runs, 1))
 
 
+# The trace of each one more is read before a start.
 _MOST_COMMANDS = 8
-"""Of which traces are united: each one more is read before a start."""
 
 
 def command_key(command: Sequence[str]) -> str:
@@ -270,12 +269,11 @@ def command_key(command: Sequence[str]) -> str:
 def nearest(commands: Sequence[Sequence[str]], wanted: Sequence[str]) -> int | None:
     """Return which command starts most like another one.
 
-    A job that goes on from another step is the same start with another argument.
-
     Returns:
         Place of the one that shares the most leading words, at least the first; of equals the
         shortest, then the first. None where no first word is shared.
     """
+    # By leading words: a job that goes on from another step differs in one of the last.
     shared = [_num_shared(command, wanted) for command in commands]
     places = [place for place, num in enumerate(shared) if num]
     return min(places, key=lambda p: (-shared[p], len(commands[p]), p), default=None)
@@ -283,8 +281,6 @@ def nearest(commands: Sequence[Sequence[str]], wanted: Sequence[str]) -> int | N
 
 def most_run(runs: Sequence[int]) -> tuple[int, ...]:
     """Return which commands make up three quarters of the starts of an image.
-
-    What is started is then like one of these, more likely than not, where nobody says what it is.
 
     Args:
         runs: Starts of each command.
@@ -295,6 +291,7 @@ def most_run(runs: Sequence[int]) -> tuple[int, ...]:
     order = sorted(range(len(runs)), key=lambda place: (-runs[place], place))
     found, started = [], 0
     for place in order[:_MOST_COMMANDS]:
+        # What is started is then like one of these, more likely than not, where nobody says what it is.
         if 4 * started >= 3 * sum(runs):
             break
         found.append(place)

@@ -39,8 +39,8 @@ __all__ = ["OPAQUE", "OPAQUE_ATTRIBUTE", "WHITEOUT", "layer_tree", "merge"]
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
+# As many as the kernel follows in one path.
 _MAX_LINKS = 40
-"""Symbolic links that are followed in one path, as the kernel does."""
 # A path of 4095 bytes has no more parts.
 _MAX_DEPTH = 2048
 
@@ -234,12 +234,7 @@ def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
 
     Returns:
         Its tree; data lies in layer 0 of it. Laid over the trees of the layers below it, it
-        gives what ``merge`` gives. A directory that the layer puts something in, but does not
-        itself describe, has the attributes that lower layers give it: an overlay shows those
-        of the uppermost, and a bare one would take, say, the sticky bit from ``tmp``.
-
-        Attributes of overlayfs that the layer itself brings are left out: they could have the
-        kernel look elsewhere than the layers say.
+        gives what ``merge`` gives.
 
     Raises:
         IntegrityError: The layer cannot be laid out by itself: it has a hard link to a file of
@@ -251,6 +246,8 @@ def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
         return merge([parts.added])
     below = merge(layers[:number])
     marks = parts.marks(below)
+    # With the attributes that lower layers give them: an overlay shows those of the uppermost, and a bare
+    # directory would take, say, the sticky bit from ``tmp``.
     known = ((path, _at(below, path)) for path in undescribed if not marks.hides(path))
     described = [replace(entry, path=path) for path, entry in known if entry is not None]
     deleted = [Entry(path=path, kind="character", device=(0, 0)) for path in sorted(marks.deleted)]
@@ -349,5 +346,6 @@ def _at(tree: Tree, path: str) -> Entry | None:
 
 
 def _without_marks(entry: Entry) -> Entry:
+    # They could have the kernel look elsewhere than the layers say.
     xattrs = tuple(pair for pair in entry.xattrs if not pair[0].startswith(_OVERLAY))
     return entry if xattrs == entry.xattrs else replace(entry, xattrs=xattrs)

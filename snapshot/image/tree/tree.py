@@ -7,8 +7,8 @@ from snapshot.image.layer.index import Entry
 
 __all__ = ["ROOT", "Node", "Tree"]
 
+# Every kernel expects it of a root.
 ROOT = 1
-"""Number of the root, as every kernel expects it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from snapshot.image.tree.tree import Node, Tree
 
 __all__ = ["ImageView"]
 
+# What never changes need not be asked again while a job starts; a day is as good as for ever.
 FOREVER_S = 86400.0
-"""How long the kernel may keep what never changes."""
 BLOCK_BYTES = 4096
 _TYPE_OF = {
     "file": stat_bits.S_IFREG,
