@@ -1,17 +1,41 @@
-"""Tables of a mix that several verbs show, and how many sources a table lists."""
+"""Tables of a mix: its shares, which several verbs show, and what ``omniload mix stats`` found in its documents."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from omniload.commands.display import Cell, bar, colour_of, table
+from omniload.base.state import Json, JsonObject
+from omniload.base.units import format_count
+from omniload.commands.display import Cell, bar, colour_of, say, table
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
+from omniload.source.survey.documents import LengthHistogram
+from omniload.source.survey.duplicates import Duplicates
 
-__all__ = ["MOST_ROWS", "bounded", "shares_at", "shares_table"]
+__all__ = [
+    "MOST_ROWS",
+    "Rate",
+    "SourceStats",
+    "Stats",
+    "bounded",
+    "print_stats",
+    "shares_at",
+    "shares_table",
+    "stats_json",
+]
 
 _BAR_WIDTH = 8
 MOST_ROWS = 64
 """Sources that a table lists; laying out a thousand takes longer than finding them, and nobody reads them."""
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+_PAIRS_SHOWN = 10
+_MUCH_REPEATED = 0.01
+# Beyond about four epochs repeated data help less and less: Muennighoff et al., 2023.
+_MOST_EPOCHS = 4
 
 
 def shares_table(mix: MixConfig) -> Table:
@@ -47,3 +71,186 @@ def shares_at(mix: MixConfig, step: int) -> dict[str, float]:
 
 def _share_cell(share: float, source: int) -> Text:
     return Text.assemble(f"{share:7.2%} ", (bar(share, _BAR_WIDTH), colour_of(source)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStats:
+    """What was found of a source."""
+
+    name: str
+    records: int
+    """Records, counted: an epoch."""
+    looked_at: int
+    """Documents that the rest speaks of."""
+    bad: int
+    """Of these, records that could not be decoded."""
+    lengths: LengthHistogram
+    epoch_tokens: int
+    """Tokens that an epoch trains on; exact where every document was looked at."""
+    steps_per_epoch: int | None
+    """After so many steps every record was drawn once; ``None`` for never."""
+    epochs: float
+    """Times that the run goes through it."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every document was looked at."""
+        return self.looked_at == self.records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """What a short run of the data plane gave, in one process and without a trainer."""
+
+    tokens_per_s: float
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What is known of a mix before it is trained on."""
+
+    level: str
+    steps: int
+    """Steps of the run that ``epochs`` are of."""
+    tokens_per_step: float
+    sources: Sequence[SourceStats]
+    duplicates: Duplicates
+    rate: Rate | None
+
+
+def stats_json(stats: Stats) -> JsonObject:
+    """Return it as plain JSON."""
+    names = [source.name for source in stats.sources]
+    found = stats.duplicates
+    sources: list[Json] = [
+        {
+            "name": source.name,
+            "records": source.records,
+            "looked_at": source.looked_at,
+            "bad": source.bad,
+            "empty": source.lengths.empty,
+            "tokens_per_record": source.lengths.mean,
+            "length": {
+                "p50": source.lengths.quantile(0.5),
+                "p90": source.lengths.quantile(0.9),
+                "p99": source.lengths.quantile(0.99),
+                "longest": source.lengths.longest,
+                "by_doubling": list(source.lengths.by_doubling()),
+            },
+            "epoch_tokens": source.epoch_tokens,
+            "steps_per_epoch": source.steps_per_epoch,
+            "epochs": source.epochs,
+            "hashed": int(found.documents_S[s]),
+            "repeated": int(found.repeated_S[s]),
+            "elsewhere": int(found.elsewhere_S[s]),
+        }
+        for s, source in enumerate(stats.sources)
+    ]
+    pairs: list[Json] = [[names[one], names[other], count] for one, other, count in found.pairs]
+    return {
+        "steps": stats.steps,
+        "tokens_per_step": stats.tokens_per_step,
+        "sources": sources,
+        "one_hash_in": found.one_in,
+        "pairs": pairs,
+        "measured": None if stats.rate is None else asdict(stats.rate),
+    }
+
+
+def print_stats(console: Console, file: Path, stats: Stats) -> None:
+    """Print lengths, then repetition, then what a user should know."""
+    most = max(len(source.lengths.by_doubling()) for source in stats.sources)
+    columns = [("source", False), ("records", True), ("looked at", True), ("tokens each", True)]
+    columns += [(heading, True) for heading in ("p50", "p99", "longest")]
+    columns += [(f"1 to {(1 << most) - 1:,} tokens", False)]
+    rows: list[list[Cell]] = [
+        [
+            Text(source.name, colour_of(s)),
+            f"{source.records:,}",
+            "all" if source.is_exact else f"{source.looked_at:,}",
+            f"{source.lengths.mean:,.1f}",
+            f"{source.lengths.quantile(0.5):,}",
+            f"{source.lengths.quantile(0.99):,}",
+            f"{source.lengths.longest:,}",
+            Text(_heights(source.lengths.by_doubling(), most), colour_of(s)),
+        ]
+        for s, source in enumerate(stats.sources[:MOST_ROWS])
+    ]
+    rows = bounded(rows, len(stats.sources))
+    console.print(table("lengths of documents; a bar for each doubling", columns, rows))
+    console.print(_repetition(stats))
+    for line in _sentences(file, stats):
+        say(console, line)
+    for warning in _warnings(stats):
+        say(console, f"warning: {warning}", "yellow")
+
+
+def _heights(counts: Sequence[int], width: int) -> str:
+    highest = max(counts, default=1) or 1
+    # Rounded up: what is there shows, be it one document of millions.
+    drawn = (_HEIGHTS[-(-count * 8 // highest)] for count in counts)
+    return "".join(drawn).ljust(width)
+
+
+def _repetition(stats: Stats) -> object:
+    columns = [("source", False), ("tokens an epoch", True), ("steps an epoch", True)]
+    columns += [(f"epochs in {stats.steps:,} steps", True)]
+    columns += [("repeated within", True), ("in other sources", True)]
+    found = stats.duplicates
+    rows: list[list[Cell]] = [
+        [
+            Text(source.name, colour_of(s)),
+            ("" if source.is_exact else "about ") + format_count(source.epoch_tokens),
+            "never" if source.steps_per_epoch is None else f"{source.steps_per_epoch:,}",
+            f"{source.epochs:.2f}",
+            _part(int(found.repeated_S[s]), int(found.documents_S[s])),
+            _part(int(found.elsewhere_S[s]), int(found.documents_S[s])),
+        ]
+        for s, source in enumerate(stats.sources[:MOST_ROWS])
+    ]
+    return table("repetition", columns, bounded(rows, len(stats.sources)))
+
+
+def _part(count: int, of: int) -> str:
+    return f"{count:,} ({count / max(of, 1):.2%})" if count else "0"
+
+
+def _sentences(file: Path, stats: Stats) -> Iterator[str]:
+    if any(not source.is_exact for source in stats.sources):
+        yield (
+            "documents that are there twice are sought among those looked at: of all documents more are; "
+            "--all looks at every one"
+        )
+    if stats.duplicates.one_in > 1:
+        yield f"of the hashes of documents one in {stats.duplicates.one_in} was compared, which bounds memory"
+    if stats.rate is None:
+        yield f"{file}: tokens per second were not measured"
+    else:
+        yield (
+            f"{file}: {format_count(stats.rate.tokens_per_s)} tokens/s, measured in a run of {stats.rate.steps} steps "
+            f"and {stats.rate.seconds:.1f} s, in one process without a trainer, on this machine as it is now"
+        )
+
+
+def _warnings(stats: Stats) -> Iterator[str]:
+    found, names = stats.duplicates, [source.name for source in stats.sources]
+    for s, source in enumerate(stats.sources):
+        if found.repeated_S[s] > _MUCH_REPEATED * max(int(found.documents_S[s]), 1):
+            yield (
+                f"{int(found.repeated_S[s]):,} of {int(found.documents_S[s]):,} documents of {source.name} equal an "
+                "earlier one; leave them out, or they are trained on more often than its epochs say"
+            )
+        if source.bad:
+            yield (
+                f"{source.bad:,} records of {source.name} cannot be decoded; mend them, or leave them out with "
+                "on_error: {policy: skip}"
+            )
+        if source.epochs > _MOST_EPOCHS:
+            yield (
+                f"{source.name} is gone through {source.epochs:.1f} times, more than {_MOST_EPOCHS}; "
+                "lower its weight, add data or train for fewer steps"
+            )
+    for one, other, count in found.pairs[:_PAIRS_SHOWN]:
+        yield f"{names[one]} and {names[other]} have {count:,} documents in common"

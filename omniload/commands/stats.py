@@ -16,9 +16,9 @@ from omniload.base.cli import FiniteRange
 from omniload.base.errors import ConfigError
 from omniload.client import Client
 from omniload.commands.display import emit_json, output, progress
+from omniload.commands.mix_tables import Rate, SourceStats, Stats, print_stats, stats_json
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, json_option, mix_argument
-from omniload.commands.stats_tables import Rate, SourceStats, Stats, print_stats, stats_json
 from omniload.mix.config import MixConfig
 from omniload.plan.forecast import SourceSizes, forecast, steps_per_epoch
 from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on

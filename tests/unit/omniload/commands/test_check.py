@@ -1,4 +1,4 @@
-"""What a check refuses or doubts, each with its line; tables of a mix of a thousand sources stay readable."""
+"""What a check refuses or doubts, each with its line."""
 
 import io
 import json
@@ -11,26 +11,12 @@ from click.testing import CliRunner
 from omniload.base.errors import ConfigError
 from omniload.commands.bench import bench
 from omniload.commands.check import check
-from omniload.commands.display import output
-from omniload.commands.mix_tables import shares_table
 from omniload.commands.plan import plan
 from omniload.plan.forecast import SourceSizes, warnings_of_a_step
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
 
 DRAWN = png_of(ramp(8, 8), "JPEG")
-
-
-@pytest.mark.parametrize(
-    ("sources", "rows", "last"), [(64, 64, "s063"), (1000, 65, "and 936 more: --json")]
-)
-def test_a_long_table_says_how_much_it_leaves_out(sources, rows, last, capsys):
-    shares = shares_table(a_mix(sources=[f"s{i:03}" for i in range(sources)]))
-
-    output().print(shares)
-
-    assert shares.row_count == rows
-    assert last in capsys.readouterr().out
 
 
 MIX = """\

@@ -1,0 +1,58 @@
+"""Tables of a mix of a thousand sources stay readable."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omniload.commands.display import output
+from omniload.commands.mix_tables import SourceStats, Stats, print_stats, shares_table
+from omniload.source.survey.documents import LengthHistogram
+from omniload.source.survey.duplicates import Duplicates
+from tests.support.plane.builders import a_mix
+
+
+@pytest.mark.parametrize(
+    ("sources", "rows", "last"), [(64, 64, "s063"), (1000, 65, "and 936 more: --json")]
+)
+def test_a_long_table_says_how_much_it_leaves_out(sources, rows, last, capsys):
+    shares = shares_table(a_mix(sources=[f"s{i:03}" for i in range(sources)]))
+
+    output().print(shares)
+
+    assert shares.row_count == rows
+    assert last in capsys.readouterr().out
+
+
+def stats_of(num_sources):
+    """What stats find of so many sources of 10 documents of 8 tokens each."""
+    lengths = LengthHistogram()
+    lengths.add(np.full(10, 8))
+    source = {"records": 10, "looked_at": 10, "bad": 0, "lengths": lengths, "epoch_tokens": 80}
+    source |= {"steps_per_epoch": 1, "epochs": 1.0}
+    none_S = np.zeros(num_sources, np.int64)
+    return Stats(
+        level="token",
+        steps=1,
+        tokens_per_step=80.0,
+        sources=[SourceStats(name=f"s{i:03}", **source) for i in range(num_sources)],
+        duplicates=Duplicates(
+            one_in=1, documents_S=none_S + 10, repeated_S=none_S, elsewhere_S=none_S, pairs=()
+        ),
+        rate=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("sources", "more"), [(64, ""), (65, "and 1 more: --json"), (1000, "and 936 more: --json")]
+)
+def test_stats_list_as_many_sources_in_either_table_and_say_how_many_more_there_are(
+    sources, more, capsys
+):
+    print_stats(output(), Path("mix.yaml"), stats_of(sources))
+
+    printed = capsys.readouterr().out
+    assert printed.count("s063") == 2
+    assert printed.count("s064") == 0
+    assert printed.count("more: --json") == (2 if more else 0)
+    assert more in printed
