@@ -23,7 +23,7 @@ from trainer_integration.loader.resuming.loader_state import LoaderState
 from trainer_integration.loader.resuming.progress import Progress, check
 from trainer_integration.loader.resuming.torchdata_states import from_torchdata, is_of_torchdata
 from trainer_integration.loader.samplers import Anatomy, shape_of
-from trainer_integration.loader.shared.iterator import Share
+from trainer_integration.loader.shared.group import Share
 from trainer_integration.loader.ways import Ways
 
 __all__ = ["DataLoader", "Mix", "MixBatches", "as_it_is", "is_mix", "open_batches", "refuse_loader"]

@@ -25,7 +25,8 @@ from trainer_integration.loader.iterators import (
     sealing,
 )
 from trainer_integration.loader.samples import Carried
-from trainer_integration.loader.shared.iterator import Share, Shared
+from trainer_integration.loader.shared.group import Share
+from trainer_integration.loader.shared.iterator import Shared
 from trainer_integration.loader.threads import ManyThreads
 
 __all__ = ["Replacing", "Ways"]

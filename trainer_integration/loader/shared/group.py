@@ -1,12 +1,13 @@
-"""How the ranks of a machine find each other's workers: by a name of the kernel's, where the first starts the server.
+"""A loader's part in the workers that ranks of a machine share, and how these find each other: by a name of the kernel.
 
-The name is in the abstract namespace of Unix sockets: nothing lies on a disk, nothing is left, and
-it is one machine's (one network namespace's) alone. Who listens and who asks is checked by the
-user that the kernel notes for both.
+The first rank starts the server there. The name is in the abstract namespace of Unix sockets:
+nothing lies on a disk, nothing is left, and it is one machine's (one network namespace's) alone.
+Who listens and who asks is checked by the user that the kernel notes for both.
 """
 
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import secrets
@@ -16,17 +17,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import multiprocessing
+from typing_extensions import override
 
 from omniload.actors.claim import launch_of
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.linux.parent_watch import has_ended
 from trainer_integration.loader.shared.frames import user_of
-from trainer_integration.loader.shared.server import Setup, serve
+from trainer_integration.loader.shared.iterator import Client
+from trainer_integration.loader.shared.server import START_S, Setup, serve
+from trainer_integration.loader.shared.worker import Work
 
-__all__ = ["START_S", "address_of", "connected"]
+__all__ = ["Share", "address_of"]
 
-START_S = 600.0
-"""For a server to start: its dataset is made in that time."""
+_made = itertools.count()
+"""Loaders of this process that share: ranks that make them in the same order need no names."""
 _AGAIN_S = 0.02
 _log = logging.getLogger(__name__)
 
@@ -41,7 +45,73 @@ def address_of(name: str, environment: Mapping[str, str] = os.environ) -> str:
     return f"\0omniload-loader-{digest}"
 
 
-def connected(address: str, setup: Setup, context: Any) -> socket.socket:
+class Share:
+    """A loader's part in the group of its machine. The group is joined with the first batch asked for."""
+
+    def __init__(self, name: str | bool, ranks: int) -> None:
+        """Name the group.
+
+        Args:
+            name: ``True`` for the order in which loaders are made.
+            ranks: Ranks of this machine; the group has workers for each.
+        """
+        self.address = address_of(name if isinstance(name, str) else f"loader {next(_made)}")
+        self.epochs = itertools.count()
+        self._ranks = ranks
+        self._client: Client | None = None
+
+    def joined(self, loader: Any, seed: int) -> Client:
+        """Return this rank's place in the group."""
+        if self._client is None or not self._client.is_open:
+            setup = self._setup(loader, seed)
+            context = loader.multiprocessing_context or multiprocessing.get_context()
+            self._client = Client(
+                lambda: _connected(self.address, setup, context), setup.fingerprint
+            )
+        return self._client
+
+    @property
+    def server_pid(self) -> int | None:
+        """The group's server; ``None`` outside of the group."""
+        return None if self._client is None else self._client.server
+
+    def _setup(self, loader: Any, seed: int) -> Setup:
+        work = Work(
+            dataset=loader.dataset,
+            kind=loader._dataset_kind,
+            auto_collation=loader._auto_collation,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+            seed=seed,
+            worker_init_fn=loader.worker_init_fn,
+            workers=loader.num_workers * self._ranks,
+            ahead=loader.prefetch_factor * loader.num_workers,
+            ranks=self._ranks,
+        )
+        collate = loader.collate_fn
+        # By names and numbers: functions of two processes cannot be compared.
+        fingerprint = {
+            "dataset": type(loader.dataset).__qualname__,
+            "samples": len(loader.dataset),
+            "collate_fn": getattr(collate, "__qualname__", type(collate).__qualname__),
+            "num_workers": loader.num_workers,
+            "prefetch_factor": loader.prefetch_factor,
+        }
+        return Setup(work=work, fingerprint=fingerprint)
+
+    def close(self) -> None:
+        """Leave the group; its last rank ends it."""
+        if self._client is not None:
+            self._client.close()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        raise ConfigError(
+            "a loader with share=True belongs to its process and cannot be sent to another"
+        )
+
+
+def _connected(address: str, setup: Setup, context: Any) -> socket.socket:
     """Connect to the group's server, which is started where there is none.
 
     Raises:

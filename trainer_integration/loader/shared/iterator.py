@@ -15,20 +15,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from torch import multiprocessing
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from typing_extensions import override
 
-from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
+from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from trainer_integration.loader.iterators import Noting, Settings, WorkerTimeoutError
 from trainer_integration.loader.shared.frames import Frame, Kind, Wire
-from trainer_integration.loader.shared.group import START_S, address_of, connected
 from trainer_integration.loader.shared.room import Holds, RanksRoom
-from trainer_integration.loader.shared.server import VERSION, Setup
-from trainer_integration.loader.shared.worker import EPOCH, Work
+from trainer_integration.loader.shared.server import START_S, VERSION
+from trainer_integration.loader.shared.worker import EPOCH
 
-__all__ = ["Client", "Share", "Shared"]
+__all__ = ["Client", "Shared"]
 
 _log = logging.getLogger(__name__)
 _TIMES = 3
@@ -36,8 +34,6 @@ _TIMES = 3
 _TELL_S = 60.0
 _CLOSED = "the loader was closed: iterate it again"
 _CLIENTS: "weakref.WeakSet[Client]" = weakref.WeakSet()
-_made = itertools.count()
-"""Loaders of this process that share: ranks that make them in the same order need no names."""
 
 
 class _Ready(NamedTuple):
@@ -243,72 +239,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class Share:
-    """A loader's part in the group of its machine. The group is joined with the first batch asked for."""
-
-    def __init__(self, name: str | bool, ranks: int) -> None:
-        """Name the group.
-
-        Args:
-            name: ``True`` for the order in which loaders are made.
-            ranks: Ranks of this machine; the group has workers for each.
-        """
-        self.address = address_of(name if isinstance(name, str) else f"loader {next(_made)}")
-        self.epochs = itertools.count()
-        self._ranks = ranks
-        self._client: Client | None = None
-
-    def joined(self, loader: Any, seed: int) -> Client:
-        """Return this rank's place in the group."""
-        if self._client is None or not self._client.is_open:
-            setup = self._setup(loader, seed)
-            context = loader.multiprocessing_context or multiprocessing.get_context()
-            self._client = Client(
-                lambda: connected(self.address, setup, context), setup.fingerprint
-            )
-        return self._client
-
-    @property
-    def server_pid(self) -> int | None:
-        """The group's server; ``None`` outside of the group."""
-        return None if self._client is None else self._client.server
-
-    def _setup(self, loader: Any, seed: int) -> Setup:
-        work = Work(
-            dataset=loader.dataset,
-            kind=loader._dataset_kind,
-            auto_collation=loader._auto_collation,
-            collate_fn=loader.collate_fn,
-            drop_last=loader.drop_last,
-            seed=seed,
-            worker_init_fn=loader.worker_init_fn,
-            workers=loader.num_workers * self._ranks,
-            ahead=loader.prefetch_factor * loader.num_workers,
-            ranks=self._ranks,
-        )
-        collate = loader.collate_fn
-        # By names and numbers: functions of two processes cannot be compared.
-        fingerprint = {
-            "dataset": type(loader.dataset).__qualname__,
-            "samples": len(loader.dataset),
-            "collate_fn": getattr(collate, "__qualname__", type(collate).__qualname__),
-            "num_workers": loader.num_workers,
-            "prefetch_factor": loader.prefetch_factor,
-        }
-        return Setup(work=work, fingerprint=fingerprint)
-
-    def close(self) -> None:
-        """Leave the group; its last rank ends it."""
-        if self._client is not None:
-            self._client.close()
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        raise ConfigError(
-            "a loader with share=True belongs to its process and cannot be sent to another"
-        )
 
 
 class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]

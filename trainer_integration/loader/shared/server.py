@@ -35,10 +35,12 @@ from trainer_integration.loader.shared.room import ROWS, Holds, group_room
 from trainer_integration.loader.shared.worker import Post, Work, work
 from trainer_integration.loader.transport.room import STATES
 
-__all__ = ["VERSION", "Setup", "serve"]
+__all__ = ["START_S", "VERSION", "Setup", "serve"]
 
 _log = logging.getLogger(__name__)
 VERSION = 1
+START_S = 600.0
+"""For a server to start: its dataset is made in that time."""
 _SPARE = 8
 """Workers that a group replaces in its life: each has a region of its own."""
 _END_S = 5.0
