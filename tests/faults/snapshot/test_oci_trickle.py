@@ -7,6 +7,7 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 
 import pytest
 
@@ -25,6 +26,8 @@ from tests.support.snapshot.registry_fake import FakeRegistry, serving
 
 DATA = bytes(range(256)) * 8192
 LIMITS = {"timeout_s": 0.4, "least_bytes_per_s": 1000, "attempts": 2, "give_up_s": 1.0}
+_TRICKLES_S = 30.0
+"""At most, of a connection: whoever reads on for so long would for ever, and the test fails in place of hanging."""
 
 
 @contextlib.contextmanager
@@ -42,7 +45,8 @@ def trickling(head=b"", every_s=0.05):
             with contextlib.suppress(OSError):
                 self.request.recv(300)
                 self.request.sendall(head)
-                while not ended.wait(every_s):
+                until_s = time.monotonic() + _TRICKLES_S
+                while time.monotonic() < until_s and not ended.wait(every_s):
                     self.request.sendall(b"x")
 
     class Server(socketserver.ThreadingTCPServer):
