@@ -1,12 +1,12 @@
 """Processes that train and save beside it until they are killed, and what is left to load."""
 
-import multiprocessing
 import random
 import signal
 from pathlib import Path
 
 import torch
 
+from tests.support.trainer.fork_server import forking
 from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
@@ -63,8 +63,7 @@ def killed_saves(folder: Path, count: int, *, seed: int = 0) -> list[int]:
         AssertionError: None could be loaded, it was of another step than it says, or an earlier one than before.
     """
     rng, loaded = random.Random(seed), []
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = forking()
     for _ in range(count):
         told, telling = context.Pipe(duplex=False)
         process = context.Process(target=_train, args=(folder, telling), daemon=True)

@@ -4,7 +4,6 @@ A case is a function of a module that ranks import; it gets its ``ProcessGroups`
 the mesh rest. A mesh is made anew where its shape changes, over a store on a port that the system chooses.
 """
 
-import multiprocessing
 import traceback
 import warnings
 from datetime import timedelta
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.trainer.fake_gpus import without_gpus
+from tests.support.trainer.fork_server import forking
 from trainer_integration.moe.parallel.process_groups import BACKENDS, ProcessGroups
 
 ANSWER_S = 60
@@ -56,10 +56,7 @@ class Ranks:
         return [self._answer(pipe) for pipe in pipes]
 
     def _start(self):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["tests.support.trainer.moe_group", "tests.support.trainer.moe_builders"]
-        )
+        context = forking()
         for rank in range(self._num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs), daemon=True)

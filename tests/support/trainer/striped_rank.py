@@ -6,7 +6,6 @@ is not sharded.
 """
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -19,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fusefs.stores.local.store import LocalStore
+from tests.support.trainer.fork_server import forking
 from tests.support.trainer.moe_builders import (
     a_batch,
     a_config,
@@ -131,8 +131,7 @@ def _run(job, rank, rendezvous, told):
 @contextlib.contextmanager
 def ranks(job):
     """Start the ranks of a job; yield each process with what it tells; leave none behind."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = forking()
     started = []
     with tempfile.TemporaryDirectory() as folder:
         try:
