@@ -29,7 +29,7 @@ def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_st
         assert words[0] == "torchrun"
         done = subprocess.run(
             [warm_python.path, "-m", "torch.distributed.run", *words[1:]],
-            env=os.environ | warm_python.for_torchrun,
+            env=os.environ | warm_python.for_launchers,
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -1,17 +1,19 @@
 """Python for scripts of ranks, warm: each is a process forked from one that has torch and our rooms for ranks loaded.
 
-Loading takes a rank two seconds of processor time, and tests start a hundred. What they prove of ranks does not lie
-there: a program that imports all this itself is in every page that is run and in every job that is launched.
+Loading takes a rank two to four seconds of processor time, and tests start a hundred. What they prove of ranks does
+not lie there: a program that imports all this itself is in every page that is run and in two jobs that are launched.
 
     with WarmPython(folder) as python:
         subprocess.Popen([python.path, "rank.py", "1"])
-        subprocess.run([python.path, "-m", "torch.distributed.run", "rank.py"], env=os.environ | python.for_torchrun)
+        subprocess.run([python.path, "-m", "torch.distributed.run", "rank.py"], env=os.environ | python.for_launchers)
 
 The process that is started is a small one (``_CLIENT``) that stands for the script's: it has its output, forwards
-signals, ends as it does, and ends it where it is killed itself. In another network namespace the script is too.
+signals, ends when it does and as it does, and ends it where it is killed itself. The script has its open files, its
+parent and its namespaces.
 """
 
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -30,9 +32,12 @@ __all__ = ["WarmPython"]
 _MODULES = (
     *("torch", "torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
     *("omniload.front.opening", "trainer_integration.run.external_rank"),
+    # Ray is not among them: it takes settings from variables when it is loaded.
+    *("omniload.actors.local.plane", "trainer_integration.run.trainer"),
 )
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SIZE_BYTES = 8
+_MOST_FILES = 64
 _STARTED_S = 60
 
 _CLIENT = """#!{python} -IS
@@ -40,8 +45,10 @@ import json, os, signal, socket, sys
 
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-asked = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-socket.send_fds(server, [len(asked).to_bytes({size}, "big")], [0, 1, 2])
+held = [int(name) for name in os.listdir("/proc/self/fd")]
+held = [number for number in held if number != server.fileno() and os.path.exists(f"/proc/self/fd/{{number}}")]
+asked = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), os.getppid(), held]).encode()
+socket.send_fds(server, [len(asked).to_bytes({size}, "big")], held)
 server.sendall(asked)
 words = server.makefile()
 pid = int(words.readline())
@@ -62,8 +69,8 @@ class WarmPython:
         """Start it, with its socket in an empty folder whose path is short."""
         self.path = str(folder / "python")
         """What to start in place of ``sys.executable``."""
-        self.for_torchrun = {"PYTHON_EXEC": self.path}
-        """Variables by which torchrun starts ranks with it."""
+        self.for_launchers = {"PYTHON_EXEC": self.path}
+        """Variables by which torchrun, and our launcher, start ranks with it."""
         address = str(folder / "socket")
         text = _CLIENT.format(python=sys.executable, address=address, size=_SIZE_BYTES)
         Path(self.path).write_text(text)
@@ -103,18 +110,25 @@ def serve(address: str) -> list[str]:
         else:
             sys.exit()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, held, _, _ = socket.recv_fds(connection, _SIZE_BYTES, 3)
+    size, held, _, _ = socket.recv_fds(connection, _SIZE_BYTES, _MOST_FILES)
     with connection.makefile("rb") as words:
-        command, folder, environment = json.loads(words.read(int.from_bytes(size, "big")))
+        command, folder, environment, parent, numbers = json.loads(
+            words.read(int.from_bytes(size, "big"))
+        )
     if pid := os.fork():
         for descriptor in (0, 1, 2, *held):
             os.close(descriptor)
         os._exit(_watch(pid, connection))
     _enter_namespaces_of(connection)
     connection.close()
-    for number, descriptor in enumerate(held):
+    # Out of the way first: a number that one is to have may be another's now.
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MOST_FILES) for descriptor in held]
+    for descriptor in held:
+        os.close(descriptor)
+    for number, descriptor in zip(numbers, aside, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    os.getppid = lambda: parent
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -3,6 +3,7 @@
 A thin shell of ``omniload.machine.job_restarts``. It never imports torch, so it is up at once.
 """
 
+import os
 import queue
 import secrets
 import signal
@@ -70,7 +71,8 @@ _OTHER_EXITS_S = 0.5
 _FOLLOWER_S = 5.0
 _SAVING_S = 30.0
 """How long ranks that were asked to end may take over their step and its checkpoint."""
-_RANK = (sys.executable, "-m", "trainer_integration.run.rank")
+_PYTHON = "PYTHON_EXEC"
+"""Variable of the Python that starts ranks, as torchrun has it."""
 
 Observer = Callable[["Launcher", StepLine | EventLine], None]
 """Called for every step and event, in the launcher's threads; it may look at ``pids``."""
@@ -283,7 +285,9 @@ class Launcher:
             self.run_dir / "logs" / f"rank-{rank}-attempt-{self._first_log + start.attempt}.log"
         )
         inherited = () if spec.store_fd is None else (spec.store_fd,)
-        process = RankProcess(_RANK, spec.to_json(), log_file, inherited)
+        python = os.environ.get(_PYTHON, sys.executable)
+        command = (python, "-m", "trainer_integration.run.rank")
+        process = RankProcess(command, spec.to_json(), log_file, inherited)
         self._attempt.ranks[rank] = process
         process.listen(
             lambda line: self._on_line(start.attempt, line),

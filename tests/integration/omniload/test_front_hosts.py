@@ -79,7 +79,7 @@ def test_torchrun_on_two_hosts_hands_out_the_samples_of_one_process_on_ports_of_
             host,
             *(warm_python.path, "-m", "torch.distributed.run", *job, 29511, "--node-rank", number),
             *(RANK, mix, keywords),
-            env=environment(**warm_python.for_torchrun),
+            env=environment(**warm_python.for_launchers),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

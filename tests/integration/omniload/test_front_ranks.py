@@ -15,7 +15,7 @@ from tests.support.plane.corpora import a_mixed_corpus
 
 pytestmark = pytest.mark.ray
 RANK = ROOT / "tests" / "support" / "plane" / "front_rank.py"
-COLD_PYTHON = SimpleNamespace(path=sys.executable, for_torchrun={})
+COLD_PYTHON = SimpleNamespace(path=sys.executable, for_launchers={})
 LIMIT_S = 240
 MEETING_S = 120
 """Limit of waits that end by themselves: a busy machine starts the second process late."""
@@ -73,7 +73,7 @@ def torchrun(python, mix, num=2, *, rendezvous="static", **keywords):
         words += ["--master-port", free_port()]
     done = subprocess.run(
         [python.path, *map(str, words), str(RANK), str(mix), json.dumps(keywords)],
-        env=environment(**python.for_torchrun),
+        env=environment(**python.for_launchers),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

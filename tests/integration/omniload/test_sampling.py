@@ -130,7 +130,7 @@ def test_two_ranks_have_the_batches_of_one(warm_python, mix):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     done = subprocess.run(
         [warm_python.path, *command, RANK, mix, "5", "4"],
-        env=kept | warm_python.for_torchrun,
+        env=kept | warm_python.for_launchers,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

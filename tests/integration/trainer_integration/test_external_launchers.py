@@ -117,7 +117,7 @@ def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are
         train = ("-m", "omniload", "train", "run", config)
         return (*named, sys.executable, "-m", "torch.distributed.run", *job, *train)
 
-    warm = environment(**warm_python.for_torchrun)
+    warm = environment(**warm_python.for_launchers)
     with started(hosts, words, lambda _: warm) as (first, second):
         said = reach(first, 20)
         (rank,) = psutil.Process(second.pid).children()

@@ -134,10 +134,12 @@ def events_in(run: Path) -> list[str]:
 
 
 @pytest.mark.ray
-def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_nothing(tmp_path):
+def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_nothing(
+    warm_python, tmp_path
+):
     config = a_job(tmp_path, ranks=2, steps=120, every=20, shards=2)
 
-    with launched(config) as job:
+    with launched(config, **warm_python.for_launchers) as job:
         job.reach(24)
         edited = change_mix(tmp_path / "run", SetWeights(weights={"web": 9.0}), None, 60.0).edit
         shard = SkipShard(file="1.parquet", source="web")
@@ -225,7 +227,11 @@ def finished(tmp_path_factory):
     (folder / "sitecustomize.py").write_text(
         "import atexit\nprint('printed before', flush=True)\natexit.register(print, 'printed after')\n"
     )
-    with launched(config, "--profile", "1-2", PYTHONPATH=str(folder)) as job:
+    own = folder / "python"
+    own.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    variables = {"PYTHONPATH": str(folder), "PYTHON_EXEC": str(own)}
+    with launched(config, "--profile", "1-2", **variables) as job:
         assert job.end() == 0, "".join(job.output)
     return folder
 
@@ -256,6 +262,10 @@ def test_a_run_tells_its_flops_its_evaluations_its_trace_and_how_long_saves_held
     assert saved["progress"]["norms"] == [step.grad_norm for step in steps]
 
 
+def test_ranks_are_started_by_the_python_that_is_named(finished):
+    assert (finished / "asked").read_text() == "-m trainer_integration.run.rank\n"
+
+
 def test_a_run_with_checkpoints_is_not_started_over_by_accident(job_folder, capsys):
     before = (job_folder / "run" / "log.jsonl").read_bytes()
 
@@ -267,12 +277,12 @@ def test_a_run_with_checkpoints_is_not_started_over_by_accident(job_folder, caps
     assert (job_folder / "run" / "log.jsonl").read_bytes() == before
 
 
-def test_resuming_goes_on_from_the_newest_checkpoint(job_folder):
+def test_resuming_goes_on_from_the_newest_checkpoint(warm_python, job_folder):
     config = a_training_file(job_folder, steps=8, every=2)
     (first_log,) = (job_folder / "run" / "logs").glob("rank-*-attempt-*")
     said = first_log.read_bytes()
 
-    with launched(config, "--resume", "latest") as job:
+    with launched(config, "--resume", "latest", **warm_python.for_launchers) as job:
         code = job.end()
 
     assert code == 0, "".join(job.output)
@@ -292,7 +302,9 @@ def spoil(file):
     file.write_bytes(data)
 
 
-def test_a_checkpoint_that_ranks_find_damaged_is_set_aside_and_the_one_before_is_used(job_folder):
+def test_a_checkpoint_that_ranks_find_damaged_is_set_aside_and_the_one_before_is_used(
+    warm_python, job_folder
+):
     run = job_folder / "run"
     (shard,) = (run / "checkpoints" / "step-00000004").glob("shard-*")
     spoil(shard)
@@ -300,7 +312,7 @@ def test_a_checkpoint_that_ranks_find_damaged_is_set_aside_and_the_one_before_is
     content = json.loads(config.read_text())
     config.write_text(json.dumps(content | {"max_restarts": 0}))
 
-    with launched(config, "--resume", "latest") as job:
+    with launched(config, "--resume", "latest", **warm_python.for_launchers) as job:
         code = job.end()
 
     shown = "".join(job.output)
@@ -316,11 +328,11 @@ def test_a_checkpoint_that_ranks_find_damaged_is_set_aside_and_the_one_before_is
     assert prove(run).require().num_logged == 10
 
 
-def test_a_run_is_resumed_from_the_step_that_is_asked_for(job_folder):
+def test_a_run_is_resumed_from_the_step_that_is_asked_for(warm_python, job_folder):
     config = a_training_file(job_folder, steps=6, every=2)
     run = job_folder / "run"
 
-    with launched(config, "--resume", "2") as job:
+    with launched(config, "--resume", "2", **warm_python.for_launchers) as job:
         code = job.end()
 
     assert code == 0, "".join(job.output)
@@ -345,14 +357,14 @@ def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(job_folder, c
     assert len(list((job_folder / "run" / "logs").glob("rank-*-attempt-*"))) == 1
 
 
-def test_a_save_that_does_not_fit_ends_the_job_at_once_with_what_is_missing(tmp_path):
+def test_a_save_that_does_not_fit_ends_the_job_at_once_with_what_is_missing(warm_python, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     config = a_job(tmp_path, ranks=1, steps=8, every=2)
     content = json.loads(config.read_text())
     config.write_text(json.dumps(content | {"run_dir": "disk/run"}))
 
-    with a_tmpfs(disk, "2M"), launched(config) as job:
+    with a_tmpfs(disk, "2M"), launched(config, **warm_python.for_launchers) as job:
         code = job.end()
         shown = "".join(job.output)
         assert code == 4, shown
@@ -367,7 +379,9 @@ def test_a_save_that_does_not_fit_ends_the_job_at_once_with_what_is_missing(tmp_
         assert "Traceback" not in log.read_text()
 
 
-def test_resuming_with_another_mix_names_what_changed_and_is_not_tried_again(job_folder):
+def test_resuming_with_another_mix_names_what_changed_and_is_not_tried_again(
+    warm_python, job_folder
+):
     mix = json.loads((job_folder / "mix.yaml").read_text())
     (job_folder / "mix.yaml").write_text(json.dumps(mix | {"seed": 8}))
     config = a_training_file(job_folder, steps=8, every=2)
@@ -375,7 +389,7 @@ def test_resuming_with_another_mix_names_what_changed_and_is_not_tried_again(job
     records = [run / "run.json", run / "train.json"]
     before = [path.read_bytes() for path in records]
 
-    with launched(config, "--resume", "latest") as job:
+    with launched(config, "--resume", "latest", **warm_python.for_launchers) as job:
         code = job.end()
 
     assert code == 4
@@ -402,12 +416,12 @@ def test_what_a_library_prints_in_a_rank_goes_to_its_log(finished):
     assert {"printed before", "printed after"} <= set(log.read_text().splitlines())
 
 
-def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(tmp_path):
+def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(warm_python, tmp_path):
     config = a_job(
         tmp_path, ranks=1, steps=1000, every=1000, records=20, mix={"stop": "first_exhausted"}
     )
 
-    with launched(config) as job:
+    with launched(config, **warm_python.for_launchers) as job:
         code = job.end()
 
     assert code == 0, "".join(job.output)
@@ -420,14 +434,16 @@ def test_the_steps_before_the_end_of_the_data_are_saved_and_the_end_is_told(tmp_
 
 
 @pytest.mark.ray
-def test_two_ranks_over_actors_train_a_last_step_that_one_of_them_has_no_row_of(tmp_path):
+def test_two_ranks_over_actors_train_a_last_step_that_one_of_them_has_no_row_of(
+    warm_python, tmp_path
+):
     # A row a document, four of them a step: nine leave one row for the last.
     documents = [np.arange(32, dtype=np.int32) + at for at in range(9)]
     write_tokens(tmp_path / "web" / "0.parquet", documents)
     write_mix(tmp_path / "mix.yaml", a_mix(sources=("web",), mix={"stop": "each_once"}))
     config = a_training_file(tmp_path, ranks=2, steps=1000, every=1000)
 
-    with launched(config) as job:
+    with launched(config, **warm_python.for_launchers) as job:
         code = job.end()
 
     assert code == 0, "".join(job.output)
