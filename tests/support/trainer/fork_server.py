@@ -12,6 +12,8 @@ __all__ = ["forking"]
 _MODULES = (
     # A process loads the main program of who asked, too.
     "pytest",
+    # Torch loads it when the first tensor is spread over ranks: a second in each of them.
+    "torch._dynamo",
     *("tests.support.trainer.killed_saves", "tests.support.trainer.striped_rank"),
     *("tests.support.trainer.moe_cases", "tests.support.trainer.moe_group"),
 )
