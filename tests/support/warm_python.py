@@ -128,7 +128,9 @@ def serve(address: str) -> list[str]:
     for number, descriptor in zip(numbers, aside, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.getppid = lambda: parent
+    own, os.getppid = os.getppid, lambda: parent
+    # Its children have parents of their own.
+    os.register_at_fork(after_in_child=lambda: setattr(os, "getppid", own))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -174,6 +176,10 @@ def become(command: list[str]) -> None:
         sys.path.insert(0, str(Path.cwd()))
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    elif command[0] == "-c":
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = ["-c", *command[2:]]
+        exec(command[1], {"__name__": "__main__"})
     else:
         sys.path.insert(0, str(Path(command[0]).resolve().parent))
         sys.argv = command

@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -351,14 +350,14 @@ for number, batch in enumerate(loader):
 """
 
 
-def test_a_killed_rank_stops_no_other_and_nothing_is_left(tmp_path):
+def test_a_killed_rank_stops_no_other_and_nothing_is_left(warm_python):
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"9{os.getpid()}", "LOCAL_WORLD_SIZE": "2",
         "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     shm = {*Path("/dev/shm").iterdir()}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", _RANK, str(n)], stdin=-1, stdout=-1, text=True,
+        subprocess.Popen([warm_python.path, "-c", _RANK, str(n)], stdin=-1, stdout=-1, text=True,
                          env=environment)
         for n in range(2)
     ]  # fmt: skip

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -104,7 +103,7 @@ def test_memory_that_is_refused_leaves_torchs_way(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("killed", ["trainer", "worker"])
-def test_a_kill_leaves_nothing_in_dev_shm(killed):
+def test_a_kill_leaves_nothing_in_dev_shm(warm_python, killed):
     script = textwrap.dedent("""
         import sys
         from tests.integration.trainer_integration.loader.test_data_loader_transport import Rows
@@ -117,7 +116,7 @@ def test_a_kill_leaves_nothing_in_dev_shm(killed):
     """)
     before = set(Path("/dev/shm").iterdir())
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script], text=True, **pipes) as trainer:
+    with subprocess.Popen([warm_python.path, "-c", script], text=True, **pipes) as trainer:
         pids = [int(word) for word in trainer.stdout.readline().split()]
         workers = [psutil.Process(pid) for pid in pids]
         os.kill(trainer.pid if killed == "trainer" else pids[0], signal.SIGKILL)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -388,7 +387,7 @@ def test_workers_end_at_once_whose_iterator_is_found_in_a_cycle(monkeypatch):
     assert ended(pids)
 
 
-def test_workers_end_when_the_trainer_is_killed():
+def test_workers_end_when_the_trainer_is_killed(warm_python):
     script = textwrap.dedent("""
         import time
         from tests.support.trainer.loaders import Numbers
@@ -397,7 +396,7 @@ def test_workers_end_when_the_trainer_is_killed():
         print(*(worker.pid for worker in batches._workers), flush=True)
         time.sleep(600)
     """)
-    command = [sys.executable, "-c", script]
+    command = [warm_python.path, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         pids = [int(word) for word in trainer.stdout.readline().split()]
         os.kill(trainer.pid, signal.SIGKILL)
@@ -407,7 +406,7 @@ def test_workers_end_when_the_trainer_is_killed():
 
 
 @pytest.mark.parametrize("place", ["forked", "begun"])
-def test_workers_end_whose_trainer_was_killed_before_torch_looked_for_it(place):
+def test_workers_end_whose_trainer_was_killed_before_torch_looked_for_it(warm_python, place):
     script = textwrap.dedent("""
         import os, select, sys, time
         from tests.support.trainer.loaders import Numbers
@@ -425,7 +424,7 @@ def test_workers_end_whose_trainer_was_killed_before_torch_looked_for_it(place):
         print(*(worker.pid for worker in batches._workers), flush=True)
         time.sleep(600)
     """)
-    command = [sys.executable, "-c", script, place]
+    command = [warm_python.path, "-c", script, place]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         pids = [int(word) for word in trainer.stdout.readline().split()]
         os.kill(trainer.pid, signal.SIGKILL)
