@@ -48,7 +48,7 @@ class Ragged:
     @property
     def lengths_N(self) -> NDArray[np.int64]:
         """Length of each sequence."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     def between(self, first: int, last: int) -> Self:
         """Return the sequences ``first`` to before ``last``; no value is copied."""

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import ShuffleConfig
 
-__all__ = ["ORDER_VERSION", "Located", "Order", "Span"]
+__all__ = ["ORDER_VERSION", "BlockOrder", "Located", "Order", "Span"]
 
 ORDER_VERSION = 1
 """Enters every key; raised when the order of the same seed changes."""
@@ -53,6 +53,17 @@ class Span:
     """First position, counted over all epochs."""
     stop: int
     """First position no longer in the span."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOrder:
+    """The units of a block, and the order of its rows; not to be changed."""
+
+    units_U: NDArray[np.int64]
+    """Its units by rising number: an epoch whose block is of the same units finds it decoded, in whatever order they
+    came."""
+    rows_B: NDArray[np.int64]
+    """Numbers into its units laid end to end, ``[B]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +123,7 @@ class Order:
         self._epoch = -1
         self._ordered_U: NDArray[np.int64] = self._units_U
         self._block_offsets: NDArray[np.int64] = np.zeros(1, np.int64)
-        self._rows: tuple[int, int, NDArray[np.int64]] | None = None
+        self._kept: tuple[int, int, BlockOrder] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -144,8 +155,8 @@ class Order:
             epoch, within = divmod(start, self.positions_per_epoch)
             # For each span anew: whoever takes them may ask for another epoch in between.
             self._enter(epoch)
-            block = int(np.searchsorted(self._block_offsets, within, side="right")) - 1
-            first, end = (int(x) for x in self._block_offsets[block : block + 2])
+            block = int(self._block_offsets.searchsorted(within, side="right")) - 1
+            first, end = self._block_offsets[block : block + 2].tolist()
             until = min(stop, start + end - within)
             yield Span(epoch=epoch, block=block, offset=within - first, start=start, stop=until)
             start = until
@@ -156,12 +167,17 @@ class Order:
         before = self._units_U[(self._shards_U == shard) & (self._units_U < unit)]
         return int(self._rows_of_unit[before].sum()) + row
 
-    def units_of(self, epoch: int, block: int) -> NDArray[np.int64]:
-        """Return the units of a block by rising number; their rows, end to end, are its rows.
+    def block_of(self, epoch: int, block: int) -> BlockOrder:
+        """Return what a block holds, in which order; the one that was asked for last is kept.
 
         Raises:
             IndexError: The epoch has no such block.
         """
+        if self._kept is None or self._kept[:2] != (epoch, block):
+            self._kept = epoch, block, self._laid_out(epoch, block)
+        return self._kept[2]
+
+    def _laid_out(self, epoch: int, block: int) -> BlockOrder:
         self._enter(epoch)
         if not 0 <= block < len(self._block_offsets) - 1:
             raise IndexError(
@@ -169,25 +185,17 @@ class Order:
                 f"{len(self._block_offsets) - 1} blocks"
             )
         at = block * self._block_units
-        # Sorted: an epoch whose block is of the same units finds it decoded, in whatever order they came.
-        return np.sort(self._ordered_U[at : at + self._block_units])
-
-    def rows_of(self, epoch: int, block: int) -> NDArray[np.int64]:
-        """Return the order of a block's rows, ``[B]``: numbers into its units laid end to end; not to be changed."""
-        kept = self._rows
-        if kept is None or kept[:2] != (epoch, block):
-            kept = self._rows = epoch, block, self._ordered_rows(epoch, block)
-        return kept[2]
-
-    def _ordered_rows(self, epoch: int, block: int) -> NDArray[np.int64]:
-        num_rows = int(self._rows_of_unit[self.units_of(epoch, block)].sum())
-        if self._method != "block":
-            return np.arange(num_rows)
-        return self._permutation(num_rows, epoch, "rows", block)
+        units_U = np.sort(self._ordered_U[at : at + self._block_units])
+        first, end = self._block_offsets[block : block + 2].tolist()
+        if self._method == "block":
+            rows_B = self._permutation(end - first, epoch, "rows", block)
+        else:
+            rows_B = np.arange(end - first)
+        return BlockOrder(units_U=units_U, rows_B=rows_B)
 
     def let_go(self) -> None:
         """Let go of the order of the rows that were asked for last."""
-        self._rows = None
+        self._kept = None
 
     def locate(self, start: int, stop: int) -> Located:
         """Find the unit and row of every position from ``start`` to ``stop``.
@@ -207,9 +215,8 @@ class Order:
 
     def _locate(self, span: Span) -> NDArray[np.int64]:
         """Return epochs, blocks, units and rows of one span, ``[4, N]``."""
-        units = self.units_of(span.epoch, span.block)
-        count = span.stop - span.start
-        rows = self.rows_of(span.epoch, span.block)[span.offset : span.offset + count]
+        held, count = self.block_of(span.epoch, span.block), span.stop - span.start
+        units, rows = held.units_U, held.rows_B[span.offset : span.offset + count]
         ends = np.cumsum(self._rows_of_unit[units])
         # From the right: the first row of a unit is the one at which the unit before ends.
         which = np.searchsorted(ends, rows, side="right")

@@ -40,14 +40,66 @@ class UnitReader:
     """Decodes a unit; raises what is wrong with it."""
     note: Callable[[int, Records], None]
     """Told of every unit, for its bad records; raises where there must be none."""
-    drawn: Callable[[int, Records], NDArray[np.bool_]]
-    """Which records are drawn, ``[B]``."""
+    drawn: Callable[[int, Records], NDArray[np.bool_] | None]
+    """Which records are drawn, ``[B]``; ``None`` for all."""
     takes_bad: bool
     """Whether records that cannot be used are passed over."""
     wants_keys: bool
     """Whether ``drawn`` looks at what records are known by."""
     tokens: SourceTokens | None = None
     """The entries of the source in a token cache, where there is one."""
+
+    def usable_of(
+        self, unit: int, records: Records, given_B: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Return which records of a unit give samples: decoded, not empty, and drawn."""
+        usable_B = given_B & ~records.bad_B
+        drawn_B = self.drawn(unit, records)
+        return usable_B if drawn_B is None else usable_B & drawn_B
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptSamples:
+    """The samples of a block that a token cache held; where a record lies that has one, or has none."""
+
+    held: HeldBlock
+    is_sample_R: NDArray[np.bool_]
+    places_R: NDArray[np.int64]
+    """Where each record lies, in ``held`` or among those that were decoded."""
+    spoilt_R: NDArray[np.bool_]
+    """Of samples: it could not be made, and why is in ``spoilt``."""
+    spoilt: str
+
+    @classmethod
+    def of(cls, held: HeldBlock, units: Sequence["_Unit"]) -> "_KeptSamples":
+        """Show the samples of some of the units of a block."""
+        counts_U = [len(unit.bad_B) for unit in units]
+        is_sample_R = np.repeat([unit.spoilt_B is not None for unit in units], counts_U)
+        return cls(
+            held=held,
+            is_sample_R=is_sample_R,
+            # A record lies behind as many of its kind as there are before it in the block.
+            places_R=np.where(is_sample_R, np.cumsum(is_sample_R), np.cumsum(~is_sample_R)) - 1,
+            spoilt_R=np.concatenate(
+                [
+                    np.zeros(len(unit.bad_B), np.bool_) if unit.spoilt_B is None else unit.spoilt_B
+                    for unit in units
+                ]
+            ),
+            spoilt=next((unit.spoilt for unit in units if unit.spoilt), ""),
+        )
+
+    def of_rows(self, rows_N: NDArray[np.int64]) -> Samples:
+        """Return the samples of records, which all have one."""
+        others = self.held.take(self.places_R[rows_N])
+        bad_N = self.spoilt_R[rows_N]
+        any_bad = bool(bad_N.any())
+        return Samples(
+            tokens=others.pop(_TOKENS),
+            others=others,
+            bad_N=bad_N if any_bad else None,
+            reason=self.spoilt if any_bad else "",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +114,8 @@ class Block:
     bad_R: NDArray[np.bool_]
     records: HeldBlock | None
     """Records of the units that were decoded; ``None`` where all are samples."""
-    samples: HeldBlock | None
-    """Samples of the others."""
-    is_sample_R: NDArray[np.bool_]
-    places_R: NDArray[np.int64]
-    """Where each record lies, in ``records`` or in ``samples``."""
-    spoilt_R: NDArray[np.bool_]
-    """Of samples: it could not be made, and why is in ``spoilt``."""
-    spoilt: str
+    kept: _KeptSamples | None
+    """Samples of the others; ``None`` where all were decoded."""
     filling: Filling | None = None
 
     def places_of(self, rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -79,21 +125,26 @@ class Block:
 
     def encoded(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:
         """Return the samples of records before any transform of tokens."""
-        if self.samples is None:
+        if self.kept is None:
             return self._made(rows_N, pipeline)
-        is_sample_N = self.is_sample_R[rows_N]
+        is_sample_N = self.kept.is_sample_R[rows_N]
         if is_sample_N.all():
-            return self._kept(rows_N)
+            return self.kept.of_rows(rows_N)
         if not is_sample_N.any():
             return self._made(rows_N, pipeline)
-        parts = [self._kept(rows_N[is_sample_N]), self._made(rows_N[~is_sample_N], pipeline)]
+        parts = [
+            self.kept.of_rows(rows_N[is_sample_N]),
+            self._made(rows_N[~is_sample_N], pipeline),
+        ]
         order = np.concatenate((np.flatnonzero(is_sample_N), np.flatnonzero(~is_sample_N)))
         # The inverse of the order in which the parts have them: back to that which was asked for.
         return _merged(parts, np.argsort(order))
 
     def _made(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:
         assert self.records is not None, "some unit was decoded"
-        others = self.records.take(self.places_R[rows_N])
+        places_N = rows_N if self.kept is None else self.kept.places_R[rows_N]
+        # Text is gone once it is tokens; all else goes on, and must not keep the block.
+        others = self.records.take(places_N, lent=_TOKENS if pipeline.takes_text else None)
         taken = others.pop(_TOKENS)
         if not pipeline.takes_text:
             return Samples(tokens=taken, others=others)
@@ -101,18 +152,6 @@ class Block:
         if self.filling is not None:
             self.filling.add(rows_N, samples)
         return samples
-
-    def _kept(self, rows_N: NDArray[np.int64]) -> Samples:
-        assert self.samples is not None, "some unit was kept"
-        others = self.samples.take(self.places_R[rows_N])
-        bad_N = self.spoilt_R[rows_N]
-        any_bad = bool(bad_N.any())
-        return Samples(
-            tokens=others.pop(_TOKENS),
-            others=others,
-            bad_N=bad_N if any_bad else None,
-            reason=self.spoilt if any_bad else "",
-        )
 
 
 def _merged(parts: Sequence[Samples], order_N: NDArray[np.int64]) -> Samples:
@@ -144,7 +183,7 @@ class _Unit:
     """``None`` where records were decoded."""
     spoilt: str = ""
     to_fill: UnitToFill | None = None
-    """``None`` where samples were kept."""
+    """``None`` where samples were kept, or none are to be."""
 
 
 def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemory) -> Block:
@@ -158,22 +197,13 @@ def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemor
     each = [found[unit] for unit in units]
     counts_U = [len(unit.bad_B) for unit in each]
     begins_U = np.cumsum([0, *counts_U[:-1]])
-    is_sample_R = np.repeat([unit.spoilt_B is not None for unit in each], counts_U)
-    # A record lies behind as many of its kind as there are before it in the block.
-    places_R = np.where(is_sample_R, np.cumsum(is_sample_R), np.cumsum(~is_sample_R)) - 1
     return Block(
         units=units,
         begins_U=begins_U,
         usable_R=np.concatenate([unit.usable_B for unit in each]),
         bad_R=np.concatenate([unit.bad_B for unit in each]),
         records=records,
-        samples=samples,
-        is_sample_R=is_sample_R,
-        places_R=places_R,
-        spoilt_R=np.concatenate(
-            [np.zeros(len(u.bad_B), np.bool_) if u.spoilt_B is None else u.spoilt_B for u in each]
-        ),
-        spoilt=next((unit.spoilt for unit in each if unit.spoilt), ""),
+        kept=None if samples is None else _KeptSamples.of(samples, each),
         filling=None
         if reader.tokens is None or records is None
         else Filling(
@@ -199,7 +229,7 @@ def _kept_units(
             kept = reader.tokens.get(unit)
             if kept is None:
                 continue
-            usable_B = ~kept.bad_B & kept.given_B & reader.drawn(unit, kept.records)
+            usable_B = reader.usable_of(unit, kept.records, kept.given_B)
             if not _suffices(kept, usable_B, reader):
                 continue
             # Bad records count whether or not the text of their unit is decoded again.
@@ -234,16 +264,10 @@ def _decoded_units(
             if reader.wants_keys and records.keys_B is None and reader.tokens is not None:
                 records = replace(records, keys_B=content_keys(records.column))
             given_B = records.column.lengths_N > 0
-            usable_B = ~records.bad_B & given_B & reader.drawn(unit, records)
-            to_fill = UnitToFill(
-                unit=unit,
-                bad_B=records.bad_B,
-                kept_B=np.ones_like(given_B) if records.kept_B is None else records.kept_B,
-                given_B=given_B,
-                wanted_B=usable_B,
-                keys_B=records.keys_B,
-                reason=records.reason,
-            )
+            usable_B = reader.usable_of(unit, records, given_B)
+            to_fill = None
+            if reader.tokens is not None:
+                to_fill = UnitToFill.of(unit, records, given_B=given_B, wanted_B=usable_B)
             found[unit] = _Unit(bad_B=records.bad_B, usable_B=usable_B, to_fill=to_fill)
             writer.append({_TOKENS: records.column, **records.others})
             del records  # the next unit is decoded without this one

@@ -66,9 +66,16 @@ class HeldBlock:
         lengths_R: NDArray[np.int64] = np.diff(offsets) // column.dtype.itemsize
         return lengths_R
 
-    def take(self, rows_N: NDArray[np.int64]) -> dict[str, Ragged]:
-        """Return records of each column, copied end to end in the order asked for."""
-        return {name: column.take(rows_N) for name, column in self._columns.items()}
+    def take(self, rows_N: NDArray[np.int64], lent: str | None = None) -> dict[str, Ragged]:
+        """Return records of each column, copied end to end in the order asked for.
+
+        Args:
+            rows_N: The records.
+            lent: A column that is let go of before the block is, and need not be copied where records lie end to end.
+        """
+        return {
+            name: column.take(rows_N, lent=name == lent) for name, column in self._columns.items()
+        }
 
     def move_to(self, folder: Path) -> None:
         """Write what is in memory to files, and read it from there from now on."""
@@ -96,10 +103,11 @@ class HeldColumn:
         """What it takes of memory."""
         return int(self.binary_R.buffers()[1].size) + self.values_bytes
 
-    def take(self, rows_N: NDArray[np.int64]) -> Ragged:
-        """Return records, copied end to end in the order asked for."""
+    def take(self, rows_N: NDArray[np.int64], *, lent: bool = False) -> Ragged:
+        """Return records end to end in the order asked for; copied, unless what lies in memory is ``lent``."""
         # In this order: a move in another thread sets the array first, and then the map.
-        mapped, found = self.mapped, take(self.binary_R, rows_N, self.dtype)
+        mapped, binary_R = self.mapped, self.binary_R
+        found = take(binary_R, rows_N, self.dtype, lent=lent and mapped is None)
         if mapped is not None:
             # What was looked at would count as memory of this process until the block ends.
             mapped.madvise(mmap.MADV_DONTNEED)
@@ -229,8 +237,10 @@ class BlockMemory:
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether one more block may lie in memory."""
+        if self.limit_bytes is None:
+            return True
         with self._changed:
-            return self.limit_bytes is None or self._used() + size_bytes <= self.limit_bytes
+            return self._used() + size_bytes <= self.limit_bytes
 
     def set_others(self, size_bytes: int) -> None:
         """Say what else the process holds of samples: so much less is left for blocks."""
@@ -306,8 +316,10 @@ class BlockMemory:
 
     def _too_much(self) -> HeldBlock | None:
         """Return a block that must leave memory."""
+        if self.limit_bytes is None:
+            return None
         with self._changed:
-            if self.limit_bytes is None or self._used() <= self.limit_bytes:
+            if self._used() <= self.limit_bytes:
                 return None
             # Of a copy: letting go of the last reference to a block takes it out of here, in this very thread.
             blocks = (ref() for ref in list(self._held.values()))

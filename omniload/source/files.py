@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import orjson
 import pyarrow as pa
 
 from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
-from omniload.base.units import format_bytes
 
 __all__ = [
     "ShardFile",
@@ -27,7 +25,6 @@ __all__ = [
     "is_outage",
     "is_refusal",
     "local_file",
-    "read_json",
     "reading",
     "remote_file",
     "said",
@@ -36,8 +33,6 @@ __all__ = [
 
 _TAG_KEYS = ("ETag", "etag")
 _STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", "created")
-_LARGEST_JSON = 256 << 20
-"""Bytes of a file that lists shards at most: a million of them."""
 _LARGEST_NAME = 1_024
 _READ_BYTES = 1 << 30
 """Bytes of one call; memory for all of them is taken before it is known how many there are."""
@@ -142,11 +137,7 @@ class ShardFile:
         for other in self.beside:
             other.require_unchanged()
         try:
-            now = (
-                local_file(self.path)
-                if self.remote is None
-                else remote_file(self.remote, self.path)
-            )
+            size_bytes, stamp = self._now()
         except FileNotFoundError:
             raise IntegrityError(
                 f"{self.path}: gone since the source was opened; put it back, or start anew without it"
@@ -158,11 +149,19 @@ class ShardFile:
                 f"{self.path}: cannot be looked at: {said(error)}; try again"
             ) from error
         # Not by the mark: another link to the file, or another mode, changes that and no byte.
-        if (now.size_bytes, now.stamp) != (self.size_bytes, self.stamp):
+        if (size_bytes, stamp) != (self.size_bytes, self.stamp):
             raise IntegrityError(
                 f"{self.path}: changed since the source was opened: {self.size_bytes} bytes written at "
-                f"{self.stamp}, now {now.size_bytes} at {now.stamp}; positions no longer hold, start anew"
+                f"{self.stamp}, now {size_bytes} at {stamp}; positions no longer hold, start anew"
             )
+
+    def _now(self) -> tuple[int, str]:
+        """Return the size and the stamp that it has now."""
+        if self.remote is None:
+            status = _status_of(self.path)
+            return status.st_size, str(status.st_mtime_ns)
+        now = remote_file(self.remote, self.path)
+        return now.size_bytes, now.stamp
 
 
 def _local_range(descriptor: int, start: int, stop: int) -> bytes:
@@ -186,35 +185,34 @@ def reading(file: ShardFile, part: str = "") -> Iterator[None]:
         UnavailableError: The file system did not answer.
     """
     where = f"{file.path}{part and f': {part}'}"
-    with under_way(f"reads {where}"), _guarded(file, where):
-        yield
-
-
-@contextmanager
-def _guarded(file: ShardFile, where: str) -> Iterator[None]:
-    file.require_unchanged()
-    try:
-        yield
-    except OmniloadError:
-        raise
-    except Exception as error:
-        if isinstance(error, ValueError) and _SAYS_NO_RANGES in str(error):
-            raise _no_ranges(file.path, "answers with all of it") from error
-        decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
-        if not decoding and not is_outage(error):
-            raise
+    with under_way(f"reads {where}"):
         file.require_unchanged()
-        # Decoders raise OSError without a number; the operating system gives one.
-        of_system = isinstance(error, ConnectionError | TimeoutError) or getattr(
-            error, "errno", None
-        )
-        if of_system or not decoding:
-            raise UnavailableError(f"{where}: cannot be read: {said(error)}; try again") from error
-        raise IntegrityError(
-            f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
-        ) from error
-    # Before and behind: what was read in between is of the file that was opened.
+        try:
+            yield
+        except OmniloadError:
+            raise
+        except Exception as error:
+            _raise_fault(error, file, where)
+            raise
+        # Before and behind: what was read in between is of the file that was opened.
+        file.require_unchanged()
+
+
+def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
+    """Raise what an error in reading says of a file or its store; one of code says nothing of either."""
+    if isinstance(error, ValueError) and _SAYS_NO_RANGES in str(error):
+        raise _no_ranges(file.path, "answers with all of it") from error
+    decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
+    if not decoding and not is_outage(error):
+        return
     file.require_unchanged()
+    # Decoders raise OSError without a number; the operating system gives one.
+    of_system = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None)
+    if of_system or not decoding:
+        raise UnavailableError(f"{where}: cannot be read: {said(error)}; try again") from error
+    raise IntegrityError(
+        f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
+    ) from error
 
 
 def _no_ranges(path: str, why: str) -> ConfigError:
@@ -321,31 +319,6 @@ def beside(file: ShardFile, name: str) -> ShardFile:
         raise UnavailableError(f"{path}: cannot be looked at: {said(error)}; try again") from error
 
 
-def read_json(file: ShardFile) -> dict[str, Any]:
-    """Read a file that lists shards: one JSON object.
-
-    Raises:
-        IntegrityError: It is too large, or no JSON object.
-        UnavailableError: The file system did not answer.
-    """
-    if file.size_bytes > _LARGEST_JSON:
-        raise IntegrityError(
-            f"{file.path}: holds {format_bytes(file.size_bytes)}, more than the {format_bytes(_LARGEST_JSON)} "
-            "of a list of shards; is it one?"
-        )
-    with reading(file):
-        data = file.read_range(0, file.size_bytes) if file.size_bytes else b""
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise IntegrityError(f"{file.path}: is not JSON: {error}; replace it") from error
-    if not isinstance(value, dict):
-        raise IntegrityError(
-            f"{file.path}: is a JSON {type(value).__name__}, not an object; replace it"
-        )
-    return value
-
-
 def local_file(path: str) -> ShardFile:
     """Look at a local file.
 
@@ -353,18 +326,24 @@ def local_file(path: str) -> ShardFile:
         OSError: It cannot be looked at.
         ValueError: It is no file; the message says what it is.
     """
-    status = os.stat(path)  # noqa: PTH116 -- asked four times for each source that is opened
-    if stat.S_ISDIR(status.st_mode):
-        raise ValueError(f"it is a folder; write a pattern such as {path}/*")
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(
-            f"it is {kind_of(status.st_mode)}, which can be read once or has no end; write it to a file"
-        )
+    status = _status_of(path)
     return ShardFile(
         path=path,
         size_bytes=status.st_size,
         stamp=str(status.st_mtime_ns),
         mark=f"{status.st_ino}/{status.st_ctime_ns}",
+    )
+
+
+def _status_of(path: str) -> os.stat_result:
+    """Look at what is to be a local file; see ``local_file``."""
+    status = os.stat(path)  # noqa: PTH116 -- asked twice for each unit that is read
+    if stat.S_ISREG(status.st_mode):
+        return status
+    if stat.S_ISDIR(status.st_mode):
+        raise ValueError(f"it is a folder; write a pattern such as {path}/*")
+    raise ValueError(
+        f"it is {kind_of(status.st_mode)}, which can be read once or has no end; write it to a file"
     )
 
 

@@ -209,40 +209,41 @@ class RecordSource(Source):
 
     def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
         """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
-        units_U = self._order.units_of(span.epoch, span.block)
-        rows_B = self._order.rows_of(span.epoch, span.block)
-        asked = rows_B[span.offset : span.offset + span.stop - span.start]
-        counts_U = self._format.units().rows_U[units_U]
-        left_out_U = np.isin(self._order.shards_of(units_U), without) if without else None
-        share = Share.of(part, span.block, units_U, counts_U, asked, left_out_U)
+        held = self._order.block_of(span.epoch, span.block)
+        asked = held.rows_B[span.offset : span.offset + span.stop - span.start]
+        left_out_U = np.isin(self._order.shards_of(held.units_U), without) if without else None
+        counts_U = self._format.units().rows_U[held.units_U]
+        share = Share.of(part, span.block, held.units_U, counts_U, asked, left_out_U)
         if not share.units:
             return None
         block, rows = self._decoded(share.units), share.rows_N
-        usable_N = block.usable_R[rows]
+        usable_N, positions, skipped = block.usable_R[rows], span.start + share.places_N, 0
         # The other loader left off within this epoch; those behind it are whole.
         if span.epoch == 0 and self._rules.drawn_before is not None:
             units_N, records_N = block.places_of(rows)
             usable_N = usable_N & self._rules.drawn_before.leaves(units_N, records_N)
-        usable = np.flatnonzero(usable_N)
-        positions = span.start + share.places_N[usable]
-        skipped = int(np.count_nonzero(block.bad_R[rows]))
-        encoded = block.encoded(rows[usable], self._pipeline)
+        if not usable_N.all():
+            skipped = int(np.count_nonzero(block.bad_R[rows]))
+            rows, positions = rows[usable_N], positions[usable_N]
+        encoded = block.encoded(rows, self._pipeline)
         if block.filling is not None and block.filling.is_whole:
             self._keep(block.filling)
         # Kept before this: transforms of tokens go by the position, and an entry serves every epoch.
         samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
-            self._judge_samples(block, rows[usable], samples)
+            self._judge_samples(block, rows, samples)
             skipped += int(np.count_nonzero(samples.bad_N))
         subs = np.zeros(len(positions), np.int32)
         if (cut := self._pipeline.cut(samples)) is not None:
             samples, of_record, subs = cut
             positions = positions[of_record]
         tokens, others = samples.tokens, dict(samples.others)
+        lengths_N = tokens.lengths_N
         # An empty sample is none: it would be planned, and fill no row.
-        if not tokens.lengths_N.all():
-            given = np.flatnonzero(tokens.lengths_N)
+        if not lengths_N.all():
+            given = np.flatnonzero(lengths_N)
             tokens, positions, subs = tokens.take(given), positions[given], subs[given]
+            lengths_N = lengths_N[given]
             others = {name: column.take(given) for name, column in others.items()}
         return SampleBlock(
             table=SampleTable(
@@ -250,7 +251,7 @@ class RecordSource(Source):
                 stop=span.stop,
                 positions_N=positions,
                 subs_N=subs,
-                lengths_N=tokens.lengths_N.astype(np.int32),
+                lengths_N=lengths_N.astype(np.int32),
                 metadata=metadata_of(others),
             ),
             tokens=tokens,

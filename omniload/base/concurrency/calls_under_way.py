@@ -4,8 +4,6 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 __all__ = ["calls_under_way", "under_way", "usual_call_s"]
 
@@ -20,15 +18,19 @@ _ended_s: deque[float] = deque(maxlen=64)
 _ENOUGH = 8
 
 
-@contextmanager
-def under_way(what: str) -> Iterator[None]:
-    """Note a call, such as ``reads /data/0.parquet: row group 3``, while it lasts."""
-    number, began_s = next(_numbers), time.monotonic()
-    _calls[number] = what, began_s
-    try:
-        yield
-    finally:
-        del _calls[number]
+class under_way:  # noqa: N801 -- said as a function is: ``with under_way(...)``
+    """Notes a call, such as ``reads /data/0.parquet: row group 3``, while it lasts."""
+
+    __slots__ = ("_number", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what, self._number = what, next(_numbers)
+
+    def __enter__(self) -> None:
+        _calls[self._number] = self._what, time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        began_s = _calls.pop(self._number)[1]
         _ended_s.append(time.monotonic() - began_s)
 
 

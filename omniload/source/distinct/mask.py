@@ -14,6 +14,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -214,14 +215,13 @@ class RecordRules:
     drawn_before: DrawnBefore | None = None
     """The records that the first epoch leaves out, where another loader had drawn any."""
 
-    def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_]:
-        """Tell which records of a unit the split has, and conditions and earlier records leave in."""
-        every = np.ones(len(records.column), np.bool_)
-        kept_B = every if records.kept_B is None else records.kept_B
+    def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_] | None:
+        """Tell which records of a unit the split has, and conditions and earlier records leave in; ``None`` for all."""
+        rules = [] if records.kept_B is None else [records.kept_B]
         if self.distinct is not None:
-            kept_B = kept_B & self.distinct.of_unit(unit)
+            rules.append(self.distinct.of_unit(unit))
         # Splits come last: a document of one must not have its equal in another.
-        if not self.splits:
-            return kept_B
-        keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
-        return kept_B & in_split(keys_B, self.splits, self.split)
+        if self.splits:
+            keys_B = content_keys(records.column) if records.keys_B is None else records.keys_B
+            rules.append(in_split(keys_B, self.splits, self.split))
+        return reduce(np.logical_and, rules) if rules else None

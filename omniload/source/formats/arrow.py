@@ -21,7 +21,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
-from omniload.source.files import ShardFile, beside, read_json, reading
+from omniload.source.files import ShardFile, beside, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
@@ -35,6 +35,7 @@ from omniload.source.parsing.arrow_columns import (
     with_others,
 )
 from omniload.source.parsing.image_cells import with_images
+from omniload.source.parsing.shard_lists import read_json
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ArrowFormat", "messages_of"]

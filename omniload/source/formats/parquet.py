@@ -43,6 +43,12 @@ class ParquetFormat(Format):
     ) -> None:
         self.holds_text = config.holds != "tokens"
         self._files, self._config = files, config
+        # Said once: a property of the configuration is worked out whenever it is asked for, and units are many.
+        self._holds, self._key = config.holds, config.key_column
+        self._texts_in = (config.column, *config.pair_columns)
+        others = (*config.columns.values(), *([] if self._key is None else [self._key]))
+        self._columns = list(dict.fromkeys((*self._texts_in, *others, *config.where)))
+        """What is read of a row group at once: all but images."""
         kind = index_kind("parquet", config)
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
@@ -60,7 +66,7 @@ class ParquetFormat(Format):
         with reading(self._files[shard], part):
             opened = self._shard(shard)
             # In one thread: loaders are many, and each has a core of its own.
-            table = opened.read_row_group(group, columns=self._columns(), use_threads=False)
+            table = opened.read_row_group(group, columns=self._columns, use_threads=False)
             images = self._images_of(opened, group, self._files[shard].path)
             column = self._texts(table)
         where = f"{self._files[shard].path}: {part}"
@@ -70,9 +76,9 @@ class ParquetFormat(Format):
                     f"{where}: holds {rows} rows of the {self._units.rows_U[unit]} in its footer"
                 )
         kept_B = kept_of(config.where, table, len(column))
-        records = records_of(column, where, config.holds, kept_B)
+        records = records_of(column, where, self._holds, kept_B)
         others = {name: table[other] for name, other in config.columns.items()}
-        keys = None if config.key_column is None else table[config.key_column]
+        keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
         return records if images is None else with_images(records, images)
 
@@ -91,12 +97,12 @@ class ParquetFormat(Format):
             batches = shard.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],
-                columns=list(dict.fromkeys((config.column, *config.pair_columns, *config.where))),
+                columns=list(dict.fromkeys((*self._texts_in, *config.where))),
                 use_threads=False,
             )
             table = pa.Table.from_batches([next(batches)])
         kept_B = kept_of(config.where, table, len(table))
-        return records_of(self._texts(table), f"{file.path}: {part}", config.holds, kept_B)
+        return records_of(self._texts(table), f"{file.path}: {part}", self._holds, kept_B)
 
     def _images_of(self, shard: pq.ParquetFile, group: int, path: str) -> pa.ChunkedArray | None:
         """Read the column of images a few rows at a time, within a limit.
@@ -116,14 +122,8 @@ class ParquetFormat(Format):
         return pa.chunked_array(parts, type=shard.schema_arrow.field(column).type)
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
-        names = (self._config.column, *self._config.pair_columns)
+        names = self._texts_in
         return table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
-
-    def _columns(self) -> list[str]:
-        """Return what is read of a row group at once: all but images."""
-        config = self._config
-        every = (config.column, *config.pair_columns, *config.columns.values(), config.key_column)
-        return list(dict.fromkeys(name for name in (*every, *config.where) if name is not None))
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
@@ -136,7 +136,7 @@ class ParquetFormat(Format):
         with reading(file, "footer"), _open(file) as shard:
             metadata, schema = shard.metadata, shard.schema_arrow
             rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-            read = [*self._columns(), *self._config.image_members]
+            read = [*self._columns, *self._config.image_members]
             content = digest_of_ranges(file, parquet_ranges(file, metadata, read))
             require_table(schema, self._config, file.path)
             for column, group in itertools.product(self._config.image_members, range(len(rows))):

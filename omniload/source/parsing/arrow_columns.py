@@ -19,7 +19,7 @@ from omniload.mix.columns import COLUMNS, TableColumn
 from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
-from omniload.source.columns import drained, text_bytes
+from omniload.source.columns import PLAIN_TEXTS, drained, text_bytes
 from omniload.source.formats.format import Records
 from omniload.source.parsing.conditions import kept_columns, require_where, wanted_kind
 from omniload.source.parsing.image_cells import require_images
@@ -126,14 +126,11 @@ def records_of(
     # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
     if found is None:
         return _checked(column, where, kept_B)
-    nulls_B = _nulls(column)
-    bad_B = nulls_B if kept_B is None else nulls_B & kept_B
-    return Records(
-        column=found,
-        bad_B=bad_B,
-        reason=f"{where}: row {bad_B.argmax()}: is null" if bad_B.any() else "",
-        kept_B=kept_B,
-    )
+    bad_B, reason = _nulls(column), ""
+    if column.null_count:
+        bad_B = bad_B if kept_B is None else bad_B & kept_B
+        reason = f"{where}: row {bad_B.argmax()}: is null" if bad_B.any() else ""
+    return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
 
 
 def as_objects(columns: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
@@ -337,8 +334,7 @@ def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 def _text_column(column: pa.ChunkedArray) -> Ragged | None:
     """Show texts as bytes; ``None`` where one is not UTF-8."""
-    plain = column.type in {pa.string(), pa.large_string()}
-    chunks = column.chunks if plain else column.cast(pa.large_string()).chunks
+    chunks = column.chunks if column.type in PLAIN_TEXTS else column.cast(pa.large_string()).chunks
     try:
         for chunk in chunks:
             # Arrow takes the bytes of a text as they are; at one that is no UTF-8 a whole batch could not be tokenised.

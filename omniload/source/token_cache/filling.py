@@ -12,6 +12,7 @@ Shape suffixes:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from omniload.base.errors import OmniloadError
 from omniload.base.log import get_logger
 from omniload.base.ragged import Ragged
 from omniload.source.block_memory import HeldColumn, SpilledColumn
+from omniload.source.formats.format import Records
 from omniload.source.token_cache.entry import EncodedUnit
 from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.encoders import Samples
@@ -42,6 +44,26 @@ class UnitToFill:
     """Records of which samples are made, sooner or later."""
     keys_B: NDArray[np.uint64] | None
     reason: str
+
+    @classmethod
+    def of(
+        cls,
+        unit: int,
+        records: Records,
+        *,
+        given_B: NDArray[np.bool_],
+        wanted_B: NDArray[np.bool_],
+    ) -> Self:
+        """Keep what an entry says of records beside their samples."""
+        return cls(
+            unit=unit,
+            bad_B=records.bad_B,
+            kept_B=np.ones_like(given_B) if records.kept_B is None else records.kept_B,
+            given_B=given_B,
+            wanted_B=wanted_B,
+            keys_B=records.keys_B,
+            reason=records.reason,
+        )
 
 
 class Filling:

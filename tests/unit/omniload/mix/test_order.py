@@ -132,7 +132,7 @@ def test_spans_end_where_blocks_and_epochs_end():
 def test_a_source_of_one_block_has_the_same_units_in_every_epoch():
     order = an_order((1, 1, 1), (0, 1, 2), shuffle=ShuffleConfig(block_units=4))
 
-    assert {tuple(order.units_of(epoch, 0)) for epoch in range(20)} == {(0, 1, 2)}
+    assert {tuple(order.block_of(epoch, 0).units_U) for epoch in range(20)} == {(0, 1, 2)}
 
 
 def test_positions_of_a_far_epoch_need_no_earlier_one():
@@ -176,4 +176,4 @@ def test_columns_of_unequal_length_are_refused():
 
 def test_a_block_that_is_not_there_is_named():
     with pytest.raises(IndexError, match="block is 9"):
-        an_order().units_of(0, 9)
+        an_order().block_of(0, 9)

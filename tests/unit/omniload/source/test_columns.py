@@ -38,6 +38,32 @@ def test_taking_nothing_gives_no_sequence():
     assert len(taken.values_V) == 0
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+@pytest.mark.parametrize(("first", "stop"), [(0, 4), (1, 3), (2, 3)])
+def test_sequences_that_lie_end_to_end_are_shown_where_they_are_or_copied_at_once(
+    dtype, first, stop
+):
+    column = a_column([1, 2], [], [3], [4, 5], dtype=dtype)
+    rows = np.arange(first, stop)
+
+    lent = take(as_binary(column), rows, np.dtype(dtype), lent=True)
+    copied = take(as_binary(column), rows, np.dtype(dtype))
+
+    assert listed(lent) == listed(copied) == listed(column)[first:stop]
+    assert np.shares_memory(lent.values_V, column.values_V)
+    assert not np.shares_memory(copied.values_V, column.values_V)
+
+
+def test_sequences_in_another_order_are_copied_whoever_asks():
+    column = a_column([1, 2], [], [3], [4, 5])
+
+    for rows in ([0, 2, 1, 3], [1, 1, 3], [3, 2, 1], [0, 2]):
+        taken = take(as_binary(column), np.array(rows), INT32, lent=True)
+
+        assert listed(taken) == [listed(column)[row] for row in rows]
+        assert not np.shares_memory(taken.values_V, column.values_V)
+
+
 def test_columns_are_laid_end_to_end_and_let_go():
     columns = [a_column([1], [2, 3]), a_column(), a_column([], [4])]
 

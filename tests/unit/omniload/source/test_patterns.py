@@ -11,7 +11,7 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.config import JsonlSource, ParquetSource
 from omniload.mix.sources import SOURCE_TYPES
-from omniload.source.files import beside, local_file, read_json
+from omniload.source.files import beside, local_file
 from omniload.source.formats.opening import open_format, spec_of
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.patterns import FileNames, find_files
@@ -138,14 +138,6 @@ def test_a_file_that_is_named_and_not_there_is_told(tmp_path):
         beside(listing, "gone")
     with pytest.raises(IntegrityError, match=r"names sub, which is not there"):
         beside(listing, "sub")
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", "3"])
-def test_a_list_that_is_no_object_is_refused(tmp_path, content):
-    (tmp_path / "list.json").write_text(content)
-
-    with pytest.raises(IntegrityError, match=r"list\.json: is"):
-        read_json(local_file(str(tmp_path / "list.json")))
 
 
 def test_a_change_of_a_file_beside_is_a_change(tmp_path):
