@@ -6,7 +6,7 @@ planner says what to read and when to let go, so the buffer is bounded by the pl
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,11 +97,12 @@ class SourceLoader:
                 for source, (floor, _) in ranges.items():
                     # Told again, at another move or loss: constructors may still ask from the earlier floor.
                     self._taken_over[source] = min(floor, self._taken_over.get(source, floor))
+                # The first part of each source before the second of any: the next step needs samples of all of them.
+                turns = zip_longest(*(_reads_of(source, event) for source in ranges))
                 return tuple(
                     read
-                    for source in ranges
-                    for read in _reads_of(source, event)
-                    if self._of(source).find(read.start, read.stop, frozenset(read.without)) is None
+                    for read in chain.from_iterable(turns)
+                    if read is not None and not self._holds(read)
                 )
             case HandedOver(sources=sources):
                 # What the next loader reads is asked of this one too, until constructors know better.
@@ -231,6 +232,10 @@ class SourceLoader:
         """Return what held samples take of memory, over all sources."""
         # Counted as blocks come and go: it is asked for with each read, and sources are many.
         return self._held_bytes
+
+    def _holds(self, read: Read) -> bool:
+        held = self._of(read.source).find(read.start, read.stop, frozenset(read.without))
+        return held is not None
 
     def _of(self, source: int) -> HeldSamples:
         return self._held.setdefault(source, HeldSamples())

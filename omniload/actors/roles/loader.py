@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,8 @@ from omniload.source.token_cache.cache import open_token_cache
 __all__ = ["LoaderShell"]
 
 _OPENING_THREADS = 8
+_AGAIN_THREADS = 4
+"""Sources that are read again at a time by a loader that takes over: ranks wait for all of them."""
 _WAITS_S = tuple(backoff_s(attempts=18))
 """About a minute in all: what a storage server takes to come back, or to hand over to another."""
 
@@ -80,7 +83,7 @@ class LoaderShell:
             # In their order, whatever comes back first: what fails first by number is what a user is told.
             opened = pool.map(lambda s: self._opened(s, mix, calls), sources)
             self._sources: dict[int, Source] = dict(zip(sources, opened, strict=True))
-        self._reading_again = DaemonPool(1, "omniload-reading-again")
+        self._reading_again = DaemonPool(_AGAIN_THREADS, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
 
@@ -211,8 +214,10 @@ class LoaderShell:
         """Serve what another loader served: from now on its samples may be asked for, and they are read again."""
         with self._lock:
             reads = self._machine.handle(command)
-        # In a thread of its own: what constructors ask for meanwhile is read in theirs.
-        self._reading_again.submit(lambda: self._read_again(reads))
+        left = deque(read for read in reads if isinstance(read, Read))
+        # In threads of their own: what constructors ask for meanwhile is read in theirs.
+        for _ in range(_AGAIN_THREADS):
+            self._reading_again.submit(lambda: self._read_again(left))
 
     def slices(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
         """Return the asked token ranges, request by request: for a constructor in another process."""
@@ -264,13 +269,14 @@ class LoaderShell:
             ReadAhead(source=read.source, start=read.start, stop=read.stop, without=read.without)
         )
 
-    def _read_again(self, reads: Sequence[Read | SamplesReported]) -> None:
+    def _read_again(self, left: deque[Read]) -> None:
+        """Read what is left, beside other threads that do, until nothing is."""
         try:
-            for read in reads:
-                if isinstance(read, Read) and not self._closed:
-                    self._read_now(read)
+            while not self._closed and (read := _next_of(left)) is not None:
+                self._read_now(read)
         except OmniloadError as error:
-            # Whoever asks for these samples has them read once more, and is told the error.
+            # Other threads go on with what is left. Whoever asks for these samples has them read once more, and is
+            # told the error.
             with self._activity.speaking():
                 _LOG.warning("what another loader held is not read ahead: %s", error)
 
@@ -288,3 +294,11 @@ def _end_readers(sources: Iterable[Source | None]) -> None:
     for source in sources:
         if isinstance(source, DividedSource):
             source.close()
+
+
+def _next_of(left: deque[Read]) -> Read | None:
+    """Take the first that is left; ``None`` where other threads took all."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None

@@ -244,6 +244,18 @@ def test_a_loader_that_takes_over_reads_again_what_is_outstanding_in_parts():
     )
 
 
+def test_a_loader_that_takes_over_reads_what_is_needed_first_of_each_source_first():
+    reads = a_loader().handle(TakeOver(ranges={0: (0, 2500), 1: (10, 1100)}))
+
+    assert [(read.source, read.start) for read in reads] == [
+        (0, 0),
+        (1, 10),
+        (0, 1024),
+        (1, 1034),
+        (0, 2048),
+    ]
+
+
 def test_what_another_loader_had_read_is_read_before_it_is_handed_out():
     loader = a_loader(read_of([3], start=11))
     assert loader.unread([ask((10, 0, 3))]) == ()  # nobody read it: asked for, it is refused
