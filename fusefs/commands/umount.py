@@ -4,8 +4,7 @@ import click
 
 from fusefs.mounts.lifecycle import umount as unmount
 from fusefs.tools.display import waiting_line
-from omniload.base.errors import ConfigError
-from omniload.base.units import parse_seconds
+from omniload.base.cli import DURATION
 
 __all__ = ["umount"]
 
@@ -13,9 +12,13 @@ __all__ = ["umount"]
 @click.command("umount")
 @click.argument("mountpoint")
 @click.option(
-    "--within", default="5m", show_default=True, help="Most time to wait for its process."
+    "--within",
+    type=DURATION,
+    default="5m",
+    show_default=True,
+    help="Most time to wait for its process.",
 )
-def umount(mountpoint: str, within: str) -> None:
+def umount(mountpoint: str, within: float) -> None:
     """Unmount, and return when the process behind it is gone and everything is published.
 
     Files that are being written must be closed first. Ends with 3 where the process is still
@@ -25,8 +28,4 @@ def umount(mountpoint: str, within: str) -> None:
     Example:
       omniload fs umount /mnt/jobs
     """  # noqa: D301 -- click's own marker
-    try:
-        within_s = float(str(parse_seconds(within)))
-    except ValueError as error:
-        raise ConfigError(f"--within: {error}") from error
-    unmount(mountpoint, within_s=within_s, report=waiting_line(mountpoint))
+    unmount(mountpoint, within_s=within, report=waiting_line(mountpoint))

@@ -23,11 +23,12 @@ from omniload.base.errors import INTERRUPTED_EXIT, DefectError, OmniloadError, s
 from omniload.base.extras import missing_extra, refuse_namesake
 from omniload.base.log import set_up_logging
 from omniload.base.message_text import message_text
+from omniload.base.units import parse_seconds
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["FiniteRange", "Verbs", "main"]
+__all__ = ["DURATION", "FiniteRange", "Verbs", "main"]
 
 _GROUP = "omniload.commands"
 _OURS = {
@@ -108,6 +109,28 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is no number to go by; give one such as 5", param, ctx)
         return number
+
+
+class _Duration(click.ParamType[float]):
+    """A duration such as ``800ms``."""
+
+    name = "duration"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = float(str(parse_seconds(value)))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not 0 <= seconds < math.inf:
+            self.fail(f"{value!r} is no duration; give one such as 800ms", param, ctx)
+        return seconds
+
+
+DURATION = _Duration()
+"""Type of an option that takes a duration in seconds, or with a unit."""
 
 
 def _loaded(place: str) -> click.Command:

@@ -1,18 +1,16 @@
 """Options that several commands share."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import click
 from typing_extensions import override
 
-from omniload.base.units import parse_bytes, parse_count, parse_seconds
+from omniload.base.units import parse_bytes, parse_count
 
 __all__ = [
     "BYTES",
     "COUNT",
-    "DURATION",
     "cache_option",
     "dp_option",
     "json_option",
@@ -58,28 +56,6 @@ class _Count(click.ParamType[int]):
 
 COUNT = _Count()
 """Type of an option that takes a count."""
-
-
-class _Duration(click.ParamType[float]):
-    """A duration such as ``800ms``."""
-
-    name = "duration"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            seconds = float(str(parse_seconds(value)))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if not 0 <= seconds < math.inf:
-            self.fail(f"{value!r} is no duration; give one such as 800ms", param, ctx)
-        return seconds
-
-
-DURATION = _Duration()
-"""Type of an option that takes a duration in seconds, or with a unit."""
 
 
 mix_argument = click.argument("file", type=click.Path(path_type=Path))

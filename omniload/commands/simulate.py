@@ -9,14 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec, require_rows
-from omniload.base.cli import FiniteRange
+from omniload.base.cli import DURATION, FiniteRange
 from omniload.base.units import format_bytes, format_count
 from omniload.commands.display import Cell, emit_json, output, progress, say, table
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import (
     BYTES,
     COUNT,
-    DURATION,
     cache_option,
     json_option,
     mix_argument,

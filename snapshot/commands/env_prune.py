@@ -5,8 +5,9 @@ import time
 
 import click
 
+from omniload.base.cli import DURATION
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.units import format_bytes, parse_seconds
+from omniload.base.units import format_bytes
 from snapshot.env.key.interpreter import shown
 from snapshot.env.node.cache import NodeCache, prune_cache
 from snapshot.env.store.access import opened
@@ -19,12 +20,14 @@ __all__ = ["prune_command"]
 @click.option("-o", "--store", "url", help="Prune this store; else the node cache.")
 @click.option(
     "--unused",
+    type=DURATION,
     default="30d",
     show_default=True,
     help="Node cache: remove what was not restored for so long.",
 )
 @click.option(
     "--grace",
+    type=DURATION,
     default="1d",
     show_default=True,
     help="Store: remove packs that were condemned so long ago. Longer than any save takes.",
@@ -37,8 +40,8 @@ __all__ = ["prune_command"]
 @click.argument("keys", nargs=-1)
 def prune_command(  # noqa: PLR0913, PLR0917 -- the options of a command
     url: str | None,
-    unused: str,
-    grace: str,
+    unused: float,
+    grace: float,
     verify: bool,
     dry_run: bool,
     as_json: bool,
@@ -58,23 +61,13 @@ def prune_command(  # noqa: PLR0913, PLR0917 -- the options of a command
     if url is None:
         if keys:
             raise ConfigError(f"{keys[0]!r}: snapshots are removed from a store; name it with -o")
-        unused_s = _seconds("--unused", unused)
-        _prune_node(unused_s, act=not dry_run, verify=verify, as_json=as_json)
+        _prune_node(unused, act=not dry_run, verify=verify, as_json=as_json)
     elif verify:
         raise ConfigError(
             "--verify reads the node cache; a pack of a store is compared as it is read"
         )
     else:
-        _prune_store(url, keys, _seconds("--grace", grace), act=not dry_run, as_json=as_json)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        found = parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {text}: {error}") from error
-    assert isinstance(found, float)
-    return found
+        _prune_store(url, keys, grace, act=not dry_run, as_json=as_json)
 
 
 def _prune_node(unused_s: float, *, act: bool, verify: bool, as_json: bool) -> None:
