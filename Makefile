@@ -11,6 +11,8 @@ DEMO_STAMP := $(VENV)/.installed-demo
 # Training frameworks, beside everything of VENV.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
+# Where an image sets it, each process compiles all that it loads, and what is compiled ahead would be for nothing.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup system demo test lanes test-fast check format bench soak mutants docs clean
 
@@ -46,6 +48,7 @@ lanes: $(COMPILED)
 # Beside the checks, which use one core: lanes that start together would each compile torch and Ray.
 $(COMPILED): $(STAMP)
 	@$(BIN)/python -c "import hypothesis, moto.server, pyarrow.dataset, ray, torch.distributed.checkpoint, torch.distributed.fsdp"
+	@$(BIN)/python -m pytest --quiet --collect-only tests/house/test_house_lanes.py > /dev/null
 	@$(BIN)/python -m compileall -q omniload fusefs snapshot trainer_integration
 	@touch $(COMPILED)
 

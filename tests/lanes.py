@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -62,6 +63,16 @@ def lane_of(path: Path) -> str:
     )
 
 
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a lane, by those of who runs them."""
+    # Lanes fill the cores; more threads would spin. Where nothing compiled is kept, each lane rewrites the asserts of
+    # all plugins before it reads a test.
+    return {
+        "OMP_NUM_THREADS": "1",
+        **{name: value for name, value in given.items() if name != "PYTHONDONTWRITEBYTECODE"},
+    }
+
+
 @dataclass
 class Lane:
     """One process of pytest, and what it said."""
@@ -89,8 +100,7 @@ class Lane:
         process = subprocess.Popen(
             command,
             cwd=TESTS.parent,
-            # Lanes fill the cores; more threads would spin.
-            env={"OMP_NUM_THREADS": "1"} | os.environ,
+            env=environment(os.environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.lanes import LANES, TESTS, Lane, lane_of
+from tests.lanes import LANES, TESTS, Lane, environment, lane_of
 
 REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"/></testsuites>'
 
@@ -70,3 +70,10 @@ def test_how_the_process_ended_decides(a_lane, code, well):
 
     assert lane.ended_well is well
     assert lane.counts()["tests"] == 0
+
+
+def test_lanes_keep_what_they_compile_and_compute_on_one_core_unless_told_otherwise():
+    given = {"PYTHONDONTWRITEBYTECODE": "1", "PATH": "/bin"}
+
+    assert environment(given) == {"OMP_NUM_THREADS": "1", "PATH": "/bin"}
+    assert environment(given | {"OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"] == "2"
