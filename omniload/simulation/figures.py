@@ -1,15 +1,25 @@
-"""What a simulation found."""
+"""What a simulation found, and the meter over its processes that finds it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
+from omniload.base.errors import ConfigError
+from omniload.simulation.clock import Host, Process
+from omniload.simulation.job import Job
+from omniload.simulation.loaders import SimulatedLoader, SimulatedReader
 from omniload.simulation.profile import Role
+from omniload.simulation.ranks import Rank, Trainer
+from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
+from omniload.simulation.wire import Wire
 
 __all__ = [
     "Connections",
     "HostFigures",
+    "Meter",
     "RoleFigures",
     "Simulated",
     "Waits",
@@ -122,6 +132,167 @@ class Simulated:
     def stalled_share(self) -> float:
         """Share of the time that ranks wait."""
         return self.waits.mean_s * self.steps / self.seconds
+
+
+class _Holds(Protocol):
+    """A role that holds something in a process."""
+
+    @property
+    def process(self) -> Process: ...
+
+    @property
+    def held_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Before:
+    """What a process had done when the steps began that count."""
+
+    busy_s: float
+    messages: int
+    message_bytes: int
+    batches: int
+
+    @classmethod
+    def of(cls, process: Process) -> "_Before":
+        return cls(
+            busy_s=process.busy_s,
+            messages=process.messages,
+            message_bytes=process.message_bytes,
+            batches=process.batches,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """What the processes of a simulated plane do in the steps that count, and the most that each holds."""
+
+    job: Job
+    runtime: str
+    hosts: Sequence[Host]
+    wire: Wire
+    planner: SimulatedPlanner
+    loaders: Sequence[SimulatedLoader]
+    constructors: Sequence[SimulatedConstructor]
+    ranks: Sequence[Rank]
+    _before: dict[int, _Before] = field(default_factory=dict, init=False)
+    """By the ``id`` of a process."""
+    _peaks: dict[int, int] = field(default_factory=dict, init=False)
+    """Bytes, the same."""
+    _planned_before: int = field(default=0, init=False)
+    _spent_before_s: float = field(default=0.0, init=False)
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._before = {id(process): _Before.of(process) for process in self._processes()}
+        self._planned_before = self.planner.steps
+        self._spent_before_s = self.planner.spent_s
+
+    def weigh(self) -> None:
+        """Note what every process takes of memory now, where it is more than before."""
+        held: dict[int, int] = {}
+        for each in self._holders():
+            held[id(each.process)] = held.get(id(each.process), 0) + each.held_bytes
+        # A rank's process is its trainer's, whose memory is not the data plane's.
+        costs = self.wire.costs
+        own = {"node": costs.node_bytes, "rank": 0}
+        for process in self._processes():
+            size = held.get(id(process), 0) + own.get(process.role, costs.process_bytes)
+            self._peaks[id(process)] = max(self._peaks.get(id(process), 0), size)
+
+    def found(self, trainer: Trainer) -> Simulated:
+        """Return what the last ``job.steps`` steps of a job came to.
+
+        Raises:
+            ConfigError: They are too few for time to pass in them.
+        """
+        job, steps = self.job, self.job.steps
+        # From the begin of the last step that does not count: ranks wait for the first one that does from there on.
+        seconds = trainer.begins_s[-1] - trainer.begins_s[-steps - 1]
+        if not seconds:
+            raise ConfigError(
+                f"--steps is {steps}, and no time passes in so few, as {job.spec.mix.steps_at_once} come at once: "
+                "simulate more of them"
+            )
+        # What was planned, not `batch.tokens`: rows that are not packed full hold fewer.
+        counted = range(trainer.num_steps - steps, trainer.num_steps)
+        tokens = sum(self.planner.tokens[k] for k in counted) / steps
+        planned = max(1, self.planner.steps - self._planned_before)
+        spent_s = self.planner.spent_s - self._spent_before_s
+        busy_s = sum(self._busy_s(process) for process in self._processes())
+        return Simulated(
+            runtime=self.runtime,
+            ranks=len(self.ranks),
+            hosts=job.hosts,
+            sources=len(job.originals),
+            loaders=len(self.loaders),
+            readers=sum(1 for _ in self._readers()),
+            constructors=len(self.constructors),
+            seed=job.seed,
+            steps=steps,
+            step_s=job.step_s,
+            tokens_per_step=tokens,
+            seconds=seconds,
+            tokens_per_s=tokens * steps / seconds,
+            waits=Waits.of(trainer.waits_s[-steps:]),
+            planner_step_s=spent_s / planned,
+            planner_share=spent_s / seconds,
+            cpu_step_s=busy_s / steps,
+            roles=tuple(self._role(role, seconds) for role in self._roles()),
+            memory=self._memory(seconds),
+            connections=Connections(
+                total=len(self.wire.connections), without=len(self.ranks) * len(job.originals)
+            ),
+        )
+
+    def _processes(self) -> Iterator[Process]:
+        return (process for host in self.hosts for process in host.processes)
+
+    def _readers(self) -> Iterator[SimulatedReader]:
+        return (each for loader in self.loaders for its in loader.readers.values() for each in its)
+
+    def _holders(self) -> Iterator[_Holds]:
+        return chain(self.loaders, self._readers(), self.constructors, self.ranks, (self.planner,))
+
+    def _busy_s(self, process: Process) -> float:
+        return process.busy_s - self._before[id(process)].busy_s
+
+    def _roles(self) -> list[Role]:
+        return list(dict.fromkeys(process.role for process in self._processes()))
+
+    def _role(self, role: Role, seconds: float) -> RoleFigures:
+        its = [process for process in self._processes() if process.role == role]
+        busy = [self._busy_s(process) / seconds for process in its]
+        before, steps = [self._before[id(each)] for each in its], self.job.steps
+        since = list(zip(its, before, strict=True))
+        connections = self.wire.connections_by()
+        return RoleFigures(
+            role=role,
+            count=len(its),
+            cores=sum(busy),
+            busiest=max(busy),
+            messages_step=sum(now.messages - then.messages for now, then in since) / steps,
+            message_bytes_step=sum(n.message_bytes - then.message_bytes for n, then in since)
+            / steps,
+            batches_step=sum(now.batches - then.batches for now, then in since) / steps,
+            memory_bytes=max(self._peaks[id(process)] for process in its),
+            connections=max(connections.get(id(process), 0) for process in its),
+        )
+
+    def _memory(self, seconds: float) -> HostFigures:
+        def of(host: Host) -> tuple[int, float]:
+            return (
+                sum(self._peaks[id(each)] for each in host.processes),
+                sum(map(self._busy_s, host.processes)) / seconds,
+            )
+
+        first, *others = map(of, self.hosts)
+        return HostFigures(
+            first_memory_bytes=first[0],
+            first_cores=first[1],
+            other_memory_bytes=max((size for size, _ in others), default=0),
+            other_cores=max((cores for _, cores in others), default=0.0),
+        )
 
 
 def knee_of(sizes: Sequence[Simulated]) -> int | None:

@@ -1,7 +1,6 @@
 """A whole data plane under a virtual clock."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import require_rows
@@ -11,7 +10,7 @@ from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.messages import Started
 from omniload.machine.source_loader import SourceLoader
 from omniload.simulation.clock import Clock, Host, Lane, Process
-from omniload.simulation.figures import Connections, HostFigures, RoleFigures, Simulated, Waits
+from omniload.simulation.figures import Meter, Simulated
 from omniload.simulation.hollow import HollowSource, hollow_rows
 from omniload.simulation.job import (
     Job,
@@ -71,16 +70,6 @@ def _measured(profile: Profile, runtime: str) -> tuple[MessageCosts, BuildCosts]
     return messages[runtime], builds[runtime]
 
 
-class _Holds(Protocol):
-    """A role that holds something in a process."""
-
-    @property
-    def process(self) -> Process: ...
-
-    @property
-    def held_bytes(self) -> int: ...
-
-
 class _Run:
     """One run."""
 
@@ -101,11 +90,17 @@ class _Run:
         # so the planner is told of no end, and what is behind the last step is read and built as in mid-job.
         self.warm_up = mix.steps_ahead + mix.steps_at_once
         self.num_steps = self.warm_up + job.steps
-        self._peaks: dict[int, int] = {}
-        self._before: dict[int, float] = {}
-        self._messages_before: dict[int, tuple[int, int, int]] = {}
-        self._planned_before, self._spent_before = 0, 0.0
         self._open()
+        self.meter = Meter(
+            job=job,
+            runtime=self.runtime,
+            hosts=self.hosts,
+            wire=self.wire,
+            planner=self.planner,
+            loaders=self.loaders,
+            constructors=self.constructors,
+            ranks=self.ranks,
+        )
 
     def _open(self) -> None:
         is_local = self.runtime == "local"
@@ -263,7 +258,7 @@ class _Run:
         while not trainer.is_done:
             if not self.clock.step():
                 raise self._short(trainer.step)
-        return self._found(trainer)
+        return self.meter.found(trainer)
 
     def _short(self, step: int) -> ConfigError:
         """Return the refusal of a mix whose data ends before the last step."""
@@ -274,9 +269,6 @@ class _Run:
             f"{self.warm_up} do not count, as buffers fill; lower --steps, or set stop: never in the mix"
         )
 
-    def _processes(self) -> list[Process]:
-        return [process for host in self.hosts for process in host.processes]
-
     def _begins(self, step: int) -> None:
         self._heard(step)
         # What is under way counts as far as it has come: hosts count only as jobs begin and end.
@@ -284,109 +276,9 @@ class _Run:
             for host in self.hosts:
                 host.settle()
         if step == self.warm_up - 1:
-            self._before = {id(each): each.busy_s for each in self._processes()}
-            self._messages_before = {
-                id(each): (each.messages, each.message_bytes, each.batches)
-                for each in self._processes()
-            }
-            self._planned_before = self.planner.steps
-            self._spent_before = self.planner.spent_s
+            self.meter.begin()
         if step >= self.warm_up - 1:
-            self._weigh()
-
-    def _weigh(self) -> None:
-        """Note what every process takes of memory now, where it is more than before."""
-        held: dict[int, int] = {}
-        readers = [
-            each for loader in self.loaders for its in loader.readers.values() for each in its
-        ]
-        roles: list[_Holds] = [*self.loaders, *readers, *self.constructors, *self.ranks]
-        roles.append(self.planner)
-        for each in roles:
-            held[id(each.process)] = held.get(id(each.process), 0) + each.held_bytes
-        # A rank's process is its trainer's, whose memory is not the data plane's.
-        own = {"node": self.messages.node_bytes, "rank": 0}
-        for process in self._processes():
-            size = held.get(id(process), 0) + own.get(process.role, self.messages.process_bytes)
-            self._peaks[id(process)] = max(self._peaks.get(id(process), 0), size)
-
-    def _found(self, trainer: Trainer) -> Simulated:
-        job, steps = self.job, self.job.steps
-        waits_s = trainer.waits_s[self.warm_up :]
-        # From the begin of the last step that does not count: ranks wait for the first one that does from there on.
-        seconds = trainer.begins_s[-1] - trainer.begins_s[self.warm_up - 1]
-        if not seconds:
-            raise ConfigError(
-                f"--steps is {steps}, and no time passes in so few, as {job.spec.mix.steps_at_once} come at once: "
-                "simulate more of them"
-            )
-        # What was planned, not `batch.tokens`: rows that are not packed full hold fewer.
-        tokens = sum(self.planner.tokens[k] for k in range(self.warm_up, self.num_steps)) / steps
-        planned = max(1, self.planner.steps - self._planned_before)
-        spent_s = self.planner.spent_s - self._spent_before
-        busy_s = sum(self._busy(process) for process in self._processes())
-        return Simulated(
-            runtime=self.runtime,
-            ranks=self.dp,
-            hosts=job.hosts,
-            sources=len(job.originals),
-            loaders=len(self.loaders),
-            readers=sum(self.readers_S) - len(self.readers_S),
-            constructors=len(self.constructors),
-            seed=job.seed,
-            steps=steps,
-            step_s=job.step_s,
-            tokens_per_step=tokens,
-            seconds=seconds,
-            tokens_per_s=tokens * steps / seconds,
-            waits=Waits.of(waits_s),
-            planner_step_s=spent_s / planned,
-            planner_share=spent_s / seconds,
-            cpu_step_s=busy_s / steps,
-            roles=tuple(self._role(role, seconds) for role in self._roles()),
-            memory=self._memory(seconds),
-            connections=Connections(
-                total=len(self.wire.connections), without=self.dp * len(job.originals)
-            ),
-        )
-
-    def _busy(self, process: Process) -> float:
-        return process.busy_s - self._before[id(process)]
-
-    def _roles(self) -> list[Role]:
-        return list(dict.fromkeys(process.role for process in self._processes()))
-
-    def _role(self, role: Role, seconds: float) -> RoleFigures:
-        its = [process for process in self._processes() if process.role == role]
-        busy = [self._busy(process) / seconds for process in its]
-        before, steps = self._messages_before, self.job.steps
-        return RoleFigures(
-            role=role,
-            count=len(its),
-            cores=sum(busy),
-            busiest=max(busy),
-            messages_step=sum(each.messages - before[id(each)][0] for each in its) / steps,
-            message_bytes_step=sum(each.message_bytes - before[id(each)][1] for each in its)
-            / steps,
-            batches_step=sum(each.batches - before[id(each)][2] for each in its) / steps,
-            memory_bytes=max(self._peaks[id(process)] for process in its),
-            connections=max(self.wire.connections_by().get(id(process), 0) for process in its),
-        )
-
-    def _memory(self, seconds: float) -> HostFigures:
-        def of(host: Host) -> tuple[int, float]:
-            return (
-                sum(self._peaks[id(each)] for each in host.processes),
-                sum(self._busy(each) for each in host.processes) / seconds,
-            )
-
-        first, *others = map(of, self.hosts)
-        return HostFigures(
-            first_memory_bytes=first[0],
-            first_cores=first[1],
-            other_memory_bytes=max((size for size, _ in others), default=0),
-            other_cores=max((cores for _, cores in others), default=0.0),
-        )
+            self.meter.weigh()
 
 
 def _whole(shares: Sequence[LoaderShare], sources: tuple[int, ...]) -> LoaderShare:
