@@ -40,9 +40,19 @@ from omniload.source.sample_corpus import (
 )
 from tests.support.chats import CHATML, MARKED, write_model
 
-__all__ = ["main", "rates_of", "table_of", "write_chats", "write_texts"]
+__all__ = [
+    "even_texts",
+    "main",
+    "rates_of",
+    "reading_tables",
+    "table_of",
+    "write_chats",
+    "write_texts",
+]
 
 _SHARDS, _GROUP_ROWS = 12, 1_000
+_EVEN_LETTERS = 3_000
+"""Of a document of web text, about."""
 _CORES = 2
 _WAIT_S = 300.0
 _SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>", "<eos>"]
@@ -57,6 +67,12 @@ def documents_of(size: int) -> list[str]:
     texts = [text.text for text in (*texts_of(paths, size // 2), *functions)]
     random.Random(0).shuffle(texts)
     return texts
+
+
+def even_texts(texts: Sequence[str], letters: int = _EVEN_LETTERS) -> list[str]:
+    """Return the same letters as documents of as many each; the last may have fewer."""
+    whole = "".join(texts)
+    return [whole[at : at + letters] for at in range(0, len(whole), letters)]
 
 
 def write_texts(folder: Path, texts: Sequence[str]) -> None:
@@ -201,10 +217,26 @@ def table_of(caption: str, unit: str, rates: Mapping[str, list[float]], scale: f
     )
 
 
+def reading_tables(folder: Path, texts: Sequence[str], repeats: int) -> list[Table]:
+    """Return what each way reads of documents as they are, and of the same text cut to documents of one size."""
+    tables = []
+    for size, documents in (
+        ("modules and functions", texts),
+        (f"{_EVEN_LETTERS:,} letters each", even_texts(texts)),
+    ):
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            write_texts(Path(made), documents)
+            for form, ways in reading_ways(Path(made)).items():
+                caption = f"Reading {form}, {size}, one core"
+                tables.append(table_of(caption, "MB a CPU second", rates_of(ways, repeats), 1e6))
+    return tables
+
+
 READING = """\
-Reading: {mib} MiB of source code (modules and functions, a few kilobytes each) in {shards} shards, zstd, row groups of
-{rows:,} documents, on one core; files are in the page cache. Ours gives documents shuffled within blocks, 1,024 at
-a time, with their keys, and what the tokenizer takes is taken off; pyarrow gives its columns in the order of the file,
+Reading: {mib} MiB of source code in {shards} shards, zstd, row groups of {rows:,} documents, on one core, as modules
+and functions (of which most are short), and cut to {letters:,} letters each, as long as web text; files are in the page
+cache. Ours gives documents 1,024 at a time, with their positions, shuffled within blocks of four row groups, or in
+the order of the file; what the tokenizer takes is taken off. pyarrow gives its columns in the order of the file,
 in one row also shuffled within row groups, in one its UTF-8 looked at and shuffled over four of them, as ours.
 Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
 tokens; ours gives arrays, the library objects of its own, of which lists are taken. Chat: {chats:,}
@@ -232,11 +264,8 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         texts = documents_of(mib << 20)
-        write_texts(folder, texts)
+        tables += reading_tables(folder, texts, repeats)
         write_tokenizer(folder, MARKED, texts)
-        for form, ways in reading_ways(folder).items():
-            caption = f"Reading {form}, one core"
-            tables.append(table_of(caption, "MB a CPU second", rates_of(ways, repeats), 1e6))
         ways = tokenising_ways(folder, texts[:: max(1, mib // 4)])
         tables.append(
             table_of(
@@ -267,9 +296,9 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
             ".venv-frameworks/bin/python -m benchmarks.data.libraries "
             f"--repeats {repeats} --mib {mib} --chats {chats}",
             tables,
-            READING.format(mib=mib, shards=_SHARDS, rows=_GROUP_ROWS, chats=chats).replace(
-                "\n", " "
-            ),
+            READING.format(
+                mib=mib, shards=_SHARDS, rows=_GROUP_ROWS, letters=_EVEN_LETTERS, chats=chats
+            ).replace("\n", " "),
         )
         click.echo(f"wrote {path.name}")
 

@@ -5,7 +5,14 @@ import yaml
 
 from benchmarks.data import live_change, many_sources, since
 from benchmarks.data.bad_inputs import table_of as bad_table
-from benchmarks.data.libraries import rates_of, table_of, write_chats, write_texts
+from benchmarks.data.libraries import (
+    even_texts,
+    rates_of,
+    reading_tables,
+    table_of,
+    write_chats,
+    write_texts,
+)
 from benchmarks.data.library_ways import CHAT_FILE, MODEL, reading_ways, tokenising_ways
 from omniload.mix.config import load_mix
 from tests.support.chats import MARKED, write_model
@@ -25,6 +32,30 @@ def test_every_way_of_reading_reads_all_letters(tmp_path):
 
     assert set(letters.values()) == {sum(len(text.encode()) for text in TEXTS)}
     assert {form for form, _ in letters} == {"parquet", "jsonl.zst"}
+
+
+def test_documents_of_one_size_hold_the_same_letters():
+    even = even_texts(TEXTS, 100)
+
+    assert "".join(even) == "".join(TEXTS)
+    assert {len(text) for text in even[:-1]} == {100}
+    assert 0 < len(even[-1]) <= 100
+
+
+def test_reading_is_compared_in_both_orders_over_both_sizes(tmp_path):
+    tables = reading_tables(tmp_path, TEXTS * 40, 1)
+
+    assert [table.caption for table in tables] == [
+        f"Reading {form}, {size}, one core"
+        for size in ("modules and functions", "3,000 letters each")
+        for form in ("parquet", "jsonl.zst")
+    ]
+    for table in tables:
+        assert [row[0] for row in table.rows][:2] == [
+            "omniload, shuffled, less tokenising",
+            "omniload, in the order of the file",
+        ]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_way_of_tokenising_makes_as_many_tokens(tmp_path):

@@ -210,8 +210,7 @@ def _records(
     keys, kept = np.zeros(num_lines, np.uint64), np.ones(num_lines, np.bool_)
     bad = np.zeros(num_lines, np.bool_)
     reason = ""
-    # A unit without a line has a column too.
-    parts = [Ragged(values_V=np.empty(0, np.uint8), offsets=np.zeros(1, np.int64))]
+    parts: list[Ragged] = []
     for first, stop in _parts(ends):
         spans = zip(begins[first:stop].tolist(), ends[first:stop].tolist(), strict=True)
         lines = [view[begin:end] for begin, end in spans]
