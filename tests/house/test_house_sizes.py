@@ -57,7 +57,7 @@ LONGER = {
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (
-        310,
+        315,
         "reads ahead, reads again, answers, looks for shards, and hands sources over",
     ),
     "omniload/actors/roles/planner.py": (350, "one thread that speaks to every other role"),

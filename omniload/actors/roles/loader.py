@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from omniload.actors.heartbeats import Activity
-from omniload.actors.roles.sources import SourceOpening, StartReaderOf, block_memory
+from omniload.actors.roles.sources import PartReads, SourceOpening, StartReaderOf, block_memory
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
@@ -86,6 +86,7 @@ class LoaderShell:
         self._reading_again = DaemonPool(_AGAIN_THREADS, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
+        self._parts = {s: PartReads() for s in sources}
 
     def _opened(self, number: int, mix: MixConfig, calls: LimitedCalls | None = None) -> Source:
         opening = SourceOpening(
@@ -105,7 +106,7 @@ class LoaderShell:
         # Before the lock: constructors are answered from the other sources meanwhile.
         source = self._opened(number, mix)
         with self._lock:
-            self._reading[number] = threading.Lock()
+            self._reading[number], self._parts[number] = threading.Lock(), PartReads()
             self._sources[number] = source
             self._machine.names = {**self._machine.names, number: source.name}
         return source.facts
@@ -164,18 +165,26 @@ class LoaderShell:
             if isinstance(answer, SamplesReported):
                 return answer
             began_s = time.thread_time()  # waiting for a store is no work
-            block = with_retries(
-                lambda: source.read(answer.start, answer.stop, answer.without),
-                _WAITS_S,
-                self._sleep,
-                partial(self._note_retry, source),
-            )
+            block = self._read(source, answer)
             self._count_work(command.source, time.thread_time() - began_s, block)
             report = self._hold(answer, block)
             self._activity.figures.count("read_samples_total", len(block.table))
             self._activity.figures.count("read_bytes_total", block.tokens.values_V.nbytes)
             self._count_held()
             return report
+
+    def _read(self, source: Source, asked: Read) -> SampleBlock:
+        def part(start: int, stop: int) -> SampleBlock:
+            if self._closed:
+                raise UnavailableError(f"the data plane was closed while {source.name} was read")
+            return with_retries(
+                lambda: source.read(start, stop, asked.without),
+                _WAITS_S,
+                self._sleep,
+                partial(self._note_retry, source),
+            )
+
+        return self._parts[asked.source].read(asked.start, asked.stop, part)
 
     def work(self) -> dict[int, tuple[float, int]]:
         """Return the processor seconds that reading each source has taken, and the tokens that it gave."""
@@ -238,7 +247,7 @@ class LoaderShell:
         self._count_held()
 
     def close(self) -> None:
-        """Read no more: a read that waits for its store to come back gives up at its next attempt."""
+        """Read no more: a read gives up at its next part, or its next attempt where its store does not answer."""
         # A flag, not a lock: a read that hangs in a store's client is left to end with its process.
         self._closed = True
         self._reading_again.close(0.0)

@@ -1,18 +1,25 @@
-"""How a role opens a source, alone or with further readers."""
+"""How a role opens a source, alone or with further readers, and reads a range of it part by part."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.mix.config import MixConfig
+from omniload.source.block import SampleBlock, joined
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.divided import PartReader
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, open_source
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
 
-__all__ = ["SourceOpening", "StartReaderOf", "block_memory"]
+__all__ = ["PartReads", "SourceOpening", "StartReaderOf", "block_memory"]
+
+_FIRST_RECORDS = 64
+_SHORT_S, _LONG_S = 0.05, 0.25
+"""Between them a part takes its time: it is neither felt by whoever closes the loader, nor are there many."""
+_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +74,32 @@ def block_memory(mix: MixConfig, base_dir: Path, *, readers: int = 1) -> BlockMe
     """Return the memory of decoded blocks that a mix gives a loader, or one of several readers of a source."""
     spill = base_dir / mix.loader.spill if mix.loader.spill else None
     return BlockMemory(mix.loader.memory // readers, spill)
+
+
+class PartReads:
+    """Reads ranges of one source in parts of a quarter of a second: a loader that is closed waits for one of them.
+
+    A thousand long documents take seconds to become tokens. Samples are the same however a range is cut. For one
+    thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._records = _FIRST_RECORDS
+
+    def read(
+        self, start: int, stop: int, read_part: Callable[[int, int], SampleBlock]
+    ) -> SampleBlock:
+        """Return the samples of positions ``start`` to ``stop``; what ``read_part`` raises ends it."""
+        parts, at = [], start
+        while True:
+            end = min(at + self._records, stop)
+            began_s = time.monotonic()
+            parts.append(read_part(at, end))
+            took_s = time.monotonic() - began_s
+            if took_s > _LONG_S:
+                self._records = max(1, self._records // 2)
+            elif took_s < _SHORT_S and end - at == self._records:
+                self._records *= _GROWTH
+            at = end
+            if at == stop:
+                return joined(parts, start, stop)

@@ -1,4 +1,4 @@
-"""The shell of a source loader: what one reads again that takes over."""
+"""The shell of a source loader: what one reads again that takes over, and how one ends that reads."""
 
 import queue
 import threading
@@ -10,9 +10,9 @@ import pytest
 from omniload.actors.heartbeats import Activity
 from omniload.actors.roles import loader as loader_module
 from omniload.actors.roles.loader import LoaderShell
-from omniload.base.errors import IntegrityError
+from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.ragged import Ragged
-from omniload.machine.messages import TakeOver
+from omniload.machine.messages import ReadAhead, TakeOver
 from omniload.source.block import SampleBlock
 from tests.support.plane.builders import a_mix, a_table
 
@@ -80,6 +80,36 @@ def test_a_source_that_cannot_be_read_again_keeps_no_other_from_it(a_shell, monk
     shell.take_over(TakeOver(ranges={0: (0, 8), 1: (0, 2050)}))
 
     assert said.result(WITHIN_S) == "cut short"
-    parts = {read.get(timeout=WITHIN_S) for _ in range(3)}
-    assert parts == {(0, 1024), (1024, 2048), (2048, 2050)}
+    left = set(range(2050))
+    while left:
+        left -= set(range(*read.get(timeout=WITHIN_S)))
     shell.close()
+
+
+def test_a_loader_that_is_closed_ends_a_read_with_the_part_under_way(a_shell):
+    parts = []
+
+    def answer(source, start, stop):
+        parts.append((start, stop))
+        shell.close()
+
+    shell = a_shell(answer)
+
+    with pytest.raises(UnavailableError, match="closed while code was read"):
+        shell.read_ahead(ReadAhead(source=0, start=7, stop=5000))
+    assert parts == [(7, 71)]
+
+
+def test_a_range_is_reported_and_held_as_one_however_many_parts_it_is_read_in(a_shell):
+    parts = []
+    shell = a_shell(lambda source, start, stop: parts.append((start, stop)))
+
+    report = shell.read_ahead(ReadAhead(source=0, start=0, stop=3000))
+
+    assert parts[0] == (0, 64)
+    assert [a for a, _ in parts[1:]] == [b for _, b in parts[:-1]]
+    assert (report.table.start, report.table.stop, len(report.table)) == (0, 3000, 3000)
+    assert shell.held_tokens() == 3000
+    again = len(parts)
+    shell.read_ahead(ReadAhead(source=0, start=10, stop=2000))
+    assert len(parts) == again, "what is held is not read again"
