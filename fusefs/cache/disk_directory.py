@@ -196,7 +196,7 @@ class DiskDirectory:
         for folder in filter(Path.is_dir, (self._root / COPIES).iterdir()):
             for name in sorted({path.stem for path in folder.iterdir()}):
                 data_path, map_path = self.data_path(name), self.map_path(name)
-                if self._is_pair(name):
+                if _is_pair(data_path, map_path):
                     # The map's time is set at each open: it outlives the process that knew what was used last.
                     whole.append((map_path.stat().st_mtime_ns, name))
                 else:
@@ -206,14 +206,6 @@ class DiskDirectory:
             num_units = num_units_of(self.map_path(name).stat().st_size)
             # Blocks and not the size: a copy is sparse.
             yield name, self.data_path(name).stat().st_blocks * 512 + footprint(num_units)
-
-    def _is_pair(self, name: str) -> bool:
-        if not self.data_path(name).exists() or not self.map_path(name).exists():
-            return False
-        with self.map_path(name).open("rb") as table:
-            head, table_bytes = table.read(HEADER_BYTES), os.fstat(table.fileno()).st_size
-        size_bytes = size_in_map(head, table_bytes, name)
-        return size_bytes == self.data_path(name).stat().st_size
 
     def make(self, version: CopyVersion) -> CopyFiles:
         """Make the files of a copy that holds nothing yet.
@@ -276,6 +268,15 @@ class DiskDirectory:
                 path.rename(target)
                 aside.append(target)
         return aside
+
+
+def _is_pair(data_path: Path, map_path: Path) -> bool:
+    """Tell whether both files of a copy are there, and of the size that its map says."""
+    if not data_path.exists() or not map_path.exists():
+        return False
+    with map_path.open("rb") as table:
+        head, table_bytes = table.read(HEADER_BYTES), os.fstat(table.fileno()).st_size
+    return size_in_map(head, table_bytes, data_path.stem) == data_path.stat().st_size
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from fusefs.vfs.file.open_file import OpenFile
 
-__all__ = ["ROOT", "InodeTable", "Node", "as_text", "body_of", "from_text"]
+__all__ = ["ROOT", "InodeTable", "Node", "as_text", "body_of", "from_text", "open_below"]
 
 ROOT = 1
 SEVERAL = -1
@@ -141,15 +141,16 @@ class Node:
         """Yield files directly in this directory that the store does not show yet."""
         return (child for child in self.children.values() if child.is_pending)
 
-    def open_below(self) -> "Iterator[Node]":
-        """Yield this one and all below it that are open."""
-        # No recursion: users make trees that are deeper than Python's stack.
-        pending = [self]
-        while pending:
-            node = pending.pop()
-            if node.body is not None:
-                yield node
-            pending += reversed(node.children.values())
+
+def open_below(top: Node) -> Iterator[Node]:
+    """Yield a node and all below it that are open."""
+    # No recursion: users make trees that are deeper than Python's stack.
+    pending = [top]
+    while pending:
+        node = pending.pop()
+        if node.body is not None:
+            yield node
+        pending += reversed(node.children.values())
 
 
 class InodeTable:

@@ -16,7 +16,7 @@ from fusefs.vfs.closing import Closing
 from fusefs.vfs.file.open_file import OpenFile
 from fusefs.vfs.file.rename_open import moved, remove_open, rename_open
 from fusefs.vfs.handle_table import Listed, Listing
-from fusefs.vfs.inode_table import ROOT, Node
+from fusefs.vfs.inode_table import ROOT, Node, open_below
 from fusefs.vfs.opening import Opening
 from fusefs.vfs.session import STATS_DIRECTORY_INODE, STATS_INODE, Session, checked_name
 from fusefs.vfs.shown_version import Lookup, is_open
@@ -219,14 +219,14 @@ class NameRequests:
             raise OSError(errno.ENOTEMPTY, "a file is being written there", target)
         if node is not None and node.is_pending:
             await self._check_target_of_pending(target)
-        opened = node.open_below() if node is not None else ()
+        opened = open_below(node) if node is not None else ()
         moving = [below.body for below in opened if below.body is not None]
         replaced = there.body if there is not None and replacing else None
         with self._session.leaving.changing(source, target):
             await self._session.wait(
                 rename_open, self._session.files, source, target, moving, replaced
             )
-            for below in node.open_below() if node is not None else ():
+            for below in open_below(node) if node is not None else ():
                 # A look that is under way for one of them began at a path that it has left.
                 below.num_moves += 1
         if source != target:
@@ -237,7 +237,7 @@ class NameRequests:
             # Opened while the store renamed them: no flush of these may land at the old path.
             if there is not None and replacing and there.body is not None:
                 there.body.pending.unlinked()
-            for below in node.open_below() if node is not None else ():
+            for below in open_below(node) if node is not None else ():
                 if below.body is not None and below.body not in moving:
                     await self._session.wait(moved, below.body, below.path())
 

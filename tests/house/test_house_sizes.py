@@ -6,6 +6,8 @@ from collections import Counter
 from tests.house.modules import ROOT, faults, source_files, statements_of
 
 MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
+ROOM_MODULES = 5
+"""From so many on, a folder has a README."""
 FOLDER_MODULES = 16
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
@@ -105,3 +107,10 @@ def test_every_folder_is_looked_through_at_a_glance():
     modules = Counter(path.parent for path in source_files() if path.name != "__init__.py")
 
     assert {str(folder): num for folder, num in modules.items() if num > FOLDER_MODULES} == {}
+
+
+def test_every_folder_of_several_modules_says_what_it_is_for():
+    modules = Counter(path.parent for path in source_files() if path.name != "__init__.py")
+
+    rooms = [folder for folder, num in modules.items() if num >= ROOM_MODULES]
+    assert [str(room) for room in rooms if not (ROOT / room / "README.md").is_file()] == []

@@ -2,7 +2,7 @@
 
 import sys
 
-from fusefs.vfs.inode_table import ROOT, InodeTable
+from fusefs.vfs.inode_table import ROOT, InodeTable, open_below
 
 OPEN = object()
 
@@ -18,4 +18,4 @@ def test_what_is_open_is_found_at_any_depth_in_the_order_of_names():
     top = tree.child(root, "h")
     top.body = OPEN
 
-    assert list(root.open_below()) == [first, second, top]
+    assert list(open_below(root)) == [first, second, top]
