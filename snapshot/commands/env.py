@@ -23,7 +23,7 @@ from omniload.base.log import get_logger
 from omniload.base.units import format_bytes
 from snapshot.env.flow.forms import RequestedForm
 from snapshot.env.flow.restore import Restored, Restorer
-from snapshot.env.format.entries import Kind
+from snapshot.env.format.entries import Kind, Limits
 from snapshot.env.key.interpreter import environment_of
 from snapshot.env.key.keys import Installation
 from snapshot.env.node.cache import CACHE_VARIABLE, NodeCache
@@ -48,6 +48,7 @@ class _Options:
     image: str
     files: tuple[str, ...]
     variables: tuple[str, ...]
+    limits: Limits
 
     def installation(self, words: tuple[str, ...]) -> Installation:
         """Return the command with the inputs declared beside it."""
@@ -71,10 +72,13 @@ def _environment_options(function: _Command) -> _Command:
     )
     @click.option("--input", "files", multiple=True, help="File or folder the command reads.")
     @click.option("--input-env", "variables", multiple=True, help="Variable the command reads.")
+    @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more.")
+    @click.option("--case-pairs", is_flag=True, help="Allow paths that differ by case only.")
     @functools.wraps(function)
     def command_of(**given: Any) -> None:  # noqa: ANN401
         options = _Options(
             environment=active_environment(given.pop("python"), given.pop("targets")),
+            limits=Limits(raw_bytes=given.pop("max_bytes"), case_pairs=given.pop("case_pairs")),
             **{name: given.pop(name) for name in ("image", "files", "variables")},
         )
         try:
@@ -152,6 +156,7 @@ def save_command(given: _Options, url: str, byte_code: bool, words: tuple[str, .
             given.installation(words),
             image=given.image,
             byte_code=byte_code,
+            limits=given.limits,
             progress=progress,
         )
     head = manifest.head
@@ -257,7 +262,9 @@ def _restored(
     """Restore by key or by what is asked for; ``where`` a command that installs is to be given."""
     key, installing = ("", words) if auto else (words[0], words[1:])
     with stage("environment") as tally, shown_progress() as progress:
-        restorer = Restorer(given.environment, NodeCache(), lambda: opened(url), progress)
+        restorer = Restorer(
+            given.environment, NodeCache(), lambda: opened(url), given.limits, progress
+        )
         found = None
         if not auto:
             try:

@@ -17,6 +17,7 @@ from snapshot.env.flow.forms import (
     kept_by,
     mounts_first,
 )
+from snapshot.env.format.entries import Limits
 from snapshot.env.key.interpreter import base_of, installed_in
 from snapshot.env.key.keys import Installation, key_of
 from snapshot.env.node.cache import NodeCache, together
@@ -65,6 +66,7 @@ class Restorer:
     cache: NodeCache
     opened: "Callable[[], AbstractContextManager[Repository]]"
     """Opens the store; called only when the node does not have what is wanted."""
+    limits: Limits = field(default_factory=Limits)
     progress: Progress = lambda *_: None
 
     def restore(self, key: str, requested: RequestedForm = "auto") -> Restored | None:
@@ -131,6 +133,7 @@ class Restorer:
                     key,
                     self.environment.targets,
                     fits=self.environment.check_fits,
+                    limits=self.limits,
                     progress=self.progress,
                 )
                 read += repository.bytes_read

@@ -18,6 +18,7 @@ from snapshot.env.format.entries import (
     Delta,
     Entry,
     Kind,
+    Limits,
     Place,
     Target,
     check_entries,
@@ -132,13 +133,14 @@ def install(
     return captured
 
 
-def install_and_save(
+def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
     environment: Environment,
     repository: Repository,
     installation: Installation,
     *,
     image: str = "",
     byte_code: bool = True,
+    limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:
     """Install into what the environment held before any restore, and save a snapshot.
@@ -159,7 +161,7 @@ def install_and_save(
                 "nothing of it can be seen any more; make the environment anew"
             )
         captured = install(environment, installation, byte_code=byte_code)
-        manifest = save(repository, captured, document, progress=progress)
+        manifest = save(repository, captured, document, limits=limits, progress=progress)
         environment.note_installed(document)
         return manifest
 
@@ -169,6 +171,7 @@ def save(
     captured: Captured,
     document: dict[str, Any],
     *,
+    limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:
     """Write a snapshot of what was captured: packs first, the manifest last.
@@ -186,7 +189,7 @@ def save(
     with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
         targets = captured.targets
         entries = _entries(captured, pool, progress)
-        check_entries(entries, targets)
+        check_entries(entries, targets, limits)
         writer = _Writer(repository, targets, entries, progress)
         writer.write(pool)
     head = Head(

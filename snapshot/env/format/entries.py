@@ -7,11 +7,12 @@ A manifest comes from a store that others write to. Nothing in it is used unchec
 - a link leads to a place in one of the targets; ``..`` stands only at its front, so that
   no other link can bend it;
 - nothing but directories, files and links; no set-uid, set-gid or sticky bits;
-- each path once. (Two that differ by case only are two; where a file system folds case, the second
-  cannot be made, and nothing is restored.)
+- each path once, also where a file system folds upper and lower case;
+- the bytes claimed are within a limit, and nothing may inflate past its claim.
 """
 
 import posixpath
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -23,6 +24,7 @@ __all__ = [
     "Delta",
     "Entry",
     "Kind",
+    "Limits",
     "Place",
     "Seen",
     "Target",
@@ -142,6 +144,16 @@ OWN_FOLDER = ".omniload-env"
 """Where a restore keeps its stage and its record, in the prefix and in each target; never captured."""
 
 
+class Limits(NamedTuple):
+    """What one snapshot may claim."""
+
+    raw_bytes: int = 1 << 40
+    """Bytes of all files."""
+    entries: int = 4_000_000
+    case_pairs: bool = False
+    """Whether two paths may differ by case only."""
+
+
 def check_path(path: str) -> None:
     """Check one path of a snapshot.
 
@@ -185,12 +197,22 @@ def check_link(entry: Entry, targets: Sequence[Target]) -> None:
         )
 
 
-def check_entries(entries: Sequence[Entry], targets: Sequence[Target]) -> None:
+def check_entries(
+    entries: Sequence[Entry], targets: Sequence[Target], limits: Limits | None = None
+) -> None:
     """Check everything a snapshot would put into an environment.
 
     Raises:
         IntegrityError: Something must not be written; the message says which and why.
     """
+    limits = limits or Limits()
+    if len(entries) > limits.entries:
+        raise IntegrityError(f"{len(entries)} entries, more than {limits.entries}; refused")
+    claimed = sum(entry.size_bytes for entry in entries)
+    if claimed > limits.raw_bytes:
+        raise IntegrityError(
+            f"files of {claimed} bytes, more than {limits.raw_bytes}; raise the limit to allow them"
+        )
     for entry in entries:
         _check_entry(entry, targets)
     # No place stands twice: a manifest whose entries are out of order is refused as it is read.
@@ -200,6 +222,8 @@ def check_entries(entries: Sequence[Entry], targets: Sequence[Target]) -> None:
             raise IntegrityError(
                 f"what lies above {path!r} is no directory of the snapshot; refused"
             )
+    if not limits.case_pairs:
+        _check_case(kinds)
 
 
 def _check_entry(entry: Entry, targets: Sequence[Target]) -> None:
@@ -216,3 +240,17 @@ def _check_entry(entry: Entry, targets: Sequence[Target]) -> None:
         raise IntegrityError(f"path {entry.path!r} has no size or no SHA-256; refused")
     if entry.kind is Kind.LINK:
         check_link(entry, targets)
+
+
+def _check_case(places: Iterable[tuple[int, str]]) -> None:
+    folded: dict[tuple[int, str], str] = {}
+    for number, path in places:
+        # A file system that folds case may take two spellings of an accent for one as well.
+        same = (number, path if path.isascii() else unicodedata.normalize("NFC", path))
+        same = (number, same[1].casefold())
+        other = folded.setdefault(same, path)
+        if other != path:
+            raise IntegrityError(
+                f"paths {other!r} and {path!r} differ by case only; "
+                "a file system that folds case would mix them up"
+            )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.format.digests import file_digest
-from snapshot.env.format.entries import Entry, Kind, Target, check_entries
+from snapshot.env.format.entries import Entry, Kind, Limits, Target, check_entries
 from snapshot.env.format.manifest import Manifest
 from snapshot.env.format.packs import ReadUnit, inflate, read_units
 from snapshot.env.key.keys import key_of
@@ -44,13 +44,14 @@ class _Read(NamedTuple):
     """Digest, raw offset in the pack, size of each content that overlaps the unit."""
 
 
-def provide(
+def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditions
     cache: NodeCache,
     repository: Repository,
     key: str,
     targets: Sequence[Target],
     *,
     fits: Callable[[TreeHead], None] = lambda _: None,
+    limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Tree | None:
     """Return the tree of a key, extracting it if the node does not have it.
@@ -79,7 +80,7 @@ def provide(
         if not {"base", "command"} <= manifest.head.document.keys():
             raise IntegrityError(f"manifest {key!r} does not say what it was made of; refused")
         fits(TreeHead.of(manifest))
-        check_entries(manifest.entries, targets)
+        check_entries(manifest.entries, targets, limits)
         cache.drop(key)  # one that is damaged, whose room is needed
         if manifest.raw_bytes > (free_bytes := cache.free_bytes()):
             raise StateError(

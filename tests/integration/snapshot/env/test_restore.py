@@ -440,11 +440,12 @@ FILE = {"kind": Kind.FILE, "mode": 0o644, "mtime_ns": 1}
         Entry(1, "/escaped", **FILE),
         Entry(1, "l", Kind.LINK, link="/etc/passwd"),
         Entry(1, "l", Kind.LINK, link="../../../escaped"),
+        Entry(1, "TREE", Kind.DIRECTORY, 0o755),
         Entry(1, "s", **{**FILE, "mode": 0o4755}),
         Entry(1, "base.py/x", **FILE),
         Entry(7, "x", **FILE),
     ],
-    ids=["up", "absolute", "link out", "link up", "set-uid", "below a file", "target"],
+    ids=["up", "absolute", "link out", "link up", "case", "set-uid", "below a file", "target"],
 )
 def test_a_hostile_snapshot_is_refused_before_anything_is_written(tmp_path, entry):
     environment, manifest, _ = saved(tmp_path)
@@ -477,6 +478,15 @@ def test_a_link_in_the_environment_where_the_snapshot_has_a_directory_does_not_l
     assert list(outside.iterdir()) == []
     assert (site / "tree" / "__init__.py").exists()
     assert not (site / "tree").is_symlink()
+
+
+def test_a_snapshot_over_the_limit_is_refused(tmp_path):
+    environment, manifest, _ = saved(tmp_path)
+    restorer = a_restorer(environment, tmp_path)
+    restorer.limits = restorer.limits._replace(raw_bytes=1000)
+
+    with pytest.raises(IntegrityError, match="more than 1000; raise the limit"):
+        restorer.restore(manifest.head.key, "copy")
 
 
 def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from omniload.base.errors import IntegrityError, StateError
 from snapshot.env.flow.save import capture, save
-from snapshot.env.format.entries import Kind
+from snapshot.env.format.entries import Kind, Limits
 from snapshot.env.format.packs import inflate
 from snapshot.env.store.repository import ROOT
 from tests.support.snapshot.env_builders import (
@@ -165,25 +165,40 @@ def test_a_file_that_changes_while_it_is_saved_is_told(tmp_path):
         assert repository.all_keys() == []
 
 
-def test_what_could_not_be_restored_is_not_saved(tmp_path):
-    script = "import os, sys; os.symlink('/etc/passwd', f'{sys.argv[1]}/bin/out')"
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            "import os, sys; os.symlink('/etc/passwd', f'{sys.argv[1]}/bin/out')",
+            "outside the targets",
+        ),
+        (files_script(Name=b"1", name=b"2"), "differ by case only"),
+    ],
+    ids=["link out", "case"],
+)
+def test_what_could_not_be_restored_is_not_saved(tmp_path, script, message):
     _, found = captured(tmp_path, script)
 
     with a_repository(tmp_path / "store") as repository:
-        with pytest.raises(IntegrityError, match="outside the targets"):
+        with pytest.raises(IntegrityError, match=message):
             save(repository, found, DOCUMENT)
 
         assert repository.all_keys() == []
         assert not (tmp_path / "store" / ROOT).exists()
 
 
-def test_paths_that_differ_by_case_are_saved_and_restored(tmp_path):
+def test_paths_that_differ_by_case_are_saved_and_restored_where_that_is_allowed(tmp_path):
     environment, found = captured(tmp_path, files_script(Name=b"1", name=b"2"))
+    limits = Limits(case_pairs=True)
     with a_repository(tmp_path / "store") as repository:
-        manifest = save(repository, found, {**DOCUMENT, **_fits(environment)})
+        manifest = save(repository, found, {**DOCUMENT, **_fits(environment)}, limits=limits)
     remake(environment, tmp_path)
+    restorer = a_restorer(environment, tmp_path)
 
-    a_restorer(environment, tmp_path).restore(manifest.head.key, "copy")
+    with pytest.raises(IntegrityError, match="differ by case only"):
+        restorer.restore(manifest.head.key, "copy")
+    restorer.limits = limits
+    restorer.restore(manifest.head.key, "copy")
 
     assert (Path(environment.targets[1].path) / "Name").read_bytes() == b"1"
     assert (Path(environment.targets[1].path) / "name").read_bytes() == b"2"

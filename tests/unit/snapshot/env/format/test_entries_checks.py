@@ -3,14 +3,14 @@
 import pytest
 
 from omniload.base.errors import IntegrityError
-from snapshot.env.format.entries import Entry, Kind, check_entries, check_link, check_path
+from snapshot.env.format.entries import Entry, Kind, Limits, check_entries, check_link, check_path
 from tests.support.snapshot.env_builders import TARGETS, a_file, a_folder, a_link
 
 ROOTS = (a_folder(""), a_folder("", 1))
 
 
-def check(*entries):
-    check_entries([*ROOTS, *entries], TARGETS)
+def check(*entries, limits=None):
+    check_entries([*ROOTS, *entries], TARGETS, limits)
 
 
 def test_what_an_installation_makes_is_accepted():
@@ -103,8 +103,15 @@ def test_a_file_below_nothing_is_refused():
 @pytest.mark.parametrize(
     ("one", "other"), [("Name", "name"), ("straße", "STRASSE"), ("e\u0301", "\u00e9")]
 )
-def test_paths_that_differ_by_case_or_spelling_only_are_two(one, other):
-    check(a_file(one), a_file(other))
+def test_paths_that_differ_by_case_only_are_refused_unless_allowed(one, other):
+    with pytest.raises(IntegrityError, match="differ by case only"):
+        check(a_file(one), a_file(other))
+
+    check(a_file(one), a_file(other), limits=Limits(case_pairs=True))
+
+
+def test_the_same_path_in_two_targets_is_no_pair():
+    check(a_file("x"), a_file("X", 1))
 
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1777, 0o100644])
@@ -127,6 +134,16 @@ def test_a_target_that_is_not_there_is_refused():
 def test_a_file_without_a_size_or_digest_is_refused(changes):
     with pytest.raises(IntegrityError, match="no size or no SHA-256"):
         check(a_file("x", **changes))
+
+
+def test_more_bytes_than_allowed_are_refused():
+    with pytest.raises(IntegrityError, match="files of 6 bytes, more than 5"):
+        check(a_file("x"), a_file("y"), limits=Limits(raw_bytes=5))
+
+
+def test_more_entries_than_allowed_are_refused():
+    with pytest.raises(IntegrityError, match="3 entries, more than 2"):
+        check(a_file("x"), limits=Limits(entries=2))
 
 
 def test_a_target_itself_may_only_be_a_directory():
@@ -164,6 +181,14 @@ def test_only_a_directory_of_the_snapshot_may_hold_an_entry(above):
 def test_a_root_that_is_missing_is_refused():
     with pytest.raises(IntegrityError, match="above 'x' is no directory"):
         check_entries([a_file("x")], TARGETS)
+
+
+def test_a_limit_counts_twins_as_often_as_they_are_written():
+    twins = [a_file(f"f{number}", size_bytes=10) for number in range(10)]
+
+    check(*twins, limits=Limits(raw_bytes=100))
+    with pytest.raises(IntegrityError, match="files of 100 bytes, more than 99"):
+        check(*twins, limits=Limits(raw_bytes=99))
 
 
 def test_the_names_of_a_restore_are_kept_from_snapshots_in_every_target():
