@@ -3,12 +3,10 @@
 A thin shell of ``omniload.machine.job_restarts``. It never imports torch, so it is up at once.
 """
 
-import os
 import queue
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -49,7 +47,7 @@ from trainer_integration.run.launch_plan import (
     next_log_number,
     read_plan,
 )
-from trainer_integration.run.rank_process import Attempt, RankProcess, pss_by_role
+from trainer_integration.run.rank_process import Attempt, RankProcess, pss_by_role, python_of_ranks
 from trainer_integration.run.resuming import Resume, step_name
 from trainer_integration.run.run_lock import RunLock
 from trainer_integration.run.run_log import (
@@ -71,8 +69,6 @@ _OTHER_EXITS_S = 0.5
 _FOLLOWER_S = 5.0
 _SAVING_S = 30.0
 """How long ranks that were asked to end may take over their step and its checkpoint."""
-_PYTHON = "PYTHON_EXEC"
-"""Variable of the Python that starts ranks, as torchrun has it."""
 
 Observer = Callable[["Launcher", StepLine | EventLine], None]
 """Called for every step and event, in the launcher's threads; it may look at ``pids``."""
@@ -92,10 +88,11 @@ class Launcher:
         """Read and check the configuration; nothing is started. ``profile``: first and last step of a trace.
 
         Raises:
-            ConfigError: The training or the mix file is faulty.
+            ConfigError: The training or the mix file is faulty, or the Python that ranks are to have.
             StateError: The run has checkpoints and ``resume`` is ``never``, or none of the step asked for.
         """
         self._plan = read_plan(config, profile)
+        self._python = python_of_ranks()
         self._resume = resume
         self._first_step = self._plan.first_step(resume)
         self._machine = Supervisor(
@@ -285,8 +282,7 @@ class Launcher:
             self.run_dir / "logs" / f"rank-{rank}-attempt-{self._first_log + start.attempt}.log"
         )
         inherited = () if spec.store_fd is None else (spec.store_fd,)
-        python = os.environ.get(_PYTHON, sys.executable)
-        command = (python, "-m", "trainer_integration.run.rank")
+        command = (self._python, "-m", "trainer_integration.run.rank")
         process = RankProcess(command, spec.to_json(), log_file, inherited)
         self._attempt.ranks[rank] = process
         process.listen(

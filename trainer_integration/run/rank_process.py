@@ -5,8 +5,10 @@ Memory is the proportional set size, which counts a shared page once.
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,17 +18,20 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from omniload.base.errors import ConfigError
 from omniload.base.log import RoleLog, get_logger, last_line_of
 from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, parse_line
 
 if TYPE_CHECKING:
     from omniload.actors.ray.plane import RayPlane
 
-__all__ = ["ASK_TO_END", "Attempt", "RankProcess", "pss_by_role"]
+__all__ = ["ASK_TO_END", "Attempt", "RankProcess", "pss_by_role", "python_of_ranks"]
 
 ASK_TO_END = signal.SIGUSR1
 """Asks a rank to save after its step and to end; one that is still starting simply ends."""
 
+_PYTHON = "PYTHON_EXEC"
+"""Variable of the Python that starts ranks, as torchrun has it."""
 _LOG = get_logger(__name__)
 # A thread for every core in each of several ranks, and they would spin against each other.
 _SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -34,6 +39,21 @@ _LONGEST_PIECE_BYTES = 64 << 10
 """Of what a rank says without an end of line."""
 _LAST_WORDS_S = 5.0
 """How long a process of the rank's own that outlives it may keep its exit from being told."""
+
+
+def python_of_ranks(variables: Mapping[str, str] = os.environ) -> str:
+    """Return the Python that starts ranks.
+
+    Raises:
+        ConfigError: The one that is named cannot be run.
+    """
+    named = variables.get(_PYTHON, sys.executable)
+    found = shutil.which(named)
+    if found is None:
+        raise ConfigError(
+            f"{_PYTHON} is {named!r}, which is no program that can be run; name a Python, or unset it"
+        )
+    return found
 
 
 class RankProcess:

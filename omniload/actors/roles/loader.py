@@ -86,7 +86,7 @@ class LoaderShell:
         self._reading_again = DaemonPool(_AGAIN_THREADS, "omniload-reading-again")
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
-        self._parts = {s: PartReads() for s in sources}
+        self._parts = {s: PartReads(self._clock) for s in sources}
 
     def _opened(self, number: int, mix: MixConfig, calls: LimitedCalls | None = None) -> Source:
         opening = SourceOpening(
@@ -106,7 +106,7 @@ class LoaderShell:
         # Before the lock: constructors are answered from the other sources meanwhile.
         source = self._opened(number, mix)
         with self._lock:
-            self._reading[number], self._parts[number] = threading.Lock(), PartReads()
+            self._reading[number], self._parts[number] = threading.Lock(), PartReads(self._clock)
             self._sources[number] = source
             self._machine.names = {**self._machine.names, number: source.name}
         return source.facts

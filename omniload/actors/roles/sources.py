@@ -1,10 +1,10 @@
 """How a role opens a source, alone or with further readers, and reads a range of it part by part."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.mix.config import MixConfig
 from omniload.source.block import SampleBlock, joined
@@ -83,8 +83,8 @@ class PartReads:
     thread at a time.
     """
 
-    def __init__(self) -> None:
-        self._records = _FIRST_RECORDS
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._records = clock, _FIRST_RECORDS
 
     def read(
         self, start: int, stop: int, read_part: Callable[[int, int], SampleBlock]
@@ -93,9 +93,9 @@ class PartReads:
         parts, at = [], start
         while True:
             end = min(at + self._records, stop)
-            began_s = time.monotonic()
+            began_s = self._clock.now_s()
             parts.append(read_part(at, end))
-            took_s = time.monotonic() - began_s
+            took_s = self._clock.now_s() - began_s
             if took_s > _LONG_S:
                 self._records = max(1, self._records // 2)
             elif took_s < _SHORT_S and end - at == self._records:

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from omniload.base.errors import ConfigError
 from tests.support.trainer.run_lines import a_memory, a_step, an_event
-from trainer_integration.run.rank_process import ASK_TO_END, Attempt, RankProcess, pss_by_role
+from trainer_integration.run.rank_process import (
+    ASK_TO_END,
+    Attempt,
+    RankProcess,
+    pss_by_role,
+    python_of_ranks,
+)
 
 _LONG_S = 60
 
@@ -292,3 +299,10 @@ def test_processes_go_by_their_roles_and_those_that_ended_take_no_memory():
     sizes = pss_by_role(attempt.pids)
     assert sizes["rank 0"] > 0
     assert "planner" not in sizes
+
+
+def test_ranks_have_the_python_that_is_named_or_the_launchers_own():
+    assert python_of_ranks({}) == sys.executable
+    assert python_of_ranks({"PYTHON_EXEC": "sh"}).endswith("/sh")
+    with pytest.raises(ConfigError, match=r"PYTHON_EXEC is '/none', .*; name a Python, or unset"):
+        python_of_ranks({"PYTHON_EXEC": "/none"})

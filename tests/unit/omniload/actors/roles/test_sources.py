@@ -2,23 +2,22 @@
 
 import pytest
 
-from omniload.actors.roles import sources as sources_module
 from omniload.actors.roles.sources import PartReads
+from omniload.base.clock import FakeClock
 from omniload.base.ragged import Ragged
 from omniload.source.block import SampleBlock
 from tests.support.plane.builders import a_table
 
 
 class Reading:
-    """A source whose records take ``record_s`` each, by a clock of its own."""
+    """A source whose records take ``record_s`` each."""
 
-    def __init__(self, record_s, monkeypatch):
-        self.record_s, self.now_s, self.sizes = record_s, 0.0, []
-        monkeypatch.setattr(sources_module.time, "monotonic", lambda: self.now_s)
+    def __init__(self, record_s):
+        self.record_s, self.clock, self.sizes = record_s, FakeClock(), []
 
     def read(self, start, stop):
         self.sizes.append(stop - start)
-        self.now_s += (stop - start) * self.record_s
+        self.clock.sleep((stop - start) * self.record_s)
         lengths = [1 + position % 3 for position in range(start, stop)]
         return SampleBlock(
             table=a_table(lengths, start=start),
@@ -28,8 +27,9 @@ class Reading:
 
 
 @pytest.mark.parametrize("record_s", [0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
-def test_no_part_takes_long_once_it_is_known_what_a_record_takes(record_s, monkeypatch):
-    reading, parts = Reading(record_s, monkeypatch), PartReads()
+def test_no_part_takes_long_once_it_is_known_what_a_record_takes(record_s):
+    reading = Reading(record_s)
+    parts = PartReads(reading.clock)
 
     for start in range(0, 8000, 2000):
         parts.read(start, start + 2000, reading.read)
@@ -41,10 +41,10 @@ def test_no_part_takes_long_once_it_is_known_what_a_record_takes(record_s, monke
     assert sum(reading.sizes) == 8000
 
 
-def test_what_is_read_in_parts_is_what_is_read_at_once(monkeypatch):
-    reading = Reading(1e-2, monkeypatch)
+def test_what_is_read_in_parts_is_what_is_read_at_once():
+    reading = Reading(1e-2)
 
-    found = PartReads().read(100, 400, reading.read)
+    found = PartReads(reading.clock).read(100, 400, reading.read)
 
     assert len(reading.sizes) > 1
     whole = reading.read(100, 400)
@@ -54,8 +54,8 @@ def test_what_is_read_in_parts_is_what_is_read_at_once(monkeypatch):
     assert found.skipped == len(reading.sizes) - 1
 
 
-def test_a_range_of_nothing_is_read_as_one(monkeypatch):
-    reading = Reading(0.0, monkeypatch)
+def test_a_range_of_nothing_is_read_as_one():
+    reading = Reading(0.0)
 
-    assert len(PartReads().read(5, 5, reading.read).table) == 0
+    assert len(PartReads(reading.clock).read(5, 5, reading.read).table) == 0
     assert reading.sizes == [0]
