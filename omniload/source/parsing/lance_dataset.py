@@ -10,6 +10,7 @@ Lance reads with threads of its own, from a store with a client of its own. It k
 """
 
 import errno
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
+from omniload.base.errors import (
+    ConfigError,
+    IntegrityError,
+    OmniloadError,
+    StateError,
+    UnavailableError,
+)
 from omniload.base.units import format_bytes
 from omniload.source.files import (
     ShardFile,
@@ -52,6 +59,8 @@ _REFUSES = "lacked the necessary privileges"
 _NOT_THERE = frozenset({"404", "416"})
 """What a server answers of a file that is not there, or not as long as the data set says."""
 _PLACE = re.compile(r", (/[^ ,]*\.rs|library/[^ ,]*):[0-9:]+")
+_asked_in: list[int] = []
+"""The process in which Lance was asked first, and which has its threads."""
 
 
 class LanceDataset:
@@ -297,7 +306,9 @@ def _told() -> Iterator[None]:
         OSError: With the number that the system gave.
         PermissionError: A store does not let us in.
         ConnectionError: A store did not answer, or answered with an error of its own.
+        StateError: This process was forked after Lance was asked.
     """
+    _require_threads()
     try:
         yield
     except OmniloadError:
@@ -318,3 +329,20 @@ def _told() -> Iterator[None]:
         if _OF_STORE.search(told) and not (status and status[1] in _NOT_THERE):
             raise ConnectionError(line) from error
         raise pa.ArrowInvalid(line) from error
+
+
+def _require_threads() -> None:
+    """Refuse to ask Lance in a process that was forked after it was asked.
+
+    Lance starts new threads there, and yet such a process hung or crashed in one of fifteen tries.
+
+    Raises:
+        StateError: It was.
+    """
+    if not _asked_in:
+        _asked_in.append(os.getpid())
+    if _asked_in[0] != os.getpid():
+        raise StateError(
+            f"process {_asked_in[0]} read Lance data sets before {os.getpid()} was forked from it, which cannot: start "
+            "it by spawn or forkserver (multiprocessing_context of a DataLoader), or open them in it alone"
+        )

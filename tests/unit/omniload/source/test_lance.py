@@ -1,6 +1,8 @@
 """Lance data sets beside what the library reads of them: order, deletions, versions, further columns, refusals."""
 
 import os
+import re
+import subprocess
 import sys
 from datetime import timedelta
 
@@ -410,19 +412,46 @@ def test_without_the_library_the_extra_is_named(root, monkeypatch):
         shards_of("web", a_config(), base_dir=root.parent)
 
 
-def test_a_forked_process_reads_what_its_parent_does(root):
-    source = opened(root.parent)
-    source.read(0, 1)
-    expected_bytes = np.concatenate([np.array(each) for each in read(root.parent)]).tobytes()
-    receiving, sending = os.pipe()
+def forked(root, *, read_first):
+    """Fork a process that reads, from one that is new, and return what it was told."""
+    script = f"""
+import os
+from pathlib import Path
+from omniload.base.errors import StateError
+from omniload.mix.sources import LanceSource
+from omniload.source.source import open_source
 
-    child = os.fork()
-    if not child:
-        block = source.read(0, N)
-        same = block.tokens.values_V.astype(np.int64).tobytes() == expected_bytes
-        os.write(sending, b"same" if same else b"other")
-        os._exit(0)
-    os.close(sending)
+config = LanceSource(type="lance", path="own.lance", tokens="ids")
 
-    assert os.read(receiving, 8) == b"same"
-    assert os.waitpid(child, 0)[1] == 0
+def opened():
+    return open_source("web", config, seed=1, tokenizer=None, base_dir=Path({str(root.parent)!r}))
+
+if {read_first}:
+    opened().read(0, 1)
+if not os.fork():
+    try:
+        print(len(opened().read(0, {N}).tokens), flush=True)
+    except StateError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_process_that_is_forked_before_lance_is_asked_reads(root):
+    assert forked(root, read_first=False) == f"{N}\n"
+
+
+def test_a_process_that_is_forked_behind_it_is_refused_and_told_the_remedy(root):
+    said = forked(root, read_first=True)
+
+    assert re.search(
+        r"process \d+ read Lance .* before \d+ was forked .* spawn or forkserver", said
+    )
