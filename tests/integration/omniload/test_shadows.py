@@ -37,6 +37,9 @@ pytestmark = [
 
 STEPS = 20
 WHOLE_WITHIN_S = 240
+ASTRAY = "on another node than it was to be on"
+ASTRAY_S = 75
+"""Behind two such starts and the next one, half a minute to a minute later."""
 
 
 def a_mix(folder):
@@ -224,24 +227,39 @@ def two_nodes(hosts, scratch):
         nodes.said.close()
 
 
+class AstrayError(AssertionError):
+    """Ray starts whatever is sent to another host on this one, again and again."""
+
+
 @pytest.mark.parametrize("goes", ["kill", pytest.param("cut_off", marks=pytest.mark.soak)])
 def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_gone(
     hosts, tmp_path, scratch, goes
 ):
-    mix = a_mix(tmp_path)
-    write_mix(tmp_path / "mix.yaml", mix)
-    expected = unbroken(a_spec(tmp_path, mix), 4 * STEPS)
+    # Of a dozen Rays of two nodes, one brought up every actor with affinity to the second on the first, while tasks
+    # reached the second. Shadows stay at home then, as they should, and this needs a Ray that does as it is told.
+    try:
+        move_between_hosts(hosts, tmp_path / "first", scratch, goes)
+    except AstrayError:
+        with tempfile.TemporaryDirectory(prefix="shadows", dir="/tmp") as folder:
+            move_between_hosts(hosts, tmp_path / "second", Path(folder), goes)
+
+
+def move_between_hosts(hosts, folder, scratch, goes):
+    folder.mkdir()
+    mix = a_mix(folder)
+    write_mix(folder / "mix.yaml", mix)
+    expected = unbroken(a_spec(folder, mix), 4 * STEPS)
     here, away = ADDRESSES
 
     with two_nodes(hosts, scratch) as nodes:
         nodes.start(1, f"--address={nodes.head}")
         nodes.open(
-            tmp_path / "mix.yaml",
-            tmp_path / "run",
+            folder / "mix.yaml",
+            folder / "run",
             {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 20.0},
         )
         steps = nodes.ask("take", STEPS)
-        wait_for_places(nodes, here, away)
+        wait_for_places(nodes, here, away, may_go_astray=True)
         nodes.ask("kill", "loader-0")
         steps += nodes.ask("take", STEPS)
         wait_for_places(nodes, away, here)
@@ -279,15 +297,18 @@ def test_a_shadow_at_home_is_followed_by_one_on_a_host_that_comes_later(hosts, t
     assert steps == expected
 
 
-def wait_for_places(nodes, *wanted):
+def wait_for_places(nodes, *wanted, may_go_astray=False):
     """Wait until loader and shadow are on these hosts, and the status knows of nobody else.
 
     Not at the first look: whoever was killed is there until its end is noticed, and a host that was too busy to
     start a shadow is tried again.
     """
-    until_s = time.monotonic() + WHOLE_WITHIN_S
+    began_s = time.monotonic()
     while (places := places_of(nodes)) != wanted:
-        assert time.monotonic() < until_s, f"{places} for {wanted}, as {nodes.log()}"
+        waited_s = time.monotonic() - began_s
+        if may_go_astray and waited_s > ASTRAY_S and nodes.log().count(ASTRAY) > 1:
+            raise AstrayError(nodes.log())
+        assert waited_s < WHOLE_WITHIN_S, f"{places} for {wanted}, as {nodes.log()}"
         time.sleep(0.1)
 
 
