@@ -31,8 +31,8 @@ __all__ = ["Faults", "Ordeal", "main", "schedule_of", "survive"]
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _RECOVERED_WITHIN_S = 120.0
 _FIRST_STEPS = 10
-_CALM_STEPS = 10
-"""Behind each fault, once the plane has recovered."""
+_CALM_STEPS = 80
+"""Behind each fault, once the plane has recovered: a shadow stands by with its sources open, and reads ahead then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +155,9 @@ READING = """\
 loaders with {shadows} shadows each, {sources} sources of pre-tokenised parquet, steps of {tokens:,} tokens,
 {step_ms:g} ms of the trainer's own time a step. A wait is that of `next_batch` in the rank that waited longest, over
 all steps from the fault until the lost role was held again, every shadow stood ready and what was built before was
-used up; of a start, that for each step until every shadow stood ready; of nothing, that for each of ten steps behind a
-recovery. A sample that is lost or comes twice would show in the digest of its step, which is compared with an unbroken
-run in one process."""
+used up; of a start, that for each step until every shadow stood ready; of nothing, that for each of {calm} steps behind
+a recovery, in which a new shadow reads ahead. A sample that is lost or comes twice would show in the digest of its
+step, which is compared with an unbroken run in one process."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -221,7 +221,7 @@ def main(  # noqa: PLR0913 -- options
             [table],
             READING.format(
                 count=count, seed=seed, ranks=ranks, loaders=loaders, shadows=shadows, sources=sources,
-                tokens=mix.batch.tokens, step_ms=step_ms,
+                tokens=mix.batch.tokens, step_ms=step_ms, calm=_CALM_STEPS,
             ).replace("\n", " "),
         )  # fmt: skip
         click.echo(f"wrote {path.name}")

@@ -27,8 +27,9 @@ _ROOT = str(Path(__file__).parents[4])
 """Where this omniload lies; not always the one that Python would find by itself."""
 _RAYLET = "--raylet-name="
 _RAYLET_PID = "RAY_RAYLET_PID"
-_ANSWERED_S = 40.0
-"""Longest wait for the first process to load, and to fork another one. Ray waits 60 s for a worker."""
+_ANSWERED_S = 90.0
+"""Longest wait for the first process to load, and to fork another one. Ray gives a worker up after 60 s: two at once
+would load no sooner, and where the first one ends, the others hear of it."""
 _ASKED_S = 5.0
 """Longest wait for what somebody who has connected asks for."""
 _LENGTH_BYTES = 4
