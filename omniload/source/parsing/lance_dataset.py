@@ -343,6 +343,6 @@ def _require_threads() -> None:
         _asked_in.append(os.getpid())
     if _asked_in[0] != os.getpid():
         raise StateError(
-            f"process {_asked_in[0]} read Lance data sets before {os.getpid()} was forked from it, which cannot: start "
-            "it by spawn or forkserver (multiprocessing_context of a DataLoader), or open them in it alone"
+            f"process {os.getpid()} was forked from {_asked_in[0]} after that had read Lance data sets, and can read "
+            "none: start it by spawn or forkserver (multiprocessing_context of a DataLoader), or open them in it alone"
         )

@@ -145,7 +145,7 @@ def _stand_in(connection: socket.socket) -> None:
         # Ray ends a worker by its group.
         os.setpgid(0, group)
         connection.sendall(b"1")
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         os._exit(1)
     sys.argv = command
     os.environ.clear()
