@@ -31,8 +31,8 @@ __all__ = ["Faults", "Ordeal", "main", "schedule_of", "survive"]
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _RECOVERED_WITHIN_S = 120.0
 _FIRST_STEPS = 10
-_CALM_STEPS = 80
-"""Behind each fault, once the plane has recovered: a shadow stands by with its sources open, and reads ahead then."""
+_CALM_STEPS = 10
+"""Behind each fault, once the plane has recovered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ loaders with {shadows} shadows each, {sources} sources of pre-tokenised parquet,
 {step_ms:g} ms of the trainer's own time a step. A wait is that of `next_batch` in the rank that waited longest, over
 all steps from the fault until the lost role was held again, every shadow stood ready and what was built before was
 used up; of a start, that for each step until every shadow stood ready; of nothing, that for each of {calm} steps behind
-a recovery, in which a new shadow reads ahead. A sample that is lost or comes twice would show in the digest of its
+a recovery. A sample that is lost or comes twice would show in the digest of its
 step, which is compared with an unbroken run in one process."""
 
 

@@ -33,6 +33,7 @@ from omniload.machine.messages import (
     ServeWorld,
     Started,
     StepTaken,
+    TakeOver,
 )
 from omniload.machine.progress import Waits
 from omniload.machine.queue import (
@@ -141,7 +142,7 @@ class Planner:
                     return ()
                 return (*self._release(), *self._advance(()))
             case LoaderReplaced(sources=sources):
-                return self._read_again(sources)
+                return self.outstanding(sources)
             case ConstructorReplaced(number=number):
                 return self._build_again(number)
             case ChangeAsked():
@@ -344,8 +345,8 @@ class Planner:
         without = queue.without_from(start)
         return [ReadAhead(source=source, start=start, stop=stop, life=self.life, without=without)]
 
-    def _read_again(self, sources: Sequence[int]) -> tuple[PlannerCommand, ...]:
-        """Have another loader hold what the lost one held, and answer what it was asked."""
+    def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
+        """Return what another loader is told first: to hold what this one holds, and to answer what it was asked."""
         # A source whose edit is not taken up yet may be among them.
         sources = [s for s in sources if s < len(self._queues)]
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()

@@ -262,6 +262,10 @@ class Roster:
         """Return all members, those that are being started too."""
         return [member for role in self._roles.values() for member in role.members()]
 
+    def shadows(self) -> list[Member]:
+        """Return the members that stand by."""
+        return [member for role in self._roles.values() for member in role.standing_by]
+
     def _release(self, step: int) -> tuple[RosterCommand, ...]:
         if step > self._released_to:
             self._released_to = step

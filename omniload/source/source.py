@@ -4,7 +4,7 @@ Shape suffixes:
     N  samples        R  records of a block, or of a read
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -24,9 +24,8 @@ from omniload.source.block import Block, SampleBlock, UnitReader, decoded_block,
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
-from omniload.source.files import digest_of, digest_of_texts
 from omniload.source.formats.format import Format, Records
-from omniload.source.formats.opening import OpenFormat, open_format
+from omniload.source.formats.opening import ShardDigests, open_format
 from omniload.source.index import IndexCache
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.token_cache.cache import TokenCache
@@ -36,7 +35,7 @@ from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["RecordSource", "ShardDigests", "Source", "open_source"]
+__all__ = ["RecordSource", "Source", "open_source"]
 
 
 class Source(Protocol):
@@ -79,6 +78,17 @@ class Source(Protocol):
         """Return the number of the shard that holds the record of a position."""
         ...
 
+    def stand_at(self, position: int, without: tuple[int, ...] = ()) -> int:
+        """Decode what a read at a position draws from, so that such a read waits for no store; see ``read``.
+
+        Returns:
+            The position before which reads draw from that too.
+
+        Raises:
+            IntegrityError, UnavailableError: As for ``read``.
+        """
+        ...
+
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
         """Return the samples of positions ``start`` to ``stop``, which may span epochs.
 
@@ -96,19 +106,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardDigests:
-    """Digests of the shards that hold records, in their order, and their paths."""
-
-    names: str = ""
-    """Of their names and sizes."""
-    contents: str = ""
-    """Of what they hold."""
-    paths: tuple[str, ...] = ()
-    """The path of each, by its number."""
-
-
-_EVERY_RECORD = RecordRules()
+_EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
 
 
 class RecordSource(Source):
@@ -125,7 +123,7 @@ class RecordSource(Source):
         *,
         pipeline: Pipeline,
         rules: RecordRules = _EVERY_RECORD,
-        digests: ShardDigests = ShardDigests(),
+        digests: ShardDigests = _UNKNOWN,
     ) -> None:
         self.name = name
         self.positions_per_epoch = order.positions_per_epoch
@@ -169,6 +167,14 @@ class RecordSource(Source):
         return int(self._order.shards_of(units_N)[0])
 
     @override
+    def stand_at(self, position: int, without: tuple[int, ...] = ()) -> int:
+        (span,) = self._order.spans(position, position + 1)
+        if units := self._share_of(span, WHOLE, without).units:
+            self._decoded(units)
+        rows_B = self._order.block_of(span.epoch, span.block).rows_B
+        return position - span.offset + len(rows_B)
+
+    @override
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
         return self.read_part(start, stop, WHOLE, without)
 
@@ -209,11 +215,7 @@ class RecordSource(Source):
 
     def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
         """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
-        held = self._order.block_of(span.epoch, span.block)
-        asked = held.rows_B[span.offset : span.offset + span.stop - span.start]
-        left_out_U = np.isin(self._order.shards_of(held.units_U), without) if without else None
-        counts_U = self._format.units().rows_U[held.units_U]
-        share = Share.of(part, span.block, held.units_U, counts_U, asked, left_out_U)
+        share = self._share_of(span, part, without)
         if not share.units:
             return None
         block, rows = self._decoded(share.units), share.rows_N
@@ -258,6 +260,13 @@ class RecordSource(Source):
             skipped=skipped,
             others=others,
         )
+
+    def _share_of(self, span: Span, part: Part, without: tuple[int, ...]) -> Share:
+        held = self._order.block_of(span.epoch, span.block)
+        asked = held.rows_B[span.offset : span.offset + span.stop - span.start]
+        left_out_U = np.isin(self._order.shards_of(held.units_U), without) if without else None
+        counts_U = self._format.units().rows_U[held.units_U]
+        return Share.of(part, span.block, held.units_U, counts_U, asked, left_out_U)
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
         """Apply ``on_error`` to records that could not be made samples."""
@@ -372,27 +381,5 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
             distinct=distinct_records(name, config, record_format, opened.files, cache),
             drawn_before=drawn_before(name, config, units, opened.files, base_dir),
         ),
-        digests=_digests_of(opened),
+        digests=opened.shard_digests(),
     ).keeping(tokens)
-
-
-def _digests_of(opened: OpenFormat) -> ShardDigests:
-    units = opened.format.units()
-    contents_F = units.contents_F
-    # A file without records takes no part: one more or less leaves a source what it is.
-    used = [i for i, content in enumerate(contents_F) if content]
-    filled = np.flatnonzero(units.rows_U)
-    first_units = filled[np.unique(units.shards_U[filled], return_index=True)[1]]
-    return ShardDigests(
-        names=digest_of([opened.files[i] for i in used]),
-        contents=digest_of_texts(contents_F[i] for i in used),
-        paths=tuple(_path_of(opened, unit) for unit in first_units.tolist()),
-    )
-
-
-def _path_of(opened: OpenFormat, unit: int) -> str:
-    """Return the path of the shard of a unit; of one of several files as none of them is called."""
-    numbers = opened.format.units().files_of(unit)
-    # Whoever names one of the files does not mean the others: a name of a group is no path.
-    others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-    return opened.files[numbers[0]].path + others

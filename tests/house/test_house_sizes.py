@@ -18,11 +18,11 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        265,
+        270,
         "carries out every command of the roster, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        350,
+        360,
         "three roles, how each begins, and what all of them answer",
     ),
     "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
@@ -59,10 +59,10 @@ LONGER = {
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (
-        315,
-        "reads ahead, reads again, answers, looks for shards, and hands sources over",
+        340,
+        "reads ahead, reads again, stands by, answers, looks for shards, and hands sources over",
     ),
-    "omniload/actors/roles/planner.py": (350, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (360, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         205,
         "where members are, and for how long a node is left alone",

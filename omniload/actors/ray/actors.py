@@ -124,7 +124,7 @@ class LoaderActor(_PresentActor, LoaderShell):
         """Be there, so that processes start together, and be seen to be."""
         self._activity = self._appear(name, board, logs, reads=True)
         self._start_reader = partial(RayReader, loader=name, logs=logs)
-        self._is_open = threading.Event()
+        self._is_open, self._serves = threading.Event(), threading.Event()
 
     def open(self, spec: PlaneSpec, sources: Sequence[int], life: int) -> dict[int, SourceFacts]:
         """Open the sources, once and before any other call, and return what was found; ``life`` lives were before."""
@@ -142,8 +142,15 @@ class LoaderActor(_PresentActor, LoaderShell):
         return self.facts()
 
     @override
+    def stand_at(self, command: TakeOver) -> None:
+        """Have at hand what it would begin with, unless it serves by now."""
+        if not self._serves.is_set():
+            super().stand_at(command)
+
+    @override
     def take_over(self, command: TakeOver) -> None:
         """Serve what another loader served, and stand by no more."""
+        self._serves.set()
         self._activity.go()
         super().take_over(command)
 
@@ -317,6 +324,10 @@ class PlannerActor(_PresentActor):
     def released_to(self) -> int:
         """Return the step before which every rank has taken all."""
         return self._shell.released_to()
+
+    def outstanding(self, sources: Sequence[int]) -> TakeOver:
+        """Return what a loader would be told that takes sources over now."""
+        return self._shell.outstanding(sources)
 
     def check(self) -> None:
         """Raise what ended the planning, if anything did; see ``PlannerShell.check``."""

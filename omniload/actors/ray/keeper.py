@@ -16,6 +16,7 @@ from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
+from omniload.actors.ray.standing import Standing
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster import (
@@ -51,9 +52,12 @@ _CLOSE_S = 5.0
 class Keeper:
     """Keeps every role of a plane held, in a thread of the process that opened it."""
 
-    def __init__(self, crew: Crew, roster: Roster, gate: Gate, log: RoleLog | None) -> None:
+    def __init__(
+        self, crew: Crew, roster: Roster, standing: Standing, gate: Gate, log: RoleLog | None
+    ) -> None:
         """Take the members that the plane was opened with; nothing is watched before ``begin``."""
-        self._crew, self._roster, self._gate, self._log = crew, roster, gate, log
+        self._crew, self._roster, self._standing = crew, roster, standing
+        self._gate, self._log = gate, log
         self._events: queue.SimpleQueue[RosterEvent | Callable[[], None] | None] = (
             queue.SimpleQueue()
         )
@@ -70,8 +74,8 @@ class Keeper:
         self._thread.start()
 
     def is_whole(self) -> bool:
-        """Tell whether every role is held and every shadow stands ready."""
-        return self._roster.is_whole()
+        """Tell whether every role is held and every shadow stands ready, with what it would begin with at hand."""
+        return self._roster.is_whole() and self._standing.are_there(self._roster.shadows())
 
     def add(self, role: str) -> None:
         """Have a loader that the crew was given held by a first member, and by as many others as every loader."""
@@ -135,6 +139,7 @@ class Keeper:
         for member in self._crew.placing.crowded():
             self._carry(self._roster.handle(PlaceFound(member)))
         beats = self._crew.board.read()
+        self._standing.lead(self._roster.shadows(), time.monotonic(), self._events.put)
         for line in self._slow_calls.see(beats):
             _LOG.warning("%s", line)
         return MembersSeen(now_s=time.monotonic(), beats=beats, stopped=self._crew.stopped())

@@ -35,6 +35,7 @@ from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import PLANNER, cores_here, dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
+from omniload.actors.ray.standing import Standing
 from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
 from omniload.base.errors import OmniloadError
@@ -125,7 +126,7 @@ class RayPlane(DataPlane):
         spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
-        self._keeper = Keeper(crew, crew.roster(), self._gate, logs.of("keeper"))
+        self._keeper = Keeper(crew, crew.roster(), Standing(crew), self._gate, logs.of("keeper"))
         # Behind the first opening: what fails there is a fault of the run, which another process would not mend.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":

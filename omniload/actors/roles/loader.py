@@ -43,6 +43,8 @@ __all__ = ["LoaderShell"]
 _OPENING_THREADS = 8
 _AGAIN_THREADS = 4
 """Sources that are read again at a time by a loader that takes over: ranks wait for all of them."""
+_PASSED_OVER = 1024
+"""Records after which a shadow tries again to decode a source."""
 _WAITS_S = tuple(backoff_s(attempts=18))
 """About a minute in all: what a storage server takes to come back, or to hand over to another."""
 
@@ -87,6 +89,8 @@ class LoaderShell:
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
         self._parts = {s: PartReads(self._clock) for s in sources}
+        self._stands: dict[int, range] = {}
+        """Positions of each source that are read from what a shadow has decoded."""
 
     def _opened(self, number: int, mix: MixConfig, calls: LimitedCalls | None = None) -> Source:
         opening = SourceOpening(
@@ -218,6 +222,26 @@ class LoaderShell:
     def _note_retry(self, source: Source, error: UnavailableError, wait_s: float) -> None:
         self._activity.figures.count("retries_total")
         _LOG.warning("source %s: read again in %.1f s: %s", source.name, wait_s, error)
+
+    def stand_at(self, command: TakeOver) -> None:
+        """Have at hand, decoded, what the first reads would draw from if ``command`` were to be carried out.
+
+        A source that cannot be read there is passed over: its holder has told of it, or reads it from what it has.
+        """
+        for number, (floor, _) in command.ranges.items():
+            source = self._sources.get(number)
+            # Told once a second, while a block lasts for minutes: nothing is done for most sources.
+            if source is None or self._closed or floor in self._stands.get(number, ()):
+                continue
+            since, without = command.without.get(number, (0, ()))
+            doing = f"decodes what record {floor} of source {source.name} lies in"
+            stop = floor + _PASSED_OVER
+            try:
+                with self._activity.doing(doing), self._reading[number]:
+                    stop = source.stand_at(floor, without if floor >= since else ())
+            except OmniloadError as error:
+                _LOG.info("source %s is not at hand at %d: %s", source.name, floor, error)
+            self._stands[number] = range(floor, stop)
 
     def take_over(self, command: TakeOver) -> None:
         """Serve what another loader served: from now on its samples may be asked for, and they are read again."""

@@ -187,6 +187,13 @@ class PlannerShell:
         # Without the lock: one number, and a plan may hold the lock for a second.
         return self._planner.released_to
 
+    def outstanding(self, sources: Sequence[int]) -> TakeOver:
+        """Return what a loader would be told that takes sources over now."""
+        with self._lock:
+            take_over = self._planner.outstanding(sources)[0]
+        assert isinstance(take_over, TakeOver), "it stands first"
+        return take_over
+
     def check(self) -> None:
         """Return while planning goes on: a rank that waits need not have heard of its end.
 

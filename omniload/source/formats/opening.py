@@ -10,19 +10,41 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError
 from omniload.mix.sources import SOURCE_TYPES, SourceConfig
-from omniload.source.files import ShardFile, reading
+from omniload.source.files import ShardFile, digest_of, digest_of_texts, reading
 from omniload.source.formats.format import Format
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import IndexCache
 from omniload.source.patterns import LISTING_S, find_files
 
-__all__ = ["OpenFormat", "at_versions", "open_format", "open_shards", "shards_of", "spec_of"]
+__all__ = [
+    "OpenFormat",
+    "ShardDigests",
+    "at_versions",
+    "open_format",
+    "open_shards",
+    "shards_of",
+    "spec_of",
+]
 
 _HEAD_BYTES = 512
 """Bytes that show what a file is: a tar archive says so at byte 257."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardDigests:
+    """Digests of the shards that hold records, in their order, and their paths."""
+
+    names: str = ""
+    """Of their names and sizes."""
+    contents: str = ""
+    """Of what they hold."""
+    paths: tuple[str, ...] = ()
+    """The path of each, by its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +55,27 @@ class OpenFormat:
     files: tuple[ShardFile, ...]
     digests_all: bool
     """Whether the digest of a shard covers every byte of it."""
+
+    def shard_digests(self) -> ShardDigests:
+        """Return the digests of the shards that hold records."""
+        units = self.format.units()
+        contents_F = units.contents_F
+        # A file without records takes no part: one more or less leaves a source what it is.
+        used = [i for i, content in enumerate(contents_F) if content]
+        filled = np.flatnonzero(units.rows_U)
+        first_units = filled[np.unique(units.shards_U[filled], return_index=True)[1]]
+        return ShardDigests(
+            names=digest_of([self.files[i] for i in used]),
+            contents=digest_of_texts(contents_F[i] for i in used),
+            paths=tuple(self._path_of(unit) for unit in first_units.tolist()),
+        )
+
+    def _path_of(self, unit: int) -> str:
+        """Return the path of the shard of a unit; of one of several files as none of them is called."""
+        numbers = self.format.units().files_of(unit)
+        # Whoever names one of the files does not mean the others: a name of a group is no path.
+        others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        return self.files[numbers[0]].path + others
 
 
 def spec_of(kind: str) -> FormatSpec:

@@ -42,8 +42,8 @@ ASTRAY_S = 75
 """Behind two such starts and the next one, half a minute to a minute later."""
 
 
-def a_mix(folder):
-    return a_corpus(folder, records=2_000, rows=16, micro_rows=4)
+def a_mix(folder, **changes):
+    return a_corpus(folder, **{"records": 2_000, "rows": 16, "micro_rows": 4, **changes})
 
 
 def a_spec(folder, mix, **changes):
@@ -102,6 +102,30 @@ def test_the_steps_come_though_a_loader_and_its_shadows_die_at_once(tmp_path, ki
     assert holder == "loader-0+2" if killed == 2 else holder not in members
     assert len(at_last) == 3
     assert not set(struck) & at_last.keys()
+
+
+def test_a_shadow_goes_on_without_a_store_that_is_gone_with_its_loader(tmp_path):
+    folder, away = tmp_path / "corpus", tmp_path / "away"
+    # Three row groups of 20 records: one block for all epochs.
+    mix = a_mix(folder, records=60, shards=1)
+    expected = unbroken(a_spec(folder, mix), 2 * STEPS)
+    runtime = mix.runtime.model_copy(update={"kind": "ray", "loaders": 1, "shadows": 1})
+
+    with (
+        open_plane(a_spec(folder, mix.model_copy(update={"runtime": runtime}))) as plane,
+        Client(plane.handle(0)) as client,
+    ):
+        until(plane.is_whole)
+        steps = steps_of(client, STEPS)
+        folder.rename(away)
+        members_of(plane)["loader-0"].kill()
+        steps += steps_of(client, STEPS)
+        holder = plane.holders()["loader-0"]
+        away.rename(folder)
+        until(plane.is_whole)
+
+    assert steps == expected
+    assert holder == "loader-0+1"
 
 
 @pytest.fixture(scope="module")

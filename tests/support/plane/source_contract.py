@@ -141,6 +141,30 @@ class SourceContract:
             assert left.table.positions_N.tolist() == whole.table.positions_N[kept].tolist()
             assert (left.table.start, left.table.stop) == (3, 200)
 
+    @pytest.mark.parametrize("position", [0, 37, SHARDS * TEXTS_PER_SHARD + 5])
+    def test_where_a_source_stands_it_reads_without_its_files(self, opened, folder, position):
+        source, expected = opened(), opened()
+        stop = source.stand_at(position)
+
+        away = folder.rename(folder.with_name("away"))
+        try:
+            block = source.read(position, stop)
+        finally:
+            away.rename(folder)
+
+        assert stop > position
+        assert samples(block) == samples(expected.read(position, stop))
+
+    def test_where_a_source_stands_less_a_shard_it_reads_less_that_shard(self, opened):
+        source = opened()
+        shard = source.shard_at(40)
+
+        stop = source.stand_at(40, (shard,))
+
+        assert samples(source.read(40, stop, (shard,))) == samples(
+            opened().read(40, stop, (shard,))
+        )
+
     def test_the_shards_of_a_source_are_files_that_its_records_lie_in(self, opened):
         source = opened()
 

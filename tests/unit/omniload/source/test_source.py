@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from omniload.base.errors import IntegrityError
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
 from omniload.source.source import open_source
@@ -16,6 +17,19 @@ def source(tmp_path):
     return open_source(
         "web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=tmp_path
     )
+
+
+def test_a_source_stands_at_the_rest_of_a_block_whose_files_are_not_read_again(source, tmp_path):
+    # Blocks of three units, of 8 records each.
+    assert [source.stand_at(position) for position in (30, 125, 7)] == [48, 144, 24]
+    expected = source.read(7, 24).tokens.values_V.tolist()
+    for shard in tmp_path.glob("*.jsonl"):
+        shard.unlink()
+
+    assert source.stand_at(23) == 24
+    assert source.read(7, 24).tokens.values_V.tolist() == expected
+    with pytest.raises(IntegrityError, match="gone"):
+        source.stand_at(24)
 
 
 def test_the_shards_of_many_records_of_a_block_are_told_by_ordering_it_once(source, monkeypatch):

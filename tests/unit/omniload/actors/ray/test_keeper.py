@@ -12,7 +12,9 @@ pytest.importorskip("ray")
 from omniload.actors.gate import Gate
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.processes import Process
+from omniload.actors.ray.standing import Standing
 from omniload.base.errors import UnavailableError
+from omniload.machine.messages import TakeOver
 from omniload.machine.roster import Member, Roster
 
 FIRST = Member("loader-0")
@@ -23,11 +25,12 @@ class Method:
     """A method of an actor, whose answers are the test's to make."""
 
     def __init__(self):
-        self.answers = []
+        self.answers, self.asked = [], queue.Queue()
 
     def remote(self, *_):
-        self.answers.append(Future())
-        return SimpleNamespace(future=lambda answer=self.answers[-1]: answer)
+        self.answers.append(answer := Future())
+        self.asked.put(answer)
+        return SimpleNamespace(future=lambda: answer)
 
 
 class FakeCrew:
@@ -37,7 +40,7 @@ class FakeCrew:
         self.done = queue.Queue()
         self.sources_of, self.dp_ranks_of, self.facts = {"loader-0": (0,)}, {}, {}
         self.actors = {FIRST: self.actor()}
-        self.planner = SimpleNamespace(released_to=Method())
+        self.planner = SimpleNamespace(released_to=Method(), outstanding=Method())
         self.board = SimpleNamespace(read=dict)
         self.changed = threading.Condition()
         self.placing = SimpleNamespace(
@@ -48,7 +51,7 @@ class FakeCrew:
         )
 
     def actor(self):
-        return SimpleNamespace(stay=Method(), process=Method(), open=Method())
+        return SimpleNamespace(stay=Method(), process=Method(), open=Method(), stand_at=Method())
 
     def holding(self, _role):
         return self.planner
@@ -73,7 +76,7 @@ class FakeCrew:
 @pytest.fixture
 def crew():
     made = FakeCrew()
-    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Gate(), None)
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
     keeper.begin()
     yield made
     keeper.close()
@@ -94,7 +97,7 @@ def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_
     opened.set_result({})
     made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
     made.placing.crowded = lambda: [Member("loader-0", 1)]
-    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Gate(), None)
+    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Standing(made), Gate(), None)
     keeper.begin()
     done = [made.done.get(timeout=LIMIT_S) for _ in range(3)]
     keeper.close()
@@ -104,6 +107,25 @@ def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_
         ("start", 2),
         ("end", 1),
     ]
+
+
+def test_a_plane_is_whole_once_its_shadow_has_at_hand_what_it_would_begin_with():
+    made, opened = FakeCrew(), Future()
+    opened.set_result({})
+    made.open_loader = lambda _member: SimpleNamespace(future=lambda: opened)
+    keeper = Keeper(made, Roster(roles={"loader-0": 1}), Standing(made), Gate(), None)
+    keeper.begin()
+    made.planner.outstanding.asked.get(timeout=LIMIT_S).set_result(TakeOver(ranges={0: (3, 9)}))
+    decoded = made.actors[Member("loader-0", 1)].stand_at.asked.get(timeout=LIMIT_S)
+    before = keeper.is_whole()
+
+    decoded.set_result(None)
+    # It is heard in the keeper's thread, which asks the planner anew a second later.
+    made.planner.outstanding.asked.get(timeout=LIMIT_S)
+    after = keeper.is_whole()
+    keeper.close()
+
+    assert (before, after) == (False, True)
 
 
 def test_the_process_of_a_member_that_is_one_is_held(crew):

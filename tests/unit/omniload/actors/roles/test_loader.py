@@ -39,6 +39,10 @@ class AnOpening:
         tokens = Ragged.of([[7]] * (stop - start))
         return SampleBlock(table=a_table(lengths, start=start), tokens=tokens, skipped=0)
 
+    def stand_at(self, position, without):
+        type(self).answer(self.number, position, without)
+        return position + 10
+
 
 @pytest.fixture
 def a_shell(monkeypatch):
@@ -113,3 +117,53 @@ def test_a_range_is_reported_and_held_as_one_however_many_parts_it_is_read_in(a_
     again = len(parts)
     shell.read_ahead(ReadAhead(source=0, start=10, stop=2000))
     assert len(parts) == again, "what is held is not read again"
+
+
+def test_a_shadow_decodes_each_source_once_for_all_positions_that_lie_beside_each_other(a_shell):
+    decoded = []
+    shell = a_shell(lambda *what: decoded.append(what))
+
+    for floor in (3, 4, 12, 13, 2):
+        shell.stand_at(TakeOver(ranges={0: (floor, 40), 1: (0, 9)}))
+
+    assert decoded == [(0, 3, ()), (1, 0, ()), (0, 13, ()), (0, 2, ())]
+
+
+def test_a_shadow_leaves_out_shards_where_a_loader_that_takes_over_would(a_shell):
+    decoded = []
+    shell = a_shell(lambda *what: decoded.append(what))
+
+    without = {0: (5, (2,)), 1: (6, (3,))}
+    shell.stand_at(TakeOver(ranges={0: (5, 40), 1: (5, 40)}, without=without))
+
+    assert decoded == [(0, 5, (2,)), (1, 5, ())]
+
+
+def test_a_source_that_cannot_be_decoded_is_passed_over_and_tried_again_later(a_shell):
+    decoded = []
+
+    def answer(source, position, _without):
+        if source == 0:
+            raise UnavailableError("the store does not answer")
+        decoded.append(position)
+
+    shell = a_shell(answer)
+    for floor in (0, 500, 1023):
+        shell.stand_at(TakeOver(ranges={0: (floor, 2000), 1: (7, 9)}))
+    assert decoded == [7]
+
+    AnOpening.answer = staticmethod(lambda _source, position, _without: decoded.append(position))
+    shell.stand_at(TakeOver(ranges={0: (1024, 2000), 1: (7, 9)}))
+
+    assert decoded == [7, 1024]
+
+
+def test_a_shadow_decodes_nothing_of_sources_that_it_has_not_open_nor_once_it_is_closed(a_shell):
+    decoded = []
+    shell = a_shell(lambda *what: decoded.append(what))
+
+    shell.stand_at(TakeOver(ranges={7: (0, 9)}))
+    shell.close()
+    shell.stand_at(TakeOver(ranges={0: (0, 9)}))
+
+    assert decoded == []

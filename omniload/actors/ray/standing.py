@@ -1,0 +1,87 @@
+"""Has shadows stand where the plane is: each has decoded what it would read from if it took over now.
+
+::
+
+    planner ──what a loader would be told that takes over──▶ keeper ──of its sources──▶ each shadow ──▶ decodes
+
+Nobody is waited for. A shadow that was told nothing takes over as well, and decodes while ranks wait.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from omniload.actors.ray.answers import future_of
+from omniload.actors.ray.crew import Crew
+from omniload.actors.ray.layout import PLANNER
+from omniload.base.log import get_logger
+from omniload.machine.messages import TakeOver
+from omniload.machine.roster import Member
+
+__all__ = ["Standing"]
+
+Later = Callable[[Callable[[], None]], None]
+_EVERY_S = 1.0
+_LOG = get_logger(__name__)
+
+
+class Standing:
+    """Leads shadows. For one thread, to which answers are brought."""
+
+    def __init__(self, crew: Crew) -> None:
+        """Lead those of ``crew``."""
+        self._crew = crew
+        self._shadows: frozenset[Member] = frozenset()
+        self._told: set[Member] = set()
+        """Those that decode, so that none is told twice at once."""
+        self._there: frozenset[Member] = frozenset()
+        self._asks = False
+        self._asked_s = -_EVERY_S
+
+    def lead(self, shadows: Sequence[Member], now_s: float, later: Later) -> None:
+        """Tell shadows where they would begin: once a second, and at once where one is new.
+
+        Args:
+            shadows: Those that stand by.
+            now_s: By a clock that never goes back.
+            later: Has a call made in the one thread.
+        """
+        new = self._shadows.symmetric_difference(shadows).intersection(shadows)
+        self._shadows = frozenset(shadows)
+        self._told &= self._shadows
+        self._there &= self._shadows
+        if self._asks or not shadows or (not new and now_s - self._asked_s < _EVERY_S):
+            return
+        self._asks, self._asked_s = True, now_s
+        sources = [s for m in shadows for s in self._crew.sources_of.get(m.role, ())]
+        asked = future_of(self._crew.holding(PLANNER).outstanding.remote(sources), PLANNER)
+        asked.add_done_callback(lambda done: later(partial(self._tell, done, later)))
+
+    def are_there(self, shadows: Sequence[Member]) -> bool:
+        """Tell whether shadows have decoded what they would begin with, some moment since they stand by."""
+        return self._there.issuperset(shadows)
+
+    def _tell(self, done: "Future[TakeOver]", later: Later) -> None:
+        self._asks = False
+        if (error := done.exception()) is not None:
+            _LOG.debug("shadows stay where they are: %s", error)
+            return
+        outstanding = done.result()
+        for member in self._shadows - self._told:
+            sources = self._crew.sources_of.get(member.role, ())
+            command = TakeOver(
+                ranges={s: outstanding.ranges[s] for s in sources if s in outstanding.ranges},
+                without={s: outstanding.without[s] for s in sources if s in outstanding.without},
+            )
+            self._told.add(member)
+            told = future_of(self._crew.actors[member].stand_at.remote(command), member.name)
+            told.add_done_callback(partial(self._hear_later, member, later))
+
+    def _hear_later(self, member: Member, later: Later, done: "Future[None]") -> None:
+        later(partial(self._hear, member, done))
+
+    def _hear(self, member: Member, done: "Future[None]") -> None:
+        self._told.discard(member)
+        # Of one that could not be asked its end is told by itself.
+        if member in self._shadows and done.exception() is None:
+            self._there |= {member}

@@ -1,0 +1,124 @@
+"""Shadows are told where they would begin: often enough, none twice at once, and nobody waits for them."""
+
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.ray.standing import Standing
+from omniload.base.errors import UnavailableError
+from omniload.machine.messages import TakeOver
+from omniload.machine.roster import Member
+
+ONE, OTHER = Member("loader-0", 1), Member("loader-1", 1)
+OUTSTANDING = TakeOver(ranges={0: (3, 9), 1: (4, 9), 2: (5, 9)}, without={1: (4, (7,))})
+
+
+class Method:
+    """A method of an actor: what it was asked, and answers that are the test's to give."""
+
+    def __init__(self):
+        self.asked, self.answers = [], []
+
+    def remote(self, argument):
+        self.asked.append(argument)
+        self.answers.append(Future())
+        return SimpleNamespace(future=lambda answer=self.answers[-1]: answer)
+
+
+@pytest.fixture
+def crew():
+    planner = SimpleNamespace(outstanding=Method())
+    return SimpleNamespace(
+        planner=planner,
+        holding=lambda _role: planner,
+        sources_of={"loader-0": (0, 1), "loader-1": (2,)},
+        actors={member: SimpleNamespace(stand_at=Method()) for member in (ONE, OTHER)},
+    )
+
+
+@pytest.fixture
+def standing(crew):
+    made = Standing(crew)
+    made.lead = partial(made.lead, later=lambda call: call())
+    return made
+
+
+def test_each_shadow_is_told_of_its_own_sources(crew, standing):
+    standing.lead([ONE, OTHER], 0.0)
+    assert crew.planner.outstanding.asked == [[0, 1, 2]]
+
+    crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
+
+    first, second = (crew.actors[member].stand_at for member in (ONE, OTHER))
+    assert first.asked == [TakeOver(ranges={0: (3, 9), 1: (4, 9)}, without={1: (4, (7,))})]
+    assert second.asked == [TakeOver(ranges={2: (5, 9)})]
+
+
+def test_they_are_told_once_a_second_and_at_once_where_one_is_new(crew, standing):
+    def lead(shadows, now_s):
+        standing.lead(shadows, now_s)
+        for answer in crew.planner.outstanding.answers:
+            if not answer.done():
+                answer.set_result(OUTSTANDING)
+        return len(crew.planner.outstanding.asked)
+
+    assert [lead([ONE], s) for s in (0.0, 0.25, 0.75, 1.0, 1.25)] == [1, 1, 1, 2, 2]
+    assert [lead([ONE, OTHER], s) for s in (1.5, 1.75)] == [3, 3]
+    # One that is gone is no reason, and nobody is asked where none stands by.
+    assert [lead([OTHER], 2.0), lead([], 9.0)] == [3, 3]
+
+
+def test_a_shadow_that_decodes_is_told_nothing_more_until_it_has(crew, standing):
+    stand_at = crew.actors[ONE].stand_at
+    for now_s in (0.0, 1.0, 2.0):
+        standing.lead([ONE], now_s)
+        crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
+    assert len(stand_at.asked) == 1
+
+    stand_at.answers[0].set_result(None)
+    standing.lead([ONE], 3.0)
+    crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
+
+    assert len(stand_at.asked) == 2
+
+
+def test_a_planner_that_has_not_answered_is_not_asked_again_and_one_that_is_lost_is(crew, standing):
+    standing.lead([ONE], 0.0)
+    standing.lead([ONE], 5.0)
+    assert len(crew.planner.outstanding.asked) == 1
+
+    crew.planner.outstanding.answers[0].set_exception(UnavailableError("it has ended"))
+    standing.lead([ONE], 6.0)
+
+    assert len(crew.planner.outstanding.asked) == 2
+
+
+def test_shadows_are_there_once_each_has_decoded_and_a_new_one_is_not(crew, standing):
+    assert standing.are_there([])
+    standing.lead([ONE], 0.0)
+    crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
+    assert not standing.are_there([ONE])
+
+    crew.actors[ONE].stand_at.answers[0].set_result(None)
+
+    assert standing.are_there([ONE])
+    assert not standing.are_there([ONE, OTHER])
+
+
+def test_a_shadow_that_took_over_or_ended_meanwhile_is_told_nothing_and_counts_no_more(
+    crew, standing
+):
+    standing.lead([ONE], 0.0)
+    standing.lead([], 0.25)
+    crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
+    assert crew.actors[ONE].stand_at.asked == []
+
+    standing.lead([OTHER], 1.25)
+    crew.planner.outstanding.answers[1].set_result(OUTSTANDING)
+    crew.actors[OTHER].stand_at.answers[0].set_exception(UnavailableError("it has ended"))
+
+    assert not standing.are_there([OTHER])
