@@ -126,7 +126,7 @@ def _drawn_in(main: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject) -> J
         raise StateError(
             f"the state is torchdata's, which does not say the order of the sampler {anatomy.names[-1]}; {_INSTEAD}"
         )
-    _require_batch_size(main, kept, shape)
+    _require_batch_size(main, kept, anatomy, shape)
     # A sequential order draws from nothing.
     if not (anatomy.generators or anatomy.ambient == "torch"):
         return {"generators": []}
@@ -153,15 +153,15 @@ def _drawn_in(main: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject) -> J
 
 
 def _require_batch_size(
-    main: Mapping[str, Any], kept: Mapping[str, Any], shape: JsonObject
+    main: Mapping[str, Any], kept: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject
 ) -> None:
-    size, samples = shape["batch_size"], shape["samples"]
+    size = shape["batch_size"]
     drawn = whole_number(main["_sampler_iter_yielded"], below=_MOST)
-    if "samples_yielded" not in kept or not isinstance(size, int) or not isinstance(samples, int):
+    if "samples_yielded" not in kept or not isinstance(size, int):
         return
     seen = whole_number(kept["samples_yielded"], below=_MOST)
-    # The last batch of an epoch may be short.
-    if not (drawn - 1) * size < seen <= drawn * size and seen:
+    # The last batch of an epoch may be short, and no other: one that is, is a whole one of another size.
+    if seen != min(drawn * size, len(anatomy.parts[-1])) and seen:
         raise StateError(
             f"the state is torchdata's, after {seen} samples in {drawn} batches, and batch_size is {size}; use that of "
             "the run that saved"

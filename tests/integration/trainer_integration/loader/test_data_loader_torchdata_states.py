@@ -125,6 +125,15 @@ def of(dataset, **keywords):
         ),
         (lambda: (saved(0, batch_size=4)[0], DataLoader(SAMPLES, batch_size=5)), "batch_size is 5"),
         (lambda: (saved(2, batch_size=4)[0], DataLoader(SAMPLES, batch_size=3)), "batch_size is 3"),
+        # One batch of 4 is no short one of 8, and so are five of 20 none of 24.
+        (
+            lambda: (saved(0, 1, batch_size=4)[0], DataLoader(SAMPLES, batch_size=8)),
+            "after 4 samples in 1 batches, and batch_size is 8",
+        ),
+        (
+            lambda: (saved(2, batch_size=20)[0], DataLoader(SAMPLES, batch_size=24)),
+            "batch_size is 24",
+        ),
     ],
 )
 def test_what_it_does_not_hold_exactly_is_refused_with_the_reason(made, says):
