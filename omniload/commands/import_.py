@@ -61,6 +61,16 @@ __all__ = ["import_mix"]
     help="Token that ends a document of flat files.",
 )
 @click.option(
+    "--template",
+    type=click.Path(path_type=Path),
+    help="File of the chat template (Jinja), where the tool keeps one of its own.",
+)
+@click.option(
+    "--placeholder",
+    metavar="TOKEN",
+    help="Token that stands for the embeddings of an image: its id, or its name in the vocabulary.",
+)
+@click.option(
     "--state",
     type=click.Path(path_type=Path),
     help="A state of the tool's loader: what it had drawn is left out of the first epoch. Needs --output.",
@@ -86,6 +96,8 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     source_type: str | None,
     dtype: str | None,
     end_of_document: int | None,
+    template: Path | None,
+    placeholder: str | None,
     state: Path | None,
     leave_out: tuple[str, ...],
     as_json: bool,
@@ -97,8 +109,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     by options. The mix file is checked as far as it goes by itself; `omniload mix check` reads its data.
 
     A state is read of llm-foundry, as JSON: of Mosaic Streaming. The records that its unfinished epoch had
-    drawn are written beside the mix file, which names them: the first epoch leaves them out, no sample is
-    drawn again before the others of its source were, and none is lost.
+    drawn are written beside the mix file, which names them: the first epoch leaves them out, and none is lost.
 
     \b
     Example:
@@ -106,6 +117,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
       omniload mix check mix.yaml
     """  # noqa: D301 -- click's own marker
     report = Report(left_out=frozenset(leave_out))
+    beside = _folder_of(output)
     asked = Asked(
         file=file,
         report=report,
@@ -114,11 +126,11 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         dtype=dtype,
         end_of_document=end_of_document,
         source_type=source_type,
+        template=None if template is None else _seen_from(beside, template),
+        placeholder=placeholder and _token(placeholder),
         state=state,
     )
     found = _read(tool, asked, output)
-    # Of the folder alone: where the file is a link, one into nowhere too, the mix file takes its place.
-    beside = Path.cwd() if output is None else Path(os.path.realpath(output.parent))
     written = mix_text(
         found,
         report.notes,
@@ -130,6 +142,12 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     if output is not None:
         _write(found, written, output)
     _show(file, output, written, report, as_json=as_json)
+
+
+def _folder_of(output: Path | None) -> Path:
+    """Return the folder of the mix file, where its relative paths start."""
+    # Of the folder alone: where the file is a link, one into nowhere too, the mix file takes its place.
+    return Path.cwd() if output is None else Path(os.path.realpath(output.parent))
 
 
 def _read(tool: str, asked: Asked, output: Path | None) -> Imported:
@@ -161,9 +179,18 @@ def _write(found: Imported, written: str, output: Path) -> None:
 def _tokenizer(path: Path | None, beside: Path) -> Mapping[str, Json] | None:
     if path is None:
         return None
+    return {"type": "bpe", "path": _seen_from(beside, path)}
+
+
+def _token(given: str) -> int | str:
+    """Return a token of the command line: its id, or its name."""
+    return int(given) if given.isdecimal() else given
+
+
+def _seen_from(beside: Path, path: Path) -> str:
+    """Return a path of the command line as a mix file in ``beside`` says it."""
     # Not Path.resolve, which raises no OSError at links in a circle up to Python 3.12: check says what is wrong there.
-    there = path if Path.cwd() == beside else os.path.realpath(path)
-    return {"type": "bpe", "path": str(there)}
+    return str(path if Path.cwd() == beside else os.path.realpath(path))
 
 
 def _show(

@@ -13,6 +13,7 @@ Datasets are joined there, so each goes through once: ``stop: each_once``, with 
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from omniload.base.state import JsonObject
@@ -25,12 +26,15 @@ __all__ = ["TOOL"]
 
 _TYPES = {"json": "jsonl", "parquet": "parquet", "arrow": "arrow", "csv": "csv", "text": "text"}
 _OPENAI_ROLES = ("role", "content")
+_OF_THE_TOKENIZER = "tokenizer_default"
+_BY_HAND = "declare it by hand"
 
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
     found = Imported(base=Path.cwd(), stop="each_once")
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    of_all = _of_all(top)
     found.row_tokens = top.take("sequence_len", int, 0) or None
     rows = top.take("micro_batch_size", int, 1)
     parts = top.take("gradient_accumulation_steps", int, 1)
@@ -43,7 +47,7 @@ def _read(document: object, asked: Asked) -> Imported:
     found.seed = max(top.take("seed", int, 42), 0)
     weights: dict[str, float] = {}
     for dataset in top.items("datasets"):
-        name, source, size = _dataset(dataset, asked, found)
+        name, source, size = _dataset(dataset, asked, found, of_all)
         found.sources[name], weights[name] = source, size
     if not weights:
         top.refuse("datasets", "names no dataset")
@@ -64,19 +68,66 @@ def _read(document: object, asked: Asked) -> Imported:
             )
         else:
             top.refuse("val_set_size", f"is {held:g}; a share below 1 is held out")
+    if not top.take("sample_packing", bool, False):
+        found.method = "none"
+        asked.report.note(
+            "sample_packing",
+            "is off: each sample has a row of its own; pack.method best_fit fills rows",
+        )
+    _read_rest(top)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfAll:
+    """What the file says of all its datasets."""
+
+    template: str
+    every_token: bool
+    """Whether prompts are trained on too."""
+    overlong: str
+    """What becomes of a conversation that is longer than a row."""
+
+
+def _of_all(top: Fields) -> _OfAll:
+    overlong = top.take("excess_length_strategy", str, "drop")
+    if overlong not in ("drop", "truncate"):
+        top.refuse("excess_length_strategy", f"is {overlong!r}; drop and truncate are known")
+    return _OfAll(
+        template=top.take("chat_template", str, _OF_THE_TOKENIZER),
+        every_token=top.take("train_on_inputs", bool, False),
+        overlong=overlong,
+    )
+
+
+def _read_rest(top: Fields) -> None:
+    """Refuse what else would change samples, and note what would not; the rest is of the training."""
     top.refuse_if_set(
         {
             "pretraining_dataset": "datasets are known",
             "curriculum_sampling": "the order of a file is no curriculum",
+            "rl": f"pairs are a transform of type preference; {_BY_HAND}",
+            "reward_model": f"pairs are a transform of type preference; {_BY_HAND}",
+            "process_reward_model": "marks of steps are not known",
+            "dataset_exact_deduplication": f"sources have dedupe: content; {_BY_HAND}",
+            "min_sample_len": f"a transform of type filter has min_tokens; {_BY_HAND}",
+            "tokens": "the tokenizer of --tokenizer holds; add them to it",
+            "added_tokens_overrides": "the tokenizer of --tokenizer holds; change them in it",
         }
     )
-    asked.report.note(
-        "", f"{len(top.keys)} keys of the training, and not of its data, were not read"
+    top.note(
+        {
+            "test_datasets": "declare them as an evaluation mix",
+            "special_tokens": "those of --tokenizer hold; tokenizer.end_of_document names the one that ends a text",
+            "chat_template_jinja": "read with chat_template",
+        }
     )
-    return found
+    top.note_unread()
 
 
-def _dataset(dataset: Fields, asked: Asked, found: Imported) -> tuple[str, JsonObject, float]:
+def _dataset(
+    dataset: Fields, asked: Asked, found: Imported, of_all: _OfAll
+) -> tuple[str, JsonObject, float]:
     """Return name, source and size in bytes of a dataset."""
     path = dataset.need("path", str, "dataset")
     files = dataset.texts("data_files")
@@ -95,7 +146,7 @@ def _dataset(dataset: Fields, asked: Asked, found: Imported) -> tuple[str, JsonO
         source["type"] = _TYPES[kind]
     elif kind:
         dataset.refuse("ds_type", f"is {kind!r}; known are {', '.join(_TYPES)}")
-    _read_form(dataset, source)
+    _read_form(dataset, source, asked, of_all)
     split = dataset.take("split", str, "train")
     if split != "train":
         dataset.refuse("split", f"is {split!r}: give the files of the split as data_files")
@@ -111,8 +162,8 @@ def _dataset(dataset: Fields, asked: Asked, found: Imported) -> tuple[str, JsonO
     return name, source, max(_size(wanted), 1.0)
 
 
-def _read_form(dataset: Fields, source: JsonObject) -> None:
-    """Read what a record of the dataset is: text, or a conversation."""
+def _read_form(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll) -> None:
+    """Read what a record of the dataset is: text, which is cut where it is too long, or a conversation."""
     form = dataset.take("type", str, "completion")
     if form == "completion":
         column = dataset.take("field", str, "text")
@@ -120,27 +171,42 @@ def _read_form(dataset: Fields, source: JsonObject) -> None:
         if source["type"] != "text":
             source["text"] = column
     elif form == "chat_template":
-        source["text"] = dataset.take("field_messages", str, "messages")
-        mapping = dataset.inner("message_property_mappings")
-        for key in mapping.keys:
-            value = mapping.take(key, str, key)
-            if key not in _OPENAI_ROLES or value != key:
-                mapping.refuse(key, f"is {value!r}; messages have the keys role and content")
-        roles = dataset.texts("roles_to_train")
-        template: JsonObject = {"type": "chat"}
-        if dataset.take("train_on_inputs", bool, False) or roles == ["all"]:
-            template["loss"] = "all"
-        elif roles not in ([], ["assistant"]):
-            dataset.refuse("roles_to_train", f"is {roles}; assistant alone is trained on, or all")
-        source["transforms"] = [template]
-        dataset.note(
-            {
-                "chat_template": "the template of --tokenizer holds; transforms[0].template names a file",
-                "train_on_eos": "what the template's turns hold is trained on",
-            }
-        )
+        _read_chat(dataset, source, asked, of_all)
     else:
         dataset.refuse("type", f"is {form!r}; completion and chat_template are known")
+
+
+def _read_chat(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll) -> None:
+    """Read how a conversation becomes text, and what of it is trained on."""
+    source["text"] = dataset.take("field_messages", str, "messages")
+    source["overlong"] = of_all.overlong
+    mapping = dataset.inner("message_property_mappings")
+    for key in mapping.keys:
+        value = mapping.take(key, str, key)
+        if key not in _OPENAI_ROLES or value != key:
+            mapping.refuse(key, f"is {value!r}; messages have the keys role and content")
+    roles = dataset.texts("roles_to_train")
+    template: JsonObject = {"type": "chat"}
+    named = dataset.take("chat_template", str, of_all.template)
+    if asked.template is not None:
+        template["template"] = asked.template
+    elif named != _OF_THE_TOKENIZER:
+        dataset.refuse(
+            "chat_template",
+            f"is {named!r}, which axolotl keeps: write it to a file and give --template FILE, or --leave-out "
+            "chat_template for that of --tokenizer",
+        )
+    ends = dataset.take("train_on_eos", str, "turn")
+    if ends != "turn":
+        dataset.refuse(
+            "train_on_eos",
+            f"is {ends!r}: what the template has of a turn, its end too, is trained on",
+        )
+    if dataset.take("train_on_inputs", bool, of_all.every_token) or roles == ["all"]:
+        template["loss"] = "all"
+    elif roles not in ([], ["assistant"]):
+        dataset.refuse("roles_to_train", f"is {roles}; assistant alone is trained on, or all")
+    source["transforms"] = [template]
 
 
 def _size(paths: list[str]) -> float:

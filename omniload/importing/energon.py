@@ -40,6 +40,8 @@ _DEEPEST = 64
 _MOST_INFO_BYTES = 64 << 20
 _TEXT_FIELDS = ("text", "caption", "texts")
 """Fields of Energon's sample types that hold text."""
+_IMAGE_FIELDS = ("image", "images")
+"""Fields of them that hold images."""
 
 
 def _read(document: object, asked: Asked) -> Imported:
@@ -152,6 +154,9 @@ class _Reader:
 
     def _samples(self, entry: Fields, beside: Path) -> float:
         """Return the samples of a leaf, which the share of an epoch is counted in."""
+        if "path" not in entry.keys:
+            entry.refuse("repetitions", "count the samples of a dataset, and here are several")
+            return 1.0
         folder = beside / str(entry.peek("path"))
         counts = _json(folder / ".nv-meta" / ".info.json").get("shard_counts")
         if isinstance(counts, dict):
@@ -204,14 +209,14 @@ class _Reader:
         self._leaf(node, target, part, at)
 
     def _leaf(self, node: Fields, folder: Path, part: str, at: _Branch) -> None:
-        text = self._text_of(node, folder)
-        if text is None:
+        members = self._members_of(node, folder)
+        if members is None:
             return
         shards, why = _shards(folder, part)
         if why is not None:
             node.refuse("path", why)
         paths: list[Json] = [str(folder / shard) for shard in shards]
-        source: JsonObject = {"type": "webdataset", "path": paths, **text}
+        source: JsonObject = {"type": "webdataset", "path": paths, **members}
         if at.tags:
             source["tags"] = dict(at.tags)
         # A folder that the tree names twice is one source, and its weights add up.
@@ -221,8 +226,8 @@ class _Reader:
             self._found.sources[name] = source
         self.weights[name] = self.weights.get(name, 0.0) + at.weight
 
-    def _text_of(self, node: Fields, folder: Path) -> JsonObject | None:
-        """Return the keys of a source that say where the text of a sample is."""
+    def _members_of(self, node: Fields, folder: Path) -> JsonObject | None:
+        """Return the keys of a source that say where text and images of a sample are."""
         if self._asked.text is not None:
             return {"text": self._asked.text}
         file = folder / ".nv-meta" / "dataset.yaml"
@@ -240,11 +245,41 @@ class _Reader:
                 f"{file}: its field_map {fields!r:.100} holds no text; give --text EXTENSION",
             )
             return None
-        if others := sorted(str(other) for other in fields if other != name):
-            self._report.note(str(folder), f"of a sample, {', '.join(others)} is not read")
         # json[caption] is the key caption in the member json of a sample.
         member, _, inner = str(fields[name]).partition("[")
-        return {"text": member, "key": inner.rstrip("]")} if inner else {"text": member}
+        text: JsonObject = {"text": member, "key": inner.rstrip("]")} if inner else {"text": member}
+        return text | self._images_of(
+            node, file, {str(n): v for n, v in fields.items() if n != name}
+        )
+
+    def _images_of(self, node: Fields, file: Path, fields: Mapping[str, object]) -> JsonObject:
+        """Return the keys of a source that make patches of its images; refuse what else a sample holds."""
+        images: list[Json] = []
+        for name, member in sorted(fields.items()):
+            if name in self._report.left_out:
+                self._report.note(f"{file}: field_map.{name}", "was left out, as asked")
+            elif name not in _IMAGE_FIELDS:
+                said = (
+                    f"{file}: {name} of a sample is not read; --leave-out {name} goes on without it"
+                )
+                node.refuse("path", said)
+            elif self._asked.placeholder is None:
+                said = (
+                    f"{file}: {name} holds images: give --placeholder TOKEN, which stands for their embeddings, or "
+                    f"--leave-out {name} for the text alone"
+                )
+                node.refuse("path", said)
+            else:
+                # Several of which a sample has one are written so: jpg;png.
+                images += [each.strip() for each in str(member).split(";")]
+        if not images:
+            return {}
+        self._report.note(
+            "",
+            "images become patches of 14 pixels, a token each: set patch and merge to those of the encoder",
+        )
+        placeholder = self._asked.placeholder
+        return {"images": images, "transforms": [{"type": "images", "placeholder": placeholder}]}
 
 
 def _json(file: Path) -> dict[str, object]:

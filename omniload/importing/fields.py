@@ -110,8 +110,12 @@ class Fields:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             # A larger one has no exact float, or none at all: left as it is, it is refused as no number.
             value = float(value) if abs(value) <= _LARGEST else value
-        # ``True`` is an integer to Python.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if isinstance(value, str) and _left_open(value):
+            self.refuse(key, f"{_shown(value)} {_OPEN}")
+            return default
+        # ``True`` is an integer to Python, and an object as anything is.
+        truth = isinstance(value, bool) and kind not in (bool, object)
+        if not isinstance(value, kind) or truth:
             self.refuse(key, f"{_shown(value)} is no {_KINDS.get(kind, kind.__name__)}")
             return default
         return value
@@ -157,10 +161,11 @@ class Fields:
         value = self._content.pop(key, None)
         if value is None:
             return []
-        if isinstance(value, str):
-            return [value]
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            return value
+        listed = [value] if isinstance(value, str) else value
+        if isinstance(listed, list) and all(isinstance(each, str) for each in listed):
+            if opened := [each for each in listed if _left_open(each)]:
+                self.refuse(key, f"{_shown(opened[0])} {_OPEN}")
+            return listed
         self.refuse(key, f"{_shown(value)} is no text and no list of texts")
         return []
 
@@ -201,15 +206,31 @@ class Fields:
             if value not in (None, False, [], {}, ""):
                 self.refuse(key, f"{_shown(value)}: {why}; --leave-out {key} goes on without it")
 
+    def note_unread(self) -> None:
+        """Note how many keys are left of a file that says everything of a training, and not of its data alone."""
+        if count := len(self._content):
+            keys = "1 key" if count == 1 else f"{count} keys"
+            were = "was" if count == 1 else "were"
+            self._report.note("", f"{keys} of the training, and not of its data, {were} not read")
+
     def end(self) -> None:
-        """Refuse the keys that nothing was done with: what they mean is not known here."""
-        for key in self._content:  # its value is not shown: it may be a secret
+        """Refuse the keys that nothing was done with: what they mean is not known here; a null says nothing."""
+        for key in [key for key, value in self._content.items() if value is not None]:
+            # Its value is not shown: it may be a secret.
             self.refuse(key, f"this key is not known; --leave-out {key} goes on without it")
 
 
 def is_count(value: object) -> TypeIs[int]:
     """Tell whether a value is a whole number from 0 to what stands for a number with a fraction."""
     return type(value) is int and 0 <= value <= _LARGEST
+
+
+_OPEN = "names no value of this file: write the value in its place"
+
+
+def _left_open(text: str) -> bool:
+    """Tell whether a text names something that is not in the file: an environment, a key that is missing."""
+    return "${" in text
 
 
 _KINDS: dict[type, str] = {

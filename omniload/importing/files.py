@@ -15,11 +15,16 @@ _TYPES = {
 }  # fmt: skip
 
 
-def numpy_source(paths: list[str], asked: Asked, *, row_tokens: int | None) -> JsonObject:
-    """Return a source of numpy tokens; without a token that ends documents it is cut into rows of ``row_tokens``."""
+def numpy_source(
+    paths: list[str], asked: Asked, *, row_tokens: int | None, dtype: str | None = None
+) -> JsonObject:
+    """Return a source of numpy tokens, of the type ``dtype`` if the user says no other.
+
+    Without a token that ends documents it is cut into rows of ``row_tokens``.
+    """
     source: JsonObject = {"type": "numpy", "path": [*paths] if len(paths) != 1 else paths[0]}
-    if asked.dtype is not None:
-        source["dtype"] = asked.dtype
+    if (known := asked.dtype or dtype) is not None:
+        source["dtype"] = known
     elif any(not path.endswith(".npy") for path in paths):
         asked.report.note(
             "",

@@ -17,7 +17,7 @@ from omniload.base.state import Json, JsonObject
 from omniload.importing.fields import Report
 from omniload.mix.config import MixConfig
 
-__all__ = ["Asked", "Imported", "mix_text", "new_name"]
+__all__ = ["Asked", "Imported", "leave_undrawn_out", "mix_text", "new_name"]
 
 _NAME_LENGTH = 100
 _PARTS_A_STEP = 8
@@ -42,6 +42,10 @@ class Asked:
     """Token that ends every document of flat files."""
     source_type: str | None = None
     """Type of the sources, where their paths do not say."""
+    template: str | None = None
+    """File of the chat template, where the tool has one of its own."""
+    placeholder: int | str | None = None
+    """Token that stands for the embeddings of an image."""
     state: Path | None = None
     """A state of the tool's loader."""
 
@@ -57,7 +61,9 @@ class Imported:
     """First step and weights of each stage."""
     level: Literal["token", "sample"] = "token"
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
-    method: Literal["best_fit", "concat_and_split"] = "best_fit"
+    method: Literal["best_fit", "concat_and_split", "none"] = "best_fit"
+    overlong: Literal["split", "truncate"] = "split"
+    """What becomes of documents that are longer than a row."""
     splits: dict[str, float] = field(default_factory=dict)
     """Shares of the documents that are held out."""
     drawn: Mapping[str, Mapping[str, NDArray[np.int64]]] = field(default_factory=dict)
@@ -69,6 +75,20 @@ class Imported:
     """Tokens of a step over all ranks."""
     micro_tokens: int | None = None
     """Tokens of a microbatch of a rank."""
+
+
+def leave_undrawn_out(found: Imported, report: Report) -> None:
+    """Leave out sources that have weight 0 in every stage, as other tools let one stand; a mix file does not."""
+    drawn = {name for _, weights in found.stages for name, weight in weights.items() if weight}
+    # Of a mix without any weight nothing would be left to say what is wrong with it.
+    for name in [name for name in found.sources if drawn and name not in drawn]:
+        del found.sources[name]
+        report.note(f"sources.{name}", "has weight 0 and was left out")
+    found.stages = [
+        (first, {name: weight for name, weight in weights.items() if name in found.sources})
+        for first, weights in found.stages
+    ]
+    found.drawn = {name: shards for name, shards in found.drawn.items() if name in found.sources}
 
 
 def new_name(wanted: str, taken: Iterable[str]) -> str:
@@ -132,13 +152,13 @@ def mix_text(
                 {"from_step": first, "weights": dict(weights)} for first, weights in found.stages
             ],
         },
-        "pack": {"length": row, "method": found.method},
+        "pack": {"length": row, "method": found.method, "overlong": found.overlong},
         "batch": {
             "tokens": step,
             "micro_tokens": min(step, max(1, micro // row) * row),
         },
     }
-    checked(content, MixConfig, name=heading)
+    checked(content, MixConfig, name=heading.rstrip("."))
     head = "".join(map(_comment, (heading, *(f"- {note}" for note in notes))))
     body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
     # Notes quote the other file; sources keep their URLs whole, as a run needs them.

@@ -25,6 +25,7 @@ from typing import TypeVar
 from omniload.base.errors import OmniloadError
 from omniload.base.reading import read_small_file
 from omniload.base.state import JsonObject, shown
+from omniload.importing.documents import interpolated
 from omniload.importing.fields import Fields, is_count
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.mosaic_order import ALGORITHMS, MOST_SAMPLES, OrderSettings
@@ -60,7 +61,6 @@ _OF_DATASETS = {
     "max_seq_len": _SPEED,
     "batch_size": "--batch is over all ranks",
     "epoch_size": "train for so many steps",
-    "token_encoding_type": "read as dtype",
 }
 """Keys of a dataset that change no sample, and why."""
 _OF_LOADERS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
@@ -68,8 +68,11 @@ _OF_LOADERS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_worke
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
-    found = Imported(base=Path.cwd(), level="sample", method="best_fit")
-    top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    # A text that is longer than max_seq_len is cut off there, by the tokenizer or as its tokens are read.
+    found = Imported(base=Path.cwd(), level="sample", method="best_fit", overlong="truncate")
+    # Its own files say max_seq_len once and name it everywhere: ${max_seq_len}, ${variables.max_seq_len}.
+    content = interpolated(document)
+    top = Fields(content if isinstance(content, dict) else {}, "", asked.report)
     loader = top.inner("train_loader")
     kind = loader.need("name", str, "text")
     if kind != "text":
@@ -105,13 +108,14 @@ def _read(document: object, asked: Asked) -> Imported:
     )
     loader.end()
     tokenizer = top.inner("tokenizer")
-    name = tokenizer.take("name", str, "")
-    asked.report.note(
-        "tokenizer", f"{name!r} is of the hub: give --tokenizer FOLDER if samples hold text"
-    )
-    asked.report.note(
-        "", f"{len(top.keys)} keys of the training, and not of its data, were not read"
-    )
+    if name := tokenizer.take("name", str, ""):
+        asked.report.note(
+            "tokenizer", f"{name!r} is of the hub: give --tokenizer FOLDER if samples hold text"
+        )
+    if top.peek("eval_loader") is not None:
+        top.take("eval_loader", object, None)
+        asked.report.note("eval_loader", "is not read: declare it as an evaluation mix")
+    top.note_unread()
     return found
 
 
@@ -183,7 +187,7 @@ def _read_order(dataset: Fields, asked: Asked, found: Imported) -> None:
 
 def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> list[Stream]:
     """Read the streams, or the one that the dataset itself is; return them where a state is of them."""
-    encoding = dataset.peek("token_encoding_type") or "int64"
+    encoding = dataset.take("token_encoding_type", str, "int64")
     streams = dataset.inner("streams")
     named = [(name, streams.inner(name)) for name in streams.keys]
     single = [] if named else [(asked.file.stem, dataset)]

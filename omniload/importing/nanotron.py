@@ -16,7 +16,7 @@ Steps begin at 1 there and at 0 here.
 
 from pathlib import Path
 
-from omniload.importing.fields import Fields
+from omniload.importing.fields import Fields, is_count
 from omniload.importing.files import numpy_source
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
@@ -24,6 +24,11 @@ from omniload.importing.tools import Tool, has_key
 __all__ = ["TOOL"]
 
 _DTYPES = {2: "uint16", 4: "uint32"}
+_MOST_OF_TWO_BYTES = 1 << 16
+_OF_THE_HUB = (
+    "hf_dataset_or_datasets", "hf_dataset_config_name", "hf_dataset_splits", "text_column_name",
+    "dataset_processing_num_proc_per_process", "dataset_overwrite_cache",
+)  # fmt: skip
 _OF_TRAINING = (
     "checkpoints", "general", "lighteval", "logging", "model", "optimizer", "profiler", "s3_upload", "metrics_logging",
 )  # fmt: skip
@@ -68,22 +73,32 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
         )
     found.seed = seed if found.seed is None else found.seed
     size = dataset.take("token_size_in_bytes", int, 0)
+    # As nanotron itself finds it where the file does not say.
+    if not size and (vocabulary := dataset.peek("vocab_size")) and is_count(vocabulary):
+        size = 2 if vocabulary <= _MOST_OF_TWO_BYTES else 4
     weights: dict[str, float] = {}
     for folder, weight in _folders(dataset):
         name = _named(folder, found)
         # Datatrove, which writes these folders, has indexes beside its files of tokens.
-        source = numpy_source([folder.rstrip("/") + "/*.ds"], asked, row_tokens=found.row_tokens)
-        if size in _DTYPES and asked.dtype is None:
-            source["dtype"] = _DTYPES[size]
-        found.sources[name] = source
+        found.sources[name] = numpy_source(
+            [folder.rstrip("/") + "/*.ds"],
+            asked,
+            row_tokens=found.row_tokens,
+            dtype=_DTYPES.get(size),
+        )
         weights[name] = weight
     if not weights:
         dataset.refuse(
             "dataset_folder",
             "names no folder of tokens; those of the hub are tokenised first",
         )
+        for key in _OF_THE_HUB:
+            dataset.take(key, object, None)
     dataset.note(
         {
+            "skip_in_stream": "a resume goes to its place at once",
+            "pad_samples_to_global_batch_size": "steps are whole; the end is a matter of mix.stop",
+            "shuffle_files": "sources are shuffled by blocks of several files",
             "vocab_size": "the tokens say it",
             "tokenizer_name": "the files hold token ids",
             "tokenizer_name_or_path": "the files hold token ids",

@@ -32,11 +32,8 @@ def _read(document: object, asked: Asked) -> Imported:
         if not paths:
             source.refuse("paths", "is missing")
         found.sources[name] = numpy_source(paths, asked, row_tokens=None)
-        if (most := source.number("max_repetition_ratio")) is not None:
-            asked.report.note(
-                f"sources.{name}",
-                f"may be repeated {most:g} times at most: not enforced; mix plan shows the repetition of a run",
-            )
+        if (most := source.number("max_repetition_ratio", least=1.0)) is not None:
+            found.sources[name]["max_repetition"] = most
         if (part := source.number("max_source_fraction")) is not None and part < 1:
             source.refuse(
                 "max_source_fraction", f"is {part:g}: a part of a source cannot be declared"

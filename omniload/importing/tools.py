@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from omniload.base.errors import ConfigError, StateError
-from omniload.importing.imported import Asked, Imported
+from omniload.importing.imported import Asked, Imported, leave_undrawn_out
 
 __all__ = ["TOOLS", "Tool", "has_key", "has_sources", "read_as", "tool_of"]
 
@@ -70,4 +70,6 @@ def read_as(name: str, document: object, asked: Asked) -> Imported:
             f"give --from {' or '.join(others)}" if others else "is it the file that was meant?"
         )
         raise ConfigError(f"{asked.file}: is no file of {name}, which has {tool.sign}; {remedy}")
-    return tool.read(document, asked)
+    found = tool.read(document, asked)
+    leave_undrawn_out(found, asked.report)
+    return found

@@ -54,6 +54,8 @@ def _read(document: object, asked: Asked) -> Imported:
             "multisource_datasets_type": "there is one kind of mix",
             "dataset_type": "sources are always read by position",
             "upstream_multisource": "a matter of another cluster",
+            "upstream_sharded": "ranks are dealt their rows by the planner",
+            "val_sources": "declare them as an evaluation mix",
         }
     )
     top.end()
@@ -62,6 +64,9 @@ def _read(document: object, asked: Asked) -> Imported:
 
 def _read_stage(stage: Fields, number: int, found: Imported) -> None:
     kind = stage.take("schedule_type", str, "const")
+    if first := stage.take("init_token", int, 0):
+        stage.refuse("init_token", f"is {first}: weights hold from the first token on")
+    stage.note({"end_token": "the weights of the only entry hold to the end"})
     weights = stage.numbers("weights", len(found.sources))
     if kind != "const" or number:
         stage.refuse("schedule_type", f"is {kind!r}, entry {number}: one const entry is known")

@@ -119,7 +119,11 @@ def test_without_an_output_the_file_is_printed_and_as_json_with_its_notes(file):
         run_mix("import", file, "--from", "veomni", *sizes, "--tokenizer", ".", "--json").stdout
     )
 
-    assert yaml.safe_load(printed.stdout)["pack"] == {"length": 32, "method": "best_fit"}
+    assert yaml.safe_load(printed.stdout)["pack"] == {
+        "length": 32,
+        "method": "best_fit",
+        "overlong": "split",
+    }
     assert as_json["mix"] == printed.stdout
     assert len(as_json["notes"]) == 1
 
@@ -255,3 +259,36 @@ def test_a_state_of_data_that_is_not_here_is_refused(training, tmp_path):
     assert isinstance(result.exception, ConfigError)
     assert "a state needs the sizes of shards: run this beside the data" in str(result.exception)
     assert not (tmp_path / "mix.drawn").exists()
+
+
+def test_a_template_and_a_placeholder_of_the_command_line_stand_in_the_mix_file(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "chatml.jinja").write_text("{{ messages }}")
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    chats = {"path": "chats.jsonl", "type": "chat_template", "chat_template": "chatml"}
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump({"sequence_len": 32, "datasets": [chats]}))
+    meta = tmp_path / "coco" / ".nv-meta"
+    meta.mkdir(parents=True)
+    (meta / "dataset.yaml").write_text("field_map: {caption: txt, image: jpg}")
+    (meta / "split.yaml").write_text("split_parts: {train: [a.tar]}")
+    (tmp_path / "blend.yaml").write_text("__class__: MetadatasetV2\nsplits: {train: {path: coco}}")
+    options = ("--tokenizer", tmp_path, "--length", "32", "--batch", "1Ki", "-o")
+
+    def transform_of(tool, file, *given):
+        output = tmp_path / "elsewhere" / f"{tool}.yaml"
+        result = run_mix("import", file, "--from", tool, *given, *options, output)
+        assert result.exception is None, result.output
+        (source,) = yaml.safe_load(output.read_text())["sources"].values()
+        return source["transforms"][0]
+
+    # A relative path starts at the mix file, which lies in another folder than the one that the command is given in.
+    template = transform_of("axolotl", "train.yaml", "--template", "chatml.jinja")
+    assert template == {"type": "chat", "template": str(tmp_path / "chatml.jinja")}
+    by_id = transform_of("energon", "blend.yaml", "--placeholder", "7")
+    assert by_id["placeholder"] == 7
+    (tmp_path / "elsewhere" / "energon.yaml").unlink()
+    by_name = transform_of("energon", "blend.yaml", "--placeholder", "<|image_pad|>")
+    assert by_name["placeholder"] == "<|image_pad|>"

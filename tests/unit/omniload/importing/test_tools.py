@@ -117,7 +117,11 @@ class TestOlmoCore:
         assert mix.sources["web"].path == ("web/*.npy", "more/*.npy")
         assert (mix.sources["code"].dtype, mix.sources["code"].end_of_document) == ("uint32", 0)
         assert mix.seed == 7
-        assert "may be repeated 1.5 times at most: not enforced" in notes
+        assert (mix.sources["web"].max_repetition, mix.sources["code"].max_repetition) == (
+            1.5,
+            None,
+        )
+        assert notes == ""
 
     def test_a_part_of_a_source_is_refused(self, folder):
         content = {"sources": [OLMO["sources"][0] | {"max_source_fraction": 0.5}]}
@@ -204,7 +208,31 @@ class TestNanotron:
             imported(folder, "nanotron", NANOTRON | {"data_stages": [stage]})
 
         assert "dataset.dataset_folder: names no folder of tokens" in str(raised.value)
-        assert "hf_dataset_or_datasets: this key is not known" in str(raised.value)
+        assert "this key is not known" not in str(raised.value)
+
+    def test_an_example_of_nanotron_is_read_with_its_nulls_and_readers(self, folder):
+        dataset = {
+            "dataset_folder": ["d/web"],
+            "dataset_weights": None,
+            "tokenizer_name": "HuggingFaceTB/cosmo2-tokenizer",
+            "vocab_size": 49_152,
+            "skip_in_stream": False,
+            "pad_samples_to_global_batch_size": False,
+            "shuffle_files": True,
+            "dataset_max_tokens": None,
+        }
+        data = {"dataset": dataset, "num_loading_workers": 1, "seed": 42, "sequence_length": None}
+        stage = {"name": "Stable", "start_training_step": 1, "data": data}
+
+        def dtype():
+            mix, notes = imported(folder, "nanotron", NANOTRON | {"data_stages": [stage]})
+            assert "give --dtype" not in notes
+            return mix.sources["web"].dtype
+
+        # As nanotron finds the bytes of a token itself, where the file does not say.
+        assert dtype() == "uint16"
+        dataset["vocab_size"] = 128_256
+        assert dtype() == "uint32"
 
 
 VEOMNI = {
@@ -248,6 +276,10 @@ class TestVeOmni:
             ({"level": "byte"}, "level: is 'byte'"),
             ({"stopping_strategy": "soon"}, "stopping_strategy: is 'soon'"),
             ({"surprise": 1}, "surprise: this key is not known; --leave-out surprise"),
+            (
+                {"schedule": [{"init_token": 5, "weights": [1, 1]}]},
+                "init_token: is 5: weights hold",
+            ),
         ],
     )
     def test_what_is_not_known_is_refused(self, folder, change, said):
@@ -255,6 +287,24 @@ class TestVeOmni:
             imported(folder, "veomni", VEOMNI | change, source_type="jsonl")
 
         assert said in str(raised.value)
+
+    def test_an_example_of_veomni_is_read_without_the_source_that_it_never_draws(self, folder):
+        content = {
+            "sources": ["seed/share.jsonl", "seed/fineweb.jsonl"],
+            "names": ["sharegpt4v_captioner", "fineweb_100BT"],
+            "schedule": [
+                {"schedule_type": "const", "init_token": 0, "end_token": 10**14, "weights": [1, 0]}
+            ],
+            "val_sources": ["seed/held-out.jsonl"],
+            "upstream_sharded": True,
+        }
+
+        mix, notes = imported(folder, "veomni", content)
+
+        assert weights_of(mix) == {"sharegpt4v_captioner": 1.0}
+        assert mix.names == ("sharegpt4v_captioner",)
+        assert "sources.fineweb_100BT: has weight 0 and was left out" in notes
+        assert "val_sources: ['seed/held-out.jsonl'] has no equivalent: declare them" in notes
 
     def test_a_key_that_is_given_up_is_noted(self, folder):
         _, notes = imported(
@@ -357,6 +407,55 @@ class TestLlmFoundry:
 
         assert said in str(raised.value)
 
+    @pytest.mark.parametrize("named", ["max_seq_len", "variables.max_seq_len"])
+    def test_values_that_a_file_names_are_found_as_its_own_examples_write_them(self, folder, named):
+        content = {
+            "variables": {"max_seq_len": 32, "root": "./data", "local": "${variables.root}/c4"},
+            "max_seq_len": 32,
+            "remote": None,
+            "global_train_batch_size": 4,
+            "tokenizer": {"name": "gpt2", "kwargs": {"model_max_length": f"${{{named}}}"}},
+            "train_loader": {
+                "name": "text",
+                "dataset": {
+                    "local": "${variables.local}",
+                    "remote": "${remote}",
+                    "split": "train",
+                    "shuffle": True,
+                    "max_seq_len": f"${{{named}}}",
+                    "proportion": 1,
+                },
+            },
+            "eval_loader": {"name": "text"},
+        }
+
+        mix, notes = imported(folder, "llm-foundry", content, sizes=FROM_FILE)
+
+        assert mix.sources["file"].path == "./data/c4/train"
+        assert (mix.pack.length, mix.batch.tokens) == (32, 128)
+        assert mix.pack.overlong == "truncate"  # as it cuts what is longer than max_seq_len
+        assert "eval_loader: is not read: declare it as an evaluation mix" in notes
+
+    @pytest.mark.parametrize(
+        "text", ["${oc.env:DATA}/web", "${gone}/web", "${train_loader}", "${loop}", "${.local}"]
+    )
+    def test_what_names_no_value_of_the_file_is_refused_with_its_line(self, folder, text):
+        content = foundry({"web": {"local": text, "proportion": 1}}) | {"loop": "${pool}"}
+
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "llm-foundry", content | {"pool": "a${loop}"})
+
+        assert "streams.web.local: '" in str(raised.value)
+        assert "names no value of this file: write the value in its place" in str(raised.value)
+        assert str(raised.value).startswith("file.yaml:")
+
+    def test_keys_that_name_others_twice_all_the_way_down_stay_small(self, folder):
+        doubling = {f"k{i}": f"${{k{i + 1}}}${{k{i + 1}}}" for i in range(64)} | {"k64": "x"}
+        content = foundry({"web": {"local": "${k0}", "proportion": 1}}) | doubling
+
+        with pytest.raises(ConfigError, match="names no value of this file"):
+            imported(folder, "llm-foundry", content)
+
     def test_other_loaders_are_refused_by_name(self, folder):
         content = foundry({})
         content["train_loader"]["name"] = "finetuning"
@@ -387,7 +486,7 @@ def metadataset(split):
 
 class TestEnergon:
     def test_weights_multiply_down_the_tree_and_flavours_are_tags(self, folder):
-        an_energon(folder / "coco", field_map={"caption": "json[caption]", "image": "jpg"})
+        an_energon(folder / "coco", field_map={"caption": "json[caption]"})
         an_energon(folder / "text", field_map={"text": "txt"}, exclude=["b.tar"])
         (folder / "inner.yaml").write_text(
             yaml.safe_dump(
@@ -398,7 +497,11 @@ class TestEnergon:
         )
         outer = {
             "blend": [
-                {"weight": 1, "path": "./coco", "subflavors": {"kind": "caption"}},
+                {
+                    "weight": 1,
+                    "path": "./coco",
+                    "subflavors": {"kind": "caption", "augmentation": False, "text_length": 100},
+                },
                 {"weight": 1, "path": "./inner.yaml"},
             ]
         }
@@ -407,10 +510,39 @@ class TestEnergon:
 
         assert weights_of(mix) == {"coco": 0.5, "coco_2": 0.125, "text": 0.375}
         assert mix.mix.level == "sample"
-        assert mix.sources["coco"].tags == {"kind": "caption"}
+        assert mix.sources["coco"].tags == {
+            "kind": "caption",
+            "augmentation": "False",
+            "text_length": "100",
+        }
         assert (mix.sources["coco"].text, mix.sources["coco"].key) == ("json", "caption")
         assert mix.sources["text"].paths == (str(folder / "text" / "a.tar"),)
-        assert "image is not read" in notes
+        assert notes == ""
+
+    def test_images_are_read_with_a_token_that_stands_for_them_or_left_out_by_name(self, folder):
+        an_energon(folder / "coco", field_map={"caption": "json[caption]", "image": "jpg;png"})
+        content = metadataset({"path": "coco"})
+
+        with pytest.raises(ConfigError, match=r"image holds images: give --placeholder TOKEN"):
+            imported(folder, "energon", content)
+
+        mix, notes = imported(folder, "energon", content, placeholder=7)
+        source = mix.sources["coco"]
+        assert (source.text, source.key, source.images) == ("json", "caption", ("jpg", "png"))
+        assert [(made.type, made.placeholder) for made in source.transforms] == [("images", 7)]
+        assert "set patch and merge to those of the encoder" in notes
+
+        mix, notes = imported(folder, "energon", content, leave_out=["image"])
+        assert mix.sources["coco"].transforms == ()
+        assert "field_map.image: was left out, as asked" in notes
+
+    def test_other_fields_of_a_sample_are_refused_by_name(self, folder):
+        an_energon(folder / "vqa", field_map={"text": "json[context]", "answers": "json[answers]"})
+
+        with pytest.raises(
+            ConfigError, match="answers of a sample is not read; --leave-out answers"
+        ):
+            imported(folder, "energon", metadataset({"path": "vqa"}))
 
     def test_repetitions_count_samples(self, folder):
         counts = {"s-0.tar": 10, "s-1.tar": 20, "held-out.tar": 99}
@@ -437,6 +569,10 @@ class TestEnergon:
             ({"path": "odd"}, "samples are not left out"),
             ({"path": "out"}, "'../x.tar' is outside the folder"),
             ({"path": "images"}, "holds no text"),
+            (
+                {"blend_epochized": [{"repetitions": 2, "blend": [{"path": "ok"}]}]},
+                "repetitions: count the samples of a dataset, and here are several",
+            ),
             (
                 {"path": "ok", "split_config": "other.yaml"},
                 "is 'other.yaml': split.yaml of .nv-meta is read",
@@ -492,6 +628,62 @@ class TestAxolotl:
         assert (mix.pack.length, mix.batch.tokens, mix.batch.micro_tokens) == (64, 512, 128)
         assert "multiply it by your ranks" in notes
 
+    def test_samples_are_packed_where_the_file_says_so_and_else_have_rows_of_their_own(
+        self, folder
+    ):
+        mix, notes = imported(folder, "axolotl", AXOLOTL)
+        assert mix.pack.method == "none"
+        assert "sample_packing: is off" in notes
+
+        mix, _ = imported(folder, "axolotl", AXOLOTL | {"sample_packing": True})
+        assert mix.pack.method == "best_fit"
+
+    def test_long_conversations_are_left_out_and_long_texts_cut(self, folder):
+        mix, _ = imported(folder, "axolotl", AXOLOTL)
+        assert [mix.sources[name].overlong for name in ("notes", "chats")] == [None, "drop"]
+        assert mix.pack.overlong == "split"
+
+        mix, _ = imported(folder, "axolotl", AXOLOTL | {"excess_length_strategy": "truncate"})
+        assert mix.sources["chats"].overlong == "truncate"
+
+    @pytest.mark.parametrize("where", ["file", "dataset"])
+    def test_a_template_of_axolotls_own_is_refused_until_a_file_stands_for_it(self, folder, where):
+        content = AXOLOTL | {"chat_template": "chatml"}
+        if where == "dataset":
+            chats = AXOLOTL["datasets"][1] | {"chat_template": "chatml"}
+            content = AXOLOTL | {"datasets": [chats]}
+
+        with pytest.raises(ConfigError, match="chat_template: is 'chatml', which axolotl keeps"):
+            imported(folder, "axolotl", content)
+
+        mix, _ = imported(folder, "axolotl", content, template="chatml.jinja")
+        assert mix.sources["chats"].transforms[0].template == "chatml.jinja"
+        mix, _ = imported(folder, "axolotl", content, leave_out=["chat_template"])
+        assert mix.sources["chats"].transforms[0].template is None
+
+    def test_prompts_are_trained_on_where_the_file_says_so_of_all_datasets(self, folder):
+        mix, _ = imported(folder, "axolotl", AXOLOTL)
+        assert mix.sources["chats"].transforms[0].loss == "assistant"
+
+        mix, _ = imported(folder, "axolotl", AXOLOTL | {"train_on_inputs": True})
+        assert mix.sources["chats"].transforms[0].loss == "all"
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"rl": "dpo"}, "rl: 'dpo': pairs are a transform of type preference"),
+            ({"dataset_exact_deduplication": True}, "sources have dedupe: content"),
+            ({"min_sample_len": 8}, "a transform of type filter has min_tokens"),
+            ({"tokens": ["<extra>"]}, "add them to it"),
+            ({"excess_length_strategy": "raise"}, "is 'raise'; drop and truncate are known"),
+        ],
+    )
+    def test_what_would_change_samples_of_all_datasets_is_refused(self, folder, change, said):
+        with pytest.raises(ConfigError) as raised:
+            imported(folder, "axolotl", AXOLOTL | change)
+
+        assert said in str(raised.value)
+
     def test_several_epochs_repeat(self, folder):
         mix, notes = imported(folder, "axolotl", AXOLOTL | {"num_epochs": 3})
 
@@ -511,6 +703,7 @@ class TestAxolotl:
                 "role: is 'from'",
             ),
             ({"shards": 4}, "shards: this key is not known"),
+            ({"type": "chat_template", "train_on_eos": "last"}, "train_on_eos: is 'last'"),
         ],
     )
     def test_what_has_no_equivalent_is_refused(self, folder, change, said):
@@ -537,6 +730,15 @@ class TestAxolotl:
 def test_a_file_of_something_else_is_refused(folder, tool, content):
     with pytest.raises(ConfigError):
         imported(folder, tool, content)
+
+
+def test_a_source_of_weight_0_is_left_out_and_a_mix_of_nothing_else_refused(folder):
+    mix, notes = imported(folder, "megatron", "0 a 1 b")
+
+    assert mix.names == ("b",)
+    assert "sources.a: has weight 0 and was left out" in notes
+    with pytest.raises(ConfigError, match=r"^It: mix\.stages\.0\.weights: weights are all 0"):
+        imported(folder, "megatron", "0 a 0 b")
 
 
 def test_a_size_that_nobody_says_is_asked_for(folder):
