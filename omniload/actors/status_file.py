@@ -57,6 +57,8 @@ class PlaneStatus(StrictModel):
     version: Literal[1] = 1
     written_at: float
     """Seconds since 1970."""
+    up_s: float = 0.0
+    """Since the plane was opened."""
     host: str
     pid: int
     """Process that opened the plane."""
@@ -75,15 +77,17 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
         A function that ends it; the last status stays.
     """
     if folder is None:
-        return _nothing
+        return lambda: None
     ended = threading.Event()
     place, here = folder / STATUS_NAME, host or socket.gethostname()
+
+    began_s = time.monotonic()
 
     def keep() -> None:
         before: dict[str, Progress] = {}
         while True:
             roles = board.read()
-            _write(place, _status(roles, before, here))
+            _write(place, _status(roles, before, here, began_s))
             before = roles
             if ended.wait(_EVERY_S):
                 return
@@ -119,16 +123,25 @@ def read_status(folder: Path) -> PlaneStatus:
         ) from error
 
 
-def _status(roles: dict[str, Progress], before: dict[str, Progress], here: str) -> PlaneStatus:
+def _status(
+    roles: dict[str, Progress], before: dict[str, Progress], here: str, began_s: float
+) -> PlaneStatus:
+    now_s = time.monotonic()
     lines = [
         RoleLine(
             **asdict(status),
             memory_bytes=_memory_of(status.pid) if status.host == here else None,
         )
-        for status in status_of(roles, before, time.monotonic())
+        for status in status_of(roles, before, now_s)
     ]
     # The one time by the clock on the wall: whoever reads the file may be on another host, or come after a restart.
-    return PlaneStatus(written_at=time.time(), host=here, pid=os.getpid(), roles=tuple(lines))
+    return PlaneStatus(
+        written_at=time.time(),
+        up_s=now_s - began_s,
+        host=here,
+        pid=os.getpid(),
+        roles=tuple(lines),
+    )
 
 
 def _memory_of(pid: int) -> int | None:
@@ -143,7 +156,3 @@ def _write(place: Path, status: PlaneStatus) -> None:
         write_whole(place, status.model_dump_json().encode())
     except OSError as error:
         _LOG.debug("the status of the run is not written: %s", error)
-
-
-def _nothing() -> None:
-    pass

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from omniload.machine.progress import Progress, is_rank, is_silent, way_of
 
-__all__ = ["REPEATED", "RoleStatus", "status_of"]
+__all__ = ["REPEATED", "SKIPPED", "RoleStatus", "status_of"]
 
 _TOTAL = "_total"
 REPEATED = "repeated_reads"
 """Figure of a loader: reads that wait to be tried again, because a store did not answer."""
+SKIPPED = "skipped_records:"
+"""Begins a figure of the planner: records of the source behind it that were skipped by policy."""
 _TROUBLE_S = 10.0
 """A wait of a rank, or a call to a store, that takes longer is somebody's trouble."""
 

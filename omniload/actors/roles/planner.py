@@ -300,7 +300,8 @@ class PlannerShell:
             commands = self._planner.handle(event)
         self._activity.figures.note(planned_step=self._planner.state.step)
         if isinstance(event, SamplesReported):
-            count_skipped(self._planner.names[event.source], event.skipped)
+            name, figures = self._planner.names[event.source], self._activity.figures
+            count_skipped(name, event.skipped, figures)
         self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:

@@ -11,12 +11,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from omniload.actors.heartbeats import Board
+from omniload.actors.heartbeats import Board, Figures
 from omniload.base.errors import ConfigError
 from omniload.base.linux.network import listening_address
 from omniload.base.log import get_logger
 from omniload.base.metrics import IMBALANCE_RATIO, REGISTRY, SAMPLES_SKIPPED, TOKENS_PLANNED, serve
-from omniload.machine.status import status_of
+from omniload.machine.status import SKIPPED, status_of
 from omniload.mix.config import MixConfig
 from omniload.plan.records import StepPlan
 
@@ -42,10 +42,11 @@ FIGURES = {
 """Figures of roles, each a metric ``omniload_<name>`` by ``role``."""
 
 
-def count_skipped(name: str, skipped: int) -> None:
+def count_skipped(name: str, skipped: int, figures: Figures) -> None:
     """Count records of a source that were skipped by policy."""
     if skipped:
         SAMPLES_SKIPPED.labels(name).inc(skipped)
+        figures.count(SKIPPED + name, skipped)
         _LOG.warning("source %s: skipped %d records that cannot be decoded", name, skipped)
 
 

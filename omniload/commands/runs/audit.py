@@ -1,23 +1,32 @@
 """``omniload mix audit``: which samples were in a step, on which rank; and the proof of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, isnan
 from pathlib import Path
 from typing import cast
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.secrets import without_secrets
 from omniload.base.state import Json
+from omniload.base.writing import write_whole
 from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, say, table
 from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.rehearsal import Rehearsal
+from omniload.commands.runs.audit_page import (
+    Document,
+    Drawer,
+    image_transforms,
+    page_of,
+    sample_images,
+)
 from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import read_history
@@ -53,6 +62,8 @@ class _Found:
     """The file that holds it."""
     loss: float | None
     """Mean loss of a label, as the trainer reported it; ``None`` where it did not."""
+    tokens: NDArray[np.int32] = field(repr=False)
+    """Its token ids."""
 
 
 @click.command
@@ -60,10 +71,22 @@ class _Found:
 @click.option("--step", type=click.IntRange(min=0), required=True, help="Step to look at.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this data-parallel rank.")
 @click.option("--grep", help="Only samples whose text in this step contains this.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    help="Write a page that shows the documents whole, with their images as they were trained on.",
+)
 @cache_option
 @json_option
-def audit(
-    run: Path, step: int, rank: int | None, grep: str | None, cache_dir: Path | None, as_json: bool
+def audit(  # noqa: PLR0913, PLR0917 -- one for each option
+    run: Path,
+    step: int,
+    rank: int | None,
+    grep: str | None,
+    page: Path | None,
+    cache_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """Say which samples were in a step and on which rank, and prove it.
 
@@ -74,6 +97,7 @@ def audit(
     \b
     Example:
       omniload mix audit demo/run --step 12 --grep socket
+      omniload mix audit demo/run --step 12 --html step-12.html
     """  # noqa: D301 -- click's own marker
     life = read_run_record(run).life_at(step)
     base, records = read_journal(journal_of(run))
@@ -93,10 +117,15 @@ def audit(
         )
     spec = replace(spec, mix=spec.history.latest, edits=())  # it names what edits added
     found = _with_losses(_found(rehearsal, plan, spec, rank, grep), losses_of_step(run, step))
+    title = f"step {step}, digest {digest} as journaled"
+    if page is not None:
+        write_whole(page, _page(rehearsal, plan, spec, found, f"{run}: {title}").encode())
     if as_json:
-        emit_json({"step": step, "digest": digest, "samples": [asdict(piece) for piece in found]})
+        emit_json({"step": step, "digest": digest, "samples": [_as_json(piece) for piece in found]})
         return
-    _print(found, spec.mix, f"step {step}, digest {digest} as journaled")
+    _print(found, spec.mix, title)
+    if page is not None:
+        say(output(), f"page: {page}")
 
 
 def _spec_before(
@@ -176,9 +205,44 @@ def _found(
                         rehearsal.shard_at(int(pieces.sources_P[p]), int(pieces.positions_P[p]))
                     ),
                     loss=None,
+                    tokens=tokens,
                 )
             )
     return sorted(found, key=lambda piece: (piece.dp_rank, piece.microbatch))
+
+
+def _as_json(piece: _Found) -> dict[str, object]:
+    return {name: value for name, value in asdict(piece).items() if name != "tokens"}
+
+
+def _page(
+    rehearsal: Rehearsal, plan: StepPlan, spec: PlaneSpec, found: Sequence[_Found], title: str
+) -> str:
+    """Return the page of pieces of the step, with the images that came with them."""
+    mix = spec.mix
+    # Built only where there are images: tokens are here already.
+    batches = rehearsal.build(plan) if image_transforms(mix) else ()
+    drawer = Drawer(mix, tokenizer_of(mix, spec.base_dir), sample_images(batches))
+    documents = []
+    for piece in found:
+        loss = "" if piece.loss is None else f", loss {piece.loss:.3f}"
+        key = (mix.names.index(piece.source), piece.position, piece.sub)
+        documents.append(
+            Document(
+                heading=f"{piece.source} {_record(piece)} of {piece.shard}, tokens {_tokens(piece)}; "
+                f"rank {piece.dp_rank}, microbatch {piece.microbatch}{loss}",
+                parts=drawer.parts(key, piece.tokens),
+            )
+        )
+    return page_of(title, documents)
+
+
+def _record(piece: _Found) -> str:
+    return f"{piece.position:,}" + (f".{piece.sub}" if piece.sub else "")
+
+
+def _tokens(piece: _Found) -> str:
+    return f"{piece.first_token:,} to {piece.stop_token - 1:,}"
 
 
 def _with_losses(found: Sequence[_Found], losses: Mapping[PieceKey, PieceLoss]) -> Sequence[_Found]:
@@ -213,9 +277,9 @@ def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
             str(piece.dp_rank),
             str(piece.microbatch),
             Text(piece.source, colour_of(mix.names.index(piece.source))),
-            f"{piece.position:,}" + (f".{piece.sub}" if piece.sub else ""),
+            _record(piece),
             excerpt(piece.shard.rpartition("/")[2], _NAME_WIDTH),
-            f"{piece.first_token:,} to {piece.stop_token - 1:,}",
+            _tokens(piece),
             "" if piece.loss is None else f"{piece.loss:.3f}",
             excerpt(piece.text, _TEXT_WIDTH),
         ]

@@ -177,16 +177,21 @@ def _in_trouble(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Finding]
 
 def _waited_share(first: PlaneStatus, last: PlaneStatus) -> float | None:
     seconds = last.written_at - first.written_at
-    before = {role.name: role.figures.get(_WAITED, 0.0) for role in first.roles}
+    before = {role.name: _waited_s(role) for role in first.roles}
     waited = [
         # A role that was replaced meanwhile counts from 0 again.
-        max(0.0, role.figures[_WAITED] - before[role.name])
+        max(0.0, _waited_s(role) - before[role.name])
         for role in last.roles
         if _WAITED in role.figures and role.name in before
     ]
     if not waited or seconds <= 0:
         return None
-    return min(1.0, sum(waited) / len(waited) / seconds)
+    return sum(min(each, seconds) for each in waited) / len(waited) / seconds
+
+
+def _waited_s(role: RoleLine) -> float:
+    """Return how long a role has waited, the wait that it is in among it: its figure grows where one ends."""
+    return role.figures.get(_WAITED, 0.0) + (role.task_s if role.waits_for else 0.0)
 
 
 def _held_up(looks: Sequence[PlaneStatus], share: float | None) -> Iterator[Finding]:

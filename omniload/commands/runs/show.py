@@ -1,21 +1,26 @@
 """``omniload mix show``: how far a run has come."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from omniload.actors.status_file import read_status
+from omniload.base.errors import StateError
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.options import json_option, run_argument
+from omniload.machine.progress import is_rank
+from omniload.machine.status import SKIPPED
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.journal.groups import GroupProgress, group_progress
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
-from omniload.mix.progress import progress_of
+from omniload.mix.progress import RunProgress, progress_of
 from omniload.mix.run_record import read_run_record
 
 __all__ = ["show"]
@@ -27,7 +32,8 @@ __all__ = ["show"]
 def show(run: Path, as_json: bool) -> None:
     """Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers.
 
-    Works on a run that is going on, and needs neither its sources nor its processes.
+    Works on a run that is going on, and needs neither its sources nor its processes. Records that were
+    skipped, and the rate, are of its latest start.
 
     \b
     Example:
@@ -38,6 +44,7 @@ def show(run: Path, as_json: bool) -> None:
     history = read_history(run, life.mix())
     progress = progress_of(history, base, records)
     groups = group_progress(run, history.latest.names)
+    pace = _pace_of(run)
     if as_json:
         edits = history.carried_by(len(history.edits))
         emit_json(
@@ -47,9 +54,61 @@ def show(run: Path, as_json: bool) -> None:
                 **asdict(progress),
                 "edits": edits,
                 "groups": None if groups is None else asdict(groups),
+                "skipped": pace.skipped,
+                "steps_per_s": pace.steps_per_s,
+                "tokens_per_s": pace.steps_per_s * history.latest.batch.tokens,
             }
         )
         return
+    console = output()
+    console.print(_sources_of(progress, pace))
+    ranks = ", ".join(f"{axis} {size}" for axis, size in life.sizes.items())
+    say(
+        console,
+        f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
+        f"{progress.carried_tokens:,} tokens wait for a row",
+    )
+    if pace.steps_per_s:
+        tokens = format_count(round(pace.steps_per_s * history.latest.batch.tokens))
+        say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
+    if groups is not None:
+        _show_groups(console, groups)
+    for edit in history.edits:
+        say(console, f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """How a run goes on since its latest start, as its processes last said."""
+
+    steps_per_s: float = 0.0
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Records that could not be decoded, by source; those of none are left out."""
+
+
+def _pace_of(run: Path) -> _Pace:
+    try:
+        status = read_status(run)
+    except StateError:
+        return (
+            _Pace()
+        )  # never opened with a folder, or by another release: the journal says the rest
+    taken = [
+        role.figures.get("taken_steps_total", 0.0) for role in status.roles if is_rank(role.name)
+    ]
+    return _Pace(
+        # A step is taken once the last rank has it.
+        steps_per_s=min(taken, default=0.0) / status.up_s if status.up_s else 0.0,
+        skipped={
+            name.removeprefix(SKIPPED): round(count)
+            for role in status.roles
+            for name, count in role.figures.items()
+            if name.startswith(SKIPPED)
+        },
+    )
+
+
+def _sources_of(progress: RunProgress, pace: _Pace) -> Table:
     unit = f"{progress.level}s"
     rows: list[list[Cell]] = [
         [
@@ -60,25 +119,16 @@ def show(run: Path, as_json: bool) -> None:
             f"{source.drawn - source.due:+,.0f}",
             f"{source.position:,}",
             f"{source.epochs:.2f}",
+            format_count(pace.skipped.get(source.name, 0)),
         ]
         for s, source in enumerate(progress.sources)
     ]
-    headings = (f"{unit} drawn", "share", "target", f"{unit} off", "next record", "epochs")
+    headings = [f"{unit} drawn", "share", "target", f"{unit} off"]
     if progress.level == "amount":  # each source counts in its own unit
-        headings = ("drawn", "of its amount", "of all", "off", "next record", "epochs")
+        headings = ["drawn", "of its amount", "of all", "off"]
+    headings += ["next record", "epochs", "skipped"]
     columns = [("source", False), *((heading, True) for heading in headings)]
-    console = output()
-    console.print(table(f"planned up to step {progress.next_step:,}", columns, rows))
-    ranks = ", ".join(f"{axis} {size}" for axis, size in life.sizes.items())
-    say(
-        console,
-        f"mix {life.mix_path}; {ranks}; journal from step {progress.first_step:,}; "
-        f"{progress.carried_tokens:,} tokens wait for a row",
-    )
-    if groups is not None:
-        _show_groups(console, groups)
-    for edit in history.edits:
-        say(console, f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}")
+    return table(f"planned up to step {progress.next_step:,}", columns, rows)
 
 
 def _show_groups(console: Console, groups: GroupProgress) -> None:

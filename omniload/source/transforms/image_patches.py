@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import IntegrityError
 from omniload.mix.schema.transforms import ImagesTransform
 
-__all__ = ["BadImageError", "patches_of", "pixel_size"]
+__all__ = ["BadImageError", "patches_of", "pixel_size", "pixels_of"]
 
 
 class BadImageError(IntegrityError):
@@ -53,3 +53,19 @@ def patches_of(pixels_HW3: NDArray[np.uint8], patch: int, merge: int) -> NDArray
     cut = pixels_HW3.reshape(rows, merge, patch, columns, merge, patch, colours)
     # Tokens before what is in them: their rows and columns, then the patches of each, then pixels.
     return cut.transpose(0, 3, 1, 4, 2, 5, 6).reshape(-1, patch * patch * colours)
+
+
+def pixels_of(
+    patches_PV: NDArray[np.uint8], grid: tuple[int, int], patch: int, merge: int
+) -> NDArray[np.uint8]:
+    """Return the image, ``[H, W, 3]``, that ``patches_of`` cut into patches.
+
+    Args:
+        patches_PV: Its patches.
+        grid: Their rows and columns.
+        patch: Side of a patch in pixels.
+        merge: Side, in patches, of a token.
+    """
+    rows, columns = grid[0] // merge, grid[1] // merge
+    cut = patches_PV.reshape(rows, columns, merge, merge, patch, patch, -1)
+    return cut.transpose(0, 2, 4, 1, 3, 5, 6).reshape(grid[0] * patch, grid[1] * patch, -1)

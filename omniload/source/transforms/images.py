@@ -28,7 +28,7 @@ from omniload.source.tokenize import Tokenizer
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.image_patches import BadImageError, patches_of
 
-__all__ = ["ImageEncoder"]
+__all__ = ["ImageEncoder", "token_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class ImageEncoder:
         self.library: str = decoding.LIBRARY
         """The library that decodes, and its version."""
         self._config, self._tokenizer, self._row_length = config, tokenizer, row_length
-        self._placeholder = _token(tokenizer, "placeholder", config.placeholder)
+        self._placeholder = token_id(tokenizer, "placeholder", config.placeholder)
         self._before, self._behind = (
-            np.array([] if token is None else [_token(tokenizer, name, token)], np.int32)
+            np.array([] if token is None else [token_id(tokenizer, name, token)], np.int32)
             for name, token in (("begin", config.begin), ("end", config.end))
         )
 
@@ -229,7 +229,7 @@ class ImageEncoder:
         return mask
 
 
-def _token(tokenizer: Tokenizer, key: str, token: int | str) -> int:
+def token_id(tokenizer: Tokenizer, key: str, token: int | str) -> int:
     """Return the number of a token.
 
     Raises:

@@ -95,6 +95,46 @@ def test_top_shows_each_role_in_a_line_and_as_json(plane):
     assert {role["name"] for role in json.loads(told.output)["roles"]} >= {"planner", "loader-0"}
 
 
+def test_show_tells_the_rate_and_what_was_skipped_of_each_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
+    lines = [json.dumps({"text": f"line {i}"}) for i in range(60)]
+    (tmp_path / "good.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "bad.jsonl").write_text("\n".join(["{", *lines, "{"]), encoding="utf-8")
+    sources = {
+        "good": {"type": "jsonl", "path": "good.jsonl"},
+        "bad": {"type": "jsonl", "path": "bad.jsonl", "on_error": {"policy": "skip"}},
+    }
+    weights = {"mix": {"stages": [{"from_step": 0, "weights": {"good": 1, "bad": 1}}]}}
+    run = tmp_path / "run"
+
+    def shown(*options):
+        return CliRunner().invoke(mix_command, ["show", str(run), *options], catch_exceptions=False)
+
+    with omniload.open(
+        MIX | weights | {"sources": sources}, arrays="numpy", run_dir=run, world_size=1, rank=0
+    ) as loader:
+        for _ in range(3):
+            loader.next_batch()
+        seen(run, has_taken_three)
+        seen(run, lambda roles: "skipped_records:bad" in roles["planner"].figures)
+
+    told = json.loads(shown("--json").stdout)
+    # Whole files are a unit: each time that the source is gone through, two lines of it are.
+    assert told["skipped"].keys() == {"bad"}
+    assert told["skipped"]["bad"] >= 2
+    assert told["tokens_per_s"] == pytest.approx(told["steps_per_s"] * 32)
+    assert 0 < told["steps_per_s"] < 3 / 0.05
+    table = shown().stdout
+    assert "skipped" in table
+    assert "steps/s" in table
+    # Without what its processes wrote last, the journal says the rest.
+    (run / "status.json").unlink()
+    told = json.loads(shown("--json").stdout)
+    assert (told["skipped"], told["steps_per_s"]) == ({}, 0.0)
+    assert "steps/s" not in shown().stdout
+
+
 def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_in_trouble(
     tmp_path, monkeypatch
 ):

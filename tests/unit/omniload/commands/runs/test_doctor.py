@@ -59,6 +59,23 @@ def test_a_wait_is_followed_to_the_role_that_waits_for_no_other():
     assert "runtime.loaders" in finding.do
 
 
+@pytest.mark.parametrize(("begun_s", "share"), [(2.5, 0.5), (-60.0, 1.0)])
+def test_a_wait_that_has_not_ended_counts_as_far_as_it_was_looked_at(begun_s, share):
+    def look(second):
+        for_s = max(0.0, second - begun_s)
+        waits_for = ("loader-1",) if for_s else ()
+        return a_look(
+            second,
+            a_role("loader-1", "reads records 0 to 64 of source web", task_s=for_s),
+            a_role("rank dp=0", "waits", waits_for, task_s=for_s, wait_seconds_total=10.0),
+        )
+
+    found = diagnosed(look(0), look(5))
+
+    assert found.waited_share == pytest.approx(share)
+    assert found.findings[0].role == "loader-1"
+
+
 def test_a_wait_from_long_before_the_first_look_counts_for_no_more_than_what_was_looked_at():
     begun = a_look(
         0,
@@ -66,7 +83,8 @@ def test_a_wait_from_long_before_the_first_look_counts_for_no_more_than_what_was
         a_role("rank dp=0", "waits", ("planner",), task_s=600.0, wait_seconds_total=10.0),
     )
 
-    found = diagnosed(begun, *(a_wait(n, 0.8 * n, cause="loader-1") for n in range(1, 6)))
+    # It ended right after that look.
+    found = diagnosed(begun, *(a_wait(n, 600 + 0.8 * n, cause="loader-1") for n in range(1, 6)))
 
     assert found.findings[0].role == "loader-1"
 

@@ -17,6 +17,7 @@ from omniload.mix.config import BpeTokenizer, ByteTokenizer, OnError
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
+from omniload.source.transforms.image_patches import patches_of, pixels_of
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 
 BYTES = ByteTokenizer(type="bytes")
@@ -330,3 +331,13 @@ def test_a_column_that_holds_no_images_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match=r"'pictures' is list<.*int64>, not images"):
         a_source(tmp_path)
+
+
+@pytest.mark.parametrize(("patch", "merge"), [(4, 1), (4, 2), (2, 3)])
+def test_an_image_comes_together_again_from_its_patches(patch, merge):
+    side = patch * merge
+    pixels = ramp(2 * side, 3 * side)
+
+    patches = patches_of(pixels, patch, merge)
+
+    assert np.array_equal(pixels_of(patches, (2 * merge, 3 * merge), patch, merge), pixels)

@@ -1,0 +1,135 @@
+"""The page of ``omniload mix audit --html``: documents of a step, whole, each image where it belongs in its text."""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.batch.images import BatchImage, images_of
+from omniload.batch.microbatch import Batch, Microbatch
+from omniload.commands.samples import text_of
+from omniload.mix.config import MixConfig
+from omniload.mix.schema.transforms import ImagesTransform
+from omniload.source.tokenize import Tokenizer
+from omniload.source.transforms.image_patches import pixels_of
+from omniload.source.transforms.images import token_id
+
+__all__ = ["Document", "Drawer", "image_transforms", "page_of", "sample_images"]
+
+_MOST_DOCUMENTS = 2_000
+"""Documents of a page: a browser shows them, and a step may hold a hundred times as many."""
+_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }}
+body {{ max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
+article {{ border-top: 1px solid #8886; padding: .7rem 0; }}
+h2 {{ font-size: 1rem; font-weight: 600; margin: 0 0 .4rem; }}
+p {{ margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 30rem; overflow: auto; }}
+img {{ max-width: 100%; vertical-align: middle; margin: .2rem; image-rendering: pixelated; }}
+</style></head><body>
+<h1>{title}</h1>
+"""
+SampleKey = tuple[int, int, int]
+"""Source, position and sub of a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A document, or a piece of one, as the page shows it."""
+
+    heading: str
+    parts: Sequence[str | NDArray[np.uint8]]
+    """Texts, and images as pixels ``[H, W, 3]``, in their order."""
+
+
+def sample_images(batches: Sequence[Batch]) -> dict[SampleKey, list[BatchImage]]:
+    """Return the images of each sample of a step, in their order, whichever rank encodes them."""
+    found: dict[SampleKey, list[BatchImage]] = {}
+    for batch in batches:
+        for microbatch in batch.microbatches:
+            assert isinstance(microbatch, Microbatch), "mixes with images have no cp peers"
+            for image in images_of(microbatch):
+                source, position, sub = image.key.tolist()
+                found.setdefault((source, position, sub), []).append(image)
+    return {key: sorted(images, key=lambda image: image.number) for key, images in found.items()}
+
+
+def image_transforms(mix: MixConfig) -> dict[int, ImagesTransform]:
+    """Return what makes patches of the images of each source that has some, by its number."""
+    return {
+        number: transform
+        for number, name in enumerate(mix.names)
+        for transform in mix.sources[name].transforms
+        if isinstance(transform, ImagesTransform)
+    }
+
+
+class Drawer:
+    """Takes the tokens of a sample apart into texts and images."""
+
+    def __init__(
+        self,
+        mix: MixConfig,
+        tokenizer: Tokenizer | None,
+        images: Mapping[SampleKey, Sequence[BatchImage]],
+    ) -> None:
+        self._transforms = image_transforms(mix)
+        self._tokenizer, self._images = tokenizer, images
+
+    def parts(self, key: SampleKey, tokens: NDArray[np.int32]) -> list[str | NDArray[np.uint8]]:
+        """Return texts and images of a piece of a sample, in their order."""
+        transform, images = self._transforms.get(key[0]), self._images.get(key, ())
+        if transform is None or self._tokenizer is None or not images:
+            return [text_of(tokens, self._tokenizer)]
+        return list(_in_turn(tokens, self._tokenizer, transform, images))
+
+
+def _in_turn(
+    tokens: NDArray[np.int32],
+    tokenizer: Tokenizer,
+    config: ImagesTransform,
+    images: Sequence[BatchImage],
+) -> Iterator[str | NDArray[np.uint8]]:
+    placeholder = token_id(tokenizer, "placeholder", config.placeholder)
+    at = 0
+    for image in images:
+        # An image is never cut: its tokens are the next so many that hold a place.
+        first = at + int(np.argmax(tokens[at:] == placeholder))
+        yield text_of(tokens[at:first], tokenizer)
+        patches = image.values_V.reshape(-1, config.values_per_patch)
+        yield pixels_of(patches, image.grid, config.patch, config.merge)
+        at = first + image.grid[0] * image.grid[1] // config.merge**2
+    yield text_of(tokens[at:], tokenizer)
+
+
+def page_of(title: str, documents: Sequence[Document]) -> str:
+    """Return the page: one file that loads nothing, so that it can be sent."""
+    shown = documents[:_MOST_DOCUMENTS]
+    lines = [_HEAD.format(title=escape(title))]
+    if len(shown) < len(documents):
+        lines.append(
+            f"<p>The first {len(shown):,} of {len(documents):,}; --rank and --grep choose others.</p>\n"
+        )
+    for document in shown:
+        parts = "".join(map(_part, document.parts))
+        lines.append(f"<article><h2>{escape(document.heading)}</h2><p>{parts}</p></article>\n")
+    return "".join([*lines, "</body></html>\n"])
+
+
+def _part(part: str | NDArray[np.uint8]) -> str:
+    if isinstance(part, str):
+        return escape(part)
+    from PIL import Image  # noqa: PLC0415 -- an extra, there where images were decoded
+
+    height, width, _ = part.shape
+    out = io.BytesIO()
+    Image.fromarray(part).save(out, "PNG")
+    data = base64.b64encode(out.getvalue()).decode()
+    return f'<img alt="{width} x {height}" width="{width}" height="{height}" src="data:image/png;base64,{data}">'

@@ -1,0 +1,108 @@
+"""The page of ``omniload mix audit --html``: texts whole, images as they were trained on, nothing that runs."""
+
+import base64
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from omniload.batch.images import images_of
+from omniload.commands.runs.audit_page import Document, page_of
+from omniload.source.transforms.image_patches import pixels_of
+from tests.support.drawn import a_drawn_mix
+from tests.support.plane.mix_commands import a_run, run_mix
+
+STEP = 2
+IMAGE = re.compile(r'<img [^>]*src="data:image/png;base64,([^"]+)">')
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def page_at(tmp_path, *options):
+    page = tmp_path / "step.html"
+    result = run_mix("audit", tmp_path / "run", "--step", STEP, *options, "--html", page)
+    assert result.exception is None, result.output
+    assert f"page: {page}" in result.output
+    return page.read_text()
+
+
+def pixels_in(html):
+    """Return the images of a page, each as its shape and bytes, sorted."""
+    images = [np.asarray(Image.open(io.BytesIO(base64.b64decode(d)))) for d in IMAGE.findall(html)]
+    return sorted((pixels.shape, pixels.tobytes()) for pixels in images)
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "hybrid"])
+def test_every_image_of_a_step_is_shown_as_it_was_trained_on(tmp_path, strategy):
+    mix = a_drawn_mix(tmp_path, balance={"strategy": strategy})
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(mix.model_dump(mode="json")))
+    batches = a_run(tmp_path / "run", path, steps=4)[STEP]
+
+    html = page_at(tmp_path)
+
+    trained = [
+        pixels_of(image.values_V.reshape(-1, 48), image.grid, 4, 1)
+        for batch in batches
+        for microbatch in batch.microbatches
+        for image in images_of(microbatch)
+    ]
+    assert pixels_in(html) == sorted((pixels.shape, pixels.tobytes()) for pixels in trained)
+    assert len(trained) > 5
+    # Each stands where it belongs: no token that holds its place is left among the words.
+    assert "\x07" not in html
+    assert re.search(r"\w[^<]*<img [^>]*>\s*a \w", html), "no image stands between words"
+
+
+def test_ranks_and_words_choose_what_the_page_holds(tmp_path):
+    mix = a_drawn_mix(tmp_path)
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(mix.model_dump(mode="json")))
+    a_run(tmp_path / "run", path, steps=4)
+
+    everything, of_one = page_at(tmp_path), page_at(tmp_path, "--rank", 1, "--grep", "circle")
+
+    assert 0 < of_one.count("<article>") < everything.count("<article>")
+    assert "rank 0" not in of_one
+    assert of_one.count("<article>") == len(re.findall(r"<article>.*circle.*</article>", of_one))
+
+
+def test_a_text_is_whole_and_only_shown(tmp_path):
+    hostile = "<script>alert(1)</script> & a word " + "of many " * 20
+    lines = [json.dumps({"text": f"{i} {hostile}"}) for i in range(40)]
+    (tmp_path / "web.jsonl").write_text("\n".join(lines))
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        """
+version: 1
+seed: 1
+tokenizer: {type: bytes}
+sources: {web: {type: jsonl, path: web.jsonl}}
+mix: {stages: [{weights: {web: 1}}]}
+pack: {length: 256}
+batch: {tokens: 1024, micro_tokens: 512}
+"""
+    )
+    a_run(tmp_path / "run", path, steps=4)
+
+    html = page_at(tmp_path)
+
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; a word " + "of many " * 20 in html
+    assert "<script" not in html
+    assert "default-src 'none'" in html
+
+
+def test_a_page_of_very_many_documents_says_how_many_it_leaves_out():
+    documents = [Document(heading=str(i), parts=["x"]) for i in range(2_003)]
+
+    html = page_of("step 1", documents)
+
+    assert html.count("<article>") == 2_000
+    assert "The first 2,000 of 2,003; --rank and --grep choose others." in html
