@@ -205,21 +205,20 @@ def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
     """Take batches of one rank for a while; what was built before the first was asked for does not count."""
     at_s: list[float] = []
     tokens: list[int] = []
-    begun_s = time.perf_counter()
     with (
         progress("measuring", seconds) as advance,
         # Without an end of its own: the clock below says how long it runs.
         LocalPlane(replace(spec, num_steps=None)) as plane,
         Client(plane.handle(0)) as client,
     ):
-        # Two at least, however long the first takes: a rate lies between two moments.
-        while time.perf_counter() - begun_s < seconds or len(at_s) < 2:
+        # From the first batch on: opening may take longer than all of it. Two at least, as a rate lies between them.
+        while len(at_s) < 2 or at_s[-1] - at_s[0] < seconds:
             batch = client.next_batch()
             if batch is None:
                 break
             at_s.append(time.perf_counter())
             tokens.append(sum(batch.tokens_by_source.values()))
-            advance(at_s[-1] - (at_s[-2] if len(at_s) > 1 else begun_s))
+            advance(at_s[-1] - at_s[-2] if len(at_s) > 1 else 0.0)
     if len(at_s) < 2:
         return None  # the data ends with the first step
     # What was built before the first batch was asked for comes at once, and says nothing of the rate.

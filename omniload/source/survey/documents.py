@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
+from omniload.base.ragged import Ragged
+from omniload.mix.columns import IMAGES
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.records import Overlong
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
@@ -22,6 +24,7 @@ from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.survey.duplicates import hashes_of
+from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 
@@ -96,9 +99,18 @@ class Survey:
         left_out = np.count_nonzero(~records.bad_B[rows_R]) - len(usable_N)
         return Looked(
             lengths_N=np.concatenate((lengths_N, np.zeros(left_out, np.int64))),
-            hashes_N=hashes_of(made.tokens.take(given)),
+            hashes_N=_hashes_of(made, given),
             bad=bad,
         )
+
+
+def _hashes_of(made: Samples, given: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a hash of each sample: of its tokens, and of its images, for which their tokens stand all alike."""
+    hashes = hashes_of(made.tokens.take(given))
+    if (images := made.others.get(IMAGES)) is None:
+        return hashes
+    both = np.stack((hashes, hashes_of(images.take(given))), axis=1)
+    return hashes_of(Ragged(values_V=both.reshape(-1), offsets=np.arange(len(both) + 1) * 2))
 
 
 def open_survey(

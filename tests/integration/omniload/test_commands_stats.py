@@ -1,12 +1,18 @@
 """``omniload mix stats``: what a person sees of the data before it is trained on."""
 
 import gzip
+import io
 import random
+import tarfile
+import threading
 
 import pytest
 import yaml
 
+from omniload.actors.local.plane import LocalPlane
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.commands import stats
+from tests.support.drawn import a_drawn_mix, png_of, ramp
 from tests.support.plane.corpora import write_texts
 from tests.support.plane.mix_commands import json_of, run_mix
 
@@ -58,6 +64,43 @@ def test_every_document_is_counted(mix_path, texts):
     assert (web["repeated"], code["repeated"]) == (repeated, 0)
     assert found["pairs"] == [["code", "web", len({*texts["code"]} & {*texts["web"]})]]
     assert found["measured"]["tokens_per_s"] > 0
+
+
+def test_equal_captions_of_different_images_are_different_documents(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mix = a_drawn_mix(tmp_path, sources=["captions"])
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(mix.model_dump(mode="json")), encoding="utf-8")
+    # Two of one text, and one of them again: images of one size have the same tokens, which hold their places.
+    images = [png_of(pixels) for pixels in (ramp(8, 8), 255 - ramp(8, 8), ramp(8, 8))]
+    for shard in tmp_path.glob("captions-*.tar"):
+        shard.unlink()
+    with tarfile.open(tmp_path / "captions-0.tar", "w") as archive:
+        for number, image in enumerate(images):
+            for name, data in (("json", b'{"text": "a square"}'), ("png", image)):
+                member = tarfile.TarInfo(f"{number}.{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+
+    (found,) = json_of("stats", path, "--all", "--measure", 0)["sources"]
+
+    assert (found["looked_at"], found["repeated"]) == (3, 1)
+
+
+def test_tokens_a_second_are_measured_from_the_first_batch_on_however_long_opening_takes(
+    mix_path, monkeypatch
+):
+    class Late(LocalPlane):
+        def __init__(self, spec):
+            threading.Event().wait(0.7)
+            super().__init__(spec)
+
+    monkeypatch.setattr(stats, "LocalPlane", Late)
+
+    found = json_of("stats", mix_path, "--measure", 0.6)["measured"]
+
+    # Of 0.6 s, less what was built before the first batch was asked for.
+    assert found["seconds"] > 0.3
 
 
 def test_an_epoch_is_of_the_split_that_is_drawn(mix_path):
