@@ -79,12 +79,14 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
     weights: dict[str, float] = {}
     for folder, weight in _folders(dataset):
         name = _named(folder, found)
+        # Of one stage that says it, for all that have the folder.
+        known = _DTYPES.get(size) or found.sources.get(name, {}).get("dtype")
         # Datatrove, which writes these folders, has indexes beside its files of tokens.
         found.sources[name] = numpy_source(
             [folder.rstrip("/") + "/*.ds"],
             asked,
             row_tokens=found.row_tokens,
-            dtype=_DTYPES.get(size),
+            dtype=None if known is None else str(known),
         )
         weights[name] = weight
     if not weights:

@@ -234,6 +234,19 @@ class TestNanotron:
         dataset["vocab_size"] = 128_256
         assert dtype() == "uint32"
 
+    def test_the_type_of_a_folder_is_kept_where_a_later_stage_does_not_say_it(self, folder):
+        stages = [
+            {
+                "start_training_step": first,
+                "data": {"dataset": {"dataset_folder": ["d/web"], **size}},
+            }
+            for first, size in ((1, {"token_size_in_bytes": 4}), (5, {}))
+        ]
+
+        mix, _ = imported(folder, "nanotron", NANOTRON | {"data_stages": stages})
+
+        assert mix.sources["web"].dtype == "uint32"
+
 
 VEOMNI = {
     "sources": ["/data/web", "/data/code.jsonl"],
