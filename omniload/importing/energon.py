@@ -209,6 +209,15 @@ class _Reader:
         self._leaf(node, target, part, at)
 
     def _leaf(self, node: Fields, folder: Path, part: str, at: _Branch) -> None:
+        """Read a folder of shards, or a file of JSON lines, which has no splits and whose keys no file says."""
+        if folder.suffix == ".jsonl":
+            if self._asked.text is None:
+                node.refuse(
+                    "path", f"{folder}: its lines do not say where the text is: give --text KEY"
+                )
+            key = self._asked.text or "text"
+            self._add(folder.stem, {"type": "jsonl", "path": str(folder), "text": key}, at)
+            return
         members = self._members_of(node, folder)
         if members is None:
             return
@@ -216,13 +225,16 @@ class _Reader:
         if why is not None:
             node.refuse("path", why)
         paths: list[Json] = [str(folder / shard) for shard in shards]
-        source: JsonObject = {"type": "webdataset", "path": paths, **members}
+        self._add(folder.name, {"type": "webdataset", "path": paths, **members}, at)
+
+    def _add(self, wanted: str, source: JsonObject, at: _Branch) -> None:
+        """Take a source in, under the name ``wanted`` if it is free."""
         if at.tags:
             source["tags"] = dict(at.tags)
         # A folder that the tree names twice is one source, and its weights add up.
         same = (name for name, known in self._found.sources.items() if known == source)
         if (name := next(same, None)) is None:
-            name = new_name(folder.name, self._found.sources)
+            name = new_name(wanted, self._found.sources)
             self._found.sources[name] = source
         self.weights[name] = self.weights.get(name, 0.0) + at.weight
 

@@ -549,6 +549,20 @@ class TestEnergon:
         assert mix.sources["coco"].transforms == ()
         assert "field_map.image: was left out, as asked" in notes
 
+    def test_a_file_of_json_lines_is_a_source_of_the_key_that_the_user_names(self, folder):
+        content = metadataset({"blend": [{"path": "chats.jsonl"}, {"path": "notes.jsonl"}]})
+
+        with pytest.raises(
+            ConfigError, match=r"blend\[0\].path: .*chats.jsonl: .* give --text KEY"
+        ):
+            imported(folder, "energon", content)
+
+        mix, _ = imported(folder, "energon", content, text="body")
+        assert weights_of(mix) == {"chats": 0.5, "notes": 0.5}
+        source = mix.sources["notes"]
+        assert (source.type, source.text) == ("jsonl", "body")
+        assert source.path == str(folder / "notes.jsonl")
+
     def test_other_fields_of_a_sample_are_refused_by_name(self, folder):
         an_energon(folder / "vqa", field_map={"text": "json[context]", "answers": "json[answers]"})
 
