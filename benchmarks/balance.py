@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import Table, print_table, write_report
-from omniload.plan.bins import balance, reachable_bound
+from omniload.plan.balance_methods import balance, reachable_bound
 from omniload.plan.cost import QuadraticCost, row_costs
 
 __all__ = ["main"]

@@ -42,7 +42,7 @@ from fusefs.stores.url import open_store
 from fusefs.tree.namespace import StripedFiles
 from tests.support.hdfs.cluster import Cluster, hdfs_cluster
 from trainer_integration.checkpoint.striped.place import open_striped
-from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
+from trainer_integration.checkpoint.striped.writer import load_striped, save_striped
 
 __all__ = ["main"]
 

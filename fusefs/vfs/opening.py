@@ -5,7 +5,7 @@ version opened is the one it holds; a version has a name that is never used agai
 segments of a striped file; a plain file by its settled time stamp), so close-to-open holds.
 
 *Versions.* An inode that somebody reads shows one version, and what this mount makes of it
-(the table of ``lookup``). An open of it when its path shows another one gets ESTALE: the name leads to
+(the table of ``shown_version``). An open of it when its path shows another one gets ESTALE: the name leads to
 another inode by then, and the kernel looks it up again by itself (it does so once for every
 path, before any program hears of it). Readers keep the version they opened, as they keep
 one that was renamed over.

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from omniload.actors.heartbeats import Board
+from omniload.actors.heartbeat_board import Board
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.waiting import GiveUp, Looked, Wait

@@ -12,7 +12,7 @@ from typing import Literal
 import psutil
 from pydantic import ConfigDict, ValidationError
 
-from omniload.actors.heartbeats import Board
+from omniload.actors.heartbeat_board import Board
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.plane import PlaneSpec, require_rows
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell

@@ -18,7 +18,7 @@ import numpy as np
 
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import weights_at
-from omniload.plan.bins import balance
+from omniload.plan.balance_methods import balance
 from omniload.source.kept_profile import KeptProfile
 
 __all__ = [

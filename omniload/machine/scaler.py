@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from omniload.plan.bins import balance
+from omniload.plan.balance_methods import balance
 
 __all__ = [
     "LoadersSeen",

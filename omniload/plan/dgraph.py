@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 from omniload.base.units import format_count
 from omniload.mix.deficit import Drawn
 from omniload.mix.schedule import MixSchedule
-from omniload.plan.bins import BalanceMethod
-from omniload.plan.bins import balance as balanced_over
+from omniload.plan.balance_methods import BalanceMethod
+from omniload.plan.balance_methods import balance as balanced_over
 from omniload.plan.cost import CostFunction, combined_cost, require_costs, row_costs
 from omniload.plan.drawing import draw_candidates
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis

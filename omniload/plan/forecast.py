@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from omniload.base.units import format_bytes
 from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_at, weights_at
-from omniload.plan.bins import balance
+from omniload.plan.balance_methods import balance
 from omniload.plan.cost import row_costs
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import costs_of_pieces

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.plan.bins import Balanced, BalanceMethod, balance, reachable_bound
+from omniload.plan.balance_methods import Balanced, BalanceMethod, balance, reachable_bound
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
 
 __all__ = [

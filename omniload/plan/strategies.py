@@ -32,7 +32,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.settings.registry import registered
 from omniload.mix.config import BalanceConfig, MixConfig
 from omniload.mix.pieces import PieceTable
-from omniload.plan.bins import BalanceMethod
+from omniload.plan.balance_methods import BalanceMethod
 from omniload.plan.cost import CostFunction, QuadraticCost, require_costs
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.planner_journal import Kept, keep, open_journal

@@ -11,7 +11,10 @@ ROOM_MODULES = 5
 FOLDER_MODULES = 16
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
-    "omniload/actors/heartbeats.py": (220, "what a role says, in memory, in a file and in its log"),
+    "omniload/actors/heartbeat_board.py": (
+        220,
+        "what a role says, in memory, in a file and in its log",
+    ),
     "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
     "omniload/actors/local/plane.py": (
         380,

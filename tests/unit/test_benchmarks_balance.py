@@ -2,7 +2,7 @@ import numpy as np
 from click.testing import CliRunner
 
 from benchmarks import balance as bench
-from omniload.plan.bins import balance
+from omniload.plan.balance_methods import balance
 
 
 def test_differencing_of_groups_fills_bins_equally():

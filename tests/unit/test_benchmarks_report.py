@@ -72,7 +72,7 @@ def test_a_tree_without_git_is_reported_as_such(monkeypatch):
 
 
 def test_local_changes_are_told_beside_the_commit(monkeypatch):
-    answers = {"rev-parse": "abc1234", "status": " M omniload/plan/bins.py"}
+    answers = {"rev-parse": "abc1234", "status": " M omniload/plan/balance_methods.py"}
     monkeypatch.setattr(report, "_git", lambda _root, verb, *_rest: answers[verb])
 
     assert report.commit() == "abc1234 with local changes"

@@ -21,7 +21,7 @@ from omniload.mix.run_record import read_run_record
 from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace, place_of
-from trainer_integration.checkpoint.striped.storage import StripedCheckpoints
+from trainer_integration.checkpoint.striped.writer import StripedCheckpoints
 from trainer_integration.mixtral.folder import write_mixtral, write_tokenizer
 from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.model import MoETransformer

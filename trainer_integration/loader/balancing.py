@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from omniload.base.errors import ConfigError
-from omniload.plan.bins import balance
+from omniload.plan.balance_methods import balance
 
 __all__ = ["COUNTS", "CostBatches", "cost_batches", "token_mean"]
 

@@ -248,7 +248,7 @@ def _checkpoints(spec: RankSpec, groups: ProcessGroups) -> Saving[Any]:
     place = place_of(spec.train.checkpoint_location(spec.folder))
     model, keep = identity_of(spec.model, spec.vision), spec.train.checkpoint.keep
     if isinstance(place, StorePlace):
-        from trainer_integration.checkpoint.striped.storage import (  # noqa: PLC0415 -- needs a file system
+        from trainer_integration.checkpoint.striped.writer import (  # noqa: PLC0415 -- needs a file system
             StripedCheckpoints,
         )
 

@@ -27,7 +27,7 @@ from pyarrow import fs as pafs
 from typing_extensions import override
 
 from fusefs.base.huge_pages import huge_page_buffer
-from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers
 from fusefs.stores.handle_cache import HandleCache, never_changes
 from fusefs.stores.protocol import Data, Entry, ObjectWriter, Store, name_of
 from fusefs.stores.remote.client import ClientWriter, RootedBackend
@@ -40,6 +40,7 @@ from fusefs.stores.remote.hadoop import (
 )
 from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore
+from fusefs.stores.remote.request_limits import limited_s3
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.lru import Lru
 
@@ -95,23 +96,8 @@ def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
             f"store {url!r}: {said}{tried}{hint if urlsplit(url).scheme == 'hdfs' else ''}"
         ) from error
     if isinstance(filesystem, pafs.S3FileSystem):
-        filesystem = _impatient(filesystem, give_up_after_s)
+        filesystem = limited_s3(filesystem, give_up_after_s)
     return store_on(filesystem, root, url)
-
-
-def _impatient(s3: pafs.S3FileSystem, give_up_after_s: float) -> pafs.S3FileSystem:
-    """Return a client like ``s3`` that gives one request up in time: its own waits of minutes are for nobody."""
-    # A URL cannot say it, and the client takes its options in no other way.
-    _, (given,) = s3.__reduce__()
-    limit_s = request_limit_s(give_up_after_s)
-    return pafs.S3FileSystem(
-        **{
-            **{name: value or None for name, value in given.items()},
-            "connect_timeout": limit_s,
-            "request_timeout": limit_s,
-            "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=1),
-        }
-    )
 
 
 def _putting_at_once(url: str) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,12 +12,13 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
-from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers, request_limit_s
+from fusefs.stores.deadlines import GIVE_UP_AFTER_S, Callers
 from fusefs.stores.protocol import Entry, ObjectWriter, Store, name_of
 from fusefs.stores.remote.client import ClientWriter, RootedBackend
 from fusefs.stores.remote.error_translation import translated
 from fusefs.stores.remote.object_store import ObjectStore
 from fusefs.stores.remote.rename_store import RenamingStore
+from fusefs.stores.remote.request_limits import limit_webhdfs, limits_of
 from omniload.base.errors import ConfigError, UnavailableError
 
 __all__ = ["fsspec_store"]
@@ -42,7 +42,7 @@ def fsspec_store(
         ConfigError: No installed package opens the URL.
         UnavailableError: The store does not answer, where its client asks it at once (sftp does).
     """
-    given = {**_impatience(urlsplit(url).scheme, give_up_after_s), **(options or {})}
+    given = {**limits_of(urlsplit(url).scheme, give_up_after_s), **(options or {})}
     filesystem, root = Callers("fsspec").call("open", url, lambda: _client_of(url, given))
     _refuse_wrapped(filesystem, url)
     # Set here since not every client hands the option on: a cached listing would hide changes.
@@ -51,7 +51,7 @@ def fsspec_store(
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     if "webhdfs" in names:
         _refuse_error_pages(filesystem)
-        _limit_requests(filesystem, request_limit_s(give_up_after_s))
+        limit_webhdfs(filesystem, give_up_after_s)
     backend = FsspecBackend(filesystem, root, url)
     return ObjectStore(backend) if names & _PUTTING else RenamingStore(backend)
 
@@ -203,23 +203,6 @@ def _mtime_ns(item: Mapping[str, Any]) -> int:
             return int(value * (1e6 if value > 1e11 else 1e9))
     millis = item.get("modificationTime", item.get("modification_time"))
     return int(millis) * 1_000_000 if millis else 0
-
-
-def _impatience(scheme: str, give_up_after_s: float) -> dict[str, Any]:
-    """Return options by which a client gives one request up in time, where it has any."""
-    limit_s = request_limit_s(give_up_after_s)
-    if scheme in {"s3", "s3a"}:
-        limits = {"connect_timeout": limit_s, "read_timeout": limit_s}
-        return {"config_kwargs": {**limits, "retries": {"total_max_attempts": 1}}}
-    if scheme in {"sftp", "ssh"}:
-        return {"timeout": limit_s, "banner_timeout": limit_s, "auth_timeout": limit_s}
-    return {}
-
-
-def _limit_requests(webhdfs: fsspec.AbstractFileSystem, limit_s: float) -> None:
-    """Give every request of a session a time limit: it has none by itself."""
-    request = webhdfs.session.request
-    webhdfs.session.request = partial(request, timeout=limit_s)
 
 
 def _refuse_error_pages(webhdfs: fsspec.AbstractFileSystem) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from omniload.actors.answering_edits import taken_within
-from omniload.actors.heartbeats import Activity, Board, FolderBoard, MemoryBoard
+from omniload.actors.heartbeat_board import Activity, Board, FolderBoard, MemoryBoard
 from omniload.actors.plane import PlaneSpec, first_step_of
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, taken_over
@@ -38,7 +38,7 @@ from omniload.machine.data_constructor import (
     FetchSlices,
 )
 from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
-from omniload.machine.roster import Member
+from omniload.machine.replacement import Member
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.answers import EditTaken

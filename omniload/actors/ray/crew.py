@@ -9,7 +9,7 @@ from typing import Any
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from omniload.actors.address import PlaneAddress
-from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
 from omniload.actors.ray.environment import RayError, ray
@@ -20,7 +20,7 @@ from omniload.actors.ray.layout import PLANNER, ranks_with_threads
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
-from omniload.machine.roster import Member, Roster
+from omniload.machine.replacement import Member, Roster
 from omniload.mix.fingerprint import SourceFacts
 
 __all__ = ["Crew"]

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress, check_rank
 from omniload.actors.gate import Gate
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle

@@ -19,7 +19,7 @@ from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import RoleLog, get_logger
-from omniload.machine.roster import (
+from omniload.machine.replacement import (
     Abandoned,
     EndMember,
     GiveUp,

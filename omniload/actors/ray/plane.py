@@ -13,7 +13,7 @@ from omniload.actors.address import Gather
 from omniload.actors.answering_edits import answer_edits
 from omniload.actors.claim import claim
 from omniload.actors.gate import Gate
-from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.patience import wait_for_opening
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle, require_rows
 from omniload.actors.ray.answers import answer_to, is_lost, plain_error, there
@@ -47,7 +47,7 @@ from omniload.machine.loader_groups import (
     seconds_in_loaders,
 )
 from omniload.machine.messages import ResizeAsked
-from omniload.machine.roster import Member
+from omniload.machine.replacement import Member
 from omniload.source.kept_profile import kept
 
 __all__ = ["RayPlane"]

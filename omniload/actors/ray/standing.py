@@ -16,7 +16,7 @@ from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.layout import PLANNER
 from omniload.base.log import get_logger
 from omniload.machine.messages import TakeOver
-from omniload.machine.roster import Member
+from omniload.machine.replacement import Member
 
 __all__ = ["Standing"]
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.base.errors import OmniloadError, StateError
 from omniload.batch.microbatch import Batch
 from omniload.machine.data_constructor import (

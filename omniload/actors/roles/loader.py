@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles.sources import PartReads, SourceOpening, StartReaderOf, block_memory
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from omniload.actors.gate import CLOSED
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.planner_journal import Kept, keep
 from omniload.actors.roles.links import (
     ConstructorLink,

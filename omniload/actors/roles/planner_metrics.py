@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from omniload.actors.heartbeats import Board, Figures
+from omniload.actors.heartbeat_board import Board, Figures
 from omniload.base.errors import ConfigError
 from omniload.base.linux.network import listening_address
 from omniload.base.log import get_logger

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from omniload.actors.claim import LOCK_NAME
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles.loader import LoaderShell
 from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.concurrency.time_limit import LimitedCalls

@@ -27,7 +27,7 @@ from trainer_integration.checkpoint import checkpoints as checkpoint_module
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.save_errors import own_errors
-from trainer_integration.checkpoint.striped.storage import StripedCheckpoints
+from trainer_integration.checkpoint.striped.writer import StripedCheckpoints
 from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "next_step": 1}

@@ -8,7 +8,7 @@ from omniload.base.errors import IntegrityError, StateError
 from tests.support.trainer.striped_rank import PATIENCE_S, STRIPING, Job, empty, full, ranks, run
 from trainer_integration.checkpoint.place import place_of
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
-from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
+from trainer_integration.checkpoint.striped.writer import load_striped, save_striped
 
 SHARDS = ["shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors"]
 # One stream, so that an object is begun when those before it are there.

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec

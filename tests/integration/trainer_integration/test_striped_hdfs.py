@@ -18,7 +18,7 @@ from tests.support.fusefs.builders import contents
 from tests.support.hdfs.cluster import why_not
 from tests.support.trainer.striped_rank import STRIPING, Job, empty, full, run
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
-from trainer_integration.checkpoint.striped.storage import load_striped, save_striped
+from trainer_integration.checkpoint.striped.writer import load_striped, save_striped
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,7 +14,7 @@ from omniload.mix.journal.reading import state_before
 from omniload.mix.journal.records import StepRecord
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
-from omniload.plan.bins import BalanceMethod
+from omniload.plan.balance_methods import BalanceMethod
 from tests.support.plane.builders import a_mix, with_overlong
 from tests.support.plane.reference import reference_digests
 from tests.support.plane.simulation import Simulation

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.plan import bins as balance_module
-from omniload.plan.bins import BalanceMethod, balance, reachable_bound
+from omniload.plan.balance_methods import BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import row_costs
 
 methods = st.sampled_from(get_args(BalanceMethod))
@@ -54,7 +54,7 @@ def many_bins(draw):
 
 @settings(max_examples=60)
 @given(many_bins())
-def test_bins_dealt_to_in_rounds_get_what_they_get_one_by_one(problem):
+def test_balance_methods_dealt_to_in_rounds_get_what_they_get_one_by_one(problem):
     costs_N, num_bins, most, least = problem
     order = np.argsort(-costs_N, kind="stable")
     bins = [0.0] * num_bins, [0] * num_bins

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.mix.schedule import MixSchedule
-from omniload.plan.bins import BalanceMethod
+from omniload.plan.balance_methods import BalanceMethod
 from omniload.plan.cost import QuadraticCost
 from omniload.plan.dgraph import DGraph
 from omniload.plan.place_tree import ClientPlaceTree

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.plan import exchange
-from omniload.plan.bins import balance
+from omniload.plan.balance_methods import balance
 from omniload.plan.exchange import exchanged
 from omniload.plan.placement import Distribution, place
 
@@ -26,7 +26,7 @@ def dealings(draw):
 
 
 @given(dealings())
-def test_bins_of_few_items_and_of_many_make_the_same_exchanges(dealing):
+def test_balance_methods_of_few_items_and_of_many_make_the_same_exchanges(dealing):
     costs, bins_N, num_bins, counts = dealing
     found = []
     for kind in (exchange._ListBins, exchange._ArrayBins):
@@ -59,7 +59,7 @@ def test_exchanges_keep_the_counts_and_never_load_the_heaviest_bin_more(dealing)
     st.integers(0, 999),
     st.lists(st.integers(0, 1 << 20), max_size=9),
 )
-def test_bins_come_lightest_first_and_the_earlier_of_ties_however_loads_have_moved(
+def test_balance_methods_come_lightest_first_and_the_earlier_of_ties_however_loads_have_moved(
     num_bins, heaviest, seed, looks
 ):
     rng = np.random.default_rng(seed)

@@ -51,7 +51,7 @@ from omniload.machine.messages import (
     TakeOver,
 )
 from omniload.machine.planner import Planner
-from omniload.machine.roster import (
+from omniload.machine.replacement import (
     EndMember,
     GiveUp,
     HandOver,

@@ -20,7 +20,7 @@ from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.saving import BackgroundSaver, groups_for_saving
 from trainer_integration.checkpoint.striped.place import open_striped
-from trainer_integration.checkpoint.striped.storage import StripedCheckpoints
+from trainer_integration.checkpoint.striped.writer import StripedCheckpoints
 from trainer_integration.checkpoint.tensors import tensors_of
 from trainer_integration.config import TrainConfig
 from trainer_integration.moe.config import MoEShape

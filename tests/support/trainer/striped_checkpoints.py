@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from trainer_integration.checkpoint.striped.reader import StripedReader
-from trainer_integration.checkpoint.striped.storage import StripedWriter
+from trainer_integration.checkpoint.striped.writer import StripedWriter
 
 
 def cut(tensor, offsets, sizes):

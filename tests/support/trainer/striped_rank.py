@@ -29,7 +29,7 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.checkpoint.place import StorePlace
 from trainer_integration.checkpoint.striped.place import open_striped
-from trainer_integration.checkpoint.striped.storage import (
+from trainer_integration.checkpoint.striped.writer import (
     StripedCheckpoints,
     load_striped,
     save_striped,

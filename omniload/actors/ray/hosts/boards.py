@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
-from omniload.actors.heartbeats import Board, FolderBoard
+from omniload.actors.heartbeat_board import Board, FolderBoard
 from omniload.actors.ray.answers import actor_named, newest_of
 from omniload.actors.ray.environment import RayError, ray
 from omniload.base.errors import StateError, UnavailableError

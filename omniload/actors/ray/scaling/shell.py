@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from omniload.actors.gate import Gate
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.ray.answers import answer_to
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.placing import host_here

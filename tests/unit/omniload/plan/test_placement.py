@@ -3,7 +3,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from omniload.plan.bins import BalanceMethod
+from omniload.plan.balance_methods import BalanceMethod
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import (
     Distribution,

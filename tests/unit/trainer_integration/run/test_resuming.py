@@ -15,7 +15,7 @@ from tests.support.trainer.moe_builders import (
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.file_digests import read_sealed_json, write_sealed_json
 from trainer_integration.checkpoint.place import FolderPlace, StorePlace
-from trainer_integration.checkpoint.striped.storage import StripedCheckpoints
+from trainer_integration.checkpoint.striped.writer import StripedCheckpoints
 from trainer_integration.run.resuming import choose
 from trainer_integration.training.step import train_step
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.local.plane import LocalHandle
 from omniload.base.errors import StateError
 from omniload.machine.messages import ResizeAsked

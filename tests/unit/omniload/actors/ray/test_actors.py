@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.ray import actors as actors_module
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor, heard_within
 from omniload.actors.ray.holders import LoaderHolders, Loaders

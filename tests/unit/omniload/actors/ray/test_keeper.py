@@ -15,7 +15,7 @@ from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import UnavailableError
 from omniload.machine.messages import TakeOver
-from omniload.machine.roster import Member, Roster
+from omniload.machine.replacement import Member, Roster
 
 FIRST = Member("loader-0")
 LIMIT_S = 10.0

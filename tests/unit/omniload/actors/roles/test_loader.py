@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omniload.actors.heartbeats import Activity
+from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles import loader as loader_module
 from omniload.actors.roles.loader import LoaderShell
 from omniload.base.errors import IntegrityError, UnavailableError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("ray")
-from omniload.actors.heartbeats import FolderBoard
+from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.ray.hosts import relay as module
 from omniload.actors.ray.hosts.relay import BEATS, Relay
 from omniload.machine.progress import Progress, Task

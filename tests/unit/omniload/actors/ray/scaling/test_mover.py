@@ -16,7 +16,7 @@ from omniload.actors.ray.scaling import mover
 from omniload.actors.ray.scaling.mover import Mover, MoveUnderWayError
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import StateError, UnavailableError
-from omniload.machine.roster import Member, Roster
+from omniload.machine.replacement import Member, Roster
 
 
 class Method:

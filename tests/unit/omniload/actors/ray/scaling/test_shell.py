@@ -15,7 +15,7 @@ from omniload.actors.ray.scaling.mover import MoveUnderWayError
 from omniload.actors.ray.scaling.shell import Scaling
 from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.progress import Progress, Task
-from omniload.machine.roster import Member
+from omniload.machine.replacement import Member
 from omniload.machine.scaler import MergeLoader, MoveSources, SplitLoader
 from omniload.mix.edits.history import History
 from tests.support.plane.builders import a_mix

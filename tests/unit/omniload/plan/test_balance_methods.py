@@ -3,7 +3,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from omniload.plan.bins import TOLERANCE, BalanceMethod, balance, reachable_bound
+from omniload.plan.balance_methods import TOLERANCE, BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import QuadraticCost
 
 METHODS = get_args(BalanceMethod)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from omniload.machine.progress import Progress, Task
-from omniload.machine.roster import (
+from omniload.machine.replacement import (
     Abandoned,
     EndMember,
     GiveUp,

@@ -28,8 +28,8 @@ from trainer_integration.checkpoint.striped.index import (
     shard_name,
 )
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
-from trainer_integration.checkpoint.striped.storage import StripedWriter, load_striped, save_striped
 from trainer_integration.checkpoint.striped.tensors import DTYPES, dtype_name, units_of
+from trainer_integration.checkpoint.striped.writer import StripedWriter, load_striped, save_striped
 
 SHARD = "shard-00001-of-00001.safetensors"
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from omniload.actors.heartbeats import Activity, FolderBoard, MemoryBoard
+from omniload.actors.heartbeat_board import Activity, FolderBoard, MemoryBoard
 from omniload.base.concurrency.calls_under_way import under_way
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.machine.progress import Progress
-from omniload.machine.roster import (
+from omniload.machine.replacement import (
     Abandoned,
     EndMember,
     GiveUp,

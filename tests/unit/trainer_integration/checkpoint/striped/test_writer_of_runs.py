@@ -16,7 +16,7 @@ from tests.support.trainer.moe_builders import (
     rows_of,
 )
 from trainer_integration.checkpoint.place import FolderPlace, StorePlace, is_store, place_of
-from trainer_integration.checkpoint.striped.storage import StripedCheckpoints, save_striped
+from trainer_integration.checkpoint.striped.writer import StripedCheckpoints, save_striped
 from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
