@@ -1,19 +1,31 @@
 """``omniload mix preview``: a few real rows, as a rank would get them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from omniload.base.errors import ConfigError
+from omniload.base.writing import write_whole
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch
-from omniload.commands.display import Cell, colour_of, emit_json, excerpt, output, row_bar, table
+from omniload.commands.display import (
+    Cell,
+    colour_of,
+    emit_json,
+    excerpt,
+    output,
+    row_bar,
+    say,
+    table,
+)
 from omniload.commands.opening import open_spec, tokenizer_of
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.commands.rehearsal import Rehearsal
+from omniload.commands.sample_page import Document, Drawer, page_of, sample_images
 from omniload.commands.samples import text_of
 from omniload.source.tokenize import Tokenizer
 
@@ -32,7 +44,7 @@ class _Document:
     sub: int
     first_token: int
     length: int
-    text: str
+    tokens: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +66,24 @@ class _Row:
 @click.option(
     "--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows to show."
 )
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page that shows the documents whole, with their images.",
+)
 @dp_option
 @cache_option
 @json_option
-def preview(
-    file: Path, step: int, rows: int, dp: int, cache_dir: Path | None, as_json: bool
+def preview(  # noqa: PLR0913 -- options
+    *,
+    file: Path,
+    step: int,
+    rows: int,
+    page: Path | None,
+    dp: int,
+    cache_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """Show a few real rows of a step: their documents, bounds and first words.
 
@@ -67,6 +92,7 @@ def preview(
     \b
     Example:
       omniload mix preview examples/quickstart.yaml --step 3 --rows 2
+      omniload mix preview images.yaml --html rows.html
     """  # noqa: D301 -- click's own marker
     # One step ahead, so that the planner plans no more than is shown.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
@@ -77,22 +103,26 @@ def preview(
         raise ConfigError(
             f"mix.stop {spec.mix.mix.stop!r} ends the run before step {step}; show an earlier one"
         )
-    shown = _rows(rehearsal.build(planned), spec.mix.names, tokenizer, rows)
+    batches = rehearsal.build(planned)
+    shown = _rows(batches, spec.mix.names, rows)
+    if page is not None:
+        drawer = Drawer(spec.mix, tokenizer, sample_images(batches))
+        write_whole(page, _page(shown, drawer, f"{file.name}: step {step}").encode())
     if as_json:
-        emit_json({"step": step, "rows": shown})
+        emit_json({"step": step, "rows": [_as_json(row, tokenizer) for row in shown]})
         return
     console = output()
     for row in shown:
-        console.print(*_row_text(row, spec.mix.pack.length), sep="\n")
+        console.print(*_row_text(row, spec.mix.pack.length, tokenizer), sep="\n")
     legend = Text("sources: ")
     for s, name in enumerate(spec.mix.names):
         legend.append(f"█ {name}  ", colour_of(s))
     console.print(legend)
+    if page is not None:
+        say(console, f"page: {page}")
 
 
-def _rows(
-    batches: Sequence[Batch], names: Sequence[str], tokenizer: Tokenizer | None, most: int
-) -> list[_Row]:
+def _rows(batches: Sequence[Batch], names: Sequence[str], most: int) -> list[_Row]:
     """Return ``most`` rows, evenly over ranks and microbatches."""
     places = [
         (dp_rank, number, row)
@@ -102,7 +132,7 @@ def _rows(
     ]
     chosen = np.linspace(0, len(places) - 1, min(most, len(places))).astype(int).tolist()
     return [
-        _row(_whole(batches[places[i][0]].microbatches[places[i][1]]), names, tokenizer, places[i])
+        _row(_whole(batches[places[i][0]].microbatches[places[i][1]]), names, places[i])
         for i in chosen
     ]
 
@@ -115,7 +145,6 @@ def _whole(microbatch: Microbatch | CpSlice) -> Microbatch:
 def _row(
     microbatch: Microbatch,
     names: Sequence[str],
-    tokenizer: Tokenizer | None,
     place: tuple[int, int, int],
 ) -> _Row:
     dp_rank, number, row = place
@@ -132,7 +161,6 @@ def _row(
     for d, start, stop in zip(inside.tolist(), bounds, bounds[1:], strict=False):
         if held[d]:
             source, position, sub, first = keys_D4[d].tolist()
-            tokens = microbatch.tokens_RT[row, start:stop]
             documents.append(
                 _Document(
                     source=names[source],
@@ -141,7 +169,7 @@ def _row(
                     sub=sub,
                     first_token=first,
                     length=stop - start,
-                    text=text_of(tokens, tokenizer, _TEXT_WIDTH),
+                    tokens=microbatch.tokens_RT[row, start:stop],
                 )
             )
     return _Row(
@@ -154,7 +182,33 @@ def _row(
     )
 
 
-def _row_text(row: _Row, capacity: int) -> list[object]:
+def _as_json(row: _Row, tokenizer: Tokenizer | None) -> dict[str, object]:
+    documents = [
+        {name: value for name, value in asdict(document).items() if name != "tokens"}
+        | {"text": text_of(document.tokens, tokenizer, _TEXT_WIDTH)}
+        for document in row.documents
+    ]
+    return {**asdict(row), "documents": documents}
+
+
+def _page(rows: Sequence[_Row], drawer: Drawer, title: str) -> str:
+    documents = [
+        Document(
+            heading=f"{each.source} {_record(each)}, {each.length:,} tokens from {each.first_token:,} on; rank "
+            f"{row.dp_rank}, microbatch {row.microbatch}, row {row.row}",
+            parts=drawer.parts((each.source_number, each.position, each.sub), each.tokens),
+        )
+        for row in rows
+        for each in row.documents
+    ]
+    return page_of(title, documents, "--rows shows fewer")
+
+
+def _record(document: _Document) -> str:
+    return f"{document.position}" + (f".{document.sub}" if document.sub else "")
+
+
+def _row_text(row: _Row, capacity: int, tokenizer: Tokenizer | None) -> list[object]:
     documents = row.documents
     lengths = [document.length for document in documents]
     sources = [document.source_number for document in documents]
@@ -166,10 +220,10 @@ def _row_text(row: _Row, capacity: int) -> list[object]:
     cells: list[list[Cell]] = [
         [
             Text(document.source, colour_of(document.source_number)),
-            f"{document.position}" + (f".{document.sub}" if document.sub else ""),
+            _record(document),
             f"{document.first_token:,}",
             f"{document.length:,}",
-            excerpt(document.text, _TEXT_WIDTH),
+            excerpt(text_of(document.tokens, tokenizer, _TEXT_WIDTH), _TEXT_WIDTH),
         ]
         for document in documents[:_DOCUMENTS_SHOWN]
     ]

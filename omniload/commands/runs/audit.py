@@ -20,7 +20,7 @@ from omniload.commands.display import Cell, colour_of, emit_json, excerpt, outpu
 from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.rehearsal import Rehearsal
-from omniload.commands.runs.audit_page import (
+from omniload.commands.sample_page import (
     Document,
     Drawer,
     image_transforms,
@@ -234,7 +234,7 @@ def _page(
                 parts=drawer.parts(key, piece.tokens),
             )
         )
-    return page_of(title, documents)
+    return page_of(title, documents, "--rank and --grep choose others")
 
 
 def _record(piece: _Found) -> str:

@@ -1,4 +1,4 @@
-"""The page of ``omniload mix audit --html``: documents of a step, whole, each image where it belongs in its text."""
+"""A page of documents, each whole with its images, for ``mix audit --html`` and ``mix preview --html``."""
 
 import base64
 import io
@@ -109,14 +109,12 @@ def _in_turn(
     yield text_of(tokens[at:], tokenizer)
 
 
-def page_of(title: str, documents: Sequence[Document]) -> str:
-    """Return the page: one file that loads nothing, so that it can be sent."""
+def page_of(title: str, documents: Sequence[Document], fewer: str) -> str:
+    """Return the page: one file that loads nothing, so that it can be sent; ``fewer`` says how others are chosen."""
     shown = documents[:_MOST_DOCUMENTS]
     lines = [_HEAD.format(title=escape(title))]
     if len(shown) < len(documents):
-        lines.append(
-            f"<p>The first {len(shown):,} of {len(documents):,}; --rank and --grep choose others.</p>\n"
-        )
+        lines.append(f"<p>The first {len(shown):,} of {len(documents):,}; {escape(fewer)}.</p>\n")
     for document in shown:
         parts = "".join(map(_part, document.parts))
         lines.append(f"<article><h2>{escape(document.heading)}</h2><p>{parts}</p></article>\n")

@@ -1,4 +1,4 @@
-"""The page of ``omniload mix audit --html``: texts whole, images as they were trained on, nothing that runs."""
+"""Pages of ``mix audit --html`` and ``mix preview --html``: texts whole, images as trained on, nothing that runs."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 from omniload.batch.images import images_of
-from omniload.commands.runs.audit_page import Document, page_of
+from omniload.commands.sample_page import Document, page_of
 from omniload.source.transforms.image_patches import pixels_of
 from tests.support.drawn import a_drawn_mix
 from tests.support.plane.mix_commands import a_run, run_mix
@@ -61,6 +61,29 @@ def test_every_image_of_a_step_is_shown_as_it_was_trained_on(tmp_path, strategy)
     assert re.search(r"\w[^<]*<img [^>]*>\s*a \w", html), "no image stands between words"
 
 
+def test_a_preview_shows_the_images_that_its_rows_would_be_trained_on(tmp_path):
+    mix = a_drawn_mix(tmp_path)
+    path, page = tmp_path / "mix.yaml", tmp_path / "rows.html"
+    path.write_text(yaml.safe_dump(mix.model_dump(mode="json")))
+    batches = a_run(tmp_path / "run", path, steps=4)[STEP]
+
+    everything = run_mix(
+        "preview", path, "--step", STEP, "--dp", len(batches), "--rows", 999, "--html", page
+    )
+    of_all = page.read_text()
+    run_mix("preview", path, "--step", STEP, "--dp", len(batches), "--rows", 2, "--html", page)
+
+    trained = [
+        pixels_of(image.values_V.reshape(-1, 48), image.grid, 4, 1)
+        for batch in batches
+        for microbatch in batch.microbatches
+        for image in images_of(microbatch)
+    ]
+    assert f"page: {page}" in everything.output
+    assert pixels_in(of_all) == sorted((pixels.shape, pixels.tobytes()) for pixels in trained)
+    assert 0 < page.read_text().count("<article>") < of_all.count("<article>")
+
+
 def test_ranks_and_words_choose_what_the_page_holds(tmp_path):
     mix = a_drawn_mix(tmp_path)
     path = tmp_path / "mix.yaml"
@@ -102,7 +125,7 @@ batch: {tokens: 1024, micro_tokens: 512}
 def test_a_page_of_very_many_documents_says_how_many_it_leaves_out():
     documents = [Document(heading=str(i), parts=["x"]) for i in range(2_003)]
 
-    html = page_of("step 1", documents)
+    html = page_of("step 1", documents, "--rank chooses <others>")
 
     assert html.count("<article>") == 2_000
-    assert "The first 2,000 of 2,003; --rank and --grep choose others." in html
+    assert "The first 2,000 of 2,003; --rank chooses &lt;others&gt;." in html
