@@ -11,6 +11,7 @@ _PLACES = {
     "export": "trainer_integration.commands.export:export",
     "run": "trainer_integration.commands.run:run_job",
     "sample": "trainer_integration.commands.sample:sample",
+    "schema": "trainer_integration.commands.schema:schema",
     "show": "trainer_integration.commands.show:show",
     "verify": "trainer_integration.commands.verify:verify",
     "watch": "trainer_integration.commands.watch:watch",

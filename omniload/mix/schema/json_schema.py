@@ -1,4 +1,4 @@
-"""A mix file as a JSON schema, and what the docstrings of its models say of their keys.
+"""Files of ours as JSON schemas, a mix file among them, and what the docstrings of its models say of their keys.
 
 Pydantic can read docstrings whenever a model is defined; over the models of a mix that took a quarter of
 the time that every process of a run needs to import them, and no run looks at them.
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from omniload.mix.config import MixConfig
 
-__all__ = ["json_schema_of", "meanings_of", "mix_schema"]
+__all__ = ["file_schema", "json_schema_of", "meanings_of", "mix_schema"]
 
 Schema: TypeAlias = dict[str, Any]
 _VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]"}
@@ -37,7 +37,20 @@ def meanings_of(model: type[BaseModel]) -> dict[str, str]:
 
 def json_schema_of(model: type[BaseModel]) -> Schema:
     """Return the JSON schema of a file that is read into ``model``: meanings in it, and variables allowed."""
-    return model.model_json_schema(schema_generator=_OfFile)
+    return model.model_json_schema(schema_generator=_WithVariables)
+
+
+def file_schema(model: type[BaseModel], *, kind: str, version: int) -> Schema:
+    """Return the JSON schema of a file of ``model`` that has no variables; its ``$id`` says kind and version."""
+    return _published(model.model_json_schema(schema_generator=_WithMeanings), kind, version)
+
+
+def _published(schema: Schema, kind: str, version: int) -> Schema:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:omniload:{kind}:{version}",
+        **schema,
+    }
 
 
 # Python parses a whole module to find one class in it, and a class is extended by many.
@@ -56,8 +69,8 @@ def _docstrings(model: type[BaseModel]) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
-class _OfFile(GenerateJsonSchema):
-    """The schema of what is written in a file, before variables of the environment are put in."""
+class _WithMeanings(GenerateJsonSchema):
+    """The schema of a file, each key with what it means."""
 
     @override
     def model_schema(self, schema: core_schema.ModelSchema) -> Schema:
@@ -66,6 +79,10 @@ class _OfFile(GenerateJsonSchema):
             if key in made.get("properties", {}):
                 made["properties"][key].setdefault("description", meaning)
         return made
+
+
+class _WithVariables(_WithMeanings):
+    """The schema of what is written in a file, before variables of the environment are put in."""
 
     @override
     def int_schema(self, schema: core_schema.IntSchema) -> Schema:
@@ -111,10 +128,5 @@ def mix_schema() -> dict[str, Any]:
         "then": {"required": ["version"]},
         "else": {"required": schema.pop("required")},
     }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:omniload:mix:2",
-        **schema,
-        **whole,
-        "properties": {"include": include, **schema["properties"]},
-    }
+    properties = {"include": include, **schema["properties"]}
+    return _published({**schema, **whole, "properties": properties}, "mix", 2)
