@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
-from omniload.base.settings.faults import said_of_fault, value_shown
+from omniload.base.settings.faults import joined, said_of_fault, value_shown
 from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
 __all__ = [
@@ -167,7 +167,7 @@ def checked(fields: Mapping[str, object], model: type[Model], *, name: str) -> M
     try:
         return _validated(dict(fields), model)
     except ValidationError as error:
-        faults = (f"{name}: {_dotted(loc)}: {said}" for loc, _, said in _found(error, model))
+        faults = (f"{name}: {_dotted(fault.at)}: {fault.said}" for fault in _found(error, model))
         raise ConfigError("\n".join(_first(faults))) from None
 
 
@@ -216,9 +216,20 @@ def _unfit(
                 yield from _unfit(inner, held, (*location, i))
 
 
-def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Location, bool, str]]:
-    """Return of each fault its place, whether a key is missing there, and what to say."""
-    found: list[tuple[Location, bool, str]] = []
+class _Fault(NamedTuple):
+    """What pydantic found at a place."""
+
+    at: Location
+    is_missing: bool
+    """Whether a key is missing there."""
+    is_rule: bool
+    """Whether a rule of ours says it, and not the type of the value."""
+    said: str
+
+
+def _found(error: ValidationError, model: type[BaseModel]) -> list[_Fault]:
+    """Return what to say of each fault, and where."""
+    found: list[_Fault] = []
     faults = error.errors(include_url=False)
     for fault in faults:
         loc = tuple(fault["loc"]) + tuple(fault.get("ctx", {}).get("at", ()))
@@ -227,14 +238,16 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[tuple[Locatio
         near = _near(model, loc) if unknown else None
         said = said_of_fault(fault)
         said += f"; did you mean {near!r}?" if near else "; remove it" if unknown else ""
-        found.append((loc, fault["type"] == "missing", said))
+        kind = fault["type"]
+        found.append(_Fault(loc, kind == "missing", kind == "fault_at", said))
     # A list whose items fail is also reported itself; the items say it better. What a rule says is no such report.
-    above = {loc[:i] for loc, *_ in found for i in range(1, len(loc))}
-    return [
-        fault
-        for fault, kind in zip(found, (each["type"] for each in faults), strict=True)
-        if fault[0] not in above or kind == "fault_at"
-    ]
+    above = _above(fault.at for fault in found)
+    return [fault for fault in found if fault.at not in above or fault.is_rule]
+
+
+def _above(locations: Iterable[Location]) -> set[Location]:
+    """Return all places that something of ``locations`` lies below."""
+    return {loc[:i] for loc in locations for i in range(1, len(loc))}
 
 
 def _first(faults: Iterable[str]) -> Iterator[str]:
@@ -281,11 +294,19 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 def _faults(
     error: ValidationError, model: type[BaseModel], root: Node | None, name: str
 ) -> Iterator[str]:
+    found = [
+        (*_place(root, fault.at, name=name, is_missing=fault.is_missing), fault)
+        for fault in _found(error, model)
+    ]
+    # What may be of several types is reported as none of each; what is wrong in it, or a rule of ours, says it better.
+    above = _above(location for _, _, location, _ in found)
+    ruled = {location for _, _, location, fault in found if fault.is_rule}
+    said: dict[tuple[str, int, Location], list[str]] = {}
+    for file, line, location, fault in found:
+        if fault.is_rule or (location not in ruled and (fault.is_missing or location not in above)):
+            said.setdefault((file, line, location), []).append(fault.said)
     placed = sorted(
-        {
-            (*_place(root, loc, name=name, is_missing=is_missing), message)
-            for loc, is_missing, message in _found(error, model)
-        },
+        ((*place, message) for place, every in said.items() for message in joined(every)),
         key=lambda fault: (fault[0] != name, fault[:2], str(fault[2])),
     )
     yield from _first(

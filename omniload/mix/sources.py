@@ -16,7 +16,7 @@ from omniload.base.config import fault_at
 from omniload.base.settings.quantities import Bytes, Count
 from omniload.mix.columns import LOSS_MASK, TableColumn
 from omniload.mix.schema.records import OnError, ShuffleConfig
-from omniload.mix.schema.source_base import SourceBase
+from omniload.mix.schema.source_base import Paths, SourceBase
 from omniload.mix.schema.splits import Name
 from omniload.mix.schema.transforms import MiddleTransform
 
@@ -134,7 +134,7 @@ class LanceSource(_Table):
     """Lance data sets, each a folder with its versions; one row is one record. Deleted rows are no records."""
 
     type: Literal["lance"]
-    path: str | tuple[str, ...]
+    path: Paths
     """Folders of data sets, or URLs of them (``s3``, ``gs``, ``az``), each with ``_versions`` in it; globs and braces
     name several."""
     version: Version | tuple[Version, ...] | None = None

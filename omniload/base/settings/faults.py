@@ -2,10 +2,11 @@
 
 import difflib
 import re
+from collections.abc import Iterable
 
 from pydantic_core import ErrorDetails
 
-__all__ = ["said_of_fault", "value_shown"]
+__all__ = ["joined", "said_of_fault", "value_shown"]
 
 _SHOWN_WIDTH = 60
 
@@ -17,6 +18,7 @@ _LIMITS = {
 }
 """Kinds of faults of pydantic for a number beyond a limit: where the limit is, and how it is said."""
 _WANTED = {
+    "bool_type": "true or false",
     "dict_type": "a mapping, as {key: value}",
     "finite_number": "a finite number",
     "float_parsing": "a number",
@@ -25,9 +27,12 @@ _WANTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "list_type": "a list, as [first, second]",
+    "model_type": "a mapping, as {key: value}",
+    "string_type": "a text",
     "tuple_type": "a list, as [first, second]",
 }
 """What belongs in the place of a value of another type."""
+_EMPTY = {"string_too_short": "a text that is not empty", "too_short": "a list that is not empty"}
 _SAID = {"extra_forbidden": "no such key", "missing": "is missing; give it"}
 
 
@@ -37,8 +42,9 @@ def said_of_fault(fault: ErrorDetails) -> str:
     if kind in _LIMITS and isinstance(given, int | float | str):
         key, limit = _LIMITS[kind]
         return f"found {value_shown(given)}; give {limit.format(_plain(context[key]))}"
-    if kind in _WANTED and isinstance(given, str | int | float | None):
-        return f"found {value_shown(given)}; give {_WANTED[kind]}"
+    wanted = _WANTED.get(kind) or (None if given else _EMPTY.get(kind))
+    if wanted and isinstance(given, str | int | float | list | dict | None):
+        return f"found {value_shown(given)}; give {wanted}"
     if kind in _SAID:
         return _SAID[kind]
     if kind == "union_tag_invalid":
@@ -54,6 +60,15 @@ def said_of_fault(fault: ErrorDetails) -> str:
         if near:
             return f"{fault['msg']}{_input_shown(fault)}; did you mean {near[0]!r}?"
     return fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
+
+
+def joined(said: Iterable[str]) -> list[str]:
+    """Return what is said of one value, the types that it may have in one sentence."""
+    wanted: dict[str, list[str]] = {}
+    for each in said:
+        found, gives, what = each.partition("; give ")
+        wanted.setdefault(found + gives, []).extend([what] if gives else [])
+    return [found + " or ".join(sorted(set(what))) for found, what in wanted.items()]
 
 
 def _plain(limit: object) -> str:

@@ -1,9 +1,9 @@
 """The keys that a source of any type has, and what they ask of each other: which transforms go together."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.mix.columns import LOSS_MASK
@@ -22,15 +22,26 @@ from omniload.mix.schema.transforms import (
     is_of_text,
 )
 
-__all__ = ["SourceBase", "tags_of"]
+__all__ = ["Paths", "SourceBase", "tags_of"]
 
 _MAKES_TOKENS = (ChatTransform, PreferenceTransform, ImagesTransform)
+
+
+def _not_empty(path: str) -> str:
+    # A variable that is set to nothing would stand for all that lies beside the mix file.
+    if not path:
+        raise fault_at("path is empty; name files, or . for the folder of the mix file")
+    return path
+
+
+Pattern: TypeAlias = Annotated[str, AfterValidator(_not_empty)]
+Paths: TypeAlias = Pattern | Annotated[tuple[Pattern, ...], Field(min_length=1)]
 
 
 class SourceBase(StrictModel):
     """The keys that a source of any type has."""
 
-    path: str | tuple[str, ...]
+    path: Paths
     """Files: paths, folders, globs with ``{0..9}`` and ``{a,b}``, or URLs that fsspec opens; relative ones start at the
     mix file. Of a folder, the files of the type are taken."""
     tags: dict[Name, str] = Field(default_factory=dict)

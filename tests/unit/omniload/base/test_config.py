@@ -91,7 +91,7 @@ def test_a_missing_key_of_an_empty_file_is_placed_on_its_first_line():
 def test_a_list_where_keys_belong_is_a_fault_of_the_whole_file():
     (fault,) = faults_of("- 1\n- 2\n")
 
-    assert fault.startswith("a.yaml:1: Input should be")
+    assert fault == "a.yaml:1: found [1, 2]; give a mapping, as {key: value}"
 
 
 def test_text_that_is_no_yaml_is_reported_with_its_line():
@@ -183,7 +183,35 @@ def test_text_too_large_for_settings_is_refused_wherever_it_comes_from():
 def test_a_truth_is_no_number(word):
     faults = faults_of(f"name: x\nshapes: [{{type: circle, radius: 1}}]\nlimits:\n  wide: {word}\n")
 
-    assert faults[0].startswith("a.yaml:4: limits.wide: Input should be")
+    assert faults[0].startswith("a.yaml:4: limits.wide: ")
+    assert len(faults) == 1
+
+
+def test_what_may_be_of_several_types_is_one_fault_and_says_what_is_wrong_in_it():
+    class Range(StrictModel):
+        least: float | None = None
+
+        @model_validator(mode="after")
+        def _said(self):
+            if self.least is None:
+                raise fault_at("no limit is given; give least")
+            return self
+
+    class Asked(StrictModel):
+        where: dict[str, int | bool | Range | tuple[int, ...]]
+
+    def faults(value):
+        return faults_of(f"where: {{a: {value}}}", Asked)
+
+    assert faults("{most: 1}") == ["a.yaml:1: where.a.most: no such key; remove it"]
+    assert faults("{least: b}") == ["a.yaml:1: where.a.least: found 'b'; give a number"]
+    assert faults("{}") == ["a.yaml:1: where.a: no limit is given; give least"]
+    assert faults("[[]]") == ["a.yaml:1: where.a.0: found []; give a whole number"]
+    (none,) = faults("null")
+    assert none.startswith(
+        "a.yaml:1: where.a: found None; give a list, as [first, second] or a mapping"
+    )
+    assert none.endswith(" or a whole number or true or false")
 
 
 def test_a_truth_in_a_list_is_found_in_its_line():
