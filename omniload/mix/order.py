@@ -9,6 +9,8 @@ consecutive units formed; rows are permuted inside a block::
     blocks       [c0 c1   c2    a0] [a1  b0]          of ``block_units`` units
     positions    rows of block 0 permuted, then rows of block 1 permuted
 
+By units, these are permuted over all shards before blocks are formed; in full, all of them are one block.
+
 So the record at any position of any epoch is found without what came before it, and a
 reader needs one block in memory. Randomness is counter-based: raw 64-bit draws of
 Philox, keyed by a digest of (version, seed, source, epoch, purpose, block), sorted.
@@ -31,7 +33,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.errors import ConfigError
 from omniload.mix.config import ShuffleConfig
+from omniload.mix.schema.records import MOST_BLOCK_UNITS
 
 __all__ = ["ORDER_VERSION", "BlockOrder", "Located", "Order", "Span"]
 
@@ -111,13 +115,19 @@ class Order:
                 f"source {source!r} has {len(rows_U)} units and no row; an order needs at least one"
             )
         self._rows_of_unit = rows_U
+        if shuffle.method == "full" and len(self._units_U) > MOST_BLOCK_UNITS:
+            raise ConfigError(
+                f"sources.{source}.shuffle: full decodes all units of a source together, at most "
+                f"{MOST_BLOCK_UNITS:,}, and this one has {len(self._units_U):,}; write method: block with block_units: "
+                f"{MOST_BLOCK_UNITS}, or make its units (row groups, unit) larger"
+            )
         # Shards are numbered by their place among those that hold rows, so an empty shard more or
         # less does not change the order.
         self._shards_U = np.unique(shards_U[self._units_U], return_inverse=True)[1]
         self._num_shards = int(self._shards_U.max()) + 1
         self._seed, self._source, self._method = seed, source, shuffle.method
         # Only a permutation inside the block needs several units in memory.
-        self._block_units = shuffle.block_units if shuffle.method == "block" else 1
+        self._block_units = shuffle.units_together(len(self._units_U))
         self.positions_per_epoch = int(rows_U.sum())
         """Rows of the source: positions in an epoch."""
         self._epoch = -1
@@ -187,7 +197,7 @@ class Order:
         at = block * self._block_units
         units_U = np.sort(self._ordered_U[at : at + self._block_units])
         first, end = self._block_offsets[block : block + 2].tolist()
-        if self._method == "block":
+        if self._method in {"block", "units", "full"}:
             rows_B = self._permutation(end - first, epoch, "rows", block)
         else:
             rows_B = np.arange(end - first)
@@ -234,7 +244,10 @@ class Order:
         """Lay out the units of ``epoch`` and the offsets of its blocks."""
         if epoch == self._epoch:
             return
-        if self._method != "none":
+        if self._method == "units":
+            places_U = self._permutation(len(self._units_U), epoch, "units")
+            self._ordered_U = self._units_U[places_U]
+        elif self._method != "none":
             # Places turned round: from the shard at each place to the place of each shard, which units are sorted by.
             rank = np.empty(self._num_shards, np.int64)
             rank[self._permutation(self._num_shards, epoch, "shards")] = np.arange(self._num_shards)

@@ -153,7 +153,8 @@ class JsonlSource(SourceBase):
     key: str | None = None
     """Key of a text or an integer that a document is known by, for splits; else its content is."""
     unit: UnitBytes = 4 << 20
-    """A plain shard is cut into ranges of about this size for random access; compressed ones are one range."""
+    """Lines of about this size are read together. A compressed shard is decompressed forward: what is behind the
+    lines that were read last takes what lies between, and any other place takes it from its beginning."""
 
     @property
     @override

@@ -109,8 +109,7 @@ def _block_of(spec: PlaneSpec, name: str) -> tuple[int, int]:
     cache = IndexCache(folder=spec.cache_dir, source=name) if spec.cache_dir else None
     rows_U = open_format(name, config, base_dir=spec.base_dir, cache=cache).format.units().rows_U
     filled_U = rows_U[rows_U > 0]
-    most = config.shuffle.block_units if config.shuffle.method == "block" else 1
-    units = max(1, min(most, len(filled_U)))
+    units = max(1, min(config.shuffle.units_together(len(filled_U)), len(filled_U)))
     return max(1, round(float(filled_U.mean()) * units)), units
 
 

@@ -105,7 +105,7 @@ def profile(
     # A unit speaks for as many records as it holds, however many of them were tokenised.
     means = [float(sample.lengths.mean()) for sample in sampled]
     bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
-    block_units = config.shuffle.block_units if config.shuffle.method == "block" else 1
+    block_units = config.shuffle.units_together(len(filled))
     # The first unit pays for what is loaded once, so the cheapest one speaks for all.
     preprocess_s = min(sample.preprocess_s_per_token for sample in sampled)
     made = SourceProfile(
@@ -152,6 +152,8 @@ class _Sample:
 def _sample(
     record_format: Format, unit: int, pipeline: Pipeline, distinct: DistinctRecords | None
 ) -> _Sample:
+    # What lies before the unit is another unit's work.
+    record_format.reach(unit)
     began_s = time.thread_time()  # decoding and tokenising are work; waiting for a store is none
     records = record_format.read_unit(unit)
     decode_s = time.thread_time() - began_s

@@ -1,9 +1,10 @@
 """Benchmarks of the data plane's figures, on a little data: what is compared reads the same, and tables say so."""
 
+import numpy as np
 import pytest
 import yaml
 
-from benchmarks.data import live_change, many_sources, since
+from benchmarks.data import live_change, many_sources, shuffle, since
 from benchmarks.data.bad_inputs import table_of as bad_table
 from benchmarks.data.libraries import (
     even_texts,
@@ -133,3 +134,23 @@ def test_a_part_of_the_tokens_is_that_of_its_sources(half):
     tokens = {"a": 1, "b": 3}
 
     assert live_change._part_of(half, tokens) == tokens[half[0]] / 4
+
+
+def test_orders_are_told_from_full_shuffles_by_their_neighbours():
+    places = np.arange(8 * 1_024)
+    shuffled = np.random.default_rng(0).permutation(places)
+
+    stored, full = (shuffle.mixing_of(order, shards=8) for order in (places, shuffled))
+
+    assert (round(stored.correlation, 3), stored.shards) == (1.0, 1.0)
+    assert stored.distance < 0.001
+    assert abs(full.correlation) < 0.05
+    assert (round(full.distance, 1), full.shards) == (1.0, 8.0)
+
+
+def test_every_way_of_shuffling_has_a_line():
+    table = shuffle.table_of(shards=4, units=8, rows=64)
+
+    assert [row[0] for row in table.rows] == list(shuffle.WAYS)
+    by_units = next(row for row in table.rows if row[0] == "units, block of 4")
+    assert (float(by_units[2]) > 0.5, by_units[4]) == (True, 4)

@@ -131,6 +131,14 @@ class Format(Protocol):
         """
         ...
 
+    def reach(self, unit: int) -> None:  # noqa: ARG002 -- most formats are there at once
+        """Go to where a unit begins, where that takes anything: reading it then takes what its own bytes do.
+
+        Raises:
+            OmniloadError: As for ``read_unit``.
+        """
+        return
+
     def first_records(self) -> Records:
         """Decode a few records from the start of the source, from at most about ``FIRST_BYTES`` or one unit.
 

@@ -1,4 +1,4 @@
-"""Lines of JSON: plain shards are cut into ranges of bytes, compressed ones are one unit.
+"""Lines of JSON: shards are cut into ranges of bytes, of compressed ones as they are decompressed.
 
 Every line is read by itself, by ``lines.text_of``, so what a line holds never depends on
 its neighbours, nor on the unit that it falls into. A line that cannot be used keeps its
@@ -27,10 +27,11 @@ from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, 
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.compressed import (
+    ForwardReader,
     chunks_of,
     codec_of,
     range_of,
-    require_held_whole,
+    require_no_bomb,
     stream_of,
 )
 from omniload.source.parsing.conditions import keeps
@@ -60,6 +61,11 @@ class JsonlFormat(Format):
         self, files: Sequence[ShardFile], config: JsonlSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._unit_bytes = files, config.unit
+        if config.shuffle.method == "units" and (packed := [f for f in files if codec_of(f)]):
+            raise ConfigError(
+                f"{packed[0].path}: is compressed, and shuffle.method: units reads its parts in any order, each from "
+                "the beginning of the shard; write method: block, or keep the shards plain"
+            )
         self._read = _LineReader(
             key=config.text,
             nested=config.is_nested,
@@ -67,8 +73,9 @@ class JsonlFormat(Format):
             beside=config.pair_columns,
             where=config.where,
         )
+        self._compressed = ForwardReader()
         # Whatever key is read, lines are cut alike: one index serves all.
-        self._units = index_of(files, self._index, kind=f"jsonl/{config.unit}", cache=cache)
+        self._units = index_of(files, self._index, kind=f"lines/{config.unit}", cache=cache)
 
     @override
     def units(self) -> UnitTable:
@@ -80,7 +87,12 @@ class JsonlFormat(Format):
         start, stop = int(self._units.starts_U[unit]), int(self._units.stops_U[unit])
         file = self._files[shard]
         with reading(file, f"bytes {start} to {stop}"):
-            data = range_of(file, start, stop)
+            if codec_of(file) is None:
+                data = range_of(file, start, stop)
+            else:
+                shards_U = self._units.shards_U
+                is_last = unit + 1 == len(shards_U) or int(shards_U[unit + 1]) != shard
+                data = self._compressed.range_of(file, start, stop, is_last=is_last)
         ends = _line_ends(data)
         if len(ends) != rows:
             raise IntegrityError(
@@ -91,6 +103,14 @@ class JsonlFormat(Format):
         first = int(np.searchsorted(self._units.shards_U, shard))
         before = int(self._units.rows_U[first:unit].sum())
         return _records(data, ends, self._read, file.path, before + 1)
+
+    @override
+    def reach(self, unit: int) -> None:
+        file = self._files[self._units.shards_U[unit]]
+        if codec_of(file) is not None:
+            start = int(self._units.starts_U[unit])
+            with reading(file, f"bytes up to {start}"):
+                self._compressed.reach(file, start)
 
     @override
     def first_records(self) -> Records:
@@ -110,8 +130,9 @@ class JsonlFormat(Format):
         digest = xxhash.xxh3_128()
         with reading(file, "lines"), stream_of(file) as stream:
             chunks = digested(digest, _no_zeros(chunks_of(stream), file))
-            plain = codec_of(file) is None
-            units = _ranges(chunks, self._unit_bytes) if plain else _whole(chunks, file)
+            if codec_of(file) is not None:
+                chunks = _no_bomb(chunks, file)
+            units = _ranges(chunks, self._unit_bytes)
         if len(units.rows) and (widest := int((units.stops - units.starts).max())) > MAX_UNIT_BYTES:
             raise ConfigError(
                 f"{file.path}: a line makes a unit of {format_bytes(widest)}, more than "
@@ -137,6 +158,14 @@ def _no_zeros(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffe
         )
     yield first
     yield from chunks
+
+
+def _no_bomb(chunks: Iterator[pa.Buffer], file: ShardFile) -> Iterator[pa.Buffer]:
+    size = 0
+    for chunk in chunks:
+        size += chunk.size
+        require_no_bomb(file, size)
+        yield chunk
 
 
 def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
@@ -167,25 +196,6 @@ def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
         rows=np.array(rows, np.int64),
         starts=np.array([0, *stops[:-1]] if stops else [], np.int64),
         stops=np.array(stops, np.int64),
-        content="",
-    )
-
-
-def _whole(chunks: Iterator[pa.Buffer], file: ShardFile) -> FileUnits:
-    """Count the lines of a compressed file, which is one unit."""
-    size = rows = 0
-    ended = True
-    for chunk in chunks:
-        data = np.frombuffer(chunk, np.uint8)
-        rows += int(np.count_nonzero(data == _NEWLINE))
-        size += len(data)
-        ended = bool(data[-1] == _NEWLINE)
-        require_held_whole(file, size)
-    count = 1 if size else 0
-    return FileUnits(
-        rows=np.full(count, rows + (not ended), np.int64),
-        starts=np.zeros(count, np.int64),
-        stops=np.full(count, size, np.int64),
         content="",
     )
 

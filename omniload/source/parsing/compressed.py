@@ -1,7 +1,11 @@
 """Shards that may be compressed: what they hold, in order, and one range of it."""
 
+import os
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -10,9 +14,22 @@ from omniload.base.units import format_bytes
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_BYTES
 
-__all__ = ["chunks_of", "codec_of", "range_of", "require_held_whole", "stream_of"]
+__all__ = [
+    "ForwardReader",
+    "chunks_of",
+    "codec_of",
+    "range_of",
+    "require_held_whole",
+    "require_no_bomb",
+    "stream_of",
+]
 
 _SCAN_BYTES = 8 << 20
+_MOST_BEGUN = 64
+"""Shards that a process keeps decompressed in part, some 3 MiB each: sources beyond that begin theirs anew."""
+_MOST_TIMES = 500
+"""Of what is larger than a unit may be: most bytes that a byte becomes. Text of web pages becomes 3 to 10 times as
+large, and a bomb of zstd tens of thousands of times."""
 # By the name, as every reader of such shards goes by it; what is none fails as it is decompressed.
 _CODEC_OF_SUFFIX = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip", ".tgz": "gzip"}
 
@@ -66,3 +83,97 @@ def require_held_whole(file: ShardFile, size_bytes: int) -> None:
             f"{file.path}: holds more than {format_bytes(MAX_UNIT_BYTES)} when decompressed, and a compressed "
             "shard is decoded whole; split it into smaller shards"
         )
+
+
+def require_no_bomb(file: ShardFile, size_bytes: int) -> None:
+    """Refuse a compressed shard that becomes many times what text does: it may be without an end.
+
+    Raises:
+        ConfigError: With the limit.
+    """
+    if size_bytes > max(MAX_UNIT_BYTES, _MOST_TIMES * file.size_bytes):
+        raise ConfigError(
+            f"{file.path}: {format_bytes(file.size_bytes)} become {format_bytes(size_bytes)} and more, over "
+            f"{_MOST_TIMES} times as many, which no text does; replace the file, or leave it out"
+        )
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A shard that is decompressed up to ``at``."""
+
+    file: ShardFile
+    stream: pa.NativeFile
+    at: int = 0
+
+
+class ForwardReader:
+    """Ranges of the compressed shards of a source. Not thread-safe.
+
+    A range behind the one before it takes what lies between them; any other one takes the shard from its first byte.
+    """
+
+    def range_of(self, file: ShardFile, start: int, stop: int, *, is_last: bool) -> pa.Buffer:
+        """Return a range of what a shard holds; ``is_last`` says that nothing is behind it.
+
+        Raises:
+            IntegrityError: The shard holds less, or more behind the last range.
+        """
+        begun = self._reached(file, start)
+        data = begun.stream.read_buffer(stop - start)
+        begun.at += len(data)
+        # Only at its end does a stream say that it was cut short, or that its check is wrong.
+        more = is_last and len(begun.stream.read_buffer(1)) > 0
+        if len(data) != stop - start or more:
+            raise IntegrityError(
+                f"{file.path}: bytes {start} to {stop} gave {'more' if more else len(data)}; "
+                "the file is not the one that was indexed, start anew"
+            )
+        if is_last:
+            begun.stream.close()
+        else:
+            _BEGUN.keep(self, begun)
+        return data
+
+    def reach(self, file: ShardFile, start: int) -> None:
+        """Decompress a shard up to where a range starts."""
+        _BEGUN.keep(self, self._reached(file, start))
+
+    def _reached(self, file: ShardFile, start: int) -> _Begun:
+        # Taken, not looked at: what fails in the middle is begun anew.
+        begun = _BEGUN.take(self)
+        if begun is None or begun.file is not file or begun.at > start:
+            begun = _Begun(file, stream_of(file))
+        while begun.at < start:
+            skipped = begun.stream.read_buffer(min(start - begun.at, _SCAN_BYTES))
+            if not len(skipped):
+                break  # shorter than it was: the range says so
+            begun.at += len(skipped)
+        return begun
+
+
+class _BegunShards:
+    """Shards that readers go on with, at most ``_MOST_BEGUN``; those that waited longest are closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: WeakKeyDictionary[ForwardReader, _Begun] = WeakKeyDictionary()
+
+    def take(self, reader: ForwardReader) -> _Begun | None:
+        with self._lock:
+            return self._of.pop(reader, None)
+
+    def keep(self, reader: ForwardReader, begun: _Begun) -> None:
+        with self._lock:
+            self._of[reader] = begun
+            for longest in list(self._of)[:-_MOST_BEGUN]:
+                self._of.pop(longest).stream.close()
+
+    def let_go(self) -> None:
+        """Begin with none, as a forked process must: it has the place in an open file in common with its parent."""
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self._of = WeakKeyDictionary()
+
+
+_BEGUN = _BegunShards()
+os.register_at_fork(after_in_child=_BEGUN.let_go)

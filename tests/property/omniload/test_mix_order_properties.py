@@ -15,7 +15,7 @@ def sources(draw):
     rows = draw(st.lists(st.integers(0, 9), min_size=1, max_size=20).filter(any))
     shards = np.cumsum([draw(st.booleans()) for _ in rows])
     shuffle = ShuffleConfig(
-        method=draw(st.sampled_from(["none", "shards", "block"])),
+        method=draw(st.sampled_from(["none", "shards", "block", "units", "full"])),
         block_units=draw(st.integers(1, 5)),
     )
     return {"rows": np.array(rows), "shards": shards, "shuffle": shuffle}

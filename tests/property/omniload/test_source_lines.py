@@ -148,8 +148,8 @@ def test_neighbours_units_and_compression_are_nothing_to_a_line(opened, content,
     expected = [alone(line) for line in content]
 
     assert verdicts(opened(data, unit_bytes))[0] == expected
-    assert verdicts(opened(gzip.compress(data), name="a.jsonl.gz"))[0] == expected
-    assert verdicts(opened(zstandard.compress(data), name="a.jsonl.zst"))[0] == expected
+    assert verdicts(opened(gzip.compress(data), unit_bytes, "a.jsonl.gz"))[0] == expected
+    assert verdicts(opened(zstandard.compress(data), unit_bytes, "a.jsonl.zst"))[0] == expected
 
 
 @given(lines)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from omniload.base.errors import ConfigError
 from omniload.mix.config import ShuffleConfig
 from omniload.mix.order import Order
 
@@ -46,6 +47,31 @@ def test_shuffling_shards_permutes_them():
     order = an_order((1,) * 50, range(50), shuffle=ShuffleConfig(method="shards"))
 
     assert [unit for unit, _ in pairs(order, 0, 50)] != list(range(50))
+
+
+def test_by_units_a_block_holds_units_of_any_shard():
+    order = an_order((10,) * 64, np.arange(64) // 16, shuffle=ShuffleConfig(method="units"))
+
+    of_shards = [set((order.block_of(0, block).units_U // 16).tolist()) for block in range(64 // 4)]
+
+    assert sum(len(shards) > 2 for shards in of_shards) > 8
+
+
+def test_in_full_all_rows_are_permuted_together_and_a_later_epoch_otherwise():
+    order = an_order((50, 50, 50, 50), (0, 0, 1, 1), shuffle=ShuffleConfig(method="full"))
+
+    located = order.locate(0, 400)
+
+    assert set(located.blocks_N.tolist()) == {0}
+    assert set(located.units_N[:20].tolist()) == {0, 1, 2, 3}
+    assert pairs(order, 0, 200) != pairs(order, 200, 400)
+
+
+def test_more_units_than_a_block_may_have_are_not_shuffled_in_full():
+    rows = np.ones(4_097, np.int64)
+
+    with pytest.raises(ConfigError, match=r"at most 4,096, and this one has 4,097; write method"):
+        an_order(rows, np.zeros(4_097), shuffle=ShuffleConfig(method="full"))
 
 
 def test_a_block_mixes_rows_of_its_units_only():
