@@ -17,6 +17,7 @@ from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
+from omniload.mix.edits.sources import require_known
 from omniload.mix.journal.losses import SourceLoss, losses_by_source
 from omniload.mix.journal.rewards import rewards_by_source
 from omniload.mix.policy.rules import GROUP, decide, seen_at
@@ -42,9 +43,12 @@ class Steering:
 
     def __post_init__(self) -> None:
         history = self._history()
-        # What was reported before the last change is of other weights.
-        last = max((edit.step for edit in history.edits), default=0)
-        self.losses_from, self.decided_at = last, max(last, planned_to(self.run, history))
+        planned = planned_to(self.run, history)
+        # What was reported before the last change is of other weights; one of a step to come has changed none yet.
+        self.losses_from = max(
+            (edit.step for edit in history.edits if edit.step <= planned), default=0
+        )
+        self.decided_at = planned
 
     def look(self, *, now: bool = False) -> JsonObject | None:
         """Take a decision that is due, or is wanted ``now``, and have the mix changed where it asks for that.
@@ -93,6 +97,11 @@ class Steering:
         self.losses_from, self.decided_at = max(losses_to, rewards_to), step
         return said
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources of the run, with those that edits brought."""
+        return tuple(self._history().latest.sources)
+
     def _history(self) -> History:
         return read_history(self.run, read_run_record(self.run).last.mix())
 
@@ -127,6 +136,9 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
         # At once: that there is no such function is not to be learned at the first decision, hours later.
         registered(GROUP, config.policy.function)
     steering = Steering(run=run, config=config)
+    if isinstance(config.policy, LossPolicy):
+        # One that was meant, and is without, would gain share without end.
+        require_known(config.policy.reference, steering.sources)
     if once:
         said = steering.look(now=True)
         if said is None:

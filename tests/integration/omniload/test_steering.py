@@ -11,7 +11,7 @@ import yaml
 import omniload
 from omniload.actors.status_file import STATUS_NAME, read_status
 from omniload.base.config import checked
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.commands.edits import pulse, steer
 from omniload.commands.edits.steer import Steering
 from omniload.mix.edits.edits_file import EDITS_NAME
@@ -157,6 +157,30 @@ def test_what_moves_nothing_is_no_edit(mix_path, tmp_path):
     assert said["revision"] is None
     assert back["revision"] == 2
     assert back["after"] == pytest.approx(said["before"])
+
+
+def test_a_change_of_a_step_to_come_holds_up_no_decision(mix_path, tmp_path):
+    """What is set for a later stage has changed no weights yet: losses of now count, and the next decision is due."""
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 5, {})
+        json_of("set", run, f"{HARD}=0.9", "--at", "100000")
+
+        said = json_of("steer", run, a_file(tmp_path, type="loss", rate=1.0), "--once")
+
+    assert said["step"] < 100
+    assert said["after"][HARD] > said["before"][HARD]
+
+
+def test_a_reference_of_no_source_is_refused(mix_path, tmp_path):
+    run = tmp_path / "run"
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        taken(loader, 2, {})
+        file = a_file(tmp_path, type="loss", reference={"txt": 2.0})
+        result = run_mix("steer", run, file, "--once")
+
+    assert isinstance(result.exception, ConfigError)
+    assert f"'txt' is not in the mix (did you mean '{HARD}'?)" in str(result.exception)
 
 
 def test_a_policy_of_losses_waits_for_some(mix_path, tmp_path):
