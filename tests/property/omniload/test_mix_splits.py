@@ -81,7 +81,7 @@ def corpus():
     order=st.sampled_from(("rising", "mixed")),
     key=st.sampled_from((None, "id")),
     seed=st.integers(0, 1 << 40),
-    shuffle=st.sampled_from(("none", "shards", "block")),
+    shuffle=st.sampled_from(("none", "shards", "block", "units", "full")),
 )
 def test_a_source_gives_the_documents_of_its_split_and_no_others(kind, order, key, seed, shuffle):
     known_by = {

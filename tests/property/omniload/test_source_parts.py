@@ -56,7 +56,7 @@ def blocks_equal(ours, theirs):
 
 @given(
     contents,
-    st.sampled_from(["none", "shards", "block"]),
+    st.sampled_from(["none", "shards", "block", "units", "full"]),
     st.integers(1, 4),
     st.integers(1, 5),
     st.integers(0, 40),
@@ -75,7 +75,7 @@ def test_any_readers_and_any_losses_give_what_one_reader_gives(
 
 @given(
     contents,
-    st.sampled_from(["none", "shards", "block"]),
+    st.sampled_from(["none", "shards", "block", "units", "full"]),
     st.integers(1, 4),
     st.integers(1, 4),
     st.integers(0, 40),

@@ -69,7 +69,7 @@ def samples(block):
 
 @given(
     contents,
-    st.sampled_from(["none", "shards", "block"]),
+    st.sampled_from(["none", "shards", "block", "units", "full"]),
     st.integers(0, 40),
     st.lists(st.integers(0, 25), max_size=6),
 )

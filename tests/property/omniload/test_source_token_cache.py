@@ -135,7 +135,7 @@ cuts = st.lists(st.integers(0, 2 * RECORDS), max_size=8).map(lambda x: sorted({0
 
 @given(
     st.sampled_from(sorted(SOURCES)),
-    st.sampled_from(["none", "shards", "block"]),
+    st.sampled_from(["none", "shards", "block", "full"]),
     cuts,
     st.integers(0, END - 1),
     st.sampled_from(["kept", "half gone", "cut short", "turned"]),
