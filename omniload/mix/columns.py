@@ -28,6 +28,7 @@ __all__ = [
     "LOSS_SPANS",
     "NO_COLUMNS",
     "REJECTED_AT",
+    "TEXT",
     "ColumnKind",
     "ColumnName",
     "ColumnRanges",
@@ -39,13 +40,17 @@ __all__ = [
     "spans_of",
 ]
 
-WholeColumn = Literal["scores"]
+WholeColumn = Literal["scores", "text"]
 """Columns that belong to whole samples, and that a mix asks for by name."""
-TableColumn = Literal["loss_mask", "scores"]
+TableColumn = Literal["loss_mask", "scores", "text"]
 """Columns that are read from a column of a table."""
-ColumnName = Literal["loss_mask", "scores", "images", "grids", "image_places", "rejected_at"]
+ColumnName = Literal[
+    "loss_mask", "scores", "text", "images", "grids", "image_places", "rejected_at"
+]
 """Columns beside the tokens. A closed list: whoever adds one says in ``COLUMNS`` how it is cut."""
 LOSS_MASK: ColumnName = "loss_mask"
+TEXT: ColumnName = "text"
+"""A text beside the tokens, as UTF-8."""
 IMAGES: ColumnName = "images"
 """Patches of all images of a sample, end to end: ``patch * patch * 3`` values each, image by image."""
 GRIDS: ColumnName = "grids"
@@ -77,6 +82,7 @@ COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
     {
         "loss_mask": ColumnKind(dtype=np.dtype(np.bool_), aligned=True),
         "scores": ColumnKind(dtype=np.dtype(np.float32), aligned=False),
+        "text": ColumnKind(dtype=np.dtype(np.uint8), aligned=False),
         "images": ColumnKind(dtype=np.dtype(np.uint8), aligned=False),
         "grids": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
         "image_places": ColumnKind(dtype=np.dtype(np.int32), aligned=False),

@@ -85,7 +85,8 @@ class _Table(_TextOrTokens):
     columns: dict[TableColumn, str] = Field(default_factory=dict)
     """Further columns of a sample, and the column of the file that each is read from: ``loss_mask`` (a list of 0 and 1,
     or of booleans, one for each token; a token of 0 is read but is no label), ``scores`` (a number, or a list of
-    numbers, of the whole sample)."""
+    numbers, of the whole sample, kept as float32), ``text`` (a text of the whole sample, such as the expected
+    answer)."""
     images: str | None = None
     """Column of images as they were encoded (JPEG, PNG, WebP, GIF, BMP): bytes, an object with a field ``bytes`` as
     Hugging Face writes them, or a list of either. A transform of type ``images`` makes patches of them."""

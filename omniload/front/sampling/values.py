@@ -17,6 +17,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject, require_version, sealed, unsealed, whole_number
 from omniload.front.rows import PackedRows
 from omniload.machine.groups.filler import GroupCounts, PromptKey
+from omniload.mix.columns import TEXT
 from omniload.mix.journal.groups import Answers, RoundDecision, answers_json, answers_of
 from omniload.plan.groups.verdicts import checked_rewards
 
@@ -54,6 +55,8 @@ class Prompt:
     scores: NDArray[np.float32] = field(default_factory=_no_scores)
     """Its column ``scores``, ``[V]``, where ``batch.columns`` of the mix names that: an expected answer, or the row of
     a table that holds it."""
+    text: str = ""
+    """Its column ``text``, where ``batch.columns`` of the mix names that."""
 
     def digest(self) -> str:
         """Return a digest of its tokens."""
@@ -127,6 +130,7 @@ def prompts_of(rows: PackedRows, names: Sequence[str]) -> list[Prompt]:
                 key=(source, position, sub),
                 tokens=piece.tokens,
                 scores=piece.columns.get("scores", _no_scores()),
+                text=bytes(piece.columns.get(TEXT, b"")).decode(),
             )
         )
     return found
@@ -185,6 +189,7 @@ def group_json(group: Group) -> JsonObject:
         "key": list(prompt.key),
         "tokens": prompt.tokens.tolist(),
         "scores": prompt.scores.tolist(),
+        "text": prompt.text,
         "rewards": None if rewards is None else rewards.tolist(),
         "answers": None if answers is None else [answer.tolist() for answer in answers],
     }
@@ -216,6 +221,8 @@ def group_from(found: Any) -> Group:  # noqa: ANN401 -- JSON of another process
             key=(number, position, sub),
             tokens=_integers(found["tokens"], np.int32),
             scores=np.asarray(found["scores"], np.float32).reshape(-1),
+            # A state of an earlier release has none.
+            text=str(found.get("text", "")),
         ),
         rewards=held,
         answers=None if answers is None else tuple(_integers(each, np.int64) for each in answers),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
-from omniload.mix.columns import COLUMNS, TableColumn
+from omniload.mix.columns import COLUMNS, TEXT, TableColumn
 from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import ArrowSource, LanceSource, ParquetSource
@@ -194,6 +194,8 @@ def _require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path:
         if COLUMNS[name].aligned:
             fits = _is_list(found) and (pa.types.is_boolean(values) or pa.types.is_integer(values))
             wanted = "a list of 0 and 1, or of booleans"
+        elif name == TEXT:
+            fits, wanted = _is_text(found), "a text"
         else:
             fits = pa.types.is_floating(values) or pa.types.is_integer(values)
             wanted = "a number, or a list of numbers"
@@ -268,8 +270,13 @@ def _other(name: str, column: pa.ChunkedArray, where: str) -> Ragged:
     """Return a further column in the type it is kept in; a null is empty.
 
     Raises:
-        IntegrityError: A mask holds something else than 0 and 1, or a list holds a null.
+        IntegrityError: A mask holds something else than 0 and 1, a list holds a null, or a text is not UTF-8.
     """
+    if name == TEXT:
+        texts = _text_column(column)
+        if texts is None:
+            raise IntegrityError(f"{where}: a {name} is not UTF-8; write the shard anew")
+        return texts
     kind = COLUMNS[name]
     parts: list[Ragged] = []
     for chunk in column.chunks:

@@ -20,6 +20,7 @@ __all__ = [
     "expected_batches",
     "kept_of",
     "some_steps",
+    "text_of",
 ]
 
 NAMES = ("easy", "hard")
@@ -47,7 +48,19 @@ class Rows:
     prompts: list
 
     def pieces(self):
-        return [Piece(key=key, tokens=np.array(tokens, np.int32)) for key, tokens in self.prompts]
+        return [
+            Piece(
+                key=key,
+                tokens=np.array(tokens, np.int32),
+                columns={"text": np.frombuffer(text_of(key).encode(), np.uint8)},
+            )
+            for key, tokens in self.prompts
+        ]
+
+
+def text_of(key):
+    """Return the text that goes with a prompt."""
+    return f"zwölf {key[0]}/{key[1]}"
 
 
 class LoaderInMemory:

@@ -148,3 +148,45 @@ def test_text_takes_scores_and_no_mask(tmp_path):
         ValueError, match="loss_mask has a value for each token and the source holds text"
     ):
         ParquetSource(type="parquet", path="a.parquet", text="text", columns={"loss_mask": "mask"})
+
+
+ANSWERS = ["zwölf", "", "\U0001f600 two", "4", "no"]
+
+
+def with_answers(folder, kind, answers, **changes):
+    config = written(folder, kind, answer=answers)
+    return config.model_copy(update={"columns": {"text": "answer"}} | changes)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_a_text_goes_with_its_sample(tmp_path, kind, type_):
+    block = opened(tmp_path, with_answers(tmp_path, kind, pa.array(ANSWERS, type_))).read(0, 10)
+
+    found = {
+        tuple(block.tokens[i].tolist()): bytes(block.others["text"][i]).decode()
+        for i in range(len(block.tokens))
+    }
+
+    assert found == {tuple(t): text for t, text in zip(TOKENS, ANSWERS, strict=True) if t}
+
+
+def test_a_record_without_its_text_is_a_bad_record(tmp_path):
+    answers = [*ANSWERS[:4], None]
+    with pytest.raises(IntegrityError, match=r"row group 2: row 0: text is null"):
+        opened(tmp_path, with_answers(tmp_path, "parquet", answers)).read(0, 5)
+
+    skipping = with_answers(tmp_path, "parquet", answers, on_error=OnError(policy="skip"))
+    assert opened(tmp_path, skipping).read(0, 5).skipped == 1
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    config = with_answers(tmp_path, "parquet", ANSWERS, columns={"text": "reward"})
+    with pytest.raises(ConfigError, match=r"column 'reward' is double, not a text, as text is"):
+        opened(tmp_path, config)
+
+    spoilt = pa.array([b"a", b"\xff", b"c", b"d", b"e"]).view(pa.string())
+    with pytest.raises(IntegrityError, match=r"a text is not UTF-8; write the shard anew"):
+        opened(tmp_path, with_answers(tmp_path, "parquet", spoilt)).read(0, 5)

@@ -11,7 +11,7 @@ from omniload.base.metrics import REGISTRY
 from omniload.base.state import sealed
 from omniload.mix.journal.groups import GROUPS_NAME
 from omniload.mix.journal.rewards import rewards_by_source
-from tests.support.plane.sampling import LoaderInMemory, Ranks, as_told, some_steps
+from tests.support.plane.sampling import LoaderInMemory, Ranks, as_told, some_steps, text_of
 
 STEPS = some_steps([4] * 6)
 
@@ -59,6 +59,7 @@ def test_answers_go_with_their_group_to_whoever_trains_on_it_and_into_the_state(
 
     for part in [*first, *second]:
         for group in part.groups:
+            assert group.prompt.text == text_of(group.prompt.key)
             assert group.rewards.tolist() == [1, 0]
             assert [each.tolist() for each in group.answers] == [
                 [*group.prompt.tokens, i] for i in range(2)
