@@ -81,7 +81,15 @@ class Stage(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _weights_are_no_amounts(cls, content: object) -> object:
+    def _goes_by_steps_or_tokens_and_weighs(cls, content: object) -> object:
+        for key in ("from_epochs", "ramp_epochs"):
+            if isinstance(content, Mapping) and key in content:
+                raise fault_at(
+                    f"{key} is {content[key]!r:.40}, and sources come to their ends at different steps; write "
+                    f"{key.replace('epochs', 'tokens')} (omniload mix stats FILE says how many an epoch has), or draw "
+                    "epochs by mix.amounts in place of mix.stages",
+                    key,
+                )
         weights = content.get("weights") if isinstance(content, Mapping) else None
         for name, entry in weights.items() if isinstance(weights, Mapping) else ():
             if is_amount(entry):

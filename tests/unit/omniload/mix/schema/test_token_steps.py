@@ -97,6 +97,16 @@ def test_a_larger_step_takes_the_tokens_in_fewer():
             2,
             ":9: mix.stages.1.ramp_done: ramp_done is 1, of a linear ramp",
         ),
+        (
+            "{from_epochs: 1, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.from_epochs: from_epochs is 1, .* write from_tokens .* mix.amounts",
+        ),
+        (
+            "{from_step: 3, ramp_epochs: 0.5, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.ramp_epochs: ramp_epochs is 0.5, .* write ramp_tokens",
+        ),
         ("{from_tokens: -1, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: found -1"),
         ("{from_tokens: many, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: .*many"),
         ("{from_tokens: 1E, weights: {code: 1}}", 2, ":9: mix.stages.1"),
