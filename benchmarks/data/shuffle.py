@@ -6,19 +6,37 @@ Shape suffixes:
     N  records of an epoch, in the order in which they come
 """
 
+import tempfile
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.report import Table, print_table, write_report
-from omniload.mix.config import ShuffleConfig
+from omniload.mix.config import ByteTokenizer, ShuffleConfig
 from omniload.mix.order import Order
+from omniload.mix.sources import ParquetSource
+from omniload.source.source import open_source
 
-__all__ = ["Mixing", "main", "mixing_of"]
+__all__ = ["Mixing", "cost_table", "main", "mixing_of", "table_of", "write_shards"]
 
 _STEP = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shards:
+    shards: int
+    units: int
+    rows: int
+
+
+_READ = _Shards(shards=8, units=8, rows=1_000)
+"""What is read for the cost."""
 WAYS = {
     "none": ShuffleConfig(method="none"),
     "shards": ShuffleConfig(method="shards"),
@@ -88,6 +106,45 @@ def table_of(shards: int, units: int, rows: int) -> Table:
     )
 
 
+def write_shards(folder: Path, *, shards: int, units: int, rows: int) -> int:
+    """Write Parquet shards of documents of about 3,000 letters, and return their bytes of text."""
+    generator, size = np.random.default_rng(0), 0
+    words = np.array([f"{number:x}" for number in generator.integers(1 << 28, size=5_000)])
+    for shard in range(shards):
+        texts = [" ".join(generator.choice(words, 380)) for _ in range(units * rows)]
+        size += sum(map(len, texts))
+        path = folder / f"{shard:03}.parquet"
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=rows, compression="zstd")
+    return size
+
+
+def cost_table(folder: Path, repeats: int, caption: str) -> Table:
+    """Read the shards of a folder by every way, and tell the processor time of the fastest of some epochs."""
+    rows = []
+    for name, way in WAYS.items():
+        found = [_read(folder, way) for _ in range(repeats)]
+        first_s, whole_s = (min(times) for times in zip(*found, strict=True))
+        rows.append((name, f"{first_s:.2f}", f"{whole_s:.2f}"))
+    return Table(
+        columns=("shuffle", "CPU s until the first read", "CPU s of an epoch"),
+        rows=tuple(rows),
+        caption=caption,
+    )
+
+
+def _read(folder: Path, way: ShuffleConfig) -> tuple[float, float]:
+    """Return the processor time of the first read of an epoch, and of all of it."""
+    config = ParquetSource(type="parquet", path="*.parquet", text="text", shuffle=way)
+    source = open_source(
+        "web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder
+    )
+    began_s, first_s, end = time.process_time(), 0.0, source.positions_per_epoch
+    for start in range(0, end, _STEP):
+        source.read(start, min(start + _STEP, end))
+        first_s = first_s or time.process_time() - began_s
+    return first_s, time.process_time() - began_s
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--shards", default=64, show_default=True, type=click.IntRange(1), help="Shards.")
 @click.option(
@@ -96,24 +153,40 @@ def table_of(shards: int, units: int, rows: int) -> Table:
 @click.option(
     "--rows", default=1_000, show_default=True, type=click.IntRange(1), help="Records of a unit."
 )
+@click.option(
+    "--repeats",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Epochs read by each way.",
+)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
-def main(shards: int, units: int, rows: int, report: bool) -> None:
-    """Compare ways of shuffling with a full shuffle.
+def main(shards: int, units: int, rows: int, repeats: int, report: bool) -> None:
+    """Compare ways of shuffling with a full shuffle, and with one another in what they cost.
 
     \b
     Example:
       python -m benchmarks.data.shuffle --shards 8 --no-report
     """  # noqa: D301 -- click's own marker
-    table = table_of(shards, units, rows)
-    print_table(table)
+    tables = [table_of(shards, units, rows)]
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_shards(Path(folder), shards=_READ.shards, units=_READ.units, rows=_READ.rows)
+        caption = (
+            f"Parquet, {_READ.shards} shards of {_READ.units} row groups of {_READ.rows:,} documents, "
+            f"{size / 1e6:.0f} MB of text, {_STEP:,} documents a read, one thread; least of {repeats}"
+        )
+        tables.append(cost_table(Path(folder), repeats, caption))
+    for table in tables:
+        print_table(table)
     if report:
         path = write_report(
             "shuffle",
-            "How well sources are shuffled",
-            f"python -m benchmarks.data.shuffle --shards {shards} --units {units} --rows {rows}",
-            [table],
-            "Arithmetic of the order, of one epoch; no clock. A unit is 4 MiB of text unless said otherwise, some "
-            "thousand documents of web text.",
+            "How well sources are shuffled, and what it costs",
+            f"python -m benchmarks.data.shuffle --shards {shards} --units {units} --rows {rows} --repeats {repeats}",
+            tables,
+            "The first table is arithmetic of the order, of one epoch; no clock. A unit is 4 MiB of text unless said "
+            "otherwise, some thousand documents of web text. The second reads files that are in the page cache; a "
+            "block of more units than there are is all of them.",
         )
         click.echo(f"wrote {path.name}")
 

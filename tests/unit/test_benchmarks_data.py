@@ -154,3 +154,13 @@ def test_every_way_of_shuffling_has_a_line():
     assert [row[0] for row in table.rows] == list(shuffle.WAYS)
     by_units = next(row for row in table.rows if row[0] == "units, block of 4")
     assert (float(by_units[2]) > 0.5, by_units[4]) == (True, 4)
+
+
+def test_every_way_of_shuffling_reads_an_epoch_for_its_cost(tmp_path):
+    letters = shuffle.write_shards(tmp_path, shards=2, units=3, rows=5)
+
+    table = shuffle.cost_table(tmp_path, 1, "small")
+
+    assert letters > 2 * 3 * 5 * 1_000
+    assert [row[0] for row in table.rows] == list(shuffle.WAYS)
+    assert all(float(whole) >= float(first) for _, first, whole in table.rows)
