@@ -33,9 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.errors import ConfigError
 from omniload.mix.config import ShuffleConfig
-from omniload.mix.schema.records import MOST_BLOCK_UNITS
 
 __all__ = ["ORDER_VERSION", "BlockOrder", "Located", "Order", "Span"]
 
@@ -115,12 +113,6 @@ class Order:
                 f"source {source!r} has {len(rows_U)} units and no row; an order needs at least one"
             )
         self._rows_of_unit = rows_U
-        if shuffle.method == "full" and len(self._units_U) > MOST_BLOCK_UNITS:
-            raise ConfigError(
-                f"sources.{source}.shuffle: full decodes all units of a source together, at most "
-                f"{MOST_BLOCK_UNITS:,}, and this one has {len(self._units_U):,}; write method: block with block_units: "
-                f"{MOST_BLOCK_UNITS}, or make its units (row groups, unit) larger"
-            )
         # Shards are numbered by their place among those that hold rows, so an empty shard more or
         # less does not change the order.
         self._shards_U = np.unique(shards_U[self._units_U], return_inverse=True)[1]

@@ -14,6 +14,7 @@ import numpy as np
 
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError
+from omniload.mix.schema.records import MOST_BLOCK_UNITS
 from omniload.mix.sources import SOURCE_TYPES, SourceConfig
 from omniload.source.files import ShardFile, digest_of, digest_of_texts, reading
 from omniload.source.formats.format import Format
@@ -165,7 +166,21 @@ def open_shards(
                 f"or name files of type {config.type}"
             )
     opened = spec.open(files, config, cache)
+    _require_shuffled(name, config, len(opened.units()))
     return OpenFormat(format=opened, files=files, digests_all=spec.digests_all)
+
+
+def _require_shuffled(name: str, config: SourceConfig, units: int) -> None:
+    """Refuse a shuffle of more units than are held together.
+
+    Raises:
+        ConfigError: With their number.
+    """
+    if config.shuffle.method == "full" and units > MOST_BLOCK_UNITS:
+        raise ConfigError(
+            f"sources.{name}.shuffle: full decodes all units of a source together, at most {MOST_BLOCK_UNITS:,}, and "
+            f"this one has {units:,}; write method: units with block_units, or make its units (row groups, unit) larger"
+        )
 
 
 def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from omniload.base.errors import ConfigError
 from omniload.mix.config import ShuffleConfig
 from omniload.mix.order import Order
 
@@ -65,13 +64,6 @@ def test_in_full_all_rows_are_permuted_together_and_a_later_epoch_otherwise():
     assert set(located.blocks_N.tolist()) == {0}
     assert set(located.units_N[:20].tolist()) == {0, 1, 2, 3}
     assert pairs(order, 0, 200) != pairs(order, 200, 400)
-
-
-def test_more_units_than_a_block_may_have_are_not_shuffled_in_full():
-    rows = np.ones(4_097, np.int64)
-
-    with pytest.raises(ConfigError, match=r"at most 4,096, and this one has 4,097; write method"):
-        an_order(rows, np.zeros(4_097), shuffle=ShuffleConfig(method="full"))
 
 
 def test_a_block_mixes_rows_of_its_units_only():

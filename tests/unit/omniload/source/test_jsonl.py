@@ -16,6 +16,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.sources import JsonlSource, ShuffleConfig
 from omniload.source.formats import jsonl
 from omniload.source.formats.jsonl import JsonlFormat
+from omniload.source.formats.opening import open_format
 from omniload.source.parsing import compressed
 from omniload.source.patterns import find_files
 
@@ -193,6 +194,18 @@ def test_parts_of_a_compressed_shard_are_not_shuffled_over_all_shards(tmp_path):
         ConfigError, match=r"b\.jsonl\.gz: is compressed, and shuffle\.method: units"
     ):
         JsonlFormat(files, by_units)
+
+
+def test_more_units_than_a_block_may_have_are_not_shuffled_in_full(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines_of(range(4_097)))
+    config = JsonlSource(type="jsonl", path="a.jsonl", unit=1, shuffle=ShuffleConfig(method="full"))
+
+    with pytest.raises(
+        ConfigError, match=r"sources\.web\.shuffle: full .* at most 4,096, and this one has 4,097"
+    ):
+        open_format("web", config, base_dir=tmp_path)
+    whole = config.model_copy(update={"unit": 1_000})
+    assert len(open_format("web", whole, base_dir=tmp_path).format.units()) < 4_096
 
 
 def test_a_compressed_shard_that_is_read_on_is_decompressed_once(opened, begun):
