@@ -88,7 +88,7 @@ class Bucket:
         self.store.put_file(str(file), self.at(file))
 
     def opened(self, config, tokenizer, cache_dir=None, **changes):
-        path = f"{self.url}/{config.path}" if config.path else self.url
+        path = f"{self.url}/{config.path}" if config.path != "." else self.url
         return open_source(
             "web",
             config.model_copy(update={"path": path, **changes}),

@@ -369,7 +369,7 @@ class SourceContract:
             source.read(0, source.positions_per_epoch)
 
     def test_a_store_gives_the_samples_of_a_folder(self, opened, folder, kind):
-        config = kind.config(folder)
+        url = f"memory://contract/{kind.config(folder).path.removeprefix('.')}"
         store = fsspec.filesystem("memory")
         store.put(f"{folder}/", "/contract/", recursive=True)
         expected = samples(opened().read(0, 150))
@@ -377,9 +377,9 @@ class SourceContract:
         try:
             if said := getattr(kind, "without_store", ""):
                 with pytest.raises(ConfigError, match=said):
-                    opened(path=f"memory://contract/{config.path}")
+                    opened(path=url)
                 return
-            source = opened(path=f"memory://contract/{config.path}")
+            source = opened(path=url)
             assert samples(source.read(0, 150)) == expected
         finally:
             store.store.clear()

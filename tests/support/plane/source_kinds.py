@@ -233,7 +233,7 @@ class SavedToDisk(ArrowTexts):
         (path.parent / "dataset_info.json").write_text("{}")
 
     def config(self, folder):
-        return ArrowSource(type="arrow", path="", text="text", shuffle=SHUFFLE)
+        return ArrowSource(type="arrow", path=".", text="text", shuffle=SHUFFLE)
 
 
 class LanceTexts:
@@ -498,7 +498,7 @@ class MdsTexts:
         return {"compression": None, "zip_data": None}
 
     def config(self, folder):
-        return MdsSource(type="mds", path="", text="text", unit=600, shuffle=SHUFFLE)
+        return MdsSource(type="mds", path=".", text="text", unit=600, shuffle=SHUFFLE)
 
     def corrupt(self, path):
         """Lead the offset of a sample out of the shard."""
