@@ -5,12 +5,14 @@ Blocks within macros are left out here: it counts their text from where the macr
 
 import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
 from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform
-from omniload.mix.sources import JsonlSource
+from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.source import open_source
 from tests.support.chats import MARKED, conversations, write_model
 
@@ -47,7 +49,39 @@ def test_tokens_and_masks_are_those_of_apply_chat_template(tmp_path, template):
 
     block = source.read(0, len(chats))
 
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(
+    require_theirs(block, chats, tmp_path / "model")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_conversation_of_other_names_is_one_that_was_renamed_by_hand(tmp_path, kind):
+    chats = conversations(60, turns=4)
+    write_model(tmp_path / "model", LLAMA)
+    said = {"user": "human", "assistant": "gpt", "system": "system"}
+    shared = [
+        [{"from": said[each["role"]], "value": each["content"]} for each in chat] for chat in chats
+    ]
+    lines = b"".join(orjson.dumps({"conversations": chat}) + b"\n" for chat in shared)
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    pq.write_table(pa.table({"conversations": shared}), tmp_path / "a.parquet")
+    names = {"role": "from", "content": "value", "roles": {of: role for role, of in said.items()}}
+    config = (JsonlSource if kind == "jsonl" else ParquetSource)(
+        type=kind,
+        path=f"a.{kind}",
+        text="conversations",
+        transforms=(ChatTransform(type="chat", messages=names),),
+        shuffle={"method": "none"},
+    )
+    tokenizer = BpeTokenizer(type="bpe", path="model")
+    source = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+
+    block = source.read(0, len(chats))
+
+    require_theirs(block, chats, tmp_path / "model")
+
+
+def require_theirs(block, chats, model):
+    """Hold samples against what ``transformers`` makes of conversations in the form that it knows."""
+    theirs = AutoTokenizer.from_pretrained(model).apply_chat_template(
         chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
     for i, (ids, mask) in enumerate(

@@ -5,9 +5,18 @@ the transform and the length of rows alone.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_serializer,
+    model_validator,
+)
 
 from omniload.base.config import LocalPath, StrictModel, fault_at
 from omniload.base.settings.quantities import Count
@@ -18,6 +27,7 @@ __all__ = [
     "FilterTransform",
     "ImagesTransform",
     "MapTransform",
+    "MessageNames",
     "MiddleTransform",
     "PreferenceTransform",
     "TransformConfig",
@@ -28,6 +38,32 @@ __all__ = [
 _MOST_TOKENS = 1 << 30
 MOST_PIXELS = 1 << 26
 """Pixels of a stored image at most: 192 MiB once decoded, and below where Pillow warns by itself."""
+
+
+Word = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class MessageNames(StrictModel):
+    """What messages call their keys and roles: ``{role: from, content: value, roles: {human: user, gpt: assistant}}``.
+
+    A template is given ``role`` and ``content`` by those names, and every other key as it stands.
+    """
+
+    role: Word = "role"
+    """Key of who speaks."""
+    content: Word = "content"
+    """Key of what is said. Named otherwise, each message has it."""
+    roles: Annotated[dict[Word, Word], Field(min_length=1)] | None = None
+    """Every role of the messages, and what the template calls it; a message of another is a bad record. Without it,
+    roles are given to the template as they stand."""
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> Self:
+        if self.role == self.content:
+            raise fault_at(
+                f"role and content are both {self.content!r}; name two keys of a message", "content"
+            )
+        return self
 
 
 class ChatTransform(StrictModel):
@@ -46,6 +82,16 @@ class ChatTransform(StrictModel):
     where it has none, what each turn adds behind the prompt for it), or all."""
     date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
     """Day that ``strftime_now`` of the template gives: samples stay the same. Without it there is no such function."""
+    messages: MessageNames = MessageNames()
+    """What messages call their keys and roles, where that is not ``role`` and ``content``."""
+
+    @model_serializer(mode="wrap")
+    def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write names that change nothing as releases know it that had none: their runs and caches are gone on with."""
+        content: dict[str, Any] = handler(self)
+        if self.messages == MessageNames():
+            del content["messages"]
+        return content
 
 
 class PreferenceTransform(StrictModel):

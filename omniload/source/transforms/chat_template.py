@@ -18,6 +18,7 @@ import orjson
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.extras import missing_extra
 from omniload.base.reading import read_small_file
+from omniload.mix.schema.transforms import MessageNames
 
 __all__ = ["BadConversationError", "ChatTemplate", "Rendered", "TemplateFiles", "read_template"]
 
@@ -29,6 +30,7 @@ _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 """What a template comes to that does with a conversation what cannot be done, or that calls itself without an end."""
 _SHOWN = 160
+_AS_TEMPLATES_SAY = MessageNames()
 
 
 class BadConversationError(IntegrityError):
@@ -84,18 +86,21 @@ class ChatTemplate:
         # Asked of the source: a conversation in which nobody answers renders no mark, and is marked all the same.
         self._marks = bool(_BLOCK.search(files.source))
 
-    def render(self, record: str, *, wants_spans: bool) -> Rendered:
+    def render(
+        self, record: str, *, wants_spans: bool, names: MessageNames = _AS_TEMPLATES_SAY
+    ) -> Rendered:
         """Return the text of a conversation.
 
         Args:
             record: JSON: a list of messages, or an object that holds one.
             wants_spans: Whether to find what the assistant says; it costs a rendering a turn where the
                 template has no generation blocks.
+            names: What its messages call their keys and roles.
 
         Raises:
             BadConversationError: It is no conversation, or the template refuses it.
         """
-        variables = _variables(record)
+        variables = _variables(record, names)
         # Before it is rendered: a mark in a text would be taken for that of a block.
         if _BEGIN in record or _END in record:
             raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
@@ -161,34 +166,63 @@ class ChatTemplate:
             ) from error
 
 
-def _variables(record: str) -> dict[str, Any]:
+def _variables(record: str, names: MessageNames) -> dict[str, Any]:
     """Return what a template is given of a record.
 
     Raises:
-        BadConversationError: It is no list of messages.
+        BadConversationError: It is no list of messages of those names.
     """
+    wanted = f"{names.role} and {names.content}"
     try:
         value = orjson.loads(record)
     except orjson.JSONDecodeError as error:
         raise BadConversationError(
-            f"holds the text {record!r:.{_SHOWN}}, not a list of messages with role and content, nor JSON of one"
+            f"holds the text {record!r:.{_SHOWN}}, not a list of messages with {wanted}, nor JSON of one"
         ) from error
     given = value if isinstance(value, dict) else {"messages": value}
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadConversationError(
-            f"holds {json.dumps(value):.{_SHOWN}}, not a list of messages with role and content"
+            f"holds {json.dumps(value):.{_SHOWN}}, not a list of messages with {wanted}"
         )
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadConversationError(
-                f"message {i} is {json.dumps(message):.{_SHOWN}}, not an object with a role and content"
-            )
     return {
-        "messages": messages,
+        "messages": [_named(i, message, names) for i, message in enumerate(messages)],
         "tools": given.get("tools"),
         "documents": given.get("documents"),
     }
+
+
+def _named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
+    """Return a message by the names that templates know.
+
+    Raises:
+        BadConversationError: It lacks a key that is named, or its role is none of those that are.
+    """
+    if (
+        not isinstance(message, dict)
+        or not isinstance(message.get(names.role), str)
+        # By its own name it may be missing: of a message that calls a tool there may be none.
+        or (names.content != "content" and names.content not in message)
+    ):
+        raise BadConversationError(
+            f"message {number} is {json.dumps(message):.{_SHOWN}}, not an object with a {names.role} and "
+            f"{names.content}; messages of the transform says what its keys are called"
+        )
+    given: dict[str, Any] = message
+    role = given[names.role]
+    if names.roles is not None and role not in names.roles:
+        raise BadConversationError(
+            f"message {number}: {names.role} is {role!r:.{_SHOWN}}, and roles of the transform names "
+            f"{', '.join(names.roles):.{_SHOWN}}; say there what the template calls it"
+        )
+    keys = {names.role: "role", names.content: "content"}
+    # Of two keys that would have one name, that counts which the mix names.
+    named = {
+        keys.get(key, key): value
+        for key, value in given.items()
+        if key in keys or key not in ("role", "content")
+    }
+    return named if names.roles is None else named | {"role": names.roles[role]}
 
 
 def _unmarked(marked: str) -> Rendered:

@@ -14,7 +14,7 @@ Shape suffixes:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import LOSS_MASK, REJECTED_AT
-from omniload.mix.schema.transforms import PreferenceTransform
+from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
 from omniload.source.tokenize import Tokenizer
 from omniload.source.transforms.chat_template import BadConversationError, ChatTemplate, Rendered
 
@@ -70,10 +70,9 @@ class PlainEncoder(Encoder):
 class ChatEncoder(Encoder):
     """Renders conversations one by one and tokenises them together."""
 
-    def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer, loss: Literal["assistant", "all"]
-    ) -> None:
-        self._template, self._tokenizer, self._masks = template, tokenizer, loss == "assistant"
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, chat: ChatTransform) -> None:
+        self._template, self._tokenizer, self._names = template, tokenizer, chat.messages
+        self._masks = chat.loss == "assistant"
 
     @override
     def encode(self, texts: pa.Array) -> Samples:
@@ -82,7 +81,9 @@ class ChatEncoder(Encoder):
         bad_N = np.zeros(len(records), np.bool_)
         for i, record in enumerate(records):
             try:
-                rendered.append(self._template.render(record, wants_spans=self._masks))
+                rendered.append(
+                    self._template.render(record, wants_spans=self._masks, names=self._names)
+                )
             except BadConversationError as error:
                 bad_N[i] = True
                 reason = reason or str(error)

@@ -99,7 +99,7 @@ def _of_chat(
     folder: tuple[Path, Path],
 ) -> Pipeline:
     template, digest = _template_of(name, chat, folder)
-    return Pipeline(ChatEncoder(template, opened, chat.loss), config.transforms, digest)
+    return Pipeline(ChatEncoder(template, opened, chat), config.transforms, digest)
 
 
 def _of_pairs(

@@ -66,6 +66,14 @@ SOURCES = {
         "transforms": [{"type": "chat"}],
         "on_error": SKIP,
     },
+    "names": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 900,
+        "text": "conversations",
+        "transforms": [{"type": "chat", "messages": {"role": "from", "content": "value"}}],
+        "on_error": SKIP,
+    },
 }
 
 
@@ -83,6 +91,9 @@ def folder(tmp_path_factory):
             line = {"text": text, "lang": "en" if i % 3 else "de"}
             line |= {"some": text} if i % 7 else {}
             line |= {"messages": chats[i] if i % 11 else [{"role": "strange"}]}
+            line["conversations"] = [
+                {"from": each["role"], "value": each["content"]} for each in chats[i]
+            ]
             lines.append(json.dumps(line))
         (folder / f"{shard}.jsonl").write_text("\n".join(lines))
         scores = pa.array(np.arange(RECORDS, dtype=np.float32))
@@ -94,11 +105,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-def opened(folder, kind, cache, *, seed=3, method="block", key_file=""):
+def opened(folder, kind, cache, *, seed=3, method="block", key_file="", **changes):
     config = TypeAdapter(SourceConfig).validate_python(
-        SOURCES[kind] | {"shuffle": {"method": method, "block_units": 3}}
+        SOURCES[kind] | {"shuffle": {"method": method, "block_units": 3}} | changes
     )
-    tokenizer = BpeTokenizer(type="bpe", path="model") if kind == "chat" else BYTES
+    tokenizer = BpeTokenizer(type="bpe", path="model") if kind in ("chat", "names") else BYTES
     said = TokenCacheConfig(path=str(cache), key_file=key_file) if cache else None
     return open_source(
         "web",
@@ -229,3 +240,17 @@ def test_another_tokenizer_uses_no_entry(folder, tmp_path):
     other.read(0, other.positions_per_epoch)
 
     assert len(entries(tmp_path / "cache")) == 2 * before
+
+
+def test_other_names_of_roles_use_no_entry(folder, tmp_path):
+    source = opened(folder, "names", tmp_path)
+    source.read(0, source.positions_per_epoch)
+    before = len(entries(tmp_path))
+    roles = {"system": "system", "user": "assistant", "assistant": "user"}
+    names = {"role": "from", "content": "value", "roles": roles}
+
+    turned = {"transforms": [{"type": "chat", "messages": names}]}
+    other = everything(opened(folder, "names", tmp_path, **turned), [0, 120])
+
+    assert other == everything(opened(folder, "names", None, **turned), [0, 120])
+    assert len(entries(tmp_path)) == 2 * before

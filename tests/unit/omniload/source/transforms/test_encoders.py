@@ -9,6 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from omniload.base.errors import ConfigError, IntegrityError
@@ -118,6 +119,64 @@ def test_nested_columns_of_a_table_are_conversations_too(models):
 
     found = trained_on(source, library_in(folder), 5)
     assert found == [said(chat, trimmed=False) for chat in chats]
+
+
+NAMES = {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}
+SHARED = [{"from": "human", "value": "how?"}, {"from": "gpt", "value": "so"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        (
+            [*SHARED, {"from": "tool", "value": "x"}],
+            "message 2: from is 'tool', and roles of the transform names human, gpt; say there what",
+        ),
+        ([{"from": "user", "value": "x"}], "message 0: from is 'user', and roles"),
+        (conversations(1)[0], "message 0 is .*, not an object with a from and value; messages of"),
+        ([*SHARED, {"from": "gpt"}], "message 2 is .*, not an object with a from and value"),
+        ([*SHARED, {"from": None, "value": "x"}], "message 2 is .*, not an object with a from"),
+        ("no json", "holds the text 'no json', not a list of messages with from and value"),
+    ],
+)
+def test_a_message_of_names_that_the_mix_does_not_say_makes_a_bad_record(models, record, fault):
+    chat = ChatTransform(type="chat", messages=NAMES)
+    records = [SHARED, record, SHARED]
+
+    with pytest.raises(IntegrityError, match=f"record 2, counted from 1: .*{fault}.*; mend it, or"):
+        a_source(models / "plain", records, transforms=(chat,)).read(0, 3)
+    block = a_source(models / "plain", records, transforms=(chat,), policy="skip").read(0, 3)
+
+    assert (len(block.tokens), block.skipped) == (2, 1)
+
+
+def test_roles_that_are_not_named_are_those_of_the_template(models):
+    chats = conversations(4)
+    valued = [[{"role": m["role"], "value": m["content"]} for m in chat] for chat in chats]
+    chat = ChatTransform(type="chat", messages={"content": "value"})
+
+    found = trained_on(
+        a_source(models / "plain", valued, transforms=(chat,)), library_in(models / "plain"), 4
+    )
+
+    assert found == [said(chat, trimmed=False) for chat in chats]
+
+
+def test_a_call_of_a_tool_needs_no_content_by_its_own_name(models):
+    folder, call = models / "plain", {"tool_calls": [{"name": "look"}]}
+    chat = ChatTransform(type="chat", messages={"role": "from"})
+    plain = [[{"role": "user", "content": "when?"}, {"role": "assistant", **call}]]
+    named = [[{"from": "user", "content": "when?"}, {"from": "assistant", **call}]]
+
+    expected = a_source(folder, plain).read(0, 1)
+
+    block = a_source(folder, named, transforms=(chat,)).read(0, 1)
+    assert block.tokens[0].tolist() == expected.tokens[0].tolist()
+
+
+def test_one_key_is_not_role_and_content():
+    with pytest.raises(ValidationError, match="role and content are both 'content'; name two keys"):
+        ChatTransform(type="chat", messages={"role": "content"})
 
 
 def test_samples_do_not_depend_on_how_they_are_read_together(models):
