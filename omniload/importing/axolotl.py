@@ -25,9 +25,42 @@ from omniload.importing.tools import Tool, has_key
 __all__ = ["TOOL"]
 
 _TYPES = {"json": "jsonl", "parquet": "parquet", "arrow": "arrow", "csv": "csv", "text": "text"}
-_OPENAI_ROLES = ("role", "content")
 _OF_THE_TOKENIZER = "tokenizer_default"
 _BY_HAND = "declare it by hand"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChatForm:
+    """What a type of conversations is where its dataset does not say otherwise."""
+
+    column: str
+    role: str
+    content: str
+    names_template: str
+    """Key of a dataset that names its template."""
+    template: str
+
+
+_CHATS = {
+    "chat_template": _ChatForm(
+        column="messages",
+        role="role",
+        content="content",
+        names_template="chat_template",
+        template=_OF_THE_TOKENIZER,
+    ),
+    "sharegpt": _ChatForm(
+        column="conversations",
+        role="from",
+        content="value",
+        names_template="conversation",
+        template="vicuna_v1.1",
+    ),
+}
+_ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
+"""Roles that stay as they are unless the file says otherwise."""
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+"""What axolotl knows beside them where a dataset names no roles, whatever its type."""
 
 
 def _read(document: object, asked: Asked) -> Imported:
@@ -83,6 +116,7 @@ class _OfAll:
     """What the file says of all its datasets."""
 
     template: str
+    """Empty where it names none."""
     every_token: bool
     """Whether prompts are trained on too."""
     overlong: str
@@ -94,7 +128,7 @@ def _of_all(top: Fields) -> _OfAll:
     if overlong not in ("drop", "truncate"):
         top.refuse("excess_length_strategy", f"is {overlong!r}; drop and truncate are known")
     return _OfAll(
-        template=top.take("chat_template", str, _OF_THE_TOKENIZER),
+        template=top.take("chat_template", str, ""),
         every_token=top.take("train_on_inputs", bool, False),
         overlong=overlong,
     )
@@ -154,7 +188,6 @@ def _dataset(
         {
             "trust_remote_code": "no code of a dataset runs",
             "preprocess_shards": "samples are made as they are read",
-            "message_property_mappings": "checked above",
         }
     )
     dataset.end()
@@ -170,31 +203,37 @@ def _read_form(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll
         # Files of plain text have no columns to name.
         if source["type"] != "text":
             source["text"] = column
-    elif form == "chat_template":
-        _read_chat(dataset, source, asked, of_all)
+    elif form in _CHATS:
+        _read_chat(dataset, source, asked, of_all, _CHATS[form])
     else:
-        dataset.refuse("type", f"is {form!r}; completion and chat_template are known")
+        dataset.refuse("type", f"is {form!r}; completion, {' and '.join(_CHATS)} are known")
 
 
-def _read_chat(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll) -> None:
+def _read_chat(
+    dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll, form: _ChatForm
+) -> None:
     """Read how a conversation becomes text, and what of it is trained on."""
-    source["text"] = dataset.take("field_messages", str, "messages")
+    source["text"] = dataset.take("field_messages", str, form.column)
     source["overlong"] = of_all.overlong
-    mapping = dataset.inner("message_property_mappings")
-    for key in mapping.keys:
-        value = mapping.take(key, str, key)
-        if key not in _OPENAI_ROLES or value != key:
-            mapping.refuse(key, f"is {value!r}; messages have the keys role and content")
-    roles = dataset.texts("roles_to_train")
-    template: JsonObject = {"type": "chat"}
-    named = dataset.take("chat_template", str, of_all.template)
+    asked.report.note(
+        "field_messages",
+        "messages alone are read: a system text or tools in columns beside them are not",
+    )
+    roles = _roles(dataset)
+    template: JsonObject = {
+        "type": "chat",
+        "messages": {**_keys(dataset, form), "roles": {**roles}},
+    }
+    key = form.names_template
+    named = dataset.take(key, str, of_all.template or form.template)
     if asked.template is not None:
         template["template"] = asked.template
-    elif named != _OF_THE_TOKENIZER:
+    # A template that no key names is given up like one that a key does.
+    elif named != _OF_THE_TOKENIZER and key not in asked.report.left_out:
         dataset.refuse(
-            "chat_template",
+            key,
             f"is {named!r}, which axolotl keeps: write it to a file and give --template FILE, or --leave-out "
-            "chat_template for that of --tokenizer",
+            f"{key} for that of --tokenizer",
         )
     ends = dataset.take("train_on_eos", str, "turn")
     if ends != "turn":
@@ -202,11 +241,39 @@ def _read_chat(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll
             "train_on_eos",
             f"is {ends!r}: what the template has of a turn, its end too, is trained on",
         )
-    if dataset.take("train_on_inputs", bool, of_all.every_token) or roles == ["all"]:
+    trained = dataset.texts("roles_to_train")
+    if dataset.take("train_on_inputs", bool, of_all.every_token) or trained == ["all"]:
         template["loss"] = "all"
-    elif roles not in ([], ["assistant"]):
-        dataset.refuse("roles_to_train", f"is {roles}; assistant alone is trained on, or all")
+    # A role by its name in the data or in the template: either is known there.
+    elif not {roles.get(role, role) for role in trained} <= {"assistant"}:
+        dataset.refuse("roles_to_train", f"is {trained}; assistant alone is trained on, or all")
     source["transforms"] = [template]
+
+
+def _keys(dataset: Fields, form: _ChatForm) -> dict[str, str]:
+    """Return what messages call ``role`` and ``content``, as the transform ``chat`` has it."""
+    mapping = dataset.inner("message_property_mappings")
+    keys = {}
+    for key, usual in (("role", form.role), ("content", form.content)):
+        # The older of two ways to say it.
+        found = dataset.take(f"message_field_{key}", str, usual)
+        keys[key] = mapping.take(key, str, found)
+    for key in mapping.keys:
+        value = mapping.take(key, str, key)
+        if value != key:
+            mapping.refuse(key, f"is {value!r}; role and content alone may be called otherwise")
+    return {key: name for key, name in keys.items() if name != key}
+
+
+def _roles(dataset: Fields) -> dict[str, str]:
+    """Return what the template calls each role of the messages."""
+    roles = dataset.inner("roles")
+    given: dict[str, str] = {}
+    for role in roles.keys:
+        if role in ("input", "output"):
+            roles.refuse(role, f"names no role of a template; {_BY_HAND}")
+        given |= dict.fromkeys(roles.texts(role), role)
+    return _ROLES | (given or _SHAREGPT_ROLES)
 
 
 def _size(paths: list[str]) -> float:

@@ -286,7 +286,7 @@ def test_a_template_and_a_placeholder_of_the_command_line_stand_in_the_mix_file(
 
     # A relative path starts at the mix file, which lies in another folder than the one that the command is given in.
     template = transform_of("axolotl", "train.yaml", "--template", "chatml.jinja")
-    assert template == {"type": "chat", "template": str(tmp_path / "chatml.jinja")}
+    assert template["template"] == str(tmp_path / "chatml.jinja")
     by_id = transform_of("energon", "blend.yaml", "--placeholder", "7")
     assert by_id["placeholder"] == 7
     (tmp_path / "elsewhere" / "energon.yaml").unlink()

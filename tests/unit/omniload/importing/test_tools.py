@@ -11,6 +11,7 @@ from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, mix_text
 from omniload.importing.tools import TOOLS, read_as, tool_of
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.transforms import MessageNames
 
 SIZES = {"row_tokens": 64, "step_tokens": 640, "micro_tokens": None, "seed": None}
 TOKENIZER = {"type": "bytes"}
@@ -688,6 +689,65 @@ class TestAxolotl:
         mix, _ = imported(folder, "axolotl", content, leave_out=["chat_template"])
         assert mix.sources["chats"].transforms[0].template is None
 
+    @pytest.mark.parametrize(
+        ("said", "column", "keys", "roles"),
+        [
+            ({}, "messages", {}, {"human": "user", "gpt": "assistant"}),
+            (
+                {
+                    "field_messages": "conversations",
+                    "message_property_mappings": {"role": "from", "content": "value"},
+                    "roles": {"user": ["me", "you"], "assistant": ["it"]},
+                    "roles_to_train": ["it"],
+                },
+                "conversations",
+                {"role": "from", "content": "value"},
+                {"me": "user", "you": "user", "it": "assistant"},
+            ),
+            (
+                {"message_field_role": "who", "message_field_content": "what"},
+                "messages",
+                {"role": "who", "content": "what"},
+                {"human": "user", "gpt": "assistant"},
+            ),
+            (
+                {"type": "sharegpt", "chat_template": None},
+                "conversations",
+                {"role": "from", "content": "value"},
+                {"human": "user", "gpt": "assistant"},
+            ),
+            (
+                {"type": "sharegpt", "field_messages": "turns"},
+                "turns",
+                {"role": "from", "content": "value"},
+                {"human": "user", "gpt": "assistant"},
+            ),
+        ],
+    )
+    def test_keys_and_roles_of_messages_are_carried_over(self, folder, said, column, keys, roles):
+        chats = AXOLOTL["datasets"][1] | said
+
+        mix, notes = imported(
+            folder, "axolotl", AXOLOTL | {"datasets": [chats]}, leave_out=["conversation"]
+        )
+
+        (source,) = mix.sources.values()
+        usual = {role: role for role in ("system", "user", "assistant", "tool")}
+        names = MessageNames.model_validate({**keys, "roles": usual | roles})
+        assert source.text == column
+        assert source.transforms[0].messages == names
+        assert source.transforms[0].loss == "assistant"
+        assert "a system text or tools in columns beside them are not" in notes
+
+    def test_a_template_stands_for_that_of_sharegpt(self, folder):
+        chats = AXOLOTL["datasets"][1] | {"type": "sharegpt", "conversation": "chatml"}
+        content = AXOLOTL | {"datasets": [chats], "chat_template": "chatml"}
+
+        mix, _ = imported(folder, "axolotl", content, template="chatml.jinja")
+        assert mix.sources["chats"].transforms[0].template == "chatml.jinja"
+        mix, _ = imported(folder, "axolotl", content, leave_out=["conversation"])
+        assert mix.sources["chats"].transforms[0].template is None
+
     def test_prompts_are_trained_on_where_the_file_says_so_of_all_datasets(self, folder):
         mix, _ = imported(folder, "axolotl", AXOLOTL)
         assert mix.sources["chats"].transforms[0].loss == "assistant"
@@ -726,9 +786,16 @@ class TestAxolotl:
             ({"ds_type": "xml"}, "ds_type: is 'xml'"),
             ({"type": "chat_template", "roles_to_train": ["user"]}, "roles_to_train: is ['user']"),
             (
-                {"type": "chat_template", "message_property_mappings": {"role": "from"}},
-                "role: is 'from'",
+                {"type": "chat_template", "message_property_mappings": {"tool_calls": "calls"}},
+                "tool_calls: is 'calls'; role and content alone",
             ),
+            (
+                {"type": "sharegpt", "roles": {"input": ["human"]}},
+                "input: names no role of a templ",
+            ),
+            ({"type": "sharegpt", "field_human": "me"}, "field_human: this key is not known"),
+            ({"type": "sharegpt"}, "conversation: is 'vicuna_v1.1', which axolotl keeps"),
+            ({"type": "sharegpt", "conversation": "chatml"}, "conversation: is 'chatml', which"),
             ({"shards": 4}, "shards: this key is not known"),
             ({"type": "chat_template", "train_on_eos": "last"}, "train_on_eos: is 'last'"),
         ],
