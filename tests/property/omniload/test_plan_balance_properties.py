@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload.plan import bins as balance_module
+from omniload.plan import balance_methods as balance_module
 from omniload.plan.balance_methods import BalanceMethod, balance, reachable_bound
 from omniload.plan.cost import row_costs
 
