@@ -23,9 +23,13 @@ def main(address: str, port: str, *command: str) -> None:
         listener.listen()
         # The raylet holds the other end of standard input, and writes nothing to it.
         asked, _, _ = select.select([listener.fileno(), sys.stdin.fileno()], [], [])
-        is_asked = listener.fileno() in asked
-    # The raylet asks again where its connection was reset: the agent binds the port itself.
-    if is_asked:
+        if listener.fileno() not in asked:
+            return
+        # It listens no more, and what has connected is reset: the raylet asks again, until the agent has bound the port
+        # itself. Up to then the port stays taken: whoever connects to anybody meanwhile may be given any free one, and
+        # the raylet ends with an agent that finds it in use.
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.set_inheritable(True)
         os.execv(command[0], command)  # noqa: S606 -- what the raylet would have started
 
 
