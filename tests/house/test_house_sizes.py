@@ -62,7 +62,7 @@ LONGER = {
     ),
     "omniload/actors/roles/links.py": (175, "the ways to both roles, and who serves which ranks"),
     "omniload/actors/roles/loader.py": (
-        340,
+        345,
         "reads ahead, reads again, stands by, answers, looks for shards, and hands sources over",
     ),
     "omniload/actors/roles/planner.py": (360, "one thread that speaks to every other role"),

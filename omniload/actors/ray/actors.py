@@ -124,7 +124,7 @@ class LoaderActor(_PresentActor, LoaderShell):
         """Be there, so that processes start together, and be seen to be."""
         self._activity = self._appear(name, board, logs, reads=True)
         self._start_reader = partial(RayReader, loader=name, logs=logs)
-        self._is_open, self._serves = threading.Event(), threading.Event()
+        self._is_open = threading.Event()
 
     def open(self, spec: PlaneSpec, sources: Sequence[int], life: int) -> dict[int, SourceFacts]:
         """Open the sources, once and before any other call, and return what was found; ``life`` lives were before."""
@@ -142,15 +142,8 @@ class LoaderActor(_PresentActor, LoaderShell):
         return self.facts()
 
     @override
-    def stand_at(self, command: TakeOver) -> None:
-        """Have at hand what it would begin with, unless it serves by now."""
-        if not self._serves.is_set():
-            super().stand_at(command)
-
-    @override
     def take_over(self, command: TakeOver) -> None:
         """Serve what another loader served, and stand by no more."""
-        self._serves.set()
         self._activity.go()
         super().take_over(command)
 

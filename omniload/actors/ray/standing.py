@@ -14,6 +14,7 @@ from functools import partial
 from omniload.actors.ray.answers import future_of
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.layout import PLANNER
+from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 from omniload.machine.messages import TakeOver
 from omniload.machine.replacement import Member
@@ -35,8 +36,8 @@ class Standing:
         self._told: set[Member] = set()
         """Those that decode, so that none is told twice at once."""
         self._there: frozenset[Member] = frozenset()
-        self._asks = False
-        self._asked_s = -_EVERY_S
+        self._asks, self._asked_s = False, -_EVERY_S
+        self._said = ""
 
     def lead(self, shadows: Sequence[Member], now_s: float, later: Later) -> None:
         """Tell shadows where they would begin: once a second, and at once where one is new.
@@ -64,24 +65,38 @@ class Standing:
     def _tell(self, done: "Future[TakeOver]", later: Later) -> None:
         self._asks = False
         if (error := done.exception()) is not None:
-            _LOG.debug("shadows stay where they are: %s", error)
+            self._say(f"shadows stay where they are: {error}", error)
             return
         outstanding = done.result()
         for member in self._shadows - self._told:
+            # Its role may have been retired since shadows were looked at last.
+            if (actor := self._crew.actors.get(member)) is None:
+                continue
             sources = self._crew.sources_of.get(member.role, ())
             command = TakeOver(
                 ranges={s: outstanding.ranges[s] for s in sources if s in outstanding.ranges},
                 without={s: outstanding.without[s] for s in sources if s in outstanding.without},
             )
             self._told.add(member)
-            told = future_of(self._crew.actors[member].stand_at.remote(command), member.name)
+            told = future_of(actor.stand_at.remote(command), member.name)
             told.add_done_callback(partial(self._hear_later, member, later))
 
     def _hear_later(self, member: Member, later: Later, done: "Future[None]") -> None:
         later(partial(self._hear, member, done))
 
     def _hear(self, member: Member, done: "Future[None]") -> None:
+        if (error := done.exception()) is not None:
+            # Whatever else than its end it is, it would come again at every turn: that one decodes as it takes over.
+            if isinstance(error, UnavailableError):
+                self._told.discard(member)
+            self._say(f"{member.name} has not decoded ahead: {error}", error)
+            return
         self._told.discard(member)
-        # Of one that could not be asked its end is told by itself.
-        if member in self._shadows and done.exception() is None:
+        if member in self._shadows:
             self._there |= {member}
+
+    def _say(self, text: str, error: BaseException) -> None:
+        """Say what is amiss once; that somebody was lost is told by whoever replaces it."""
+        if text != self._said and not isinstance(error, UnavailableError):
+            _LOG.warning("%s", text)
+            self._said = text

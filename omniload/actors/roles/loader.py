@@ -91,6 +91,8 @@ class LoaderShell:
         self._parts = {s: PartReads(self._clock) for s in sources}
         self._stands: dict[int, range] = {}
         """Positions of each source that are read from what a shadow has decoded."""
+        self._serves = False
+        """Whether it has taken over, and is a shadow no more."""
 
     def _opened(self, number: int, mix: MixConfig, calls: LimitedCalls | None = None) -> Source:
         opening = SourceOpening(
@@ -133,6 +135,7 @@ class LoaderShell:
             dropped = [self._sources.pop(source, None) for source in sources]
             for source in sources:
                 self._machine.forget(source)
+                self._stands.pop(source, None)
         # Not in the lock: Ray is asked to end them, and may take its time.
         _end_readers(dropped)
         self._count_held()
@@ -230,8 +233,11 @@ class LoaderShell:
         """
         for number, (floor, _) in command.ranges.items():
             source = self._sources.get(number)
+            # Looked at for each source: from now on ranks wait for what is read in its place.
+            if self._serves or self._closed:
+                return
             # Told once a second, while a block lasts for minutes: nothing is done for most sources.
-            if source is None or self._closed or floor in self._stands.get(number, ()):
+            if source is None or floor in self._stands.get(number, ()):
                 continue
             since, without = command.without.get(number, (0, ()))
             doing = f"decodes what record {floor} of source {source.name} lies in"
@@ -245,6 +251,7 @@ class LoaderShell:
 
     def take_over(self, command: TakeOver) -> None:
         """Serve what another loader served: from now on its samples may be asked for, and they are read again."""
+        self._serves = True
         with self._lock:
             reads = self._machine.handle(command)
         left = deque(read for read in reads if isinstance(read, Read))

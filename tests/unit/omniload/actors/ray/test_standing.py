@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.ray.standing import Standing
-from omniload.base.errors import UnavailableError
+from omniload.base.errors import StateError, UnavailableError
 from omniload.machine.messages import TakeOver
 from omniload.machine.replacement import Member
 
@@ -122,3 +122,32 @@ def test_a_shadow_that_took_over_or_ended_meanwhile_is_told_nothing_and_counts_n
     crew.actors[OTHER].stand_at.answers[0].set_exception(UnavailableError("it has ended"))
 
     assert not standing.are_there([OTHER])
+
+
+def test_a_shadow_whose_role_is_retired_before_the_planner_answers_is_told_nothing(crew, standing):
+    standing.lead([ONE, OTHER], 0.0)
+    other = crew.actors.pop(OTHER)
+    crew.sources_of.pop("loader-1")
+
+    crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
+
+    assert len(crew.actors[ONE].stand_at.asked) == 1
+    assert other.stand_at.asked == []
+
+
+def test_a_fault_is_said_once_and_not_brought_about_at_every_turn(crew, standing, caplog):
+    stand_at = crew.actors[ONE].stand_at
+    for now_s in (0.0, 1.0, 2.0):
+        standing.lead([ONE], now_s)
+        crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
+        if not stand_at.answers[-1].done():
+            stand_at.answers[-1].set_exception(StateError("a fault"))
+    for now_s in (3.0, 4.0):
+        standing.lead([ONE], now_s)
+        crew.planner.outstanding.answers[-1].set_exception(StateError("no such step"))
+
+    assert len(stand_at.asked) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "loader-0+1 has not decoded ahead: a fault",
+        "shadows stay where they are: no such step",
+    ]

@@ -23,6 +23,7 @@ class AnOpening:
     """Opens a source whose reads are answered by ``answer``."""
 
     answer: staticmethod
+    facts = None
 
     def __init__(self, *, mix, number, **_):
         self.name, self.number = mix.names[number], number
@@ -167,3 +168,30 @@ def test_a_shadow_decodes_nothing_of_sources_that_it_has_not_open_nor_once_it_is
     shell.stand_at(TakeOver(ranges={0: (0, 9)}))
 
     assert decoded == []
+
+
+def test_a_shadow_that_takes_over_decodes_nothing_more_ahead(a_shell):
+    decoded, shell = [], None
+
+    def answer(source, position, _without):
+        decoded.append((source, position))
+        shell.take_over(TakeOver(ranges={}))
+
+    shell = a_shell(answer)
+    shell.stand_at(TakeOver(ranges={0: (3, 40), 1: (0, 9)}))
+    shell.stand_at(TakeOver(ranges={1: (0, 9)}))
+    shell.close()
+
+    assert decoded == [(0, 3)]
+
+
+def test_a_source_that_was_dropped_and_opened_anew_is_decoded_again(a_shell):
+    decoded = []
+    shell = a_shell(lambda source, position, _without: decoded.append((source, position)))
+    shell.stand_at(TakeOver(ranges={0: (3, 40)}))
+
+    shell.drop([0])
+    shell.open_more([0], a_mix())
+    shell.stand_at(TakeOver(ranges={0: (4, 40)}))
+
+    assert decoded == [(0, 3), (0, 4)]
