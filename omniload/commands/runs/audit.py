@@ -74,7 +74,7 @@ class _Found:
 @click.option(
     "--html",
     "page",
-    type=click.Path(path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Write a page that shows the documents whole, with their images as they were trained on.",
 )
 @cache_option

@@ -90,9 +90,8 @@ def _pace_of(run: Path) -> _Pace:
     try:
         status = read_status(run)
     except StateError:
-        return (
-            _Pace()
-        )  # never opened with a folder, or by another release: the journal says the rest
+        # It was never opened with a folder, or by another release: the journal says the rest.
+        return _Pace()
     taken = [
         role.figures.get("taken_steps_total", 0.0) for role in status.roles if is_rank(role.name)
     ]
