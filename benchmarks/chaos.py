@@ -14,8 +14,10 @@ from pathlib import Path
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
+from benchmarks.machine_stops import MachineStops, seconds_within
 from benchmarks.report import Table, print_table, write_report
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_ray_plane
@@ -26,7 +28,7 @@ from omniload.client import Client
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 
-__all__ = ["Faults", "Ordeal", "main", "schedule_of", "survive"]
+__all__ = ["Faults", "Ordeal", "Wait", "main", "schedule_of", "survive"]
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _RECOVERED_WITHIN_S = 120.0
@@ -48,18 +50,29 @@ class Faults:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Wait:
+    """How long the rank waited that waited longest for a step."""
+
+    seconds: float
+    begin_s: float
+    """When the first rank asked for the step: seconds of ``time.monotonic``."""
+    end_s: float
+    """When the last one had it."""
+
+
 @dataclass(slots=True)
 class Ordeal:
     """What came of it."""
 
     digests: list[int] = field(default_factory=list)
     """Of each step, whatever the ranks."""
-    start_s: list[float] = field(default_factory=list)
-    """Waits for the first steps, while shadows are being started."""
-    calm_s: list[float] = field(default_factory=list)
-    """Waits for steps in which nothing was amiss."""
-    waits_s: dict[str, list[float]] = field(default_factory=dict)
-    """Longest wait of any rank for a step after each fault, by what was done to which role."""
+    start: list[Wait] = field(default_factory=list)
+    """For the first steps, while shadows are being started."""
+    calm: list[Wait] = field(default_factory=list)
+    """For steps in which nothing was amiss."""
+    struck: dict[str, list[list[Wait]]] = field(default_factory=dict)
+    """For all steps after each fault until the plane had recovered, by what was done to which role."""
 
 
 def schedule_of(faults: Faults, roles: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -80,28 +93,29 @@ def survive(
     """
     ordeal, built_ahead = Ordeal(), mix.steps_ahead + mix.steps_at_once
 
-    def take() -> float:
+    def take() -> Wait:
+        begin_s = time.monotonic()
         batches = [client.next_batch() for client in clients]
+        end_s = time.monotonic()
         assert None not in batches, "the mix has no end"
         ordeal.digests.append(combined(batch_digest(batch) for batch in batches if batch))
         time.sleep(step_s)  # the trainer's own time
-        return max(client.last_wait_s for client in clients)
+        return Wait(max(client.last_wait_s for client in clients), begin_s, end_s)
 
-    while len(ordeal.start_s) < _FIRST_STEPS or not plane.is_whole():
-        ordeal.start_s.append(take())
+    while len(ordeal.start) < _FIRST_STEPS or not plane.is_whole():
+        ordeal.start.append(take())
     for kind, role in schedule_of(faults, list(plane.holders())):
         struck = plane.holders()[role]
         os.kill(plane.pids()[role], _SIGNALS[kind])
-        until_s, waited_s = time.monotonic() + _RECOVERED_WITHIN_S, 0.0
-        after = 0
+        until_s, waits, after = time.monotonic() + _RECOVERED_WITHIN_S, list[Wait](), 0
         while after < built_ahead or (faults.whole and not plane.is_whole()):
-            waited_s = max(waited_s, take())
+            waits.append(take())
             # Steps that were built before the fault say nothing of it.
             after += plane.holders()[role] != struck
             if time.monotonic() > until_s:
                 raise TimeoutError(f"{role} was not replaced within {_RECOVERED_WITHIN_S:.0f} s")
-        ordeal.waits_s.setdefault(f"{kind} {role.partition('-')[0]}", []).append(waited_s)
-        ordeal.calm_s += [take() for _ in range(_CALM_STEPS)]
+        ordeal.struck.setdefault(f"{kind} {role.partition('-')[0]}", []).append(waits)
+        ordeal.calm += [take() for _ in range(_CALM_STEPS)]
     return ordeal
 
 
@@ -116,25 +130,46 @@ def unbroken(spec: PlaneSpec, steps: int) -> list[int]:
         return found
 
 
-def table_of(ordeal: Ordeal, same: bool, shadows: int) -> Table:
-    """Return the waits by what was done."""
-    rows = [
-        (what, len(waits_s), *_spread(waits_s))
-        for what, waits_s in (("its start", ordeal.start_s), ("nothing", ordeal.calm_s))
-    ]
-    rows += [
-        (what, len(waits_s), *_spread(waits_s)) for what, waits_s in sorted(ordeal.waits_s.items())
-    ]
+def table_of(
+    ordeal: Ordeal, same: bool, shadows: int, stops: Sequence[tuple[float, float]]
+) -> Table:
+    """Return the waits by what was done; a fault counts with its longest.
+
+    Args:
+        ordeal: What came of the faults.
+        same: Whether all samples were those of an unbroken run.
+        shadows: How many each loader had.
+        stops: When the machine stood still, as ``MachineStops.spans`` has it.
+    """
+    spans = list(stops)
+
+    def longest_s(waits: Sequence[Wait]) -> tuple[float, float]:
+        return max(waits).seconds, max(
+            max(0.0, wait.seconds - seconds_within(spans, wait.begin_s, wait.end_s))
+            for wait in waits
+        )
+
+    rows = []
+    for what, done in (
+        ("its start", [[wait] for wait in ordeal.start]),
+        ("nothing", [[wait] for wait in ordeal.calm]),
+        *sorted(ordeal.struck.items()),
+    ):
+        felt_s, own_s = np.array([longest_s(waits) for waits in done]).T
+        rows.append((what, str(len(done)), *_spread(felt_s), *_spread(own_s)))
     verdict = "the same samples as" if same else "OTHER SAMPLES THAN"
     return Table(
-        columns=("what was done", "times", "median ms", "p99 ms", "longest ms"),
-        rows=tuple(tuple(map(str, row)) for row in rows),
+        columns=(
+            *("what was done", "times", "median ms", "p99 ms", "longest ms"),
+            *("less stops: median", "p99", "longest"),
+        ),
+        rows=tuple(rows),
         caption=f"Longest wait of a rank for a step, shadows {shadows}; "
         f"{len(ordeal.digests)} steps, {verdict} in an unbroken run",
     )
 
 
-def _spread(waits_s: Sequence[float]) -> tuple[str, ...]:
+def _spread(waits_s: NDArray[np.float64]) -> tuple[str, ...]:
     return tuple(f"{1000 * float(np.quantile(waits_s, q)):.0f}" for q in (0.5, 0.99, 1.0))
 
 
@@ -156,7 +191,8 @@ loaders with {shadows} shadows each, {sources} sources of pre-tokenised parquet,
 {step_ms:g} ms of the trainer's own time a step. A wait is that of `next_batch` in the rank that waited longest, over
 all steps from the fault until the lost role was held again, every shadow stood ready and what was built before was
 used up; of a start, that for each step until every shadow stood ready; of nothing, that for each of {calm} steps behind
-a recovery. A sample that is lost or comes twice would show in the digest of its
+a recovery. Less stops: without the time in which the machine did not run one of its cores, as one process a core{how}
+saw it; in all {stops}. A sample that is lost or comes twice would show in the digest of its
 step, which is compared with an unbroken run in one process."""
 
 
@@ -203,13 +239,21 @@ def main(  # noqa: PLR0913 -- options
         build_sources(Path(made), corpus)
         mix = mix_for(corpus, ranks=ranks, loaders=loaders, shadows=shadows)
         spec = PlaneSpec(mix=mix, base_dir=Path(made), tree=ClientPlaceTree.of(dp=ranks))
-        with open_ray_plane(spec) as plane:
+        with MachineStops() as machine, open_ray_plane(spec) as plane:
             clients = [Client(plane.handle(rank)) for rank in range(ranks)]
+            begun_s = time.monotonic()
             ordeal = survive(plane, clients, mix, faults, step_s=step_ms / 1000)
+            took_s = time.monotonic() - begun_s
+            stops, first = machine.spans(), machine.real_time
         whole = PlaneSpec(mix=mix, base_dir=Path(made), tree=ClientPlaceTree.of(dp=1))
         same = unbroken(whole, len(ordeal.digests)) == ordeal.digests
-    table = table_of(ordeal, same, shadows)
+    table = table_of(ordeal, same, shadows, stops)
+    stood = (
+        f"{len(stops)} stops of {sum(end_s - begin_s for begin_s, end_s in stops):.1f} s "
+        f"within {took_s:.0f} s"
+    )
     print_table(table)
+    click.echo(stood)
     if report:
         options = " ".join(
             [f"--faults {count}", *(f"--role {r}" for r in roles), *(f"--kind {k}" for k in kinds)]
@@ -221,7 +265,8 @@ def main(  # noqa: PLR0913 -- options
             [table],
             READING.format(
                 count=count, seed=seed, ranks=ranks, loaders=loaders, shadows=shadows, sources=sources,
-                tokens=mix.batch.tokens, step_ms=step_ms, calm=_CALM_STEPS,
+                tokens=mix.batch.tokens, step_ms=step_ms, calm=_CALM_STEPS, stops=stood,
+                how=", before all others," if first else ", none of which goes before others,",
             ).replace("\n", " "),
         )  # fmt: skip
         click.echo(f"wrote {path.name}")

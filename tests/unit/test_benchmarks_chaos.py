@@ -1,0 +1,44 @@
+"""What a report of faults says of waits: longest of each fault, with and without the stops of the machine."""
+
+import struct
+
+import pytest
+
+from benchmarks.chaos import Ordeal, Wait, table_of
+from benchmarks.machine_stops import seconds_within, spans_in
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "end_s", "seconds"),
+    [(0.0, 1.0, 0.0), (0.0, 2.5, 0.5), (2.1, 2.9, 0.8), (2.5, 7.0, 1.5), (3.0, 6.0, 0.0)],
+)
+def test_the_part_of_a_time_in_which_the_machine_stood_still(begin_s, end_s, seconds):
+    assert seconds_within([(2.0, 3.0), (6.0, 9.0)], begin_s, end_s) == pytest.approx(seconds)
+    assert seconds_within([], begin_s, end_s) == 0.0
+
+
+def test_a_stop_is_taken_off_the_wait_in_which_it_was_and_off_no_other():
+    ordeal = Ordeal(
+        digests=[1, 2, 3],
+        start=[Wait(0.5, 0.0, 0.5)],
+        calm=[Wait(0.001, 1.0, 1.001)],
+        struck={"kill loader": [[Wait(0.4, 2.0, 2.4), Wait(0.2, 3.0, 3.2)]]},
+    )
+
+    (start, calm, killed) = table_of(ordeal, True, 1, [(2.05, 2.35), (5.0, 6.0)]).rows
+
+    assert start == ("its start", "1", "500", "500", "500", "500", "500", "500")
+    assert calm == ("nothing", "1", "1", "1", "1", "1", "1", "1")
+    # The step that stood still leaves 100 ms, and another one then waited longest.
+    assert killed == ("kill loader", "1", "400", "400", "400", "200", "200", "200")
+
+
+def test_spans_of_cores_that_stood_still_together_are_one(tmp_path):
+    (tmp_path / "0").write_bytes(_bytes_of([(1.0, 2.0), (5.0, 5.5)]))
+    (tmp_path / "1").write_bytes(_bytes_of([(1.5, 2.5), (4.0, 4.5)]))
+
+    assert spans_in(tmp_path) == [(1.0, 2.5), (4.0, 4.5), (5.0, 5.5)]
+
+
+def _bytes_of(spans):
+    return b"".join(struct.pack("=dd", *span) for span in spans)
