@@ -33,7 +33,7 @@ from benchmarks.startup.place import MAIN, Relay, build_images, environment, run
 from snapshot.image.block.fetcher import FetchSettings
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.index_making import index_image
 from snapshot.image.trace.trace import decode_trace, hot_blocks
 from snapshot.image.tree.merge import merge
 from snapshot.oci.image import open_store, resolve

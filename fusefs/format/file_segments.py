@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusefs.format.layout import MAX_UNIT_BYTES, StripeLayout
-from fusefs.format.manifest import Manifest, Segment, unit_checksum
-from fusefs.format.manifest_header import MAGIC
-from omniload.base.errors import IntegrityError
+from fusefs.format.manifest import Manifest, Segment
 
-__all__ = ["FileSegment", "FileUnits", "UnitPart", "check_unit", "file_segments_of"]
+__all__ = ["FileSegment", "FileUnits", "UnitPart", "file_segments_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,27 +123,3 @@ def file_segments_of(manifest: Manifest) -> list[FileSegment]:
     if manifest.inline or not pieces:
         pieces.append(FileSegment.of_bytes(manifest.inline, at))
     return pieces
-
-
-def check_unit(piece: FileSegment, unit: int, data: bytes | memoryview) -> None:
-    """Compare a whole unit with its checksum.
-
-    Raises:
-        IntegrityError: It does not match, or a plain file begins like a manifest that was cut short.
-    """
-    if piece.checksums_U is None:
-        # Ours never write one so: such content is stored inline or striped.
-        if unit == 0 and data[: len(MAGIC)] == MAGIC:
-            raise IntegrityError(
-                f"{piece.path_of(0)!r} begins like a manifest and has {piece.size_bytes} bytes, "
-                "which no manifest has: it was cut short; restore it from another copy"
-            )
-        return
-    first = piece.before_bytes // piece.layout.unit_bytes
-    found, wanted = unit_checksum(data), int(piece.checksums_U[unit - first])
-    if found != wanted:
-        object_number, at = piece.layout.place(unit)
-        raise IntegrityError(
-            f"object {piece.path_of(object_number)!r}: {len(data)} bytes at {at} have checksum "
-            f"{found:016x}, the manifest says {wanted:016x}; restore the file from another copy"
-        )

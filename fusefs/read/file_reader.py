@@ -11,8 +11,9 @@ from concurrent.futures import Future
 
 from fusefs.cache.block_cache import Data
 from fusefs.cache.local_copy import LocalCopy, runs_of
-from fusefs.format.file_segments import FileSegment, FileUnits, UnitPart, check_unit
+from fusefs.format.file_segments import FileSegment, FileUnits, UnitPart
 from fusefs.format.layout import UnitRun
+from fusefs.format.unit_check import check_unit
 from fusefs.read.readahead import Closed, Fetch, Invalidated, Read, ReadAhead
 from fusefs.read.speculation import SpeculativeReads
 from fusefs.read.unit_fetcher import Fetcher

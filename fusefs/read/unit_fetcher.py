@@ -7,8 +7,9 @@ from functools import partial
 from fusefs.base.thread_pools import StorePool
 from fusefs.cache.block_cache import Block, Data
 from fusefs.cache.local_copy import runs_of
-from fusefs.format.file_segments import FileSegment, UnitPart, check_unit
+from fusefs.format.file_segments import FileSegment, UnitPart
 from fusefs.format.layout import UnitRun
+from fusefs.format.unit_check import check_unit
 from fusefs.read.unit_source import ReadEngine, UnitSource
 from omniload.base.errors import IntegrityError
 

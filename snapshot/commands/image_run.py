@@ -19,7 +19,7 @@ from snapshot.image.block.loader import RegistryTier
 from snapshot.image.block.prefetch import Prefetched, prefetch_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.index_making import index_image
 from snapshot.image.mount.daemon import AUTO, ImageMount, chosen_trace, mount_settings
 from snapshot.image.start.namespaces import bind_of, log_of
 from snapshot.image.start.run import check_machine, run_in, start_of

@@ -11,7 +11,7 @@ from omniload.base.lru import Lru
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids
 from snapshot.image.layer.index import LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import check_diff_id, index_layer
+from snapshot.image.layer.index_making import check_diff_id, index_layer
 from snapshot.oci.image import Image, KeptImage, fetched, open_store
 from snapshot.oci.manifest import Platform
 from snapshot.oci.reference import address_of

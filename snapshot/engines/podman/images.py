@@ -33,7 +33,7 @@ from omniload.base.log import get_logger
 from snapshot.image.block.loader import BlockTier, RegistryTier
 from snapshot.image.layer.index import BlockRef, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import check_diff_id, index_layer
+from snapshot.image.layer.index_making import check_diff_id, index_layer
 from snapshot.image.layer.toc import format_of
 from snapshot.image.mount.daemon import READ_AHEAD_BYTES, NodeMount
 from snapshot.oci.digest import check_digest

@@ -27,7 +27,7 @@ import zstandard
 from omniload.base.errors import IntegrityError
 from omniload.base.log import get_logger
 from snapshot.image.layer.index import Entry
-from snapshot.image.layer.indexer import downloaded
+from snapshot.image.layer.index_making import downloaded
 from snapshot.image.layer.tar import ByteSource, read_table
 from snapshot.image.layer.toc import CHECKSUM, KIND_OF, POSITION, zstd_place
 from snapshot.oci.digest import digest_of, hasher_of

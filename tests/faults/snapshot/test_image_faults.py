@@ -14,7 +14,7 @@ from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_layer
+from snapshot.image.layer.index_making import index_layer
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.registry import Registry
 from snapshot.oci.store import MirroredStore

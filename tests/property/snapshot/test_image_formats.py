@@ -12,10 +12,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshot.image.layer import indexer
+from snapshot.image.layer import index_making
 from snapshot.image.layer.convert import write_chunked
 from snapshot.image.layer.index import LayerIndex, inflate
-from snapshot.image.layer.indexer import index_gzip
+from snapshot.image.layer.index_making import index_gzip
 from snapshot.image.layer.tar import read_table
 from snapshot.image.layer.toc import index_of_toc, zstd_place, zstd_toc
 from snapshot.oci.digest import digest_of
@@ -43,7 +43,7 @@ class Held:
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch):
     """Many places in little data: the least spacing that the library allows is above its window."""
-    monkeypatch.setattr(indexer, "SPAN_BYTES", 40_000)
+    monkeypatch.setattr(index_making, "SPAN_BYTES", 40_000)
 
 
 def tar_of(sizes):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from snapshot.image.layer.index import BLOCK, Entry, Extent, LayerIndex
 from snapshot.image.layer.index_cache import decode_index, encode_index
-from snapshot.image.layer.indexer import index_gzip
+from snapshot.image.layer.index_making import index_gzip
 from snapshot.image.layer.tar import read_table
 from snapshot.image.layer.toc import TocPlace, index_of_toc, zstd_toc
 from snapshot.image.tree.merge import merge

@@ -4,7 +4,7 @@ import tarfile
 
 from snapshot.engines.podman.images import ServedImage
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_layer
+from snapshot.image.layer.index_making import index_layer
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.reference import Reference
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image, zran_friendly

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_layer
+from snapshot.image.layer.index_making import index_layer
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly

@@ -15,7 +15,7 @@ from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.index_making import index_image
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.oci.image import open_store, resolve
 

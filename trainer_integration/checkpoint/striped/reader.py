@@ -1,4 +1,8 @@
-"""The reading half of distributed checkpoints on a striped namespace."""
+"""The reading half of distributed checkpoints on a striped namespace.
+
+Sizes are checked here, the index in ``place``; each unit is compared with its checksum where the
+namespace reads it (``fusefs.format.unit_check``).
+"""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from snapshot.commands.image import command
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.index_making import index_image
 from snapshot.image.trace.trace import decode_trace, hot_blocks
 from snapshot.image.tree.merge import merge
 from snapshot.oci.image import open_store, resolve

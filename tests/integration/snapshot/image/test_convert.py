@@ -15,7 +15,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.commands.image import command
 from snapshot.image.layer.convert import CHUNK_BYTES, convert_image, uncompressed
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.index_making import index_image
 from snapshot.image.tree.merge import merge
 from snapshot.oci.image import open_store, resolve
 from snapshot.oci.layout import OciLayout

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from snapshot.image.layer.indexer import index_gzip
+from snapshot.image.layer.index_making import index_gzip
 from snapshot.oci.digest import digest_of
 from tests.support.snapshot.gzip_writers import WRITERS, mixed_files, mixed_tar
 from tests.support.snapshot.image_builders import read_stream

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.index_making import index_image
 from snapshot.image.layer.tar import read_table
 from snapshot.image.tree.merge import merge
 from snapshot.oci.image import resolve

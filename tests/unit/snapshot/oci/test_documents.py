@@ -9,7 +9,7 @@ import pytest
 from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.image.layer.convert import convert_image
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_image
+from snapshot.image.layer.index_making import index_image
 from snapshot.oci.auth import Credentials, credentials_of, parse_challenges, token_url
 from snapshot.oci.digest import check_digest, digest_of, verified
 from snapshot.oci.image import resolve

@@ -11,7 +11,7 @@ from fusefs.bridge.api.blocking import Threaded
 from fusefs.bridge.api.waiting import run_blocking
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.indexer import index_layer
+from snapshot.image.layer.index_making import index_layer
 from snapshot.image.trace.store import Recording
 from snapshot.image.trace.trace import Touch
 from snapshot.image.tree.merge import merge

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, StateError
-from snapshot.image.layer import indexer
+from snapshot.image.layer import index_making
 from snapshot.image.layer.index import BLOCK, LayerIndex
 from snapshot.image.layer.index_cache import IndexCache, decode_index, encode_index
-from snapshot.image.layer.indexer import index_gzip, index_image, index_layer
+from snapshot.image.layer.index_making import index_gzip, index_image, index_layer
 from snapshot.image.layer.toc import index_of_toc, zstd_place
 from snapshot.oci.digest import digest_of
 from snapshot.oci.layout import OciLayout
@@ -232,7 +232,7 @@ def test_a_span_that_does_not_decode_alone_is_named_with_its_layer(tmp_path, mon
     def broken(*_):
         raise zlib.error("Error -3 while decompressing data: invalid stored block lengths")
 
-    monkeypatch.setattr(indexer, "inflate", broken)
+    monkeypatch.setattr(index_making, "inflate", broken)
 
     with pytest.raises(
         IntegrityError, match=r"layer sha256:it: span 0, .* stored block lengths.*convert"
