@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -173,9 +174,11 @@ def _spread(waits_s: NDArray[np.float64]) -> tuple[str, ...]:
     return tuple(f"{1000 * float(np.quantile(waits_s, q)):.0f}" for q in (0.5, 0.99, 1.0))
 
 
-def mix_for(corpus: MixedSources, *, ranks: int, loaders: int, shadows: int) -> MixConfig:
-    """Return a mix of small steps over the corpus."""
-    return mix_of(
+def mix_for(
+    corpus: MixedSources, *, ranks: int, loaders: int, shadows: int, url: str | None = None
+) -> MixConfig:
+    """Return a mix of small steps over the corpus, which lies below a URL or beside the mix."""
+    mix = mix_of(
         corpus.names,
         corpus.weights,
         rows=8 * ranks,
@@ -183,6 +186,21 @@ def mix_for(corpus: MixedSources, *, ranks: int, loaders: int, shadows: int) -> 
         length=1024,
         runtime={"kind": "ray", "loaders": loaders, "shadows": shadows, "prefetch_steps": 4},
     )
+    if url is None:
+        return mix
+    sources = {
+        name: source.model_copy(update={"path": f"{url.rstrip('/')}/{source.path}"})
+        for name, source in mix.sources.items()
+    }
+    return mix.model_copy(update={"sources": sources})
+
+
+def put_sources(folder: Path, corpus: MixedSources, url: str) -> None:
+    """Copy the shards of the corpus to a store."""
+    for name in corpus.names:
+        for path in sorted((folder / name).iterdir()):
+            with fsspec.open(f"{url.rstrip('/')}/{name}/{path.name}", "wb") as out:
+                out.write(path.read_bytes())
 
 
 READING = """\
@@ -211,6 +229,7 @@ step, which is compared with an unbroken run in one process."""
 @click.option("--ranks", default=4, show_default=True, type=click.IntRange(1))
 @click.option("--loaders", default=2, show_default=True, type=click.IntRange(1))
 @click.option("--sources", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--sources-at", "url", help="Read them from here: they are put there first.")
 @click.option("--step-ms", default=20.0, show_default=True, help="The trainer's own time a step.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
@@ -223,6 +242,7 @@ def main(  # noqa: PLR0913 -- options
     ranks: int,
     loaders: int,
     sources: int,
+    url: str | None,
     step_ms: float,
     seed: int,
     report: bool,
@@ -237,7 +257,9 @@ def main(  # noqa: PLR0913 -- options
     faults = Faults(count=count, roles=roles, kinds=kinds, seed=seed)
     with tempfile.TemporaryDirectory() as made:
         build_sources(Path(made), corpus)
-        mix = mix_for(corpus, ranks=ranks, loaders=loaders, shadows=shadows)
+        if url is not None:
+            put_sources(Path(made), corpus, url)
+        mix = mix_for(corpus, ranks=ranks, loaders=loaders, shadows=shadows, url=url)
         spec = PlaneSpec(mix=mix, base_dir=Path(made), tree=ClientPlaceTree.of(dp=ranks))
         with MachineStops() as machine, open_ray_plane(spec) as plane:
             clients = [Client(plane.handle(rank)) for rank in range(ranks)]
@@ -257,9 +279,10 @@ def main(  # noqa: PLR0913 -- options
     if report:
         options = " ".join(
             [f"--faults {count}", *(f"--role {r}" for r in roles), *(f"--kind {k}" for k in kinds)]
+            + ([] if url is None else [f"--sources-at {url}"])
         )
         path = write_report(
-            "chaos",
+            "chaos" if url is None else f"chaos_{url.partition('://')[0]}",
             "Waits of ranks while processes of the data plane are killed",
             f"python -m benchmarks.chaos {options} --shadows {shadows} --step-ms {step_ms:g} --seed {seed}",
             [table],

@@ -3,8 +3,10 @@
 import struct
 
 import pytest
+from fsspec.core import url_to_fs
 
-from benchmarks.chaos import Ordeal, Wait, table_of
+from benchmarks.chaos import Ordeal, Wait, mix_for, put_sources, table_of
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources
 from benchmarks.machine_stops import seconds_within, spans_in
 
 
@@ -42,3 +44,20 @@ def test_spans_of_cores_that_stood_still_together_are_one(tmp_path):
 
 def _bytes_of(spans):
     return b"".join(struct.pack("=dd", *span) for span in spans)
+
+
+def test_sources_are_put_to_a_store_and_read_from_there(tmp_path):
+    corpus = MixedSources(sources=2, shards=1, documents=20, group_rows=10)
+    build_sources(tmp_path, corpus)
+    url = f"memory://{tmp_path.name}"
+
+    put_sources(tmp_path, corpus, f"{url}/")
+    mix = mix_for(corpus, ranks=1, loaders=1, shadows=1, url=url)
+
+    assert [source.path for source in mix.sources.values()] == [
+        f"{url}/{name}/*.parquet" for name in corpus.names
+    ]
+    store, _ = url_to_fs(url)
+    for name in corpus.names:
+        (path,) = (tmp_path / name).iterdir()
+        assert store.cat(f"/{tmp_path.name}/{name}/{path.name}") == path.read_bytes()
