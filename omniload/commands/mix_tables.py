@@ -33,6 +33,8 @@ MOST_ROWS = 64
 """Sources that a table lists; laying out a thousand takes longer than finding them, and nobody reads them."""
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _PAIRS_SHOWN = 10
+_WARNINGS_SHOWN = 10
+"""Sources of which the same is said."""
 _MUCH_REPEATED = 0.01
 # Beyond about four epochs repeated data help less and less: Muennighoff et al., 2023.
 _MOST_EPOCHS = 4
@@ -91,6 +93,8 @@ class SourceStats:
     """After so many steps every record was drawn once; ``None`` for never."""
     epochs: float
     """Times that the run goes through it."""
+    skips: bool = False
+    """Whether the run leaves out what cannot be decoded: ``on_error: {policy: skip}``."""
 
     @property
     def is_exact(self) -> bool:
@@ -236,21 +240,29 @@ def _sentences(file: Path, stats: Stats) -> Iterator[str]:
 
 def _warnings(stats: Stats) -> Iterator[str]:
     found, names = stats.duplicates, [source.name for source in stats.sources]
+    repeated, bad, often = list[str](), list[str](), list[str]()
     for s, source in enumerate(stats.sources):
         if found.repeated_S[s] > _MUCH_REPEATED * max(int(found.documents_S[s]), 1):
-            yield (
+            repeated.append(
                 f"{int(found.repeated_S[s]):,} of {int(found.documents_S[s]):,} documents of {source.name} equal an "
                 "earlier one; leave them out, or they are trained on more often than its epochs say"
             )
         if source.bad:
-            yield (
-                f"{source.bad:,} records of {source.name} cannot be decoded; mend them, or leave them out with "
-                "on_error: {policy: skip}"
+            remedy = (
+                "mend them, or they are left out, as its on_error says"
+                if source.skips
+                else "mend them, or leave them out with on_error: {policy: skip}"
             )
+            bad.append(f"{source.bad:,} records of {source.name} cannot be decoded; {remedy}")
         if source.epochs > _MOST_EPOCHS:
-            yield (
+            often.append(
                 f"{source.name} is gone through {source.epochs:.1f} times, more than {_MOST_EPOCHS}; "
                 "lower its weight, add data or train for fewer steps"
             )
+    # Of a thousand sources most may deserve the same warning: nobody reads it a thousand times.
+    for same in (repeated, bad, often):
+        yield from same[:_WARNINGS_SHOWN]
+        if len(same) > _WARNINGS_SHOWN:
+            yield f"and so of {len(same) - _WARNINGS_SHOWN:,} more sources: --json"
     for one, other, count in found.pairs[:_PAIRS_SHOWN]:
         yield f"{names[one]} and {names[other]} have {count:,} documents in common"

@@ -193,6 +193,7 @@ def _gathered(
                 epoch_tokens=round(float(every_S[s])),
                 steps_per_epoch=epochs[s],
                 epochs=float(expected.total.epochs_S[s]),
+                skips=mix.sources[name].on_error.policy == "skip",
             )
             for s, name in enumerate(mix.names)
         ),

@@ -24,12 +24,13 @@ def test_a_long_table_says_how_much_it_leaves_out(sources, rows, last, capsys):
     assert last in capsys.readouterr().out
 
 
-def stats_of(num_sources):
+def stats_of(num_sources, **changes):
     """What stats find of so many sources of 10 documents of 8 tokens each."""
     lengths = LengthHistogram()
     lengths.add(np.full(10, 8))
     source = {"records": 10, "looked_at": 10, "bad": 0, "lengths": lengths, "epoch_tokens": 80}
     source |= {"steps_per_epoch": 1, "epochs": 1.0}
+    source |= changes
     none_S = np.zeros(num_sources, np.int64)
     return Stats(
         level="token",
@@ -56,3 +57,26 @@ def test_stats_list_as_many_sources_in_either_table_and_say_how_many_more_there_
     assert printed.count("s064") == 0
     assert printed.count("more: --json") == (2 if more else 0)
     assert more in printed
+
+
+@pytest.mark.parametrize(
+    ("sources", "more"), [(10, ""), (1000, "and so of 990 more sources: --json")]
+)
+def test_the_same_warning_is_given_of_a_few_sources(sources, more, capsys):
+    print_stats(output(), Path("mix.yaml"), stats_of(sources, epochs=9.0, bad=1))
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("is gone through 9.0 times") == 10
+    assert printed.count("cannot be decoded") == 10
+    assert printed.count("more sources: --json") == (2 if more else 0)
+    assert more in printed
+
+
+@pytest.mark.parametrize(
+    ("skips", "remedy"),
+    [(False, "leave them out with on_error"), (True, "they are left out, as its on_error says")],
+)
+def test_a_source_that_skips_is_not_told_to(skips, remedy, capsys):
+    print_stats(output(), Path("mix.yaml"), stats_of(1, bad=3, skips=skips))
+
+    assert remedy in " ".join(capsys.readouterr().out.split())
