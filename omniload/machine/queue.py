@@ -38,6 +38,8 @@ plan wait for a read."""
 _FIRST_READ = 16
 """Records read before anything is known of their length: a record may hold a million tokens."""
 _LARGEST_READ = 1 << 16
+_FEW_READ, _MOST_GROWTH = 256, 16
+"""Records of a read, or times those that were seen, before all were: of sorted files the first say little."""
 _SMALL_READ = 1024
 """Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
 
@@ -62,9 +64,8 @@ def needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
     """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
     weights = weights_at(mix.mix.stages, mix.names, state.step)
     if mix.mix.level == "sample" or mix.pack.method == "none":
-        return [
-            1 if weight > 0 else 0 for weight in weights
-        ]  # drawn by number: no tokens to foresee
+        # Drawn by number: no tokens to foresee.
+        return [1 if weight > 0 else 0 for weight in weights]
     budget = (mix.rows_per_step * steps + mix.pack.rows_ahead) * mix.pack.length
     return [
         max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
@@ -220,6 +221,8 @@ class SampleQueue:
         """
         start, stop = self.next_range(tokens)
         stop = min(stop, start + max(4 * epoch, _SMALL_READ))
+        if self._seen_positions < epoch:
+            stop = min(stop, start + max(_FEW_READ, _MOST_GROWTH * self._seen_positions))
         # Carried pieces are of a known place, and no step is planned before all of them are read again.
         stop = max(stop, self.reach)
         self.asked_to = int(min(stop, self._read_from(start)[0], end))
@@ -251,9 +254,8 @@ class SampleQueue:
         start = self.table.stop
         if self._seen_positions == 0:
             return start, start + _FIRST_READ
-        per_position = max(
-            self._seen_tokens / self._seen_positions, 1 / 16
-        )  # there may have been none
+        # Not 0: there may have been none.
+        per_position = max(self._seen_tokens / self._seen_positions, 1 / 16)
         return start, start + int(np.clip(np.ceil(tokens / per_position), 1, _LARGEST_READ))
 
     @property

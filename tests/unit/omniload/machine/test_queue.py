@@ -1,8 +1,10 @@
 """What the planner knows of a source: reports in order, draws from the head, ranges to read."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from omniload.machine.queue import SampleQueue
 from tests.support.plane.builders import a_table
@@ -78,6 +80,20 @@ def test_later_ranges_follow_from_what_was_seen():
 def test_a_range_is_at_least_one_record_and_never_without_bound():
     assert a_queue(10, 10).next_range(1) == (2, 3)
     assert a_queue(1).next_range(10**9) == (1, 1 + (1 << 16))
+
+
+@pytest.mark.parametrize(
+    ("seen", "most"), [(1, 256), (16, 256), (17, 272), (4095, 65_520), (5000, 1 << 16)]
+)
+def test_a_few_short_samples_say_little_of_those_behind_them(seen, most):
+    """Files may be sorted by length: 16 samples of one token would have 65,536 of a million asked for."""
+    asked = a_queue(*[1] * seen).ask(10**9, epoch=10**6, end=math.inf)
+
+    assert asked == (seen, seen + most)
+
+
+def test_of_a_source_that_was_gone_through_enough_is_known():
+    assert a_queue(*[1] * 16).ask(10**9, epoch=16, end=math.inf) == (16, 16 + 1024)
 
 
 def test_records_that_gave_nothing_do_not_stop_the_reading():
