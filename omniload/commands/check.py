@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +20,8 @@ from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries
 from omniload.mix.schema.splits import TRAIN, share_of
-from omniload.plan.forecast import SourceSizes, warnings_of_a_step
+from omniload.plan.forecast import warnings_of_a_step
+from omniload.plan.sizes import SourceSizes
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.kept_findings import FoundSource
@@ -174,9 +174,10 @@ def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:
 def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:
     # Where the first records give no token, nothing is known; the largest of the others, or a row, warns of nothing.
     unknown = max(source.tokens_per_record for source in found) or float(mix.pack.length)
-    return SourceSizes(
-        samples_S=np.asarray([float(source.records) for source in found]),
-        tokens_per_sample_S=np.asarray([source.tokens_per_record or unknown for source in found]),
+    return SourceSizes.of(
+        mix,
+        [float(source.records) for source in found],
+        [source.tokens_per_record or unknown for source in found],
     )
 
 

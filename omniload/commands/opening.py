@@ -308,6 +308,8 @@ def _why_nothing(
         tried = tried if len(lengths_N) < _FIRST_RECORDS else len(lengths_N)
         key, why = f"{key}.transforms" if source.transforms else key, "gives a token"
         remedy = "correct them, or remove the source" if source.transforms else "correct its text"
+    elif source.concat_transform is not None:
+        pass  # joined, and cut to one length
     elif (source.overlong or mix.pack.overlong) == "drop" and lengths_N[
         lengths_N > 0
     ].min() > mix.pack.length:

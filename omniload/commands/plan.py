@@ -36,13 +36,13 @@ from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts, require_repetitions
 from omniload.plan.forecast import (
     Forecast,
-    SourceSizes,
     Span,
     StepFigures,
     figures_of,
     forecast,
     warnings_of,
 )
+from omniload.plan.sizes import SourceSizes
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
 
@@ -125,7 +125,7 @@ def plan(  # noqa: PLR0913 -- one for each option
         return
     most = rehearse or _most_rehearsed(spec.mix)
     rehearsed = _rehearse(replace(spec, num_steps=min(steps, most)), dp)
-    sizes = _sizes(profiles, rehearsed)
+    sizes = _sizes(spec.mix, profiles, rehearsed)
     expected = forecast(
         spec.mix,
         sizes,
@@ -201,11 +201,10 @@ def _rehearse(spec: PlaneSpec, dp: int) -> _Rehearsed:
     )
 
 
-def _sizes(profiles: Sequence[SourceProfile], rehearsed: _Rehearsed) -> SourceSizes:
+def _sizes(mix: MixConfig, profiles: Sequence[SourceProfile], rehearsed: _Rehearsed) -> SourceSizes:
     tokens_S = np.asarray([source.tokens_per_record for source in profiles])
-    return SourceSizes(
-        samples_S=np.asarray([float(source.records) for source in profiles]),
-        tokens_per_sample_S=tokens_S * rehearsed.kept_S,
+    return SourceSizes.of(
+        mix, [float(source.records) for source in profiles], tokens_S * rehearsed.kept_S
     )
 
 

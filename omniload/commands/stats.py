@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
-import numpy as np
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
@@ -20,7 +19,8 @@ from omniload.commands.mix_tables import Rate, SourceStats, Stats, print_stats, 
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
-from omniload.plan.forecast import SourceSizes, forecast, steps_per_epoch
+from omniload.plan.forecast import forecast, steps_per_epoch
+from omniload.plan.sizes import SourceSizes
 from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
 from omniload.source.survey.duplicates import DuplicateCounter
 
@@ -101,6 +101,8 @@ class _Looking:
     def look(self, number: int, survey: Survey, advance: Callable[[float], None]) -> None:
         mix = self.spec.mix
         length, overlong = mix.pack.length, mix.overlong_S[number]
+        if mix.sources[mix.names[number]].concat_transform is not None:
+            overlong = "split"  # nothing is left out of what is joined
         for looked in survey.looked():
             if self.stopped.is_set():
                 return
@@ -162,14 +164,13 @@ def _gathered(
 ) -> Stats:
     """Put together what was found and what the mix will make of it."""
     surveys, looking = found
-    sizes = SourceSizes(
-        samples_S=np.asarray(
-            [
-                survey.records * mix.sources[name].share_drawn
-                for name, survey in zip(mix.names, surveys, strict=True)
-            ]
-        ),
-        tokens_per_sample_S=np.asarray([lengths.mean for lengths in looking.lengths]),
+    sizes = SourceSizes.of(
+        mix,
+        [
+            survey.records * mix.sources[name].share_drawn
+            for name, survey in zip(mix.names, surveys, strict=True)
+        ],
+        [lengths.mean for lengths in looking.lengths],
     )
     per_step = float(mix.batch.tokens)
     if mix.pack.method == "none":

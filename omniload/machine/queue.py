@@ -63,7 +63,7 @@ class Demand:
 def needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
     """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
     weights = weights_at(mix.mix.stages, mix.names, state.step)
-    if mix.mix.level == "sample" or mix.pack.method == "none":
+    if mix.mix.counted == "sample" or mix.pack.method == "none":
         # Drawn by number: no tokens to foresee.
         return [1 if weight > 0 else 0 for weight in weights]
     budget = (mix.rows_per_step * steps + mix.pack.rows_ahead) * mix.pack.length

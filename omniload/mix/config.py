@@ -20,7 +20,7 @@ from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeCol
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import beyond_fractions
-from omniload.mix.schema.cuts import documents_cut
+from omniload.mix.schema.cuts import documents_cut, no_sequences
 from omniload.mix.schema.records import Overlong
 from omniload.mix.schema.splits import TRAIN, Splits
 from omniload.mix.schema.stages import LARGEST_STEP, Stage, WeightsConfig, came_with_version_2
@@ -249,6 +249,7 @@ class MixConfig(StrictModel):
             self._faults_of_rows(),
             self._faults_of_text(),
             documents_cut(self.sources, self.pack),
+            no_sequences(self.sources, self.pack, self.mix.level),
         )
         return self
 

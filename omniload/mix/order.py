@@ -27,7 +27,7 @@ Shape suffixes:
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -162,6 +162,12 @@ class Order:
             until = min(stop, start + end - within)
             yield Span(epoch=epoch, block=block, offset=within - first, start=start, stop=until)
             start = until
+
+    def whole(self, span: Span) -> Span:
+        """Return the span of all positions of the block that a span lies in."""
+        start = span.start - span.offset
+        count = len(self.block_of(span.epoch, span.block).rows_B)
+        return replace(span, offset=0, start=start, stop=start + count)
 
     def number_in_shard(self, unit: int, row: int) -> int:
         """Return which record of its shard a row of a unit is, from 0."""

@@ -222,7 +222,7 @@ class MixSchedule:
     @classmethod
     def of(cls, mix: MixConfig) -> Self:
         """Return the schedule of a mix file."""
-        return cls(mix.mix.stages, mix.names, mix.mix.level)
+        return cls(mix.mix.stages, mix.names, mix.mix.counted)
 
     @classmethod
     def constant(

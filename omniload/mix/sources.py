@@ -18,7 +18,7 @@ from omniload.mix.columns import LOSS_MASK, TableColumn
 from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.schema.source_base import Paths, SourceBase
 from omniload.mix.schema.splits import Name
-from omniload.mix.schema.transforms import MiddleTransform
+from omniload.mix.schema.transforms import FilterTransform, MiddleTransform
 
 __all__ = [
     "LARGEST_UNIT_BYTES",
@@ -220,6 +220,14 @@ class NumpySource(SourceBase):
                     *("transforms", i),
                 )
         return self
+
+    @property
+    @override
+    def sequence_tokens(self) -> int | None:
+        joined = super().sequence_tokens
+        # A transform behind may shorten what it does not leave out.
+        is_whole = all(isinstance(each, FilterTransform) for each in self.transforms)
+        return self.row_tokens if joined is None and is_whole else joined
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:

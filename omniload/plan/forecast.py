@@ -22,11 +22,11 @@ from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_
 from omniload.plan.balance_methods import balance
 from omniload.plan.cost import row_costs
 from omniload.plan.records import StepPlan
+from omniload.plan.sizes import SourceSizes
 from omniload.plan.strategies import costs_of_pieces
 
 __all__ = [
     "Forecast",
-    "SourceSizes",
     "Span",
     "StepFigures",
     "figures_of",
@@ -46,16 +46,6 @@ _ROUNDING = 1e-9
 """What sums of shares may be off by."""
 _MOST_POINTS = 1024
 """Steps of a ramp that are looked at; the rest lies between them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSizes:
-    """What the sources hold."""
-
-    samples_S: NDArray[np.float64]
-    """Samples in an epoch; above 0."""
-    tokens_per_sample_S: NDArray[np.float64]
-    """Mean tokens of a sample that are trained on; above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +122,7 @@ def tokens_by_step(
         points = 1 if constant else min(stop - start, _MOST_POINTS)
         done_K = np.linspace(0.0, 1.0, points) if constant else _way(mix, start, stop, points)
         shares_KS = first + (last - first) * done_K[:, None]
-        if mix.mix.level == "sample":
+        if mix.mix.counted == "sample":
             shares_KS = shares_KS * sizes.tokens_per_sample_S
             shares_KS = shares_KS / shares_KS.sum(axis=1, keepdims=True)
         total += shares_KS.mean(axis=0) * (stop - start) * tokens_per_step

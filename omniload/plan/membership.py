@@ -140,7 +140,7 @@ def _known(
 ) -> list[Known]:
     """Return what is known of each source, counted as weights or amounts count it."""
     if (amounts := mix.mix.amounts) is None:
-        return [u.known(end, mix.mix.level) for u, end in zip(units_S, ends_S, strict=True)]
+        return [u.known(end, mix.mix.counted) for u, end in zip(units_S, ends_S, strict=True)]
     return [
         units_S[s].known_of(amounts.get(name), state.cursors_S[s], state.drawn_S[s], ends_S[s])
         for s, name in enumerate(mix.names)

@@ -111,7 +111,7 @@ class _Pass:
         weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
         units_S = units_of_sources(mix, state, ahead)
         lengths = [units.stops_U - units.starts_U for units in units_S]
-        by_sample, unpacked = mix.mix.level == "sample", mix.pack.method == "none"
+        by_sample, unpacked = mix.mix.counted == "sample", mix.pack.method == "none"
         counted = [units.first_U.astype(np.int64) for units in units_S] if by_sample else lengths
         sizes = [np.ones(len(column), np.int64) for column in lengths] if unpacked else lengths
         # Each step draws what the one before packed; the last unit may go over by a row.

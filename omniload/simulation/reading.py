@@ -18,9 +18,9 @@ import numpy as np
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.simulation.profile import Profile, SourceCosts
-from omniload.source.block import SampleBlock, merged
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
+from omniload.source.parts.sample_block import SampleBlock, merged
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, Source, open_source
 

@@ -1,21 +1,19 @@
-"""The decoded units of a block, and the samples of a range of positions that are made of them.
+"""The decoded units of a block, and the samples of records that are made of them.
 
-Of a unit there are records as the format gives them, or samples that a token cache held. Samples of several reads,
-or of several readers, become one block.
+Of a unit there are records as the format gives them, or samples that a token cache held.
 
 Shape suffixes:
     U  units of the block      R  records of the block      B  records of one unit      N  records asked for, or samples
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.base.ragged import Ragged, Ranges
-from omniload.mix.columns import COLUMNS, metadata_of
-from omniload.mix.samples import SampleTable
+from omniload.base.ragged import Ragged
 from omniload.mix.schema.splits import content_keys
 from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import drained, text_array
@@ -26,7 +24,7 @@ from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["Block", "SampleBlock", "UnitReader", "decoded_block", "joined", "merged"]
+__all__ = ["Block", "UnitReader", "decoded_block"]
 
 _TOKENS = "tokens"
 """Column of a block that holds token ids, or the text that they are made from."""
@@ -117,6 +115,10 @@ class Block:
     kept: _KeptSamples | None
     """Samples of the others; ``None`` where all were decoded."""
     filling: Filling | None = None
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the first record of each unit, and the first one behind it."""
+        return list(pairwise([*self.begins_U.tolist(), len(self.usable_R)]))
 
     def places_of(self, rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the unit of each record, as the source numbers them, and its number within that."""
@@ -272,98 +274,3 @@ def _decoded_units(
             writer.append({_TOKENS: records.column, **records.others})
             del records  # the next unit is decoded without this one
         return memory.hold(writer.finish())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleBlock:
-    """The samples of the raw positions from ``table.start`` to ``table.stop``."""
-
-    table: SampleTable
-    """What the planner knows of them."""
-    tokens: Ragged
-    """Token ids (int32), one sequence a sample, in the order of the table."""
-    skipped: int
-    """Records among the positions that could not be decoded and were left out."""
-    others: Mapping[str, Ragged] = field(default_factory=dict)
-    """Further columns by name, in the order of the table."""
-
-    @classmethod
-    def empty(cls, start: int, stop: int) -> "SampleBlock":
-        """Return a block of positions that give no sample."""
-        return cls(
-            table=_table(start, stop, []),
-            tokens=Ragged(values_V=np.empty(0, np.int32), offsets=np.zeros(1, np.int64)),
-            skipped=0,
-        )
-
-
-def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
-    """Return blocks of rising positions as one of the positions from ``start`` to ``stop``."""
-    if not blocks:
-        return SampleBlock.empty(start, stop)
-    # Most reads lie within one block: nothing is copied.
-    if len(blocks) == 1 and (blocks[0].table.start, blocks[0].table.stop) == (start, stop):
-        return blocks[0]
-    tokens = [block.tokens for block in blocks]
-    return SampleBlock(
-        table=_table(start, stop, [block.table for block in blocks]),
-        tokens=drained(tokens, np.dtype(np.int32)),
-        skipped=sum(block.skipped for block in blocks),
-        others={
-            name: drained([block.others[name] for block in blocks], COLUMNS[name].dtype)
-            for name in blocks[0].others
-        },
-    )
-
-
-def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
-    """Return what several readers have read of the same positions as one block.
-
-    Each record is with one of them; a reader that had no unit has no column but the tokens.
-    """
-    first = blocks[0].table
-    given = [block for block in blocks if len(block.table)]
-    if not given:
-        skipped = sum(block.skipped for block in blocks)
-        # A reader that had a unit knows the further columns, though none has a sample.
-        return replace(max(blocks, key=lambda block: len(block.others)), skipped=skipped)
-    positions_N = np.concatenate([block.table.positions_N for block in given])
-    order_N = np.argsort(positions_N, kind="stable")  # samples of one record stay in their order
-    tokens = Ranges.of([block.tokens for block in given]).take(order_N).packed()
-    others = {
-        name: Ranges.of([block.others[name] for block in given], COLUMNS[name].dtype.type)
-        .take(order_N)
-        .packed()
-        for name in given[0].others
-    }
-    subs_N = np.concatenate([block.table.subs_N for block in given])[order_N]
-    return SampleBlock(
-        table=SampleTable(
-            start=first.start,
-            stop=first.stop,
-            positions_N=positions_N[order_N],
-            subs_N=subs_N,
-            lengths_N=tokens.lengths_N.astype(np.int32),
-            metadata=metadata_of(others),
-        ),
-        tokens=tokens,
-        skipped=sum(block.skipped for block in blocks),
-        others=others,
-    )
-
-
-def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
-    nothing = np.empty(0, np.int32)
-    return SampleTable(
-        start=start,
-        stop=stop,
-        positions_N=np.concatenate(
-            [np.empty(0, np.int64), *(table.positions_N for table in tables)]
-        ),
-        subs_N=np.concatenate([nothing, *(table.subs_N for table in tables)]),
-        lengths_N=np.concatenate([nothing, *(table.lengths_N for table in tables)]),
-        metadata={
-            name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
-            for name, column in (tables[0].metadata.items() if tables else ())
-        },
-    )

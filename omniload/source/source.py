@@ -5,6 +5,7 @@ Shape suffixes:
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -14,19 +15,18 @@ from typing_extensions import override
 
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.mix.columns import metadata_of
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
-from omniload.mix.samples import SampleTable
 from omniload.mix.schema.splits import TRAIN
-from omniload.source.block import Block, SampleBlock, UnitReader, decoded_block, joined
+from omniload.source.block import Block, UnitReader, decoded_block
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import ShardDigests, open_format
 from omniload.source.index import IndexCache
+from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.filling import Filling
@@ -34,6 +34,7 @@ from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
+from omniload.source.transforms.sequences import Sequences, sequences_of
 
 __all__ = ["RecordSource", "Source", "open_source"]
 
@@ -146,6 +147,7 @@ class RecordSource(Source):
         self._bad_of_unit: dict[int, int] = {}
         self._memory = BlockMemory()
         self._block: Block | None = None
+        self._sequences: tuple[object, Sequences] | None = None
 
     def keeping(self, tokens: SourceTokens | None) -> Self:
         """Take samples from the entries of a token cache, and keep there what is made."""
@@ -170,7 +172,10 @@ class RecordSource(Source):
     def stand_at(self, position: int, without: tuple[int, ...] = ()) -> int:
         (span,) = self._order.spans(position, position + 1)
         if units := self._share_of(span, WHOLE, without).units:
-            self._decoded(units)
+            if self._pipeline.concat is None:
+                self._decoded(units)
+            else:
+                self._joined(span, units, WHOLE, without)
         rows_B = self._order.block_of(span.epoch, span.block).rows_B
         return position - span.offset + len(rows_B)
 
@@ -206,6 +211,7 @@ class RecordSource(Source):
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""
         self._let_go()
+        self._sequences = None
         self._order.let_go()
 
     def _let_go(self) -> None:
@@ -218,12 +224,14 @@ class RecordSource(Source):
         share = self._share_of(span, part, without)
         if not share.units:
             return None
+        if self._pipeline.concat is None:
+            return self._made(span, share)
+        return self._joined(span, share.units, part, without).of_span(span, share)
+
+    def _made(self, span: Span, share: Share) -> SampleBlock:
         block, rows = self._decoded(share.units), share.rows_N
-        usable_N, positions, skipped = block.usable_R[rows], span.start + share.places_N, 0
-        # The other loader left off within this epoch; those behind it are whole.
-        if span.epoch == 0 and self._rules.drawn_before is not None:
-            units_N, records_N = block.places_of(rows)
-            usable_N = usable_N & self._rules.drawn_before.leaves(units_N, records_N)
+        usable_N = block.usable_R[rows] & self._rules.leaves(span.epoch, rows, block.places_of)
+        positions, skipped = span.start + share.places_N, 0
         if not usable_N.all():
             skipped = int(np.count_nonzero(block.bad_R[rows]))
             rows, positions = rows[usable_N], positions[usable_N]
@@ -239,27 +247,31 @@ class RecordSource(Source):
         if (cut := self._pipeline.cut(samples)) is not None:
             samples, of_record, subs = cut
             positions = positions[of_record]
-        tokens, others = samples.tokens, dict(samples.others)
-        lengths_N = tokens.lengths_N
-        # An empty sample is none: it would be planned, and fill no row.
-        if not lengths_N.all():
-            given = np.flatnonzero(lengths_N)
-            tokens, positions, subs = tokens.take(given), positions[given], subs[given]
-            lengths_N = lengths_N[given]
-            others = {name: column.take(given) for name, column in others.items()}
-        return SampleBlock(
-            table=SampleTable(
-                start=span.start,
-                stop=span.stop,
-                positions_N=positions,
-                subs_N=subs,
-                lengths_N=lengths_N.astype(np.int32),
-                metadata=metadata_of(others),
-            ),
-            tokens=tokens,
-            skipped=skipped,
-            others=others,
-        )
+        return SampleBlock.of(span, samples, positions, subs, skipped)
+
+    def _joined(
+        self, span: Span, units: tuple[int, ...], part: Part, without: tuple[int, ...]
+    ) -> Sequences:
+        """Return the sequences of the block of a span: those at hand, or newly made ones in their place."""
+        whole = self._order.whole(span)
+        # Units alone decide them, but where documents go by the position, or are left out of the first epoch.
+        by_position = whole.start if self._pipeline.goes_by_position else 0
+        key = (units, by_position, span.epoch == 0 and self._rules.drawn_before is not None)
+        if self._sequences is None or self._sequences[0] != key:
+            self._sequences = None  # two of them would be twice the memory
+            block = self._decoded(units)
+            made = sequences_of(
+                block,
+                (whole, self._share_of(whole, part, without)),
+                self._rules.leaves(span.epoch, np.arange(len(block.usable_R)), block.places_of),
+                self._pipeline,
+                memory=self._memory,
+                judge=partial(self._judge_samples, block),
+            )
+            # Records are done with: an entry of the token cache is kept, and the next epoch reads that, or decodes.
+            self._let_go()
+            self._sequences = key, made
+        return self._sequences[1]
 
     def _share_of(self, span: Span, part: Part, without: tuple[int, ...]) -> Share:
         held = self._order.block_of(span.epoch, span.block)

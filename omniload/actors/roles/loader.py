@@ -32,9 +32,9 @@ from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.shards import ShardsFound, shards_like
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.block import SampleBlock
 from omniload.source.kept_profile import kept
 from omniload.source.parts.divided import DividedSource
+from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.source import Source
 from omniload.source.token_cache.cache import open_token_cache
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.mix.config import MixConfig
-from omniload.source.block import SampleBlock, joined
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.divided import PartReader
+from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, open_source
 from omniload.source.token_cache.cache import TokenCache, open_token_cache

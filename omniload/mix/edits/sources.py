@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Edit
-from omniload.mix.schema.cuts import documents_cut
+from omniload.mix.schema.cuts import documents_cut, no_sequences
 
 __all__ = ["edited_mix", "require_fits", "require_known", "weighted"]
 
@@ -63,7 +63,10 @@ def require_fits(base: MixConfig, latest: MixConfig, name: str, source: SourceCo
     every = {**latest.sources, name: source}
     try:
         base.inherited(source)
-        for fault in documents_cut(every, latest.pack):
+        for fault in (
+            *documents_cut(every, latest.pack),
+            *no_sequences(every, latest.pack, latest.mix.level),
+        ):
             raise fault
     except PydanticCustomError as fault:
         raise ConfigError(f"source {name!r}: {fault.message()}") from fault

@@ -1,4 +1,7 @@
-"""What sources of images and of preference pairs ask of the rest of a mix: what may not be cut."""
+"""What sources of images and of preference pairs ask of the rest of a mix: what may not be cut.
+
+And what weights that count sequences ask of sources: samples of the length of a row.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -9,12 +12,17 @@ from omniload.base.config import fault_at
 from omniload.mix.schema.records import Overlong
 from omniload.mix.sources import SourceBase
 
-__all__ = ["Packing", "documents_cut"]
+__all__ = ["Packing", "documents_cut", "no_sequences"]
 
 
 # A protocol, as the model of ``pack`` is in ``mix.config``, which asks this module.
 class Packing(Protocol):
     """What of ``pack`` may cut documents."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in a row."""
+        ...
 
     @property
     def method(self) -> str:
@@ -38,6 +46,39 @@ def documents_cut(
     """
     yield from _images_cut(sources, pack)
     yield from _pairs_cut(sources, pack)
+
+
+def no_sequences(
+    sources: Mapping[str, SourceBase], pack: Packing, level: str
+) -> Iterator[PydanticCustomError]:
+    """Yield why weights cannot count sequences: sources whose samples are no rows, and packing that would cut them.
+
+    Args:
+        sources: The sources by name.
+        pack: How documents become rows.
+        level: What weights count.
+    """
+    if level != "sequence":
+        return
+    for name, source in sources.items():
+        found = source.sequence_tokens
+        if found != pack.length:
+            has = (
+                "has documents of any length" if found is None else f"has samples of {found} tokens"
+            )
+            yield fault_at(
+                f"level is sequence, and sources.{name} {has}: a row of pack.length {pack.length} would hold several, "
+                f"of several sources, which no weight can count; give every source the transform {{type: concat, "
+                f"tokens: {pack.length}}}, or use token or sample",
+                *("mix", "level"),
+            )
+            return
+    if pack.method == "concat_and_split":
+        yield fault_at(
+            "method is concat_and_split, which fills rows up behind each short sample, the last of a unit, and so cuts "
+            "the sequences that level counts; use best_fit or none",
+            *("pack", "method"),
+        )
 
 
 def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:

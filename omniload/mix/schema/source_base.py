@@ -6,13 +6,15 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from omniload.base.config import StrictModel, fault_at
-from omniload.mix.columns import LOSS_MASK
+from omniload.mix.columns import COLUMNS, LOSS_MASK
 from omniload.mix.schema.conditions import Where
 from omniload.mix.schema.records import Dedupe, OnError, Overlong, ShuffleConfig
 from omniload.mix.schema.splits import TRAIN, Name, Splits, share_of
 from omniload.mix.schema.transforms import (
     ChatTransform,
     ClampTransform,
+    ConcatTransform,
+    FilterTransform,
     ImagesTransform,
     MapTransform,
     MiddleTransform,
@@ -95,6 +97,16 @@ class SourceBase(StrictModel):
         """The transform that makes patches of its images, where it holds any."""
         first = encoding_of(self.transforms)
         return first if isinstance(first, ImagesTransform) else None
+
+    @property
+    def concat_transform(self) -> ConcatTransform | None:
+        """The transform that joins its documents and cuts samples of one length, where it has one."""
+        return next((each for each in self.transforms if isinstance(each, ConcatTransform)), None)
+
+    @property
+    def sequence_tokens(self) -> int | None:
+        """Tokens of each of its samples, but for the last of a unit or file; ``None`` where lengths are their own."""
+        return None if self.concat_transform is None else self.concat_transform.tokens
 
     @property
     def image_members(self) -> tuple[str, ...]:
@@ -216,6 +228,8 @@ def _require_transforms_fit(source: SourceBase) -> None:
             )
         if isinstance(transform, MiddleTransform):
             _require_plain(source, i, "fim rearranges tokens")
+        if isinstance(transform, ConcatTransform):
+            _require_joinable(source, i)
     _require_patches(source)
 
 
@@ -235,6 +249,27 @@ def _require_mapped(source: SourceBase, i: int) -> None:
             "tokens",
             *at,
         )
+
+
+def _require_joinable(source: SourceBase, i: int) -> None:
+    """Refuse to join documents that something of a whole sample goes with, and to change what was joined."""
+    at = ("transforms", i)
+    columns = getattr(source, "columns", {})
+    whole = [f"columns.{name}" for name in columns if not COLUMNS[name].aligned]
+    held = "preference pairs" if source.pair_columns else "images" if source.image_members else None
+    if held or whole:
+        raise fault_at(
+            f"transforms[{i}]: concat joins documents and cuts them anywhere, and the source has {held or whole[0]}, "
+            f"which belong{'' if held else 's'} to whole samples; leave {'concat' if held else 'one of them'} out",
+            *at,
+        )
+    for behind in source.transforms[i + 1 :]:
+        if not isinstance(behind, FilterTransform):
+            raise fault_at(
+                f"transforms[{i}]: {behind.type} comes behind concat, and is of documents; put it before, as a filter "
+                "alone goes by the length of what was joined",
+                *at,
+            )
 
 
 def _require_plain(source: SourceBase, i: int, does: str) -> None:

@@ -128,8 +128,9 @@ class Stage(StrictModel):
 class WeightsConfig(StrictModel):
     """How much of each source is drawn."""
 
-    level: Literal["token", "sample"] = "token"
-    """What a weight counts."""
+    level: Literal["token", "sample", "sequence"] = "token"
+    """What a weight counts. ``sequence``: samples of the length of a row, as every source has them by a transform of
+    type ``concat``, or a numpy source by ``row_tokens``; a row is then of one source."""
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once", "amounts"] = "never"
     """``never`` repeats sources for ever. ``first_exhausted`` ends with the last document of the source that comes to
     its end first: no document twice. ``all_exhausted`` repeats sources until each was gone through: no document left
@@ -143,17 +144,16 @@ class WeightsConfig(StrictModel):
     ``tokens``: ``{web: {epochs: 1}, code: {tokens: 5G}}``; of a group, ``{tokens: 5G, of: {python: 9, rust: 1}}``. All
     go forward together, and the run ends with the last."""
 
+    @property
+    def counted(self) -> Literal["token", "sample"]:
+        """What a draw counts: a sequence is drawn as any sample is."""
+        return "token" if self.level == "token" else "sample"
+
     @model_validator(mode="before")
     @classmethod
     def _amounts_in_place_of_weights(cls, content: object) -> object:
         if not isinstance(content, Mapping):
             return content
-        if content.get("level") == "sequence":
-            raise fault_at(
-                "level is 'sequence', and a packed row holds documents of several sources, so that no weight can "
-                "count it; use token, which fills rows as weighted, or sample",
-                "level",
-            )
         amounts = content.get("amounts")
         if amounts is None:
             if content.get("stop") == "amounts":

@@ -1,7 +1,7 @@
 """What a mix file says of how records become samples: one model a transform, in one closed list.
 
 A transform keeps positions: what samples a record gives, one, several or none, is decided by the record, its position,
-the transform and the length of rows alone.
+the transform and the length of rows alone; of ``concat``, by the other records of its unit too.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from omniload.base.settings.quantities import Count
 __all__ = [
     "ChatTransform",
     "ClampTransform",
+    "ConcatTransform",
     "FilterTransform",
     "ImagesTransform",
     "MapTransform",
@@ -190,6 +191,19 @@ class FilterTransform(StrictModel):
     """Samples whose mask trains on fewer tokens are left out: a conversation without an answer teaches nothing."""
 
 
+class ConcatTransform(StrictModel):
+    """Joins the documents of a unit, end to end in the order of the file, and cuts them into samples of one length.
+
+    As llm-foundry, nanotron and Megatron have their sequences: nothing is lost, so the last sample of a unit may be
+    short. A mask is joined and cut with the tokens. A sample is one document from then on: attention goes across what
+    was joined. Behind it a ``filter`` goes by the length of samples.
+    """
+
+    type: Literal["concat"]
+    tokens: Count = Field(ge=2, le=_MOST_TOKENS)
+    """Tokens of a sample; ``pack.length`` where weights are to count sequences."""
+
+
 Mark = Annotated[str, Field(min_length=1, max_length=256)] | Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -252,7 +266,8 @@ TransformConfig = Annotated[
     | ClampTransform
     | FilterTransform
     | MiddleTransform
-    | MapTransform,
+    | MapTransform
+    | ConcatTransform,
     Field(discriminator="type"),
 ]
 

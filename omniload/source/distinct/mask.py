@@ -12,7 +12,7 @@ Shape suffixes:
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -214,6 +214,18 @@ class RecordRules:
     """The records that no earlier one equals, where those alone are drawn."""
     drawn_before: DrawnBefore | None = None
     """The records that the first epoch leaves out, where another loader had drawn any."""
+
+    def leaves(
+        self,
+        epoch: int,
+        rows_N: NDArray[np.int64],
+        places_of: Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]],
+    ) -> NDArray[np.bool_] | np.bool_:
+        """Tell which records of an epoch another loader had not drawn; ``places_of`` says units and numbers there."""
+        # It left off within the first one; those behind it are whole.
+        if epoch or self.drawn_before is None:
+            return np.True_
+        return self.drawn_before.leaves(*places_of(rows_N))
 
     def drawn_of(self, unit: int, records: Records) -> NDArray[np.bool_] | None:
         """Tell which records of a unit the split has, and conditions and earlier records leave in; ``None`` for all."""

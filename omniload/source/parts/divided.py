@@ -22,8 +22,8 @@ from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.mix.fingerprint import SourceFacts
-from omniload.source.block import SampleBlock, merged
 from omniload.source.block_memory import BlockMemory
+from omniload.source.parts.sample_block import SampleBlock, merged
 from omniload.source.parts.share import Bad, Part
 from omniload.source.source import RecordSource, Source
 

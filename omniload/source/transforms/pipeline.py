@@ -28,6 +28,7 @@ from omniload.mix.columns import (
 from omniload.mix.schema.transforms import (
     ChatTransform,
     ClampTransform,
+    ConcatTransform,
     FilterTransform,
     ImagesTransform,
     MapTransform,
@@ -63,6 +64,8 @@ class Pipeline:
         self._fillers: dict[MiddleTransform, MiddleFiller] = {}
         self._functions: tuple[MapFunction | None, ...] = (None,) * len(transforms)
         self._row_length = row_length
+        self.concat = next((each for each in transforms if isinstance(each, ConcatTransform)), None)
+        """The transform that joins documents, which is not done here: it is of a whole unit."""
         self.digest = digest
         """Digest of the files and libraries that transforms depend on, and whose functions they call; empty where they
         depend on nothing."""
@@ -71,6 +74,11 @@ class Pipeline:
     def takes_text(self) -> bool:
         """Whether records are text."""
         return self._encoder is not None
+
+    @property
+    def goes_by_position(self) -> bool:
+        """Whether a record gives another sample at another position."""
+        return bool(self._fillers)
 
     def with_fillers(self, fillers: Mapping[MiddleTransform, MiddleFiller]) -> Self:
         """Return the pipeline with what its transforms of type ``fim`` are done by."""
@@ -129,7 +137,7 @@ class Pipeline:
         return self.of_texts(text_array(taken), others)
 
     def of(self, samples: Samples, positions_N: NDArray[np.int64] | None = None) -> Samples:
-        """Return the samples of records that are token ids.
+        """Return the samples of records that are token ids; where documents are joined, as they are before that.
 
         Args:
             samples: The records.
@@ -149,8 +157,18 @@ class Pipeline:
                 case MapTransform(of="tokens"):
                     assert function is not None, "it was opened"
                     samples = function.of_samples(samples)
+                case ConcatTransform():
+                    break
                 case ChatTransform() | PreferenceTransform() | ImagesTransform() | MapTransform():
                     pass  # the encoder, or before it
+        return samples
+
+    def of_sequences(self, samples: Samples) -> Samples:
+        """Return samples that documents were joined to, with those empty that are left out."""
+        assert self.concat is not None, "documents are joined"
+        for config in self._transforms[self._transforms.index(self.concat) :]:
+            if isinstance(config, FilterTransform):
+                samples = filtered(samples, config)
         return samples
 
     def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:

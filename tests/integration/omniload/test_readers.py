@@ -15,8 +15,8 @@ from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.block import merged
 from omniload.source.parts import divided
+from omniload.source.parts.sample_block import merged
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")

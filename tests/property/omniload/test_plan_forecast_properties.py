@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.schedule import weights_at
-from omniload.plan.forecast import SourceSizes, forecast, steps_per_epoch, tokens_by_step
+from omniload.plan.forecast import forecast, steps_per_epoch, tokens_by_step
+from omniload.plan.sizes import SourceSizes
 from tests.support.plane.builders import a_mix
 
 NAMES = ("web", "code", "news")

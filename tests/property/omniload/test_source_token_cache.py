@@ -52,6 +52,25 @@ SOURCES = {
             {"type": "clamp", "tokens": 20},
         ],
     },
+    "joined": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 300,
+        "text": "some",
+        "on_error": SKIP,
+        "transforms": [
+            {"type": "fim", "prefix": 200, "suffix": 201, "middle": 202},
+            {"type": "concat", "tokens": 32},
+        ],
+    },
+    "joined chat": {
+        "type": "jsonl",
+        "path": "*.jsonl",
+        "unit": 900,
+        "text": "messages",
+        "transforms": [{"type": "chat"}, {"type": "concat", "tokens": 16}],
+        "on_error": SKIP,
+    },
     "parquet": {
         "type": "parquet",
         "path": "*.parquet",
@@ -109,7 +128,8 @@ def opened(folder, kind, cache, *, seed=3, method="block", key_file="", **change
     config = TypeAdapter(SourceConfig).validate_python(
         SOURCES[kind] | {"shuffle": {"method": method, "block_units": 3}} | changes
     )
-    tokenizer = BpeTokenizer(type="bpe", path="model") if kind in ("chat", "names") else BYTES
+    talks = kind in ("chat", "joined chat", "names")
+    tokenizer = BpeTokenizer(type="bpe", path="model") if talks else BYTES
     said = TokenCacheConfig(path=str(cache), key_file=key_file) if cache else None
     return open_source(
         "web",
@@ -129,8 +149,10 @@ def everything(source, stops):
         skipped += block.skipped
         columns = {"tokens": block.tokens, **block.others}
         found += [
-            (position, *((name, column[i].tolist()) for name, column in sorted(columns.items())))
-            for i, position in enumerate(block.table.positions_N.tolist())
+            (*key, *((name, column[i].tolist()) for name, column in sorted(columns.items())))
+            for i, key in enumerate(
+                zip(block.table.positions_N.tolist(), block.table.subs_N.tolist(), strict=True)
+            )
         ]
     return found, skipped
 

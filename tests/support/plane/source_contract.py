@@ -36,9 +36,9 @@ from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.client import Client
 from omniload.commands.opening import find_sources
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.block import merged
 from omniload.source.distinct.drawn_before import write_drawn
 from omniload.source.formats.opening import open_format
+from omniload.source.parts.sample_block import merged
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
 from tests.support.plane.builders import a_mix

@@ -207,3 +207,14 @@ def test_far_from_what_is_carried_a_shard_is_left_out_before_the_cursor_too():
         (5001, 9000, (1,)),
         (9000, 9001, ()),
     ]
+
+
+def test_where_nothing_was_found_yet_more_is_looked_at_each_time_and_never_without_bound():
+    queue = SampleQueue.at(0)
+    stops = []
+    for _ in range(5):
+        start, stop = queue.ask(4096, epoch=10**6, end=math.inf)
+        queue.report(replace(a_table([], start=start), stop=stop), (0, 0, 0))
+        stops.append(stop)
+
+    assert stops == [16, 16 + 256, 272 * 17, 4624 * 15 + 800, 4624 * 15 + 800 + (1 << 16)]

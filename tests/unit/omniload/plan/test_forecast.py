@@ -5,7 +5,6 @@ import pytest
 
 from omniload.plan.forecast import (
     Forecast,
-    SourceSizes,
     Span,
     StepFigures,
     figures_of,
@@ -13,6 +12,7 @@ from omniload.plan.forecast import (
     tokens_by_step,
     warnings_of,
 )
+from omniload.plan.sizes import SourceSizes
 from tests.support.plane.builders import a_mix, a_plan
 
 
@@ -196,3 +196,29 @@ def test_an_early_end_is_warned_of():
     (warning,) = warnings_of(["web"], a_forecast([1], ends_early=True), [a_figure()])
 
     assert warning.startswith("mix.stop ends the run before step 10")
+
+
+def test_what_is_joined_counts_in_sequences_that_an_epoch_has_as_many_tokens_of():
+    joined = {"type": "concat", "tokens": 64}
+    web = {"type": "parquet", "path": "web", "tokens": "t", "transforms": [joined]}
+    mix = a_mix(sources={"web": web, "code": {"type": "parquet", "path": "code", "tokens": "t"}})
+
+    sizes = SourceSizes.of(mix, [10, 1000], [24, 8])  # code, web: as names are sorted
+
+    assert sizes.samples_S.tolist() == [10, 125]
+    assert sizes.tokens_per_sample_S.tolist() == [24, 64]
+    assert SourceSizes.of(mix, [10, 5], [24, 8]).tokens_per_sample_S.tolist() == [24, 40]
+
+
+def test_weights_of_sequences_share_tokens_out_evenly_however_long_documents_are():
+    joined = {"type": "concat", "tokens": 32}
+    sources = {
+        name: {"type": "parquet", "path": name, "tokens": "t", "transforms": [joined]}
+        for name in ("web", "code")
+    }
+    mix = a_mix(sources=sources, weights={"web": 3, "code": 1}, mix={"level": "sequence"})
+
+    expected = forecast(mix, SourceSizes.of(mix, [1000, 1000], [7, 400]), 10)
+
+    assert expected.total.tokens_S.tolist() == pytest.approx([320, 960])
+    assert expected.total.samples_S.tolist() == pytest.approx([10, 30])

@@ -13,7 +13,7 @@ from omniload.actors.roles.loader import LoaderShell
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.machine.messages import ReadAhead, TakeOver
-from omniload.source.block import SampleBlock
+from omniload.source.parts.sample_block import SampleBlock
 from tests.support.plane.builders import a_mix, a_table
 
 WITHIN_S = 20.0

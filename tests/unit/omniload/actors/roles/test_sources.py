@@ -5,7 +5,7 @@ import pytest
 from omniload.actors.roles.sources import PartReads
 from omniload.base.clock import FakeClock
 from omniload.base.ragged import Ragged
-from omniload.source.block import SampleBlock
+from omniload.source.parts.sample_block import SampleBlock
 from tests.support.plane.builders import a_table
 
 

@@ -106,7 +106,7 @@ def test_what_is_dumped_is_what_was_written_and_a_mix_of_weights_dumps_as_ever()
         ),
         (
             "  level: sequence\n  stages: [{weights: {code: 1, web: 1}}]",
-            "mix.yaml:7: mix.level: level is 'sequence', and a packed row holds documents of several",
+            "mix.yaml:7: mix.level: level is sequence, and sources.code has documents of any length",
         ),
         (
             "  stop: amounts\n  stages: [{weights: {code: 1, web: 1}}]",

@@ -1,0 +1,147 @@
+"""The samples of a range of positions: those of several reads, or of several readers, become one block.
+
+Shape suffixes:
+    N  samples
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.ragged import Ragged, Ranges
+from omniload.mix.columns import COLUMNS, metadata_of
+from omniload.mix.order import Span
+from omniload.mix.samples import SampleTable
+from omniload.source.columns import drained
+from omniload.source.transforms.encoders import Samples
+
+__all__ = ["SampleBlock", "joined", "merged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBlock:
+    """The samples of the raw positions from ``table.start`` to ``table.stop``."""
+
+    table: SampleTable
+    """What the planner knows of them."""
+    tokens: Ragged
+    """Token ids (int32), one sequence a sample, in the order of the table."""
+    skipped: int
+    """Records among the positions that could not be decoded and were left out."""
+    others: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns by name, in the order of the table."""
+
+    @classmethod
+    def of(
+        cls,
+        span: Span,
+        samples: Samples,
+        positions_N: NDArray[np.int64],
+        subs_N: NDArray[np.int32],
+        skipped: int,
+    ) -> "SampleBlock":
+        """Return a block of the positions of a span, less samples that are empty."""
+        tokens, others = samples.tokens, dict(samples.others)
+        lengths_N = tokens.lengths_N
+        # An empty sample is none: it would be planned, and fill no row.
+        if not lengths_N.all():
+            given = np.flatnonzero(lengths_N)
+            tokens, positions_N, subs_N = tokens.take(given), positions_N[given], subs_N[given]
+            lengths_N = lengths_N[given]
+            others = {name: column.take(given) for name, column in others.items()}
+        return cls(
+            table=SampleTable(
+                start=span.start,
+                stop=span.stop,
+                positions_N=positions_N,
+                subs_N=subs_N,
+                lengths_N=lengths_N.astype(np.int32),
+                metadata=metadata_of(others),
+            ),
+            tokens=tokens,
+            skipped=skipped,
+            others=others,
+        )
+
+    @classmethod
+    def empty(cls, start: int, stop: int) -> "SampleBlock":
+        """Return a block of positions that give no sample."""
+        return cls(
+            table=_table(start, stop, []),
+            tokens=Ragged(values_V=np.empty(0, np.int32), offsets=np.zeros(1, np.int64)),
+            skipped=0,
+        )
+
+
+def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
+    """Return blocks of rising positions as one of the positions from ``start`` to ``stop``."""
+    if not blocks:
+        return SampleBlock.empty(start, stop)
+    # Most reads lie within one block: nothing is copied.
+    if len(blocks) == 1 and (blocks[0].table.start, blocks[0].table.stop) == (start, stop):
+        return blocks[0]
+    tokens = [block.tokens for block in blocks]
+    return SampleBlock(
+        table=_table(start, stop, [block.table for block in blocks]),
+        tokens=drained(tokens, np.dtype(np.int32)),
+        skipped=sum(block.skipped for block in blocks),
+        others={
+            name: drained([block.others[name] for block in blocks], COLUMNS[name].dtype)
+            for name in blocks[0].others
+        },
+    )
+
+
+def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
+    """Return what several readers have read of the same positions as one block.
+
+    Each record is with one of them; a reader that had no unit has no column but the tokens.
+    """
+    first = blocks[0].table
+    given = [block for block in blocks if len(block.table)]
+    if not given:
+        skipped = sum(block.skipped for block in blocks)
+        # A reader that had a unit knows the further columns, though none has a sample.
+        return replace(max(blocks, key=lambda block: len(block.others)), skipped=skipped)
+    positions_N = np.concatenate([block.table.positions_N for block in given])
+    order_N = np.argsort(positions_N, kind="stable")  # samples of one record stay in their order
+    tokens = Ranges.of([block.tokens for block in given]).take(order_N).packed()
+    others = {
+        name: Ranges.of([block.others[name] for block in given], COLUMNS[name].dtype.type)
+        .take(order_N)
+        .packed()
+        for name in given[0].others
+    }
+    subs_N = np.concatenate([block.table.subs_N for block in given])[order_N]
+    return SampleBlock(
+        table=SampleTable(
+            start=first.start,
+            stop=first.stop,
+            positions_N=positions_N[order_N],
+            subs_N=subs_N,
+            lengths_N=tokens.lengths_N.astype(np.int32),
+            metadata=metadata_of(others),
+        ),
+        tokens=tokens,
+        skipped=sum(block.skipped for block in blocks),
+        others=others,
+    )
+
+
+def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
+    nothing = np.empty(0, np.int32)
+    return SampleTable(
+        start=start,
+        stop=stop,
+        positions_N=np.concatenate(
+            [np.empty(0, np.int64), *(table.positions_N for table in tables)]
+        ),
+        subs_N=np.concatenate([nothing, *(table.subs_N for table in tables)]),
+        lengths_N=np.concatenate([nothing, *(table.lengths_N for table in tables)]),
+        metadata={
+            name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
+            for name, column in (tables[0].metadata.items() if tables else ())
+        },
+    )

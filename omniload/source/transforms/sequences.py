@@ -1,0 +1,159 @@
+"""Documents of a unit joined end to end, and cut into sequences of one length.
+
+::
+
+    unit        d0      d1  d2        d3   d4             in the order of the file
+    sequences   |s0      |s1      |s2      |s3 |          of N tokens; the last of a unit may be short
+    begin in    d0       d1       d2       d3             a record gives the sequences that begin in it
+
+So a position stays that of a record, and what it gives is decided by its unit alone: no order, no rank and no epoch has
+a part in it, but for documents that themselves go by the position or are left out of the first epoch. Whoever reads a
+position makes the sequences of its block, once for all of its positions.
+
+Shape suffixes:
+    R  records of the block      Q  sequences      N  some of its records
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.mix.order import Span
+from omniload.mix.pieces import SUB_LIMIT
+from omniload.source.block import Block
+from omniload.source.block_memory import BlockMemory, HeldBlock
+from omniload.source.columns import drained
+from omniload.source.parts.sample_block import SampleBlock
+from omniload.source.parts.share import Share
+from omniload.source.transforms.encoders import Samples
+from omniload.source.transforms.pipeline import Pipeline
+
+__all__ = ["Sequences", "concatenated", "sequences_of"]
+
+_TOKENS = "tokens"
+_TOGETHER = 4096
+"""Records that are tokenised at once: texts become Python's strings meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """The sequences of a block, by the record in which each begins."""
+
+    held: HeldBlock
+    firsts_R: NDArray[np.int64]
+    """First sequence of each record, and behind the last one how many there are, ``[R + 1]``."""
+    skipped_R: NDArray[np.bool_]
+    """Records that could not be decoded, or made tokens."""
+
+    def of_span(self, span: Span, share: Share) -> SampleBlock:
+        """Return what the records of a span give that are a share."""
+        firsts_N = self.firsts_R[share.rows_N]
+        counts_N = self.firsts_R[share.rows_N + 1] - firsts_N
+        at_Q = np.repeat(np.arange(len(counts_N)), counts_N)
+        subs_Q = np.arange(len(at_Q)) - (np.cumsum(counts_N) - counts_N)[at_Q]
+        others = self.held.take(firsts_N[at_Q] + subs_Q)
+        return SampleBlock.of(
+            span,
+            Samples(tokens=others.pop(_TOKENS), others=others),
+            span.start + share.places_N[at_Q],
+            subs_Q.astype(np.int32),
+            int(np.count_nonzero(self.skipped_R[share.rows_N])),
+        )
+
+
+def concatenated(samples: Samples, length: int) -> tuple[Samples, NDArray[np.int64]]:
+    """Join samples end to end, and cut them into sequences; nothing is copied.
+
+    Args:
+        samples: Documents, with no columns but aligned ones; empty ones are none.
+        length: Tokens of a sequence; the last one may have fewer.
+
+    Returns:
+        The sequences, and the number of the document in which each begins, never falling, ``[Q]``.
+    """
+    offsets = samples.tokens.offsets
+    begin, stop = int(offsets[0]), int(offsets[-1])
+    bounds = np.append(np.arange(begin, stop, length), stop)
+    # From the right: of documents that begin at one place all but the last are empty.
+    owners_Q = np.searchsorted(offsets, bounds[:-1], side="right") - 1
+
+    def cut(column: Ragged) -> Ragged:
+        return Ragged(values_V=column.values_V[begin:stop], offsets=bounds - begin)
+
+    others = {name: cut(column) for name, column in samples.others.items()}
+    return Samples(tokens=cut(samples.tokens), others=others), owners_Q
+
+
+def sequences_of(
+    block: Block,
+    whole: tuple[Span, Share],
+    left_R: NDArray[np.bool_] | np.bool_,
+    pipeline: Pipeline,
+    *,
+    memory: BlockMemory,
+    judge: Callable[[NDArray[np.int64], Samples], None],
+) -> Sequences:
+    """Join the documents of each unit of a block.
+
+    Args:
+        block: Its records, or samples that a token cache held.
+        whole: All positions of the block, and the share of its units.
+        left_R: Records that take part, of those that give samples at all.
+        pipeline: Makes records samples.
+        memory: Where sequences are held.
+        judge: Told of records that could not be made samples; raises where there must be none.
+
+    Raises:
+        IntegrityError: Of ``judge``; or more sequences begin in a record than a record may give.
+    """
+    assert pipeline.concat is not None, "documents are joined"
+    length, (span, share) = pipeline.concat.tokens, whole
+    positions_R = np.empty(len(block.usable_R), np.int64)
+    positions_R[share.rows_N] = span.start + share.places_N
+    counts_R = np.zeros(len(block.usable_R), np.int64)
+    skipped_R = block.bad_R.copy()
+    with memory.writing() as writer:
+        for begin, stop in block.ranges():
+            rows_N = begin + np.flatnonzero((block.usable_R & left_R)[begin:stop])
+            documents: list[Samples] = []
+            # Once at least: of a unit without a document too it is known which columns there are.
+            for at in range(0, max(1, len(rows_N)), _TOGETHER):
+                rows = rows_N[at : at + _TOGETHER]
+                made = pipeline.of(block.encoded(rows, pipeline), positions_R[rows])
+                if made.bad_N is not None:
+                    judge(rows, made)
+                    skipped_R[rows[made.bad_N]] = True
+                documents.append(made)
+            joined, owners_Q = concatenated(_end_to_end(documents), length)
+            joined = pipeline.of_sequences(joined)
+            given = np.flatnonzero(joined.tokens.lengths_N)
+            columns: Mapping[str, Ragged] = {_TOKENS: joined.tokens, **joined.others}
+            if len(given) < len(owners_Q):
+                columns = {name: column.take(given) for name, column in columns.items()}
+            writer.append(columns)
+            counts_R += np.bincount(rows_N[owners_Q[given]], minlength=len(counts_R))
+        held = memory.hold(writer.finish())
+    if (most := int(counts_R.max(initial=0))) > SUB_LIMIT:
+        raise IntegrityError(
+            f"{most:,} sequences of {length} tokens begin in one record, and a record gives at most {SUB_LIMIT:,}; "
+            "raise tokens of the transform concat"
+        )
+    return Sequences(
+        held=held, firsts_R=np.concatenate(([0], np.cumsum(counts_R))), skipped_R=skipped_R
+    )
+
+
+def _end_to_end(parts: list[Samples]) -> Samples:
+    """Return samples of several parts as one."""
+    names = {name: column.values_V.dtype for name, column in parts[0].others.items()}
+    return Samples(
+        tokens=drained([part.tokens for part in parts], parts[0].tokens.values_V.dtype),
+        others={
+            name: drained([part.others[name] for part in parts], dtype)
+            for name, dtype in names.items()
+        },
+    )
