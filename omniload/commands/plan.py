@@ -34,6 +34,7 @@ from omniload.machine.loader_groups import (
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts, require_repetitions
+from omniload.mix.schema.weights import GroupCap
 from omniload.plan.forecast import (
     Forecast,
     Span,
@@ -133,7 +134,7 @@ def plan(  # noqa: PLR0913 -- one for each option
         tokens_per_step=rehearsed.tokens_per_step,
     )
     wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
-    require_repetitions(spec.mix.sources, wanted, expected.total.stop)
+    require_repetitions(spec.mix.sources, wanted, expected.total.stop, _groups(spec.mix, file))
     if spec.mix.mix.amounts is not None:
         assert expected.wanted_S is not None, "it has amounts"
         part = float(expected.total.tokens_S.sum() / expected.wanted_S.sum())
@@ -147,6 +148,15 @@ def plan(  # noqa: PLR0913 -- one for each option
     _print_plan(console, spec.mix, profiles, expected, rehearsed)
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
+
+
+def _groups(mix: MixConfig, file: Path) -> dict[str, tuple[str, GroupCap]]:
+    """Return the group that caps how often each source in one is gone through, and where it stands."""
+    places = {name: mix.mix.place_of(cap) for name, cap in mix.mix.repetition_caps.items()}
+    return {
+        name: (f"{file}:{line_of(file, *at) or 1}: {'.'.join(map(str, at))}", cap)
+        for (name, at), cap in zip(places.items(), mix.mix.repetition_caps.values(), strict=True)
+    }
 
 
 def _most_rehearsed(mix: MixConfig) -> int:

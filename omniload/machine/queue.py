@@ -14,7 +14,6 @@ from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import weights_at
-from omniload.mix.sources import SourceConfig
 from omniload.mix.state import Cursor, MixState
 
 __all__ = [
@@ -334,16 +333,17 @@ def taken_over(
 
 def end_of(history: History, name: str, epoch: int) -> float:
     """Return the position from which on nothing of a source of ``epoch`` records is ever drawn."""
-    cap = _cap_of(history, name)
+    cap, _ = _cap_of(history, name)
+    last = math.inf if cap == math.inf else int(cap * epoch)
     if history.base.mix.amounts is not None:
         # A run that goes on from an earlier step may need more than later edits leave it: the most that ever held.
         ends = [
             amount.units(epoch) if amount.kind == "epochs" else math.inf
             for amount in history.amounts_of(name)
         ]
-        return min(max(ends, default=math.inf), math.inf if cap is None else int(cap * epoch))
+        return min(max(ends, default=math.inf), last)
     repeats = history.base.mix.stop in ("never", "all_exhausted")
-    return min(math.inf if repeats else epoch, math.inf if cap is None else int(cap * epoch))
+    return min(math.inf if repeats else epoch, last)
 
 
 def require_below_cap(
@@ -354,22 +354,22 @@ def require_below_cap(
     Raises:
         ConfigError: A step asks for more of it than is left.
     """
-    cap = _cap_of(history, name)
-    if cap is not None and queue.table.stop >= int(cap * epoch):
+    cap, whose = _cap_of(history, name)
+    if cap < math.inf and queue.table.stop >= int(cap * epoch):
         raise ConfigError(
-            f"sources.{name}: step {step} asks for more than {cap:g} times its {epoch} records, its max_repetition, "
+            f"sources.{name}: step {step} asks for more than {cap:g} times its {epoch} records, {whose}, "
             "and they are drawn; give it less weight from an earlier step on, add data, or raise max_repetition"
         )
 
 
-def _cap_of(history: History, name: str) -> float | None:
-    source = _source_of(history, name)
-    return None if source is None else source.max_repetition
-
-
-def _source_of(history: History, name: str) -> SourceConfig | None:
-    """Return what is declared of a source; ``None`` of one that was opened to be added and is not in the mix yet."""
-    return history.latest.sources.get(name)
+def _cap_of(history: History, name: str) -> tuple[float, str]:
+    """Return how often a source may be gone through, and what says so."""
+    # Of one that was opened to be added nothing is declared before it is in the mix.
+    source, group = history.latest.sources.get(name), history.base.mix.repetition_caps.get(name)
+    own = math.inf if source is None else source.max_repetition or math.inf
+    if group is not None and (group.max_repetition or math.inf) < own:
+        return group.max_repetition or math.inf, f"max_repetition of group {group.name}"
+    return own, "its max_repetition"
 
 
 def require_usable(history: History, number: int, queue: SampleQueue, epoch: int) -> None:
@@ -382,7 +382,7 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     if queue.seen_positions < epoch or (queue.shortest or math.inf) <= mix.pack.length:
         return  # before more is looked up
     name = mix.names[number]
-    source, amount = _source_of(history, name), (mix.mix.amounts or {}).get(name)
+    source, amount = mix.sources.get(name), (mix.mix.amounts or {}).get(name)
     ends = mix.mix.stop == "each_once" or (amount and amount.kind == "epochs")
     if ends and source is not None and source.may_end_empty:
         return  # it ends, as a split of few documents may without any

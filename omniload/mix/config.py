@@ -19,7 +19,7 @@ from omniload.base.settings.quantities import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
-from omniload.mix.schema.caps import beyond_fractions
+from omniload.mix.schema.caps import faults_of_caps
 from omniload.mix.schema.cuts import documents_cut, no_sequences
 from omniload.mix.schema.records import Overlong
 from omniload.mix.schema.splits import TRAIN, Splits
@@ -220,6 +220,8 @@ class MixConfig(StrictModel):
             if stage.ramp_tokens is not None:
                 del given["ramp_steps"]
                 given["ramp_tokens"] = stage.ramp_tokens
+        if caps := self.mix.group_caps:
+            content["mix"]["group_caps"] = [cap.model_dump() for cap in caps]
         return content
 
     @field_validator("sources")
@@ -245,7 +247,7 @@ class MixConfig(StrictModel):
             self._faults_of_splits(),
             self._faults_of_names(),
             self.loader.faults_of_names(self.sources),
-            self._faults_of_caps(),
+            faults_of_caps(self.sources, self.mix),
             self._faults_of_rows(),
             self._faults_of_text(),
             documents_cut(self.sources, self.pack),
@@ -269,7 +271,7 @@ class MixConfig(StrictModel):
 
     def _faults_of_names(self) -> Iterator[PydanticCustomError]:
         if self.mix.amounts is not None:
-            yield from faults_of_amounts(self.mix.amounts, self.sources)
+            yield from faults_of_amounts(self.mix.amounts, self.sources, self.mix.repetition_caps)
             return
         for i, stage in enumerate(self.mix.stages):
             unknown = sorted(stage.weights.keys() - self.sources.keys())
@@ -288,17 +290,6 @@ class MixConfig(StrictModel):
             yield fault_at(
                 f"{name!r} has no weight in any stage; give it one or remove it", "sources", name
             )
-
-    def _faults_of_caps(self) -> Iterator[PydanticCustomError]:
-        capped = [name for name, source in self.sources.items() if source.max_fraction is not None]
-        if capped and self.mix.stop == "each_once":
-            yield fault_at(
-                f"stop is each_once, where sources that are left take over the shares of those that ended, and "
-                f"{capped[0]} has a max_fraction; choose another stop, or leave max_fraction out",
-                *("sources", capped[0], "max_fraction"),
-            )
-        elif self.mix.amounts is None:
-            yield from beyond_fractions(self.sources, self.mix.stages)
 
     def _faults_of_rows(self) -> Iterator[PydanticCustomError]:
         for key in ("tokens", "micro_tokens"):

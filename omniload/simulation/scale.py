@@ -70,6 +70,8 @@ def with_sources(mix: MixConfig, count: int) -> MixConfig:
         for name in names
         for copy in copies[name]
     }
+    # Copies would be beside what groups may have together.
+    content["mix"].pop("group_caps", None)
     readers = content["loader"]["readers"]
     # As many readers of each copy: it stands for a source as large as the first.
     content["loader"]["readers"] = {

@@ -22,6 +22,7 @@ from omniload.mix.journal.losses import SourceLoss, losses_by_source
 from omniload.mix.journal.rewards import rewards_by_source
 from omniload.mix.policy.rules import GROUP, decide, seen_at
 from omniload.mix.run_record import read_run_record
+from omniload.mix.schema.caps import group_fractions_at
 from omniload.mix.schema.policies import LossPolicy, RegisteredPolicy, RewardPolicy, SteeringConfig
 
 __all__ = ["Steering", "steer"]
@@ -78,7 +79,12 @@ class Steering:
             for name, source in history.latest.sources.items()
             if source.max_fraction is not None
         }
-        shares = decide(self.config.policy, seen, most)
+        groups = [
+            (frozenset(cap.names), cap.max_fraction)
+            for cap in group_fractions_at(history.base.mix, step)
+            if cap.max_fraction is not None
+        ]
+        shares = decide(self.config.policy, seen, most, groups)
         moved = max(abs(shares[name] - share) for name, share in seen.shares.items())
         said: JsonObject = {
             "step": step,

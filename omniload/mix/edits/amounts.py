@@ -90,11 +90,12 @@ def amounts_under(
         case _:
             return None
     for name, amount in wanted.items():
-        cap = sources[name].max_repetition or math.inf
+        cap, whose = sources[name].max_repetition or math.inf, "its max_repetition"
+        group = history.base.mix.repetition_caps.get(name)
+        if group is not None and group.max_repetition is not None and group.max_repetition < cap:
+            cap, whose = group.max_repetition, f"max_repetition of group {group.name}"
         if amount.epochs is not None and amount.epochs > cap:
-            raise ConfigError(
-                f"{name} wants {amount}, and its max_repetition is {cap:g}; lower the amount"
-            )
+            raise ConfigError(f"{name} wants {amount}, and {whose} is {cap:g}; lower the amount")
     return wanted
 
 

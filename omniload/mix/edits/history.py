@@ -266,7 +266,7 @@ class History:
         )
         after = History(self.base, (*self.edits, edit))
         after._mixes.update(self._mixes)  # else each edit would fold all that came before it
-        for fault in beyond_fractions(after.latest.sources, stages):
+        for fault in beyond_fractions(after.latest.sources, self.base.mix, stages):
             raise ConfigError(fault.message())
         return after
 

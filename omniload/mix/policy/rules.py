@@ -12,7 +12,7 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import assert_never
@@ -88,13 +88,19 @@ def seen_at(
     )
 
 
-def decide(config: PolicyConfig, seen: Seen, most: Mapping[str, float]) -> dict[str, float]:
+def decide(
+    config: PolicyConfig,
+    seen: Seen,
+    most: Mapping[str, float],
+    groups: Sequence[tuple[frozenset[str], float]] = (),
+) -> dict[str, float]:
     """Return the share of each source; they sum to 1.
 
     Args:
         config: The policy.
         seen: What it decides by.
         most: Largest share of sources that have one.
+        groups: Groups of sources that have one together, as for ``capped``.
 
     Raises:
         ConfigError: A function of a user fails, or gives no shares; or largest shares do not sum to 1.
@@ -102,7 +108,7 @@ def decide(config: PolicyConfig, seen: Seen, most: Mapping[str, float]) -> dict[
     found = _decided(config, seen)
     drawn = {name: found[name] for name, share in seen.shares.items() if share > 0}
     # Behind every policy, a user's too: a source at 0 stays out, and none has more than it may.
-    whole = capped(drawn, most)
+    whole = capped(drawn, most, groups)
     return {name: whole.get(name, 0.0) for name in seen.shares}
 
 
@@ -209,8 +215,17 @@ def _asked(config: RegisteredPolicy, seen: Seen) -> dict[str, float]:
     return shares
 
 
-def capped(shares: Mapping[str, float], most: Mapping[str, float]) -> dict[str, float]:
+def capped(
+    shares: Mapping[str, float],
+    most: Mapping[str, float],
+    groups: Sequence[tuple[frozenset[str], float]] = (),
+) -> dict[str, float]:
     """Return shares in the same proportions that sum to 1, but for those that would be above their largest.
+
+    Args:
+        shares: The shares by source, in any scale.
+        most: Largest share of each source that has one.
+        groups: Sources that have a largest share together; of two groups one holds the other, or none of it.
 
     Raises:
         ConfigError: They are all 0, or what is allowed at most sums to less than 1.
@@ -223,22 +238,41 @@ def capped(shares: Mapping[str, float], most: Mapping[str, float]) -> dict[str, 
     # Of the largest: the sum of large ones is infinite, and every part of it 0.
     largest = max(free.values())
     free = {name: share / largest for name, share in free.items()}
-    whole = dict.fromkeys(shares, 0.0)
-    left = 1.0
-    while free:
-        total = sum(free.values())
-        # Those that are over have their largest; what they leave raises others, which may be over then.
-        over = [name for name, share in free.items() if left * share / total > most.get(name, 1.0)]
-        for name in over or free:
-            whole[name] = most[name] if over else left * free[name] / total
-        if not over:
-            return whole
-        # One at least is settled in each turn, so that it ends.
-        left -= sum(whole[name] for name in over)
-        free = {name: share for name, share in free.items() if name not in over}
-    if left > _ROUNDING:
+    bounds = {frozenset({name}): most[name] for name in free if name in most}
+    for names, cap in groups:
+        # Those that nothing is left of take no room in a group.
+        drawn = names.intersection(free)
+        bounds[drawn] = min(cap, bounds.get(drawn, 1.0))
+    whole = _filled(free, 1.0, sorted(bounds.items(), key=lambda bound: len(bound[0])))
+    if (given := sum(whole.values())) < 1 - _ROUNDING:
         raise ConfigError(
-            f"the sources that the policy draws from may have {1 - left:g} of all together by their max_fraction; "
+            f"the sources that the policy draws from may have {given:g} of all together by their max_fraction; "
             "raise one"
         )
+    return {name: whole.get(name, 0.0) for name in shares}
+
+
+def _filled(
+    shares: Mapping[str, float], amount: float, bounds: Sequence[tuple[frozenset[str], float]]
+) -> dict[str, float]:
+    """Deal an amount in proportion, to nobody more than a bound, the narrowest first; less where they allow no more."""
+    free, whole, left = dict(shares), dict[str, float](), amount
+    while free:
+        total = sum(free.values())
+        dealt = whole | {name: left * share / total for name, share in free.items()}
+        settled: set[str] = set()
+        for names, cap in bounds:
+            # A group waits until nobody in it is over by himself: what they leave may keep it below.
+            if names & settled or sum(dealt[name] for name in sorted(names)) <= cap:
+                continue
+            within = [bound for bound in bounds if bound[0] < names]
+            members = {name: shares[name] for name in sorted(names)}
+            whole |= _filled(members, cap, within) if len(names) > 1 else dict.fromkeys(names, cap)
+            settled |= names
+        if not settled:
+            return dealt
+        # Those that are over have their largest; what they leave raises others, which may be over then.
+        bounds = [bound for bound in bounds if not bound[0] <= settled]
+        free = {name: share for name, share in free.items() if name not in whole}
+        left = amount - sum(whole.values())
     return whole

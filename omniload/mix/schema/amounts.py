@@ -24,7 +24,14 @@ from typing_extensions import override
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Count
 from omniload.mix.schema.splits import Name
-from omniload.mix.schema.weights import HOTTEST, Weight, WeightGroup, shares_of
+from omniload.mix.schema.weights import (
+    HOTTEST,
+    GroupCap,
+    MaxRepetition,
+    Weight,
+    WeightGroup,
+    shares_of,
+)
 
 __all__ = ["Amount", "AmountGroup", "Amounts", "faults_of_amounts", "is_amount"]
 
@@ -89,6 +96,8 @@ class AmountGroup(StrictModel):
     """Its sources, with their weights within it."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST, allow_inf_nan=False)
     """Weights within the group are raised to 1 / temperature."""
+    max_repetition: MaxRepetition | None = None
+    """Times at most that the run may go through each of its sources."""
 
 
 def is_amount(entry: object) -> bool:
@@ -97,9 +106,15 @@ def is_amount(entry: object) -> bool:
 
 
 def faults_of_amounts(
-    amounts: Mapping[str, Amount], sources: Mapping[str, Any]
+    amounts: Mapping[str, Amount], sources: Mapping[str, Any], groups: Mapping[str, GroupCap]
 ) -> Iterator[PydanticCustomError]:
-    """Yield what amounts and sources ask of each other."""
+    """Yield what amounts and sources ask of each other.
+
+    Args:
+        amounts: The amounts by source.
+        sources: The sources by name.
+        groups: The group that caps how often each source in one is gone through.
+    """
     for name in sorted(amounts.keys() - sources.keys()):
         near = difflib.get_close_matches(name, sources, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
@@ -117,6 +132,13 @@ def faults_of_amounts(
             yield fault_at(
                 f"{name} wants {wanted:g} epochs, and its max_repetition is {cap:g}; lower one or raise the other",
                 *("mix", "amounts", name),
+            )
+        group = groups.get(name)
+        if group is not None and (wanted or 0) > (group.max_repetition or 0):
+            yield fault_at(
+                f"{name} wants {wanted:g} epochs, and max_repetition of group {group.name} is "
+                f"{group.max_repetition:g}; lower one or raise the other",
+                *("mix", "amounts", *group.at, "max_repetition"),
             )
         if source.max_fraction is not None:
             yield fault_at(
@@ -156,7 +178,7 @@ def _members(name: str, group: Mapping[Any, Any]) -> dict[str, object]:
         )
     if unknown := sorted(map(str, group.keys() - AmountGroup.model_fields.keys())):
         raise fault_at(
-            f"a group has samples or tokens, of and temperature, not {unknown[0]!r}",
+            f"a group has samples or tokens, of and temperature, and may have max_repetition, not {unknown[0]!r}",
             *(name, unknown[0]),
         )
     given = [kind for kind in ("samples", "tokens") if kind in group]

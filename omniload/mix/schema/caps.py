@@ -1,4 +1,4 @@
-"""Caps on the shares of sources: what a mix must not do, whatever its weights come to."""
+"""Caps on the shares of sources and of groups of them: what a mix must not do, whatever its weights come to."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,10 +8,17 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import fault_at
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.amounts import Amount
-from omniload.mix.schema.stages import Stage
+from omniload.mix.schema.stages import Stage, WeightsConfig
+from omniload.mix.schema.weights import GroupCap
 from omniload.mix.sources import SourceBase
 
-__all__ = ["beyond_fractions", "require_amounts", "require_repetitions"]
+__all__ = [
+    "beyond_fractions",
+    "faults_of_caps",
+    "group_fractions_at",
+    "require_amounts",
+    "require_repetitions",
+]
 
 _ROUNDING = 1e-9
 _SHOWN = 12
@@ -20,45 +27,105 @@ _SURE = 1.01
 """What a run draws is known to a hundredth where samples are measured; a cap itself holds to the record."""
 
 
-def beyond_fractions(
-    sources: Mapping[str, SourceBase], stages: Sequence[Stage]
+def faults_of_caps(
+    sources: Mapping[str, SourceBase], weights: WeightsConfig
 ) -> Iterator[PydanticCustomError]:
-    """Yield the stages that give a source more than it may have; in a ramp it has no more than before or behind.
+    """Yield what a mix file gives more than it allows."""
+    caps: list[tuple[str, tuple[str | int, ...]]]
+    caps = [(n, ("sources", n)) for n, s in sources.items() if s.max_fraction is not None]
+    caps += [
+        (f"group {cap.name}", ("mix", "stages", cap.stage, "weights", *cap.at))
+        for cap in weights.group_caps
+        if cap.max_fraction is not None
+    ]
+    if caps and weights.stop == "each_once":
+        name, at = caps[0]
+        yield fault_at(
+            f"stop is each_once, where sources that are left take over the shares of those that ended, and {name} has "
+            "a max_fraction; choose another stop, or leave max_fraction out",
+            *(*at, "max_fraction"),
+        )
+    elif weights.amounts is None:
+        yield from beyond_fractions(sources, weights, weights.stages)
 
-    Each says which source, from which step on, and the weight that it may have there.
+
+def beyond_fractions(
+    sources: Mapping[str, SourceBase], declared: WeightsConfig, stages: Sequence[Stage]
+) -> Iterator[PydanticCustomError]:
+    """Yield the stages that give a source or a group more than it may have.
+
+    In a ramp it has no more than before or behind. Each says which source or group, from which step on, and the weight
+    that it may have there.
+
+    Args:
+        sources: The sources by name.
+        declared: What the file says, with the caps of its groups.
+        stages: Its stages, or those of an edit.
     """
     caps = {
         name: source.max_fraction
         for name, source in sources.items()
         if source.max_fraction is not None
     }
-    for stage in stages if caps else ():
-        total = sum(stage.weights.values())
-        for name, cap in caps.items():
-            weight = stage.weights.get(name, 0.0)
-            # Within rounding: weights are decimals, and their sum is not.
-            if weight > (cap + _ROUNDING) * total:
-                least = (
-                    "no other source has a weight"
-                    if weight == total
-                    else (f"give it at most {cap * (total - weight) / (1 - cap):.6g} there")
-                )
-                yield fault_at(
-                    f"{name} has {weight / total:.2%} of the mix from step {stage.from_step} on, more than its "
-                    f"max_fraction {cap:.2%}: {least}, or raise the cap",
-                    *("sources", name, "max_fraction"),
-                )
+    for stage in stages if caps or declared.group_caps else ():
+        for name, most in caps.items():
+            yield from _beyond(stage, (name,), most, name, ("sources", name, "max_fraction"))
+        for cap in group_fractions_at(declared, stage.from_step):
+            at: tuple[str | int, ...] = ("mix", "stages", cap.stage, "weights", *cap.at)
+            assert cap.max_fraction is not None, "it was chosen by it"
+            who = f"group {cap.name}"
+            yield from _beyond(stage, cap.names, cap.max_fraction, who, (*at, "max_fraction"))
+
+
+def group_fractions_at(weights: WeightsConfig, step: int) -> tuple[GroupCap, ...]:
+    """Return the groups whose share is capped at a step of a mix file.
+
+    On the way from one stage to the next a group may have what either allows it.
+    """
+    stages = weights.stages
+    current = max(i for i, stage in enumerate(stages) if stage.from_step <= step)
+    caps = {c.at: c for c in weights.group_caps if c.stage == current and c.max_fraction}
+    if step + 1 < stages[current].from_step + stages[current].ramp_steps:
+        before = {c.at: c for c in weights.group_caps if c.stage == current - 1 and c.max_fraction}
+        caps = {
+            at: max(cap, before[at], key=lambda c: c.max_fraction or 0)
+            for at, cap in caps.items()
+            if at in before
+        }
+    return tuple(caps.values())
+
+
+def _beyond(
+    stage: Stage, names: Sequence[str], cap: float, who: str, at: tuple[str | int, ...]
+) -> Iterator[PydanticCustomError]:
+    """Yield a stage that gives some of its sources more than a cap."""
+    total = sum(stage.weights.values())
+    weight = sum(stage.weights.get(name, 0.0) for name in names)
+    # Within rounding: weights are decimals, and their sum is not.
+    if weight <= (cap + _ROUNDING) * total:
+        return
+    others = any(w for name, w in stage.weights.items() if name not in names)
+    most = f"give it at most {cap * (total - weight) / (1 - cap):.6g} there" if others else None
+    yield fault_at(
+        f"{who} has {weight / total:.2%} of the mix from step {stage.from_step} on, more than its "
+        f"max_fraction {cap:.2%}: {most or 'no other source has a weight'}, or raise the cap",
+        *at,
+    )
 
 
 def require_repetitions(
-    sources: Mapping[str, SourceBase], epochs: Mapping[str, float], steps: int
+    sources: Mapping[str, SourceBase],
+    epochs: Mapping[str, float],
+    steps: int,
+    groups: Mapping[str, tuple[str, GroupCap]] | None = None,
 ) -> None:
-    """Refuse a run that would go through a source more often than it may.
+    """Refuse a run that would go through a source more often than it, or a group around it, may.
 
     Args:
         sources: The sources by name.
         epochs: How often a run of so many steps is expected to go through each.
         steps: Steps of the run.
+        groups: The group that caps each source in one, and where it stands: file, line and key.
 
     Raises:
         ConfigError: With what is wanted, and what there is.
@@ -69,6 +136,13 @@ def require_repetitions(
             raise ConfigError(
                 f"sources.{name}: {steps:,} steps want its records {wanted:.2f} times, and max_repetition is {cap:g}; "
                 "give it less weight, add data, train for fewer steps, or raise max_repetition"
+            )
+        where, group = (groups or {}).get(name, ("", None))
+        if group is not None and wanted > (group.max_repetition or math.inf) * _SURE:
+            raise ConfigError(
+                f"{where}: {steps:,} steps want the records of {name} {wanted:.2f} times, and max_repetition of group "
+                f"{group.name} is {group.max_repetition:g}; give it less weight, add data, train for fewer steps, or "
+                "raise max_repetition"
             )
 
 

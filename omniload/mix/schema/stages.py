@@ -1,6 +1,7 @@
 """What a mix file says of weights over time."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -9,7 +10,7 @@ from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Count
 from omniload.mix.schema.amounts import Amounts, is_amount
 from omniload.mix.schema.token_steps import names_tokens
-from omniload.mix.schema.weights import Weights, is_nested
+from omniload.mix.schema.weights import GroupCap, Weights, group_caps, is_nested
 
 __all__ = ["LARGEST_STEP", "Stage", "WeightsConfig", "came_with_version_2"]
 
@@ -143,6 +144,9 @@ class WeightsConfig(StrictModel):
     """Version 2, in place of ``stages``: how much of each source the run draws, in ``epochs``, ``samples`` or
     ``tokens``: ``{web: {epochs: 1}, code: {tokens: 5G}}``; of a group, ``{tokens: 5G, of: {python: 9, rust: 1}}``. All
     go forward together, and the run ends with the last."""
+    # Not written: a cap decides nothing that is drawn, and may be another at the next start.
+    group_caps: tuple[GroupCap, ...] = Field(default=(), exclude=True)
+    """What groups of weights or amounts may have at most, found in them; of no use in a file."""
 
     @property
     def counted(self) -> Literal["token", "sample"]:
@@ -169,6 +173,40 @@ class WeightsConfig(StrictModel):
         # Of no names at all the amounts are told to be at fault, and not these weights.
         stage = {"from_step": 0, "weights": dict.fromkeys(names, 1.0) or {"": 1.0}}
         return {**content, "level": "sample", "stop": "amounts", "stages": [stage]}
+
+    # Behind the one above, and so before it: groups are as the file has them.
+    @model_validator(mode="before")
+    @classmethod
+    def _with_caps_of_groups(cls, content: object) -> object:
+        if not isinstance(content, Mapping):
+            return content
+        caps = group_caps(content.get("amounts"), 0, ("amounts",))
+        for cap in caps:
+            if cap.max_fraction is not None:
+                raise fault_at(
+                    f"group {cap.name} has max_fraction {cap.max_fraction:g}, a cap on shares, and the mix gives "
+                    "amounts; lower its amount instead, and leave max_fraction out",
+                    *("amounts", *cap.at, "max_fraction"),
+                )
+        stages = content.get("stages")
+        for i, stage in enumerate(stages if isinstance(stages, list | tuple) else ()):
+            if isinstance(stage, Mapping):
+                caps += group_caps(stage.get("weights"), i, ("stages", i, "weights"))
+        return {**content, "group_caps": caps} if caps else content
+
+    @cached_property
+    def repetition_caps(self) -> dict[str, GroupCap]:
+        """The group that caps how often each source is gone through, the tightest where there are several."""
+        found: dict[str, GroupCap] = {}
+        caps = [cap for cap in self.group_caps if cap.max_repetition is not None]
+        for cap in sorted(caps, key=lambda cap: -(cap.max_repetition or 0)):
+            found |= dict.fromkeys(cap.names, cap)
+        return found
+
+    def place_of(self, cap: GroupCap) -> tuple[str | int, ...]:
+        """Return the keys of a file that lead to a group which caps how often its sources are gone through."""
+        head = ("stages", cap.stage, "weights") if self.amounts is None else ("amounts",)
+        return ("mix", *head, *cap.at, "max_repetition")
 
     @model_serializer(mode="wrap")
     def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.mix.schema.splits import Name
@@ -24,9 +24,13 @@ from omniload.mix.schema.splits import Name
 __all__ = [
     "HOTTEST",
     "LARGEST_NUMBER",
+    "GroupCap",
+    "MaxFraction",
+    "MaxRepetition",
     "Weight",
     "WeightGroup",
     "Weights",
+    "group_caps",
     "is_nested",
     "shares_of",
 ]
@@ -40,6 +44,14 @@ HOTTEST = 1000.0
 
 Weight = Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
 """A relative weight."""
+MaxFraction = Annotated[float, Field(gt=0, le=1)]
+"""Largest share of a mix."""
+MaxRepetition = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+"""Times at most that records are gone through."""
+_CAPS: dict[str, TypeAdapter[float]] = {
+    "max_fraction": TypeAdapter(MaxFraction),
+    "max_repetition": TypeAdapter(MaxRepetition),
+}
 
 
 class WeightGroup(StrictModel):
@@ -51,6 +63,74 @@ class WeightGroup(StrictModel):
     """Its sources and groups, with their weights within it."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST, allow_inf_nan=False)
     """Weights within the group are raised to 1 / temperature: above 1 evens them out, below 1 sharpens them."""
+    max_fraction: MaxFraction | None = None
+    """Largest share of the mix that its sources may have together, in this stage and by any edit of it."""
+    max_repetition: MaxRepetition | None = None
+    """Times at most that the run may go through each of its sources, whichever stage says it."""
+
+
+class GroupCap(StrictModel):
+    """What the sources of a group may have at most."""
+
+    stage: int = Field(ge=0, le=LARGEST_NUMBER)
+    """Place among ``mix.stages`` of the stage that holds the group; 0 of a group of amounts."""
+    at: tuple[str, ...]
+    """Keys that lead to the group, from ``weights`` or ``amounts`` on."""
+    names: tuple[str, ...]
+    """Every source below it."""
+    max_fraction: MaxFraction | None = None
+    """Largest share of the mix that they may have together."""
+    max_repetition: MaxRepetition | None = None
+    """Times at most that the run may go through each of them."""
+
+    @property
+    def name(self) -> str:
+        """Names of the group and of those around it."""
+        return ".".join(self.at[::2])
+
+
+def group_caps(
+    weights: object, stage: int, path: tuple[str | int, ...], above: tuple[str, ...] = ()
+) -> list[GroupCap]:
+    """Return the caps of all groups of weights or amounts, as a file has them; other faults are left to the models.
+
+    Args:
+        weights: What the file says.
+        stage: Place of the stage that they are of.
+        path: Keys that lead to them; a fault names one below.
+        above: Keys from there to these.
+
+    Raises:
+        PydanticCustomError: A cap is out of range.
+    """
+    found: list[GroupCap] = []
+    for name, entry in weights.items() if isinstance(weights, Mapping) else ():
+        at = (*above, str(name))
+        if not isinstance(entry, Mapping) or "of" not in entry or len(at) > 2 * _DEEPEST:
+            continue
+        caps: dict[str, float] = {}
+        for key, of_key in _CAPS.items():
+            if entry.get(key) is None:
+                continue
+            try:
+                caps[key] = of_key.validate_python(entry[key])
+            except ValidationError as error:
+                limit = "above 0 and at most 1" if key == "max_fraction" else "from 1 to 1e6"
+                raise fault_at(
+                    f"{key} is {entry[key]!r:.40}; give a number {limit}", *path, *at, key
+                ) from error
+        if caps:
+            found.append(GroupCap(stage=stage, at=at, names=tuple(_names(entry["of"])), **caps))
+        found += group_caps(entry["of"], stage, path, (*at, "of"))
+    return found
+
+
+def _names(members: object) -> Iterator[str]:
+    for name, entry in members.items() if isinstance(members, Mapping) else ():
+        if isinstance(entry, Mapping):
+            yield from _names(entry.get("of"))
+        else:
+            yield str(name)
 
 
 def is_nested(weights: object) -> bool:
@@ -110,7 +190,8 @@ def _members(
             near = difflib.get_close_matches(unknown[0], WeightGroup.model_fields, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
             raise fault_at(
-                f"a group has weight, of and temperature, not {unknown[0]!r}{meant}",
+                f"a group has weight, of and temperature, and may have max_fraction and max_repetition, not "
+                f"{unknown[0]!r}{meant}",
                 *at,
                 unknown[0],
             )

@@ -297,6 +297,21 @@ def test_a_plan_of_amounts_shows_wanted_against_drawn_and_a_run_draws_just_that(
     assert not any("mix.stop" in warning for warning in expected["warnings"])
 
 
+def test_a_plan_that_comes_to_more_than_a_group_allows_is_refused_with_the_line(tmp_path):
+    path = a_mix_file(tmp_path, version=2)
+    content = yaml.safe_load(path.read_text())
+    group = {"weight": 1, "max_repetition": 3, "of": {"ids": 1}}
+    content["mix"]["stages"][0]["weights"] = {"text": 1, "both": group}
+    path.write_text(yaml.safe_dump(content))
+
+    result = run_mix("plan", path, "--steps", 500, "--cache-dir", tmp_path / "cache")
+
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "max_rep" in text)
+    assert isinstance(result.exception, ConfigError)
+    said = f"{path}:{line}: mix.stages.0.weights.both.max_repetition: 500 steps want the records of ids "
+    assert said in str(result.exception)
+
+
 def test_a_plan_of_too_few_steps_for_its_amounts_is_refused_with_the_line(tmp_path):
     amounts = {"ids": {"tokens": 3000}, "text": {"epochs": 1.5}}
     path = a_mix_file(tmp_path, version=2, mix={"amounts": amounts})

@@ -193,6 +193,55 @@ def test_no_share_is_above_its_largest_and_the_others_keep_their_proportions(fou
         assert not factors or whole[name] <= factors[0] * shares[name] * (1 + 1e-9)
 
 
+def in_proportion(members, amount, shares, most):
+    """Return what members get of an amount, by halving the factor of all shares; a group is its cap and members."""
+
+    def of(member, factor):
+        if isinstance(member, str):
+            return min(factor * shares[member], most.get(member, 1.0))
+        return min(member[0], sum(of(each, factor) for each in member[1]))
+
+    low, high = 0.0, 1e9
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_over = sum(of(member, middle) for member in members) > amount
+        low, high = (low, middle) if is_over else (middle, high)
+    found = {}
+    for member in members:
+        if isinstance(member, str):
+            found[member] = of(member, high)
+        else:
+            found |= in_proportion(member[1], of(member, high), shares, most)
+    return found
+
+
+part = st.sampled_from([0.05, 0.2, 0.4, 0.7, 1.0])
+
+
+@given(
+    st.lists(st.sampled_from([0.01, 0.2, 1.0, 3.0, 50.0]), min_size=5, max_size=5),
+    st.dictionaries(st.sampled_from((*NAMES, "wiki")), part),
+    part,
+    part,
+)
+def test_no_group_is_above_its_largest_and_nobody_else_is_held_down(found, most, inner, outer):
+    shares = dict(zip((*NAMES, "wiki"), found, strict=True))
+    groups = [(frozenset({"books", "code"}), inner), (frozenset({"books", "code", "news"}), outer)]
+    members = ["web", "wiki", (outer, ["news", (inner, ["books", "code"])])]
+    wanted = in_proportion(members, 1.0, shares, most)
+    if sum(wanted.values()) < 1 - 1e-9:
+        with pytest.raises(ConfigError, match="by their max_fraction; raise one"):
+            capped(shares, most, groups)
+        return
+
+    whole = capped(shares, most, groups)
+
+    assert whole == pytest.approx(wanted, abs=1e-6)
+    assert sum(whole.values()) == pytest.approx(1)
+    for names, cap in [*groups, *((frozenset({name}), cap) for name, cap in most.items())]:
+        assert sum(whole[name] for name in names) <= cap + 1e-12
+
+
 def test_a_decision_folds_each_edit_once_however_many_sources_were_added(monkeypatch):
     history = History(a_mix())
     for i in range(12):
