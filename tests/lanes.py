@@ -39,7 +39,7 @@ WAITING = {
     "packages": (
         *("distribution", "frameworks", "front_ranks", "external_launchers"),
         # They share one HDFS, but for those that kill its nodes.
-        *("hdfs", "journal_stores", "token_cache_stores", "env/test_places"),
+        *("hdfs", "journal_stores", "cache_stores", "env/test_places"),
     ),
     "files": ("fusefs",),
     "trainer": ("trainer_integration",),

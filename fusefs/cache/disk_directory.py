@@ -28,7 +28,7 @@ from fusefs.cache.disk_format import (
 )
 from omniload.base.errors import ConfigError, StateError
 
-__all__ = ["CopyFiles", "DiskDirectory", "Stamp"]
+__all__ = ["CopyFiles", "CopyFolder", "DiskDirectory", "Stamp"]
 
 Stamp = tuple[int, int, int]
 
@@ -77,6 +77,16 @@ class CopyFiles:
             done = os.pwrite(self._data, view, offset)
             view, offset = view[done:], offset + done
 
+    def take(self, offset: int, size_bytes: int) -> int:
+        """Take the disk's blocks of a range ahead of a write; return what the copy takes more than before, in bytes.
+
+        Raises:
+            OSError: The disk is full, or worse.
+        """
+        before = os.fstat(self._data).st_blocks
+        os.posix_fallocate(self._data, offset, size_bytes)
+        return (os.fstat(self._data).st_blocks - before) * 512
+
     def mark(self, unit: int, checksum: int) -> None:
         """Note in the map that a unit is here; 0 says that it is not."""
         os.pwrite(self._table, entry_bytes(checksum), entry_of(unit))
@@ -97,73 +107,11 @@ class CopyFiles:
             os.close(self._table)
 
 
-class DiskDirectory:
-    """One directory, one process: a second is refused, since both would keep an account of their own.
+class CopyFolder:
+    """The files of copies below a root: made, opened and found. Whose turn it is, and what fits, its owner says."""
 
-    The lock is the kernel's (``flock``), so a killed process leaves none behind.
-
-    Raises:
-        ConfigError: The directory cannot be made or written, or holds something else.
-        StateError: Another process uses it, or it is of another version.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._root = Path(path)
-        try:
-            # Copies bear no modes of their files: nobody else may look in.
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Files are removed here without a question, so nothing but a cache of ours may lie in it.
-            if not (self._root / MARKER).exists() and any(self._root.iterdir()):
-                raise ConfigError(
-                    f"disk cache {path!r} holds something else; give an empty or new directory"
-                )
-            _check_owner(path, self._root.stat())
-            # Whoever could write here before us may have left a link to a file of ours, or a pipe.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._marker = os.open(self._root / MARKER, flags, 0o600)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise ConfigError(
-                    f"disk cache {path!r}: {MARKER} is a symbolic link, which no cache of ours is; remove it"
-                ) from error
-            raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
-        try:
-            self._take(path)
-        except BaseException:
-            os.close(self._marker)
-            raise
-
-    def _take(self, path: str) -> None:
-        try:
-            # flock and not a number in a file: the kernel lets it go with the process, however that ends.
-            fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in {errno.EAGAIN, errno.EACCES}:
-                raise ConfigError(f"disk cache {path!r} takes no lock: {error}") from error
-            raise StateError(
-                f"disk cache {path!r} is used by another process; "
-                "give each mount and each process a directory of its own"
-            ) from None
-        try:
-            _check_owner(f"{path}/{MARKER}", marker := os.fstat(self._marker))
-            if not stat_bits.S_ISREG(marker.st_mode):
-                raise ConfigError(f"disk cache {path!r}: {MARKER} is no file; remove it")
-            found = os.pread(self._marker, 4096, 0)
-            if found:
-                check_marker(found, path)
-            else:
-                # New, or its maker was killed here: nothing else was made yet.
-                os.pwrite(self._marker, encode_marker(), 0)
-            # What a killed process had not removed yet.
-            shutil.rmtree(self._root / LEAVING, ignore_errors=True)
-            for folder in (COPIES, LEAVING):
-                (self._root / folder).mkdir(exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
-
-    def close(self) -> None:
-        """Let the next process in."""
-        os.close(self._marker)
+    def __init__(self, root: Path) -> None:
+        self._root = root
 
     def data_path(self, name: str) -> Path:
         """Return where the bytes of a copy lie."""
@@ -172,23 +120,6 @@ class DiskDirectory:
     def map_path(self, name: str) -> Path:
         """Return where the map of a copy lies."""
         return self._root / COPIES / name[:2] / f"{name}.map"
-
-    def found(self) -> list[tuple[str, int]]:
-        """Return the copies that lie here, least recently used first, and their bytes on the disk.
-
-        What is no whole pair of files, of whatever a crash left, is removed.
-
-        Raises:
-            ConfigError: The directory cannot be read; it is let go.
-        """
-        try:
-            return list(self._found())
-        except OSError as error:
-            # Else the lock stays with this process, which its next attempt would take for another one.
-            self.close()
-            raise ConfigError(
-                f"disk cache {str(self._root)!r} cannot be read: {error}; give another directory"
-            ) from error
 
     def _found(self) -> Iterator[tuple[str, int]]:
         whole = []
@@ -257,6 +188,92 @@ class DiskDirectory:
                 return None  # a disk that fails costs the copy, not the open of the file
             opened.pop_all()
         return CopyFiles(descriptors[0], descriptors[1]), found
+
+
+class DiskDirectory(CopyFolder):
+    """One directory, one process: a second is refused, since both would keep an account of their own.
+
+    The lock is the kernel's (``flock``), so a killed process leaves none behind.
+
+    Raises:
+        ConfigError: The directory cannot be made or written, or holds something else.
+        StateError: Another process uses it, or it is of another version.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(Path(path))
+        try:
+            # Copies bear no modes of their files: nobody else may look in.
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Files are removed here without a question, so nothing but a cache of ours may lie in it.
+            if not (self._root / MARKER).exists() and any(self._root.iterdir()):
+                raise ConfigError(
+                    f"disk cache {path!r} holds something else; give an empty or new directory"
+                )
+            _check_owner(path, self._root.stat())
+            # Whoever could write here before us may have left a link to a file of ours, or a pipe.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._marker = os.open(self._root / MARKER, flags, 0o600)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ConfigError(
+                    f"disk cache {path!r}: {MARKER} is a symbolic link, which no cache of ours is; remove it"
+                ) from error
+            raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
+        try:
+            self._take(path)
+        except BaseException:
+            os.close(self._marker)
+            raise
+
+    def _take(self, path: str) -> None:
+        try:
+            # flock and not a number in a file: the kernel lets it go with the process, however that ends.
+            fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                raise ConfigError(f"disk cache {path!r} takes no lock: {error}") from error
+            raise StateError(
+                f"disk cache {path!r} is used by another process; "
+                "give each mount and each process a directory of its own"
+            ) from None
+        try:
+            _check_owner(f"{path}/{MARKER}", marker := os.fstat(self._marker))
+            if not stat_bits.S_ISREG(marker.st_mode):
+                raise ConfigError(f"disk cache {path!r}: {MARKER} is no file; remove it")
+            found = os.pread(self._marker, 4096, 0)
+            if found:
+                check_marker(found, path)
+            else:
+                # New, or its maker was killed here: nothing else was made yet.
+                os.pwrite(self._marker, encode_marker(), 0)
+            # What a killed process had not removed yet.
+            shutil.rmtree(self._root / LEAVING, ignore_errors=True)
+            for folder in (COPIES, LEAVING):
+                (self._root / folder).mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Let the next process in."""
+        os.close(self._marker)
+
+    def found(self) -> list[tuple[str, int]]:
+        """Return the copies that lie here, least recently used first, and their bytes on the disk.
+
+        What is no whole pair of files, of whatever a crash left, is removed.
+
+        Raises:
+            ConfigError: The directory cannot be read; it is let go.
+        """
+        try:
+            return list(self._found())
+        except OSError as error:
+            # Else the lock stays with this process, which its next attempt would take for another one.
+            self.close()
+            raise ConfigError(
+                f"disk cache {str(self._root)!r} cannot be read: {error}; give another directory"
+            ) from error
 
     def set_aside(self, name: str) -> list[Path]:
         """Take the files of a copy from their place at once; return what is still to be removed."""

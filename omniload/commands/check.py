@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from omniload.mix.schedule import boundaries
 from omniload.mix.schema.splits import TRAIN, share_of
 from omniload.plan.forecast import warnings_of_a_step
 from omniload.plan.sizes import SourceSizes
-from omniload.source.formats.opening import open_format
+from omniload.source.formats.opening import open_format, shards_of
 from omniload.source.index import IndexCache
 from omniload.source.kept_findings import FoundSource
+from omniload.source.stores.shard_cache import shard_cache_of
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
 from omniload.source.token_cache.names import SourceTokens, why_not_kept
 from omniload.source.transforms.opening import open_pipeline
@@ -46,6 +48,40 @@ class _Fullness:
     """Units of which something is kept; whether it can be believed shows when it is read."""
     why: str
     """Why tokens of the source are not kept; empty where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptShards:
+    """What a shard cache holds on this machine."""
+
+    path: str
+    """The folder."""
+    limit: int
+    """Most bytes that it takes."""
+    held: int
+    """Bytes that it takes now, for this mix and others."""
+    shards: int
+    """Shards of stores that may be kept."""
+    kept: int
+    """Those of which something is kept."""
+    size_bytes: int
+    """Bytes of all that may be kept."""
+    kept_bytes: int
+    """Bytes of them that are kept; whether they are sound shows when they are read."""
+    never: dict[str, str]
+    """Sources with shards in stores that are never kept, and why."""
+
+    def said(self) -> str:
+        """Return it as a line."""
+        left = "".join(
+            f"; never of {name} ({why})" for name, why in list(self.never.items())[:_NAMED]
+        )
+        more = f" and {len(self.never) - _NAMED} more" if len(self.never) > _NAMED else ""
+        return (
+            f"shard cache: {self.path} takes {format_bytes(self.held)} of {format_bytes(self.limit)}; of this mix "
+            f"{format_bytes(self.kept_bytes)} of {format_bytes(self.size_bytes)} are kept, in {self.kept:,} of "
+            f"{self.shards:,} shards{left}{more}"
+        )
 
 
 @click.command
@@ -77,6 +113,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     doubts += [placed(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
     warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
     tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
+    shards = _shards_kept(mix, spec.base_dir)
     if as_json:
         emit_json(
             {
@@ -86,6 +123,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
                 "sources": [asdict(source) for source in found],
                 "warnings": warnings,
                 "token_cache": None if tokens is None else [asdict(each) for each in tokens],
+                "shard_cache": None if shards is None else asdict(shards),
                 "shares": [
                     {"step": step, "shares": shares_at(mix, step)} for step in boundaries(mix)
                 ],
@@ -99,6 +137,8 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     rows = f"{mix.rows_per_step} rows of {mix.pack.length:,} tokens"
     if tokens is not None:
         say(console, _said_of_tokens(tokens))
+    if shards is not None:
+        say(console, shards.said())
     say(console, f"{file}: valid; a step is {rows} over {ranks}")
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
@@ -142,6 +182,13 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
         except ConfigError as error:
             said = f"{error}; as it is, the run must be on hosts that have it"
             warnings.append(said_of(said, "runtime", key))
+    if (shards := shard_cache_of(mix.loader.shard_cache, base_dir)) is not None:
+        try:
+            with suppress(FileNotFoundError):  # a run makes it
+                shards.directory.require_ours()
+        except (OmniloadError, OSError) as error:
+            said = f"loader.shard_cache: {error}; as it is, runs on this host read every shard from its store"
+            warnings.append(said_of(said, "loader", "shard_cache"))
     if mix.loader.spill and not (folder := base_dir / mix.loader.spill).is_dir():
         said = f"loader.spill: {folder} is no folder here; make it on every host of the run, or name another"
         warnings.append(said_of(said, "loader", "spill"))
@@ -217,6 +264,44 @@ def _fullness_of_mix(
             f"loader.token_cache: {cache.location}: cannot be listed: {error}; runs go on without it, mend it or leave "
             "it out"
         ) from error
+
+
+def _shards_kept(mix: MixConfig, base_dir: Path) -> _KeptShards | None:
+    """Return what is kept of the shards of a mix on this machine; ``None`` where it keeps none.
+
+    Raises:
+        OmniloadError: As for ``shards_of``.
+    """
+    cache = shard_cache_of(mix.loader.shard_cache, base_dir)
+    if cache is None:
+        return None
+    never: dict[str, str] = {}
+    sizes: list[tuple[int, int]] = []
+    for name in mix.names:
+        config = mix.sources[name].using(mix.batch.columns_used)
+        found = shards_of(name, config, base_dir=base_dir)
+        files = [each for file in found for each in (file, *file.beside) if each.remote is not None]
+        if files and config.type == "lance":
+            never[name] = "Lance reads its data sets by itself"
+            continue
+        kept = [file.kept_in(cache).kept for file in files if file.size_bytes]
+        if untold := kept.count(None):
+            never[name] = (
+                f"the store gives {untold:,} of them no ETag, nor a time of writing that is a minute old"
+            )
+        versions = [each.version for each in kept if each is not None]
+        sizes += [(each.size_bytes, cache.directory.bytes_of(each)) for each in versions]
+    return _KeptShards(
+        path=str(cache.directory.root),
+        limit=cache.directory.limit_bytes,
+        held=cache.directory.held_bytes(),
+        shards=len(sizes),
+        kept=sum(kept > 0 for _, kept in sizes),
+        size_bytes=sum(size for size, _ in sizes),
+        # The last page of a shard is taken whole.
+        kept_bytes=sum(min(each) for each in sizes),
+        never=never,
+    )
 
 
 def _of_source(

@@ -14,7 +14,7 @@ from omniload.base.settings.quantities import Bytes, Seconds
 from omniload.base.units import parse_ports
 from omniload.mix.schema.splits import Name
 
-__all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig", "TokenCacheConfig"]
+__all__ = ["LoaderConfig", "RuntimeConfig", "ScalingConfig", "ShardCacheConfig", "TokenCacheConfig"]
 
 _SHOWN = 12
 """Names that a message lists."""
@@ -56,6 +56,25 @@ class TokenCacheConfig(StrictModel):
         return self
 
 
+class ShardCacheConfig(StrictModel):
+    """Where shards of stores are kept on the disk of each node once they were read, for every process and run there."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """A folder on a disk of the node, for this cache alone. A relative path starts at the mix file."""
+    limit: Annotated[Bytes, Field(ge=1 << 20)]
+    """Most bytes that it takes of the disk, for all processes and runs that use the folder. Shards that none of them
+    uses make room, least recently used first; then nothing more is kept, and the rest is read from its store."""
+
+    @field_validator("path")
+    @classmethod
+    def _is_of_the_node(cls, path: str) -> str:
+        if "://" in path and not path.startswith("file://"):
+            raise ValueError(
+                f"found {path!r}, a store; shards are kept on a disk of the node: give a folder such as /scratch/shards"
+            )
+        return path
+
+
 class LoaderConfig(StrictModel):
     """What a source loader may take of its machine; none of this changes what is trained on."""
 
@@ -66,6 +85,9 @@ class LoaderConfig(StrictModel):
     """Folder of that disk; by default ``TMPDIR``, else ``/var/tmp``. On a tmpfs it would be memory again."""
     token_cache: TokenCacheConfig | None = None
     """Where tokens of text are kept once they were made; nowhere by default."""
+    shard_cache: ShardCacheConfig | None = None
+    """Where shards of stores are kept on each node once they were read; nowhere by default. Files of the node itself
+    are read as they are."""
     readers: dict[Name, Annotated[int, Field(ge=1, le=64)]] = Field(default_factory=dict)
     """How many read a source at once, by its name, such as ``{web: 3}``: its loader, and processes beside it (threads
     in the local runtime). Each has its units of every block. By default as many as its measured cost asks for."""

@@ -5,16 +5,20 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pyarrow as pa
 
 from omniload.base.concurrency.calls_under_way import under_way
-from omniload.base.errors import ConfigError, IntegrityError, OmniloadError, UnavailableError
+from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
+from omniload.source.stores.asking import no_ranges, ranges_of, stamp_of, tag_of
+
+if TYPE_CHECKING:
+    from omniload.source.stores.shard_cache import KeptShard, ShardCache
 
 __all__ = [
     "ShardFile",
@@ -31,17 +35,11 @@ __all__ = [
     "shortened",
 ]
 
-_TAG_KEYS = ("ETag", "etag")
-_STAMP_KEYS = (*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", "created")
 _LARGEST_NAME = 1_024
 _READ_BYTES = 1 << 30
 """Bytes of one call; memory for all of them is taken before it is known how many there are."""
-_HTTP = ("http://", "https://")
-_MUCH_BYTES = 8 << 20
 _SAYS_NO_RANGES = "support range requests"
 """As fsspec says that a server sent a whole file."""
-_GIVE_RANGES: set[str] = set()
-"""Servers that gave a part of a file."""
 _REFUSALS = frozenset(
     {
         *("ParamValidationError", "NoCredentialsError", "PartialCredentialsError"),
@@ -71,6 +69,8 @@ class ShardFile:
     """Files that it cannot be read without, such as the index that lies beside it."""
     part_of: tuple[str, int] | None = None
     """Data set, and version of it, that it was found in; no part of what tells it from another file."""
+    kept: "KeptShard | None" = field(default=None, compare=False, repr=False)
+    """Its copy on this node; ``None`` where it has none."""
 
     def open(self) -> pa.NativeFile:
         """Open the file for reading.
@@ -84,7 +84,16 @@ class ShardFile:
         if self.remote is None:
             # As bytes: a name need not be UTF-8.
             return pa.OSFile(os.fsencode(self.path), "rb")
-        return pa.PythonFile(self.remote.open(self.path, "rb"), mode="r")
+        opened = self.remote.open(self.path, "rb") if self.kept is None else self.kept.open()
+        return pa.PythonFile(opened, mode="r")
+
+    def kept_in(self, cache: "ShardCache") -> "ShardFile":
+        """Return the file as it is read through a cache of shards; one of this machine is read as it is."""
+        others = tuple(each.kept_in(cache) for each in self.beside)
+        if self.remote is None:
+            return replace(self, beside=others)
+        kept = cache.shard(self.remote, self.path, self.size_bytes, self.stamp, self.mark)
+        return replace(self, beside=others, kept=kept)
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of each range; fewer where the file ends before it.
@@ -96,19 +105,9 @@ class ShardFile:
         if self.remote is None:
             with Path(self.path).open("rb", buffering=0) as file:
                 return [_local_range(file.fileno(), start, stop) for start, stop in ranges]
-        if self.size_bytes > _MUCH_BYTES and self.path.startswith(_HTTP):
-            _require_ranges(self.remote, self.path)
-        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        # All together: a client of a store asks for them side by side.
-        found: list[bytes] = self.remote.cat_ranges(
-            [self.path] * len(ranges), starts, stops, on_error="raise"
-        )
-        for data, (start, stop) in zip(found, ranges, strict=True):
-            if len(data) > stop - start:
-                raise _no_ranges(
-                    self.path, f"answers with {len(data)} bytes where {stop - start} were asked for"
-                )
-        return found
+        if self.kept is not None:
+            return self.kept.read_ranges(ranges)
+        return ranges_of(self.remote, self.path, self.size_bytes, ranges)
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``, all of them.
@@ -201,7 +200,7 @@ def reading(file: ShardFile, part: str = "") -> Iterator[None]:
 def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     """Raise what an error in reading says of a file or its store; one of code says nothing of either."""
     if isinstance(error, ValueError) and _SAYS_NO_RANGES in str(error):
-        raise _no_ranges(file.path, "answers with all of it") from error
+        raise no_ranges(file.path, "answers with all of it") from error
     decoding = isinstance(error, OSError | EOFError | UnicodeDecodeError | pa.ArrowException)
     if not decoding and not is_outage(error):
         return
@@ -213,33 +212,6 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     raise IntegrityError(
         f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
     ) from error
-
-
-def _no_ranges(path: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"{path}: is on a server that gives no parts of a file: it {why}; name a server that answers requests for "
-        "ranges (206), or copy the files"
-    )
-
-
-def _require_ranges(store: fsspec.AbstractFileSystem, url: str) -> None:
-    """Ask a server once for a part of a file: fsspec would hold the whole of a large one before it can be told.
-
-    Raises:
-        ConfigError: It gives none.
-        OSError: It cannot be asked.
-    """
-    host = url.partition("://")[2].partition("/")[0]
-    if host in _GIVE_RANGES:
-        return
-    # Of the second byte: what begins at the first one may be the whole file, cut off by the client.
-    with store.open(url, "rb", cache_type="none") as file:
-        file.seek(1)
-        try:
-            file.read(1)
-        except ValueError as error:
-            raise _no_ranges(url, "answers with all of it") from error
-    _GIVE_RANGES.add(host)
 
 
 def is_outage(error: Exception) -> bool:
@@ -367,10 +339,9 @@ def remote_file(
             f"its store gives {'no size' if size is None else f'the size {size!r:.40}'}; have it send one (over HTTP a "
             "Content-Length), or copy the file"
         )
-    # The first that there is, a tag before any time: it changes with the content.
-    stamp = next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
-    mark = next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
-    return ShardFile(path=path, size_bytes=size, stamp=stamp, mark=mark, remote=store)
+    return ShardFile(
+        path=path, size_bytes=size, stamp=stamp_of(entry), mark=tag_of(entry), remote=store
+    )
 
 
 def is_file(entry: dict[str, Any]) -> bool:

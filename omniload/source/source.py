@@ -28,6 +28,7 @@ from omniload.source.formats.opening import ShardDigests, open_format
 from omniload.source.index import IndexCache
 from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
+from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.filling import Filling
 from omniload.source.token_cache.names import SourceTokens
@@ -347,6 +348,7 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
     cache_dir: Path | None = None,
     row_length: int | None = None,
     token_cache: TokenCache | None = None,
+    shard_cache: ShardCache | None = None,
     calls: LimitedCalls | None = None,
 ) -> RecordSource:
     """Open a source of a mix file.
@@ -360,18 +362,19 @@ def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows
         cache_dir: Folder that keeps the index; ``None`` builds it each time.
         row_length: Tokens of a row, which samples with images are cut to; ``None`` leaves them whole.
         token_cache: Where tokens of text are kept; ``None`` makes them each time.
+        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores each time.
         calls: Carries out the listing of files, for whoever opens many; a thread of its own otherwise.
 
     Raises:
-        ConfigError: Files or columns are missing, the source holds no record, or text has
-            no tokenizer.
+        ConfigError: Files or columns are missing, the source holds no record, or text has no tokenizer.
         IntegrityError: A shard is cut short or corrupt.
         UnavailableError: A store did not answer.
     """
     cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(name, config, base_dir=base_dir, cache=cache, calls=calls)
-    record_format = opened.format
-    units = record_format.units()
+    opened = open_format(
+        name, config, base_dir=base_dir, cache=cache, shard_cache=shard_cache, calls=calls
+    )
+    record_format, units = opened.format, opened.format.units()
     if not units.rows_U.any():
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"

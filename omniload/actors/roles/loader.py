@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from omniload.actors.heartbeat_board import Activity
-from omniload.actors.roles.sources import PartReads, SourceOpening, StartReaderOf, block_memory
+from omniload.actors.roles.sources import Caches, PartReads, SourceOpening, StartReaderOf
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
@@ -36,7 +36,6 @@ from omniload.source.kept_profile import kept
 from omniload.source.parts.divided import DividedSource
 from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.source import Source
-from omniload.source.token_cache.cache import open_token_cache
 
 __all__ = ["LoaderShell"]
 
@@ -74,8 +73,8 @@ class LoaderShell:
         self._closed = False
         self._work: dict[int, tuple[float, int]] = {}
         # Sources are many and their blocks large: what one does not need at once another may.
-        self._memory = block_memory(mix, base_dir)
-        self._token_cache = open_token_cache(mix.loader.token_cache, mix.tokenizer, base_dir)
+        self._caches = Caches.of(mix, base_dir)
+        self._memory = self._caches.memory
         self._start_reader = start_reader
         self._readers = readers_of(mix, kept(cache_dir, (names[s] for s in sources)))
 
@@ -99,7 +98,7 @@ class LoaderShell:
             mix=mix, number=number, base_dir=self._base_dir, cache_dir=self._cache_dir
         )
         with self._activity.doing(f"opens source {opening.name}"):
-            own = opening.open(self._token_cache, calls)
+            own = opening.open(self._caches, calls)
         own.share(self._memory)
         readers, start = self._readers.get(opening.name, 1), self._start_reader
         if start is None or readers == 1:
@@ -295,7 +294,7 @@ class LoaderShell:
             held_bytes = self._machine.held_bytes()
         # One limit for both, as ``loader.memory`` says what the process takes.
         self._memory.set_others(held_bytes)
-        self._activity.figures.note(held_bytes=held_bytes)
+        self._activity.figures.note(held_bytes=held_bytes, **self._caches.figures())
 
     def _read_unread(self, requests: Sequence[SliceRequest]) -> None:
         """Read at once what is asked for and was read only by the loader before this one."""

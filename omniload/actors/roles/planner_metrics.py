@@ -27,6 +27,8 @@ _TOTAL = "_total"
 FIGURES = {
     "read_samples_total": "Samples that a source loader has read",
     "read_bytes_total": "Bytes of tokens that a source loader has read",
+    "shard_disk_bytes_total": "Bytes of shards that a source loader has read from its shard cache",
+    "shard_store_bytes_total": "Bytes of shards that a source loader with a shard cache has read from stores",
     "retries_total": "Reads that a source loader tried again, because a store did not answer",
     "held_bytes": "Bytes of samples that a source loader holds",
     "built_steps_total": "Steps that a data constructor has built",

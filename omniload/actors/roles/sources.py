@@ -12,14 +12,40 @@ from omniload.source.parts.divided import PartReader
 from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, open_source
+from omniload.source.stores.shard_cache import ShardCache, open_shard_cache
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
 
-__all__ = ["PartReads", "SourceOpening", "StartReaderOf", "block_memory"]
+__all__ = ["Caches", "PartReads", "SourceOpening", "StartReaderOf"]
 
 _FIRST_RECORDS = 64
 _SHORT_S, _LONG_S = 0.05, 0.25
 """Between them a part takes its time: it is neither felt by whoever closes the loader, nor are there many."""
 _GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caches:
+    """What a process keeps of the sources of a mix."""
+
+    memory: BlockMemory
+    """Of decoded blocks: what the mix gives a loader, or one of several readers of a source."""
+    tokens: TokenCache | None
+    shards: ShardCache | None
+
+    @classmethod
+    def of(cls, mix: MixConfig, base_dir: Path, *, readers: int = 1) -> "Caches":
+        """Open those of a mix, for one of so many readers; raises as ``open_token_cache``."""
+        spill = base_dir / mix.loader.spill if mix.loader.spill else None
+        return cls(
+            # A part of the one limit: readers are processes, and the limit is of a loader with all of them.
+            memory=BlockMemory(mix.loader.memory // readers, spill),
+            tokens=open_token_cache(mix.loader.token_cache, mix.tokenizer, base_dir),
+            shards=open_shard_cache(mix.loader.shard_cache, base_dir),
+        )
+
+    def figures(self) -> dict[str, float]:
+        """Return what a role says of them."""
+        return {} if self.shards is None else self.shards.figures()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +63,8 @@ class SourceOpening:
         """Its name in the mix."""
         return self.mix.names[self.number]
 
-    def open(
-        self, token_cache: TokenCache | None, calls: LimitedCalls | None = None
-    ) -> RecordSource:
-        """Open it, with the token cache of this process; ``calls`` list the files of many sources.
+    def open(self, caches: Caches, calls: LimitedCalls | None = None) -> RecordSource:
+        """Open it, with the caches of this process; ``calls`` list the files of many sources.
 
         Raises:
             OmniloadError: As for ``open_source``.
@@ -53,27 +77,21 @@ class SourceOpening:
             base_dir=self.base_dir,
             cache_dir=self.cache_dir,
             row_length=self.mix.pack.length,
-            token_cache=token_cache,
+            token_cache=caches.tokens,
+            shard_cache=caches.shards,
             calls=calls,
         )
 
     def open_part(self, part: Part) -> RecordSource:
         """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""
-        tokens = open_token_cache(self.mix.loader.token_cache, self.mix.tokenizer, self.base_dir)
-        source = self.open(tokens)
-        # A part of the one limit: readers are processes, and the limit is of a loader with all of them.
-        source.share(block_memory(self.mix, self.base_dir, readers=part.of))
+        caches = Caches.of(self.mix, self.base_dir, readers=part.of)
+        source = self.open(caches)
+        source.share(caches.memory)
         return source
 
 
 StartReaderOf = Callable[[SourceOpening, Part], PartReader]
 """Starts the reader of a part of a source; each runtime has its own."""
-
-
-def block_memory(mix: MixConfig, base_dir: Path, *, readers: int = 1) -> BlockMemory:
-    """Return the memory of decoded blocks that a mix gives a loader, or one of several readers of a source."""
-    spill = base_dir / mix.loader.spill if mix.loader.spill else None
-    return BlockMemory(mix.loader.memory // readers, spill)
 
 
 class PartReads:

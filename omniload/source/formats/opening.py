@@ -21,6 +21,7 @@ from omniload.source.formats.format import Format
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import IndexCache
 from omniload.source.patterns import LISTING_S, find_files
+from omniload.source.stores.shard_cache import ShardCache
 
 __all__ = [
     "OpenFormat",
@@ -135,9 +136,10 @@ def open_format(
     *,
     base_dir: Path,
     cache: IndexCache | None = None,
+    shard_cache: ShardCache | None = None,
     calls: LimitedCalls | None = None,
 ) -> OpenFormat:
-    """Find the files of a source and index their units.
+    """Find the files of a source, to be read through a cache of shards where there is one, and index their units.
 
     Raises:
         ConfigError: Files or columns are missing, or the files are of another format.
@@ -145,6 +147,8 @@ def open_format(
         UnavailableError: A store did not answer.
     """
     files = shards_of(name, config, base_dir=base_dir, calls=calls)
+    if shard_cache is not None:
+        files = shard_cache.through(files)
     return open_shards(name, config, files, cache=cache)
 
 

@@ -1,0 +1,117 @@
+"""Ranges of a file of a store, and what tells one version of it from another."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import fsspec
+
+from omniload.base.errors import ConfigError
+
+__all__ = ["is_settled", "no_ranges", "ranges_of", "stamp_of", "tag_of"]
+
+_TAG_KEYS = ("ETag", "etag")
+_STAMP_KEYS = (
+    *(*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated"),
+    *("modification_time", "modificationTime", "created"),  # the first two are of clients of HDFS
+)
+_LEAST_MS = 1e11
+"""From here on a number is of milliseconds, as HDFS counts; in seconds it would be the year 5138."""
+_HTTP = ("http://", "https://")
+_MUCH_BYTES = 8 << 20
+_SETTLED_S = 60.0
+"""How old a time of writing must be to tell versions apart for ever: finer than any store's, and any clock's, error."""
+_GIVE_RANGES: set[str] = set()
+"""Servers that gave a part of a file."""
+
+
+def stamp_of(entry: Mapping[str, Any]) -> str:
+    """Return what changes when a file is written again; empty where its store says nothing of it."""
+    # The first that there is, a tag before any time: it changes with the content.
+    return next((str(entry[key]) for key in _STAMP_KEYS if entry.get(key)), "")
+
+
+def tag_of(entry: Mapping[str, Any]) -> str:
+    """Return a store's tag of the content of a file; empty where it has none."""
+    return next((str(entry[key]) for key in _TAG_KEYS if entry.get(key)), "")
+
+
+def is_settled(stamp: str, tag: str, now_s: float) -> bool:
+    """Tell whether a stamp stands for one content for ever, and not for the time until it is looked at again.
+
+    A tag does. A time of writing does once it is past: two writes within one second may bear the same one.
+
+    Args:
+        stamp: As ``stamp_of`` has it.
+        tag: As ``tag_of`` has it.
+        now_s: The time, in seconds since 1970.
+    """
+    if tag:
+        # A weak one stands for what means the same, not for the same bytes.
+        return not tag.startswith("W/")
+    try:
+        written_s = float(stamp)
+        written_s /= 1000 if written_s > _LEAST_MS else 1
+    except ValueError:
+        try:
+            written = datetime.fromisoformat(stamp)
+        except ValueError:
+            return False
+        written_s = written.replace(tzinfo=written.tzinfo or UTC).timestamp()
+    return now_s - written_s > _SETTLED_S
+
+
+def ranges_of(
+    store: fsspec.AbstractFileSystem, path: str, size_bytes: int, ranges: Sequence[tuple[int, int]]
+) -> list[bytes]:
+    """Return the bytes of each range of a file; fewer where the file ends before it.
+
+    Args:
+        store: The store that holds it.
+        path: The file.
+        size_bytes: Its size, as it is known.
+        ranges: First byte and the one behind the last, of each.
+
+    Raises:
+        ConfigError: It lies on a server that gives whole files alone.
+        Exception: What the store's client raises.
+    """
+    if size_bytes > _MUCH_BYTES and path.startswith(_HTTP):
+        _require_ranges(store, path)
+    starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+    # All together: a client of a store asks for them side by side.
+    found: list[bytes] = store.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
+    for data, (start, stop) in zip(found, ranges, strict=True):
+        if len(data) > stop - start:
+            raise no_ranges(
+                path, f"answers with {len(data)} bytes where {stop - start} were asked for"
+            )
+    return found
+
+
+def no_ranges(path: str, why: str) -> ConfigError:
+    """Return what is said of a server that gives whole files alone."""
+    return ConfigError(
+        f"{path}: is on a server that gives no parts of a file: it {why}; name a server that answers requests for "
+        "ranges (206), or copy the files"
+    )
+
+
+def _require_ranges(store: fsspec.AbstractFileSystem, url: str) -> None:
+    """Ask a server once for a part of a file: fsspec would hold the whole of a large one before it can be told.
+
+    Raises:
+        ConfigError: It gives none.
+        OSError: It cannot be asked.
+    """
+    host = url.partition("://")[2].partition("/")[0]
+    if host in _GIVE_RANGES:
+        return
+    # Of the second byte: what begins at the first one may be the whole file, cut off by the client.
+    with store.open(url, "rb", cache_type="none") as file:
+        file.seek(1)
+        try:
+            file.read(1)
+        except ValueError as error:
+            raise no_ranges(url, "answers with all of it") from error
+    _GIVE_RANGES.add(host)

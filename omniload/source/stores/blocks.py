@@ -1,0 +1,74 @@
+"""Blocks of a shard: which a range touches, which side by side are one request, and a range of what is at hand."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fusefs.cache.disk_format import CopyVersion
+
+__all__ = ["BLOCK_BYTES", "blocks_of", "extent_of", "gaps_of", "joined", "runs_of", "span_of"]
+
+BLOCK_BYTES = 256 << 10
+"""Bytes of a block, which is kept and checked as one: little enough for a footer, and 200 GB have 6 MB of checksums."""
+
+_Range = tuple[int, int]
+
+
+def span_of(version: CopyVersion, block: int) -> _Range:
+    """Return where a block begins, and its bytes."""
+    start = block * BLOCK_BYTES
+    return start, min(BLOCK_BYTES, version.size_bytes - start)
+
+
+def extent_of(version: CopyVersion, run: _Range) -> _Range:
+    """Return the first byte of a run of blocks, and the one behind its last."""
+    begin, end = run
+    return begin * BLOCK_BYTES, min(end * BLOCK_BYTES, version.size_bytes)
+
+
+def runs_of(blocks: Sequence[int]) -> list[_Range]:
+    """Return the first block, and the one behind the last, of each run in a row of ascending ones."""
+    runs: list[_Range] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block:
+            runs[-1] = (runs[-1][0], block + 1)
+        else:
+            runs.append((block, block + 1))
+    return runs
+
+
+def blocks_of(span: _Range) -> range:
+    """Return the blocks that a range of bytes touches."""
+    start, stop = span
+    return range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)) if stop > start else range(0)
+
+
+def gaps_of(span: _Range, held: Mapping[int, memoryview]) -> Iterator[_Range]:
+    """Yield the parts of a range whose blocks are not held, those side by side as one."""
+    start, stop = span
+    for begin, end in runs_of([block for block in blocks_of(span) if block not in held]):
+        yield max(start, begin * BLOCK_BYTES), min(stop, end * BLOCK_BYTES)
+
+
+def joined(span: _Range, held: Mapping[int, memoryview], gaps: Mapping[_Range, bytes]) -> bytes:
+    """Return the bytes of a range.
+
+    Args:
+        span: The range.
+        held: Whole blocks.
+        gaps: What there is of ``gaps_of``; the range ends where one gave fewer bytes than it has.
+    """
+    start, stop = span
+    ends = {first: (last, data) for (first, last), data in gaps.items() if first >= start}
+    parts: list[bytes | memoryview] = []
+    at = start
+    while at < stop:
+        begin = at // BLOCK_BYTES * BLOCK_BYTES
+        if (block := held.get(at // BLOCK_BYTES)) is not None:
+            end = min(stop, begin + BLOCK_BYTES)
+            parts.append(block[at - begin : end - begin])
+        else:
+            end, data = ends[at]
+            parts.append(data)
+            if len(data) < end - at:
+                break
+        at = end
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)

@@ -1,0 +1,380 @@
+"""Shards of stores are read from the store once: copies of what was read, on a disk of the node, under a cap.
+
+Nothing depends on it but time. What is not there, damaged, of another version, or slow to come is read from the store
+as without a cache; samples and digests are the same.
+"""
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import fsspec
+import orjson
+import xxhash
+from typing_extensions import override
+
+from fusefs.cache.disk_format import CopyVersion, decode_map
+from omniload.base.clock import Clock, SystemClock
+from omniload.base.errors import ConfigError
+from omniload.base.log import get_logger
+from omniload.base.secrets import names_secret
+from omniload.base.units import format_bytes
+from omniload.mix.runtime import ShardCacheConfig
+from omniload.source.stores.asking import is_settled, ranges_of, stamp_of
+from omniload.source.stores.blocks import (
+    BLOCK_BYTES,
+    blocks_of,
+    extent_of,
+    gaps_of,
+    joined,
+    runs_of,
+    span_of,
+)
+from omniload.source.stores.shared_directory import SharedDirectory
+
+if TYPE_CHECKING:
+    from omniload.source.files import ShardFile
+
+__all__ = ["KeptShard", "ShardCache", "Traffic", "open_shard_cache", "shard_cache_of"]
+
+_AWAY_S = 60.0
+"""How long a directory that failed, or is full, is not written to."""
+_AHEAD_BYTES = 8 << 20
+"""What is read ahead of whoever reads a file from its beginning on."""
+_LOG = get_logger(__name__)
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Where bytes of shards came from."""
+
+    disk_bytes: int = 0
+    """From copies, whole blocks."""
+    store_bytes: int = 0
+    """From stores, of shards that are or may be kept."""
+
+
+class ShardCache:
+    """The copies of a directory that this process reads, and fills. Safe in threads, and across forks.
+
+    Args:
+        directory: Where they lie.
+        clock: For the time that a directory is left alone.
+        wall_s: The time in seconds since 1970, which times of writing are held against.
+    """
+
+    def __init__(
+        self,
+        directory: SharedDirectory,
+        clock: Clock | None = None,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.directory, self.traffic = directory, Traffic()
+        self._clock, self._wall_s = clock or SystemClock(), wall_s
+        self._lock = threading.Lock()
+        self._prepared = False
+        self._closed_until_s = self._clock.now_s()
+        self._told: set[str] = set()
+        self._fresh: dict[int, tuple[fsspec.AbstractFileSystem, fsspec.AbstractFileSystem]] = {}
+
+    def prepare(self) -> None:
+        """Make the directory, or find it; one that cannot be used costs a line in the log."""
+
+        def prepared() -> bool:
+            self.directory.prepare()
+            return True
+
+        self._prepared = bool(self._asked(prepared))
+
+    def through(self, files: Iterable["ShardFile"]) -> tuple["ShardFile", ...]:
+        """Return files as they are read through this cache, and say that they are in use."""
+        through = tuple(file.kept_in(self) for file in files)
+        every = (each for file in through for each in (file, *file.beside))
+        names = [each.kept.version.name for each in every if each.kept is not None]
+        if self._prepared:
+            self._asked(lambda: self.directory.use(names))
+        return through
+
+    def shard(
+        self, store: fsspec.AbstractFileSystem, path: str, size_bytes: int, stamp: str, tag: str
+    ) -> "KeptShard | None":
+        """Return a shard as it is read through this cache; ``None`` where its store does not tell versions apart.
+
+        Args:
+            store: The store that holds it.
+            path: The shard.
+            size_bytes: Its size.
+            stamp: What changes when it is written again.
+            tag: What changes with its content, where the store has that.
+        """
+        if not size_bytes or not is_settled(stamp, tag, self._wall_s()):
+            return None
+        said = [_identity(store), path, size_bytes, stamp, BLOCK_BYTES]
+        key = orjson.dumps([str(each).encode(errors="surrogateescape").hex() for each in said])
+        version = CopyVersion(key.decode(), size_bytes, -(-size_bytes // BLOCK_BYTES))
+        return KeptShard(cache=self, version=version, store=store, path=path, stamp=stamp)
+
+    def blocks(self, version: CopyVersion, wanted: Sequence[int]) -> dict[int, memoryview]:
+        """Return those of some blocks, in their order, that are kept and sound."""
+        found = self._asked(lambda: self._sound(version, wanted), reads=True) or {}
+        with self._lock:
+            self.traffic.disk_bytes += sum(map(len, found.values()))
+        return found
+
+    def figures(self) -> dict[str, float]:
+        """Return the traffic, by the names of figures of a role."""
+        with self._lock:
+            return {
+                "shard_disk_bytes_total": self.traffic.disk_bytes,
+                "shard_store_bytes_total": self.traffic.store_bytes,
+            }
+
+    def is_open(self) -> bool:
+        """Tell whether it may take something now."""
+        return self._prepared and self._clock.now_s() >= self._closed_until_s
+
+    def keep(self, version: CopyVersion, blocks: Mapping[int, memoryview]) -> None:
+        """Keep blocks, given in their order, as far as they fit."""
+        if blocks and self._asked(lambda: self._put(version, blocks)) == 0:
+            self._close()
+            limit = format_bytes(self.directory.limit_bytes)
+            self._tell(
+                "full",
+                f"is full at {limit} with shards that runs on this node use; what is not in it is read from its "
+                "store each time: raise loader.shard_cache.limit",
+            )
+
+    def count(self, size_bytes: int) -> None:
+        """Count bytes that came from a store."""
+        with self._lock:
+            self.traffic.store_bytes += size_bytes
+
+    def version_now(self, store: fsspec.AbstractFileSystem, path: str) -> tuple[Any, str]:
+        """Ask a store itself, and no listing that its client keeps, for size and stamp of a file."""
+        if len(getattr(store, "dircache", ())):
+            store = self._past_listings(store)
+        entry = store.info(path)
+        return entry.get("size"), stamp_of(entry)
+
+    def _past_listings(self, store: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:
+        with self._lock:
+            # With the store itself: a number of one that is gone could come again.
+            if id(store) not in self._fresh:
+                options = {**store.storage_options, "use_listings_cache": False}
+                fresh = type(store)(*store.storage_args, **options, skip_instance_cache=True)
+                self._fresh[id(store)] = (store, fresh)
+            return self._fresh[id(store)][1]
+
+    def _sound(self, version: CopyVersion, wanted: Sequence[int]) -> dict[int, memoryview]:
+        # What could not be looked at may be another's.
+        if not self._prepared or (opened := self.directory.open(version)) is None:
+            return {}
+        files, found = opened
+        try:
+            sums_U = decode_map(found, version)
+            if sums_U is None:
+                return {}
+            held: dict[int, memoryview] = {}
+            for block in wanted:
+                if not (checksum := int(sums_U[block])):
+                    continue
+                data = memoryview(files.read(*span_of(version, block)))
+                if _checksum(data) == checksum:
+                    held[block] = data
+                    continue
+                files.mark(block, 0)
+                self._tell("damaged", f"block {block} of {version.name} is damaged; read anew")
+            return held
+        finally:
+            files.retire()
+
+    def _put(self, version: CopyVersion, blocks: Mapping[int, memoryview]) -> int:
+        """Keep blocks; return how many."""
+        taken = self.directory.take_up(version, list(blocks))
+        if taken is None:
+            return 0
+        files, fitting = taken
+        try:
+            for block in fitting:
+                files.write(span_of(version, block)[0], blocks[block])
+                # Behind the bytes, though order is not what is relied on: the checksum is.
+                files.mark(block, _checksum(blocks[block]))
+        finally:
+            files.retire()
+        return len(fitting)
+
+    def _asked(self, call: Callable[[], _Answer], *, reads: bool = False) -> _Answer | None:
+        """Ask the directory; what fails is told once, and is no fault of the run."""
+        try:
+            return call()
+        except (OSError, ConfigError) as error:
+            # Reading goes on: what lies on a disk that takes no more is good.
+            if not reads:
+                self._close()
+            self._tell("read" if reads else "away", f"{error}; going on from the store")
+            return None
+
+    def _close(self) -> None:
+        self._closed_until_s = self._clock.now_s() + _AWAY_S
+
+    def _tell(self, kind: str, message: str) -> None:
+        with self._lock:
+            # Of thousands of blocks that fail alike the first is told.
+            first = kind not in self._told
+            self._told.add(kind)
+        if first:
+            _LOG.warning("the shard cache at %s: %s", self.directory.root, message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptShard:
+    """A shard of a store, whose blocks are kept once they were read."""
+
+    cache: ShardCache
+    version: CopyVersion
+    store: fsspec.AbstractFileSystem
+    path: str
+    stamp: str
+
+    def open(self) -> io.BufferedIOBase:
+        """Open it for reading, from the copy and the store as each has it."""
+        return _KeptFile(self)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range; fewer where the file ends before it.
+
+        Raises:
+            ConfigError: It lies on a server that gives whole files alone.
+            Exception: What the store's client raises.
+        """
+        size = self.version.size_bytes
+        ranges = [(min(start, size), min(stop, size)) for start, stop in ranges]
+        wanted = sorted({block for each in ranges for block in blocks_of(each)})
+        held = self.cache.blocks(self.version, wanted)
+        missing = [block for block in wanted if block not in held]
+        if missing and self.cache.is_open():
+            held |= self._fetched(missing)
+        # What is not to be kept is read as it is asked for, and no byte around it.
+        gaps = [gap for each in ranges for gap in gaps_of(each, held)]
+        data = dict(zip(gaps, self._from_store(gaps), strict=True)) if gaps else {}
+        return [joined(each, held, data) for each in ranges]
+
+    def _fetched(self, missing: Sequence[int]) -> dict[int, memoryview]:
+        """Read blocks from the store, those side by side in one request, and keep those that are whole."""
+        extents = [extent_of(self.version, run) for run in runs_of(missing)]
+        blocks: dict[int, memoryview] = {}
+        for (start, _), data in zip(extents, self._from_store(extents), strict=True):
+            view = memoryview(data)
+            for at in range(0, len(view), BLOCK_BYTES):
+                block = (start + at) // BLOCK_BYTES
+                part = view[at : at + BLOCK_BYTES]
+                # Of a file that was cut short the last one is not whole: read again as a gap, it shows that.
+                if len(part) == span_of(self.version, block)[1]:
+                    blocks[block] = part
+        # Behind the bytes: of a file that was written anew meanwhile they may be the new ones.
+        if self._is_unchanged():
+            self.cache.keep(self.version, blocks)
+        return blocks
+
+    def _is_unchanged(self) -> bool:
+        with suppress(
+            Exception
+        ):  # whatever its client raises: nothing is kept, and the next look says what it is
+            now = self.cache.version_now(self.store, self.path)
+            return now == (self.version.size_bytes, self.stamp)
+        return False
+
+    def _from_store(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        found = ranges_of(self.store, self.path, self.version.size_bytes, ranges)
+        self.cache.count(sum(map(len, found)))
+        return found
+
+
+class _KeptFile(io.BufferedIOBase):
+    """A shard as a file. Reading on from where the last read ended reads ahead. For one thread at a time."""
+
+    def __init__(self, shard: KeptShard) -> None:
+        self._shard, self._at = shard, 0
+        self._start, self._window = 0, b""
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence, self._shard.version.size_bytes)
+        self._at = max(0, base + offset)
+        return self._at
+
+    @override
+    def tell(self) -> int:
+        return self._at
+
+    @override
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._shard.version.size_bytes - self._at)
+        size = left if size is None or size < 0 else min(size, left)
+        held = self._start <= self._at and self._at + size <= self._start + len(self._window)
+        if size and not held:
+            follows = self._start <= self._at <= self._start + len(self._window)
+            ahead = max(size, _AHEAD_BYTES) if follows else size
+            stop = min(self._at + ahead, self._shard.version.size_bytes)
+            (self._window,) = self._shard.read_ranges([(self._at, stop)])
+            self._start = self._at
+        begin = self._at - self._start
+        data = self._window[begin : begin + size] if size else b""
+        self._at += len(data)
+        return data
+
+
+def open_shard_cache(
+    config: ShardCacheConfig | None, base_dir: Path, wall_s: Callable[[], float] = time.time
+) -> ShardCache | None:
+    """Open what ``loader.shard_cache`` names; ``None`` for none. What is wrong with it costs a line in the log."""
+    cache = shard_cache_of(config, base_dir, wall_s)
+    if cache is not None:
+        cache.prepare()
+    return cache
+
+
+def shard_cache_of(
+    config: ShardCacheConfig | None, base_dir: Path, wall_s: Callable[[], float] = time.time
+) -> ShardCache | None:
+    """Return what ``loader.shard_cache`` names, to be looked at: nothing is made there; ``None`` for none."""
+    if config is None:
+        return None
+    root = base_dir / Path(config.path.removeprefix("file://")).expanduser()
+    return ShardCache(SharedDirectory(root, config.limit), wall_s=wall_s)
+
+
+def _checksum(data: bytes | memoryview) -> int:
+    # 0 says that a block is missing.
+    return xxhash.xxh3_64_intdigest(data) or 1
+
+
+def _identity(store: fsspec.AbstractFileSystem) -> str:
+    """Return what tells a store from another: what it was opened with, but for secrets, which may change."""
+    said = _plain(
+        {"kind": type(store).__name__, "args": list(store.storage_args), **store.storage_options}
+    )
+    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _plain(value: object) -> object:
+    """Return a setting without secrets, and without what is the same in no two processes."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if not names_secret(str(k))}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else None

@@ -1,0 +1,213 @@
+"""A shard cache answers what the store holds, within its cap, whatever is read, written anew, damaged or killed."""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fusefs.cache.disk_directory import CopyFiles
+from omniload.source.stores import shared_directory
+from omniload.source.stores.blocks import BLOCK_BYTES
+from tests.support.plane.shard_caches import Shards, a_cache, taken_bytes
+
+B = BLOCK_BYTES
+NAMES = "abcd"
+LIMIT = 6 * B
+SIZES = st.integers(1, 3 * B)
+PLACES = st.floats(0, 1)
+
+
+def bytes_of(seed, size):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+
+def range_in(data, places):
+    start, stop = sorted(int(place * len(data)) for place in places)
+    return start, stop
+
+
+class Killed:
+    """Ends the process before one of the calls by which a copy is made, as the kernel would."""
+
+    def __init__(self, calls):
+        self.left = calls
+        for holder, name in [
+            *((CopyFiles, name) for name in ("take", "write", "mark")),
+            *((shared_directory, name) for name in ("_note", "decode_map")),
+            (shared_directory.SharedDirectory, "make"),
+            (shared_directory.SharedDirectory, "_remove"),
+        ]:
+            setattr(holder, name, self.counted(getattr(holder, name)))
+
+    def counted(self, call):
+        def counting(*args):
+            self.left -= 1
+            if self.left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args)
+
+        return counting
+
+
+class CacheOfShards(RuleBasedStateMachine):
+    """Processes that share a directory, against a store that is never wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.place = tempfile.TemporaryDirectory()
+        self.folder = Path(self.place.name) / "cache"
+        self.shards, self.contents, self.seed = Shards("/shards"), {}, 0
+        self.caches = []
+        self.damaged = set()
+        self.protected = set()
+        for name in NAMES:
+            self.write(name, 2 * B + 17)
+        self.start()
+
+    def teardown(self):
+        self.caches.clear()
+        self.place.cleanup()
+
+    def write(self, name, size):
+        self.seed += 1
+        self.contents[name] = bytes_of(self.seed, size)
+        self.shards.put(name, self.contents[name], tag=f"{name}-{self.seed}")
+
+    def pairs(self):
+        found = {path.stem: 0 for path in self.folder.glob("copies/*/*")}
+        for path in self.folder.glob("copies/*/*"):
+            found[path.stem] += 1
+        return {name for name, files in found.items() if files == 2}
+
+    def file(self, process, name):
+        cache, used = self.caches[process % len(self.caches)]
+        file = self.shards.through(cache, name)
+        used.add(file.kept.version.name)
+        return file
+
+    def start(self):
+        self.caches.append((a_cache(self.folder, LIMIT), set()))
+
+    @rule(process=st.integers(0, 2), name=st.sampled_from(NAMES), places=st.tuples(PLACES, PLACES))
+    def read(self, process, name, places):
+        start, stop = range_in(self.contents[name], places)
+
+        assert self.file(process, name).read_range(start, stop) == self.contents[name][start:stop]
+
+    @rule(
+        process=st.integers(0, 2), name=st.sampled_from(NAMES), places=st.lists(PLACES, max_size=4)
+    )
+    def read_as_a_file(self, process, name, places):
+        data = self.contents[name]
+        with self.file(process, name).open() as file:
+            for place in places:
+                at = int(place * len(data))
+                file.seek(at)
+                assert file.read(1000) == data[at : at + 1000]
+                assert file.read(B) == data[at + 1000 : at + 1000 + B]
+
+    @rule(name=st.sampled_from(NAMES), size=SIZES)
+    def write_anew(self, name, size):
+        self.write(name, size)
+
+    @precondition(lambda self: len(self.caches) < 3)
+    @rule()
+    def start_a_process(self):
+        self.start()
+
+    @precondition(lambda self: len(self.caches) > 1)
+    @rule(process=st.integers(0, 2))
+    def end_a_process(self, process):
+        del self.caches[process % len(self.caches)]
+        self.protected.clear()
+
+    @rule(calls=st.integers(0, 40), process=st.integers(0, 2), name=st.sampled_from(NAMES))
+    def kill_a_process_that_was_forked(self, calls, process, name):
+        if not (child := os.fork()):
+            try:
+                Killed(calls)
+                file = self.file(process, name)
+                assert file.read_range(0, file.size_bytes) == self.contents[name]
+                self.shards.through(a_cache(self.folder, LIMIT), name)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in {0, -signal.SIGKILL}
+        # What it said that it uses, the process that it was forked from uses.
+        self.file(process, name)
+
+    @rule(number=st.integers(0, 40), place=PLACES, how=st.sampled_from(["byte", "cut", "gone"]))
+    def damage(self, number, place, how):
+        files = sorted(self.folder.glob("copies/*/*"))
+        if not files:
+            return
+        file = files[number % len(files)]
+        # What is no copy any more is removed by whoever meets it, and made anew.
+        self.damaged.add(file.stem)
+        self.protected.discard(file.stem)
+        at = int(place * (file.stat().st_size - 1))
+        if how == "gone":
+            file.unlink()
+        elif how == "cut":
+            os.truncate(file, at)
+        else:
+            with file.open("r+b") as opened:
+                opened.seek(at)
+                byte = opened.read(1)
+                opened.seek(at)
+                opened.write(bytes([byte[0] ^ 0x55]) if byte else b"")
+
+    @rule()
+    def damage_the_account(self):
+        (self.folder / "account").write_bytes(b"nonsense")
+
+    @invariant()
+    def the_cap_holds_on_the_disk_itself(self):
+        taken = taken_bytes(self.folder)
+        assert taken <= LIMIT
+        # An account may say too much, after a kill, and is counted anew; too little would break the cap.
+        said = self.caches[0][0].directory.held_bytes()
+        assert said >= taken or said == 0
+
+    @invariant()
+    def what_living_processes_use_stays(self):
+        pairs = self.pairs()
+        assert self.protected <= pairs
+        used = set().union(*(used for _, used in self.caches))
+        self.protected = (pairs & used) - self.damaged
+
+
+TestCacheOfShards = CacheOfShards.TestCase
+TestCacheOfShards.settings = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.tuples(PLACES, PLACES)), max_size=20))
+def test_a_store_gives_each_block_once_to_all_processes_of_a_node(reads):
+    shards = Shards()
+    contents = {name: bytes_of(seed, 3 * B + 5) for seed, name in enumerate("ab")}
+    for name, data in contents.items():
+        shards.put(name, data)
+    with tempfile.TemporaryDirectory() as folder:
+        caches = [a_cache(Path(folder) / "cache") for _ in range(3)]
+        for turn, (name, places) in enumerate(reads):
+            start, stop = range_in(contents[name], places)
+            file = shards.through(caches[turn % 3], name)
+            assert file.read_range(start, stop) == contents[name][start:stop]
+
+        asked = [
+            (path, at) for path, start, stop in shards.store.gave for at in range(start, stop, B)
+        ]
+        assert len(asked) == len(set(asked))
+        assert all(at % B == 0 for _, at in asked)

@@ -1,0 +1,361 @@
+"""A cache of shards: what it answers, what it keeps, and for whom it makes room."""
+
+import fcntl
+import io
+import logging
+import os
+import shutil
+
+import fsspec
+import numpy as np
+import pytest
+
+from fusefs.cache.disk_format import CopyVersion
+from omniload.base.clock import FakeClock
+from omniload.mix.runtime import ShardCacheConfig
+from omniload.source.files import local_file, remote_file
+from omniload.source.stores.blocks import BLOCK_BYTES
+from omniload.source.stores.shard_cache import open_shard_cache, shard_cache_of
+from tests.support.plane.shard_caches import Shards, a_cache, an_hour_later, taken_bytes
+
+B = BLOCK_BYTES
+DATA = np.random.default_rng(1).integers(0, 256, 5 * B + 100, dtype=np.uint8).tobytes()
+OTHER = DATA[::-1]
+
+
+@pytest.fixture
+def shards():
+    shards = Shards()
+    shards.put("a", DATA)
+    return shards
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+def whole(file):
+    return file.read_range(0, file.size_bytes)
+
+
+def test_what_was_read_is_not_asked_of_the_store_again_by_another_process(shards, folder):
+    cache = a_cache(folder)
+    assert whole(shards.through(cache, "a")) == DATA
+    assert shards.store.given_bytes() == len(DATA) == cache.traffic.store_bytes
+    shards.store.gave.clear()
+
+    later = a_cache(folder)
+    file = shards.through(later, "a")
+
+    assert whole(file) == DATA
+    assert file.read_ranges([(0, 7), (B - 1, B + 1), (9 * B, 10 * B)]) == [
+        DATA[:7],
+        DATA[B - 1 : B + 1],
+        b"",
+    ]
+    assert not shards.store.gave
+    assert later.figures()["shard_store_bytes_total"] == 0
+    assert later.figures()["shard_disk_bytes_total"] > len(DATA)
+
+
+def test_whole_blocks_are_asked_for_and_those_side_by_side_in_one_request(shards, folder):
+    file = shards.through(a_cache(folder), "a")
+
+    file.read_ranges([(B + 5, B + 6), (3 * B + 1, 4 * B + 1)])
+
+    assert [(start, stop) for _, start, stop in shards.store.gave] == [(B, 2 * B), (3 * B, 5 * B)]
+
+
+def test_a_file_is_read_on_from_copy_and_store_alike(shards, folder):
+    shards.through(a_cache(folder), "a").read_range(2 * B, 3 * B)
+
+    with shards.through(a_cache(folder), "a").open() as file:
+        assert file.size() == len(DATA)
+        file.seek(2 * B - 3)
+        assert file.read(10) == DATA[2 * B - 3 : 2 * B + 7]
+        assert file.read(B) == DATA[2 * B + 7 : 3 * B + 7]
+        file.seek(-5, io.SEEK_END)
+        assert file.read(100) == DATA[-5:]
+        assert file.read(1) == b""
+        file.seek(0)
+        assert file.read() == DATA
+
+
+def test_a_shard_that_was_written_anew_is_not_answered_from_the_old_copy(shards, folder):
+    whole(shards.through(a_cache(folder), "a"))
+    shards.put("a", OTHER)
+
+    assert whole(shards.through(a_cache(folder), "a")) == OTHER
+
+
+def test_bytes_of_a_shard_that_changes_while_it_is_read_are_not_kept_under_its_old_name(
+    shards, folder
+):
+    path = shards.put("a", DATA, tag="first")
+    file = shards.through(a_cache(folder), "a")
+    shards.put("a", OTHER, tag="second")
+    whole(file)
+    shards.put("a", DATA, tag="first")  # put back, as it was
+    assert path == file.path
+
+    assert whole(shards.through(a_cache(folder), "a")) == DATA
+
+
+def test_one_path_in_two_stores_is_two_shards(folder):
+    one, two = Shards(), Shards()
+    two.folder = one.folder
+    one.put("a", DATA, tag="x")
+    cache = a_cache(folder)
+    first = cache.shard(one.store, "a", 5, "x", "x")
+    other = type(one.store)(endpoint="elsewhere", skip_instance_cache=True)
+    secret = type(one.store)(secret="s", token="t", skip_instance_cache=True)
+
+    assert cache.shard(other, "a", 5, "x", "x").version != first.version
+    assert cache.shard(secret, "a", 5, "x", "x").version == first.version  # keys may change
+
+
+def test_files_of_this_machine_and_versions_that_cannot_be_told_apart_are_read_as_they_are(
+    tmp_path, folder
+):
+    (tmp_path / "a").write_bytes(DATA)
+    store = fsspec.filesystem("memory")
+    store.pipe("/fresh", DATA)
+    cache = a_cache(folder)
+
+    local, fresh = cache.through([local_file(str(tmp_path / "a")), remote_file(store, "/fresh")])
+
+    assert local.kept is None
+    assert fresh.kept is None  # bears a time alone, of this very second
+    assert whole(local) == whole(fresh) == DATA
+    later = a_cache(folder, wall_s=an_hour_later)
+    (old,) = later.through([remote_file(store, "/fresh")])
+    assert old.kept is not None
+    assert whole(old) == DATA
+
+
+def damaged(file, at):
+    held = bytearray(file.read_bytes())
+    held[at] ^= 1
+    file.write_bytes(held)
+
+
+@pytest.mark.parametrize("suffix", ["data", "map"])
+def test_a_block_that_is_damaged_is_read_anew_and_mended(shards, folder, suffix, caplog):
+    whole(shards.through(a_cache(folder), "a"))
+    (file,) = folder.glob(f"copies/*/*.{suffix}")
+    damaged(file, 70)
+    shards.store.gave.clear()
+
+    assert whole(shards.through(a_cache(folder), "a")) == DATA
+
+    assert shards.store.gave == [(f"{shards.folder}/a", 0, B)]
+    assert "damaged" in caplog.text
+    shards.store.gave.clear()
+    assert whole(shards.through(a_cache(folder), "a")) == DATA
+    assert not shards.store.gave
+
+
+@pytest.mark.parametrize("damage", ["header", "longer", "shorter", "data shorter", "data gone"])
+def test_a_copy_that_is_no_copy_any_more_is_made_anew(shards, folder, damage):
+    cache = a_cache(folder)
+    whole(shards.through(cache, "a"))
+    (table,) = folder.glob("copies/*/*.map")
+    data = table.with_suffix(".data")
+    if damage == "header":
+        damaged(table, 30)
+    elif damage == "data gone":
+        data.unlink()
+    else:
+        file = data if "data" in damage else table
+        os.truncate(file, file.stat().st_size + (8 if damage == "longer" else -8))
+    shards.store.gave.clear()
+
+    assert whole(shards.through(cache, "a")) == DATA
+    assert shards.store.given_bytes() == len(DATA)
+    shards.store.gave.clear()
+    assert whole(shards.through(a_cache(folder), "a")) == DATA
+    assert not shards.store.gave
+
+
+def test_a_full_cache_serves_what_it_holds_and_asks_for_no_byte_around_the_rest(
+    shards, folder, caplog
+):
+    limit = 3 * B + 64 * 1024
+    cache = a_cache(folder, limit)
+    assert whole(shards.through(cache, "a")) == DATA
+    assert 2 * B < taken_bytes(folder) <= limit
+    shards.store.gave.clear()
+    file = shards.through(cache, "a")
+
+    for _ in range(3):
+        assert file.read_range(B + 5, 4 * B + 7) == DATA[B + 5 : 4 * B + 7]
+
+    # The first of the three finds it full.
+    assert shards.store.gave[-1] == (file.path, 3 * B, 4 * B + 7)
+    assert taken_bytes(folder) <= limit
+    (said,) = [line for line in caplog.messages if "is full at" in line]
+    assert "raise loader.shard_cache.limit" in said
+
+
+def test_a_shard_that_a_living_process_uses_makes_no_room_and_one_of_a_dead_does(shards, folder):
+    limit = 7 * B
+    shards.put("b", OTHER)
+    first = a_cache(folder, limit)
+    whole(shards.through(first, "a"))
+    second = a_cache(folder, limit)
+    assert whole(shards.through(second, "b")) == OTHER
+    shards.store.gave.clear()
+    whole(shards.through(first, "a"))
+    assert not shards.store.gave, "the first process uses it"
+
+    del first
+    third = a_cache(folder, limit)
+    assert whole(shards.through(third, "b")) == OTHER
+    shards.store.gave.clear()
+    assert whole(shards.through(third, "b")) == OTHER
+    assert not shards.store.gave
+    assert taken_bytes(folder) <= limit
+
+
+def test_what_was_used_last_stays(shards, folder):
+    limit = 13 * B
+    for name, data in (("b", OTHER), ("c", OTHER)):
+        shards.put(name, data)
+    for at_s, name in ((100, "a"), (200, "b")):
+        file = shards.through(a_cache(folder, limit), name)
+        whole(file)
+        (table,) = folder.glob(f"copies/*/{file.kept.version.name}.map")
+        os.utime(table, (at_s, at_s))
+
+    whole(shards.through(a_cache(folder, limit), "c"))
+
+    shards.store.gave.clear()
+    whole(shards.through(a_cache(folder, limit), "b"))
+    assert not shards.store.gave
+    whole(shards.through(a_cache(folder, limit), "a"))
+    assert shards.store.given_bytes() == len(DATA)
+
+
+def test_a_lower_limit_holds_from_the_next_opening_on(shards, folder):
+    whole(shards.through(a_cache(folder), "a"))
+
+    smaller = a_cache(folder, 2 * B)
+
+    assert taken_bytes(folder) == smaller.directory.held_bytes() == 0
+    assert whole(shards.through(smaller, "a")) == DATA
+    assert 0 < taken_bytes(folder) <= 2 * B
+
+
+def test_an_account_that_says_nonsense_is_counted_anew(shards, folder):
+    whole(shards.through(a_cache(folder), "a"))
+    for nonsense in (b"", b"x" * 16, (1 << 60).to_bytes(8, "little") + b"\0" * 8):
+        (folder / "account").write_bytes(nonsense)
+        cache = a_cache(folder)
+        (folder / "account").write_bytes(nonsense)
+        shards.put("b", OTHER)
+        whole(shards.through(cache, "b"))
+        assert cache.directory.held_bytes() == taken_bytes(folder) > 0
+
+
+def test_a_lock_that_another_process_keeps_costs_a_copy_and_not_the_read(shards, folder, caplog):
+    clock = FakeClock()
+    cache = a_cache(folder, clock=clock)
+    file = shards.through(cache, "a")
+    with (folder / "account").open("rb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        assert whole(file) == DATA
+    assert sum(clock.slept_s) >= 2
+    assert "locked by another process" in caplog.text
+
+    clock.advance(61)
+    whole(file)
+    shards.store.gave.clear()
+    assert whole(file) == DATA
+    assert not shards.store.gave
+
+
+def test_a_disk_that_is_full_or_gone_costs_a_line_and_is_asked_again(
+    shards, folder, caplog, monkeypatch
+):
+    clock = FakeClock()
+    cache = a_cache(folder, clock=clock)
+    file = shards.through(cache, "a")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", full)
+        for _ in range(3):
+            assert whole(file) == DATA
+    assert caplog.text.count("No space left") == 1
+
+    clock.advance(61)
+    whole(file)
+    shutil.rmtree(folder)
+    for _ in range(3):
+        assert whole(file) == DATA
+    assert not folder.exists(), "what was unmounted is not made below its mount point"
+
+
+@pytest.mark.parametrize("what", ["something else", "a file", "others may write", "version"])
+def test_a_directory_that_is_not_ours_is_left_alone_and_costs_a_line(shards, folder, what, caplog):
+    folder.mkdir(mode=0o700)
+    if what == "something else":
+        (folder / "thesis.tex").write_text("years of work")
+    elif what == "a file":
+        folder.rmdir()
+        folder.write_text("a file")
+    elif what == "others may write":
+        folder.chmod(0o777)
+    else:
+        (folder / "omniload-shard-cache.json").write_text('{"omniload_shard_cache":2}\n')
+    before = sorted(folder.rglob("*"))
+
+    file = shards.through(a_cache(folder), "a")
+
+    assert whole(file) == whole(file) == DATA
+    assert shards.store.given_bytes() == 2 * len(DATA), "nor is it read from"
+    assert sorted(folder.rglob("*")) == before
+    assert caplog.text.count("going on from the store") == 1
+
+
+def test_copies_that_another_user_could_have_written_are_not_read(shards, folder):
+    whole(shards.through(a_cache(folder), "a"))
+    folder.chmod(0o770)
+    shards.store.gave.clear()
+
+    assert whole(shards.through(a_cache(folder), "a")) == DATA
+    assert shards.store.given_bytes() == len(DATA)
+
+
+def test_what_a_mix_names_is_opened_beside_it_and_looked_at_without_being_made(tmp_path, caplog):
+    config = ShardCacheConfig(path="near", limit="1MiB")
+    assert shard_cache_of(None, tmp_path) is None is open_shard_cache(None, tmp_path)
+
+    assert shard_cache_of(config, tmp_path).directory.held_bytes() == 0
+    assert not (tmp_path / "near").exists()
+
+    with caplog.at_level(logging.WARNING):
+        open_shard_cache(config, tmp_path)
+    assert (tmp_path / "near").stat().st_mode & 0o777 == 0o700
+    assert not caplog.messages
+
+
+def test_a_directory_of_users_is_cleared_of_the_dead(folder):
+    first = a_cache(folder)
+    del first
+    living = a_cache(folder)
+    assert len(list((folder / "users").iterdir())) == 2
+
+    # Whoever needs room looks who lives.
+    a_cache(folder, B).directory.take_up(CopyVersion("a", 2 * B, 2), [0, 1])
+
+    assert len(list((folder / "users").iterdir())) == 2, "the living, and whoever looked"
+    del living
+
+
+def test_a_store_is_a_place_of_its_own_and_no_folder_of_the_node():
+    with pytest.raises(ValueError, match="found 's3://b/x', a store; shards are kept on a disk"):
+        ShardCacheConfig(path="s3://b/x", limit="1GB")
