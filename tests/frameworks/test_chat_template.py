@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from omniload.mix.config import BpeTokenizer
-from omniload.mix.schema.transforms import ChatTransform
+from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.source import open_source
 from tests.support.chats import MARKED, conversations, write_model
@@ -77,6 +77,52 @@ def test_a_conversation_of_other_names_is_one_that_was_renamed_by_hand(tmp_path,
     block = source.read(0, len(chats))
 
     require_theirs(block, chats, tmp_path / "model")
+
+
+def test_pairs_of_other_names_are_two_conversations_that_were_renamed_by_hand(tmp_path):
+    write_model(tmp_path / "model", LLAMA)
+    asked = [{"role": "user", "content": f"why {'so ' * (i % 5)}{i}?"} for i in range(40)]
+    answers = [[f"since {i}", f"who knows {i}"] for i in range(40)]
+    human = [{"from": "human", "value": each["content"]} for each in asked]
+    lines = [
+        orjson.dumps(
+            {
+                "conversations": [prompt],
+                "chosen": {"from": "gpt", "value": chosen},
+                "rejected": [{"from": "gpt", "value": rejected}],
+            }
+        )
+        for prompt, (chosen, rejected) in zip(human, answers, strict=True)
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    names = {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}
+    pairs = PreferenceTransform(type="preference", prompt="conversations", messages=names)
+    config = JsonlSource(
+        type="jsonl",
+        path="a.jsonl",
+        text="chosen",
+        transforms=(pairs,),
+        shuffle={"method": "none"},
+    )
+    tokenizer = BpeTokenizer(type="bpe", path="model")
+
+    block = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path).read(0, 40)
+
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model").apply_chat_template(
+        [
+            [prompt, {"role": "assistant", "content": said}]
+            for prompt, both in zip(asked, answers, strict=True)
+            for said in both
+        ],
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    for i in range(40):
+        ids, masks = (theirs[key][2 * i : 2 * i + 2] for key in ("input_ids", "assistant_masks"))
+        assert block.tokens[i].tolist() == ids[0] + ids[1]
+        assert block.others["loss_mask"][i].astype(int).tolist() == masks[0] + masks[1]
+        assert block.others["rejected_at"][i].tolist() == [len(ids[0])]
 
 
 def require_theirs(block, chats, model):

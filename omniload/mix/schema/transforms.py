@@ -67,7 +67,19 @@ class MessageNames(StrictModel):
         return self
 
 
-class ChatTransform(StrictModel):
+class _OfMessages(StrictModel):
+    """What makes tokens of messages, by names that it has as ``messages``."""
+
+    @model_serializer(mode="wrap")
+    def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write names that change nothing as releases know it that had none: their runs and caches are gone on with."""
+        content: dict[str, Any] = handler(self)
+        if content.get("messages") == MessageNames().model_dump():
+            del content["messages"]
+        return content
+
+
+class ChatTransform(_OfMessages):
     """Conversations to tokens, by the chat template of a model. Makes the text; sets ``loss_mask``.
 
     A record is a list of messages, ``[{"role": ..., "content": ...}, ...]``, or an object with the keys ``messages``,
@@ -86,16 +98,8 @@ class ChatTransform(StrictModel):
     messages: MessageNames = MessageNames()
     """What messages call their keys and roles, where that is not ``role`` and ``content``."""
 
-    @model_serializer(mode="wrap")
-    def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write names that change nothing as releases know it that had none: their runs and caches are gone on with."""
-        content: dict[str, Any] = handler(self)
-        if self.messages == MessageNames():
-            del content["messages"]
-        return content
 
-
-class PreferenceTransform(StrictModel):
+class PreferenceTransform(_OfMessages):
     """Preference pairs to tokens: a prompt with each of two answers. Makes the text; sets ``loss_mask``.
 
     The key or column under ``text`` of the source holds the chosen answer. Both sides are one sample, which is never
@@ -115,6 +119,17 @@ class PreferenceTransform(StrictModel):
     """As of ``chat``."""
     date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None
     """As of ``chat``."""
+    messages: MessageNames = MessageNames()
+    """As of ``chat``, for prompts and answers alike."""
+
+    @model_validator(mode="after")
+    def _texts_have_no_names(self) -> Self:
+        if self.form == "text" and self.messages != MessageNames():
+            raise fault_at(
+                "messages names keys, and form is text, which has none; leave one of them out",
+                "messages",
+            )
+        return self
 
     @model_validator(mode="after")
     def _texts_have_a_prompt(self) -> Self:

@@ -20,7 +20,14 @@ from omniload.base.extras import missing_extra
 from omniload.base.reading import read_small_file
 from omniload.mix.schema.transforms import MessageNames
 
-__all__ = ["BadConversationError", "ChatTemplate", "Rendered", "TemplateFiles", "read_template"]
+__all__ = [
+    "BadConversationError",
+    "ChatTemplate",
+    "Rendered",
+    "TemplateFiles",
+    "named",
+    "read_template",
+]
 
 _LARGEST_BYTES = 16 << 20
 _BEGIN, _END = "\ufdd0", "\ufdd1"
@@ -186,13 +193,13 @@ def _variables(record: str, names: MessageNames) -> dict[str, Any]:
             f"holds {json.dumps(value):.{_SHOWN}}, not a list of messages with {wanted}"
         )
     return {
-        "messages": [_named(i, message, names) for i, message in enumerate(messages)],
+        "messages": [named(i, message, names) for i, message in enumerate(messages)],
         "tools": given.get("tools"),
         "documents": given.get("documents"),
     }
 
 
-def _named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
+def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
     """Return a message by the names that templates know.
 
     Raises:

@@ -24,9 +24,14 @@ from typing_extensions import override
 
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import LOSS_MASK, REJECTED_AT
-from omniload.mix.schema.transforms import ChatTransform, PreferenceTransform
+from omniload.mix.schema.transforms import ChatTransform, MessageNames, PreferenceTransform
 from omniload.source.tokenize import Tokenizer
-from omniload.source.transforms.chat_template import BadConversationError, ChatTemplate, Rendered
+from omniload.source.transforms.chat_template import (
+    BadConversationError,
+    ChatTemplate,
+    Rendered,
+    named,
+)
 
 __all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples"]
 
@@ -154,9 +159,10 @@ class PreferenceEncoder(Encoder):
             )
             return first, second
         keys = self._chosen, config.rejected
-        sides = [_messages(found[key], key) for key in keys]
+        names = config.messages
+        sides = [_messages(found[key], key, names) for key in keys]
         if config.prompt is not None:
-            asked = _messages(found[config.prompt], config.prompt, role="user")
+            asked = _messages(found[config.prompt], config.prompt, names, role="user")
         else:
             pairs = zip(*sides, strict=False)
             # What both sides begin with is what was asked.
@@ -194,18 +200,26 @@ def _text(value: object, key: str) -> str:
     return value
 
 
-def _messages(value: object, key: str, *, role: str = "assistant") -> list[Any]:
-    """Return the messages under a key; a message alone, or the text of one by ``role``, stands for a list of it."""
+def _messages(
+    value: object, key: str, names: MessageNames, *, role: str = "assistant"
+) -> list[Any]:
+    """Return the messages under a key, by the names that templates know.
+
+    A message alone, or the text of one by ``role``, stands for a list of it.
+    """
     if isinstance(value, str) and value:
-        value = {"role": role, "content": value}
+        return [{"role": role, "content": value}]
     given = [value] if isinstance(value, dict) else value
     if not isinstance(given, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("role"), str) for each in given
+        isinstance(each, dict) and isinstance(each.get(names.role), str) for each in given
     ):
         raise BadConversationError(
-            f"{key} is {_shown(value)}, not a list of messages with role and content"
+            f"{key} is {_shown(value)}, not a list of messages with {names.role} and {names.content}"
         )
-    return given
+    try:
+        return [named(i, message, names) for i, message in enumerate(given)]
+    except BadConversationError as error:
+        raise BadConversationError(f"{key}: {error}") from None
 
 
 def _shown(value: object) -> str:

@@ -28,7 +28,9 @@ MIX = {
     "pack": {"length": 256, "overlong": "drop"},
     "batch": {"tokens": 1024, "micro_tokens": 512},
 }
-STYLES = ("messages", "prompt text", "whole conversations", "texts")
+STYLES = ("messages", "prompt text", "whole conversations", "texts", "shared", "shared whole")
+NAMES = {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}
+"""As ShareGPT has them, and data sets that took them over."""
 
 
 @pytest.fixture
@@ -51,6 +53,13 @@ def records(style):
             yield {"prompt": prompt, "chosen": sides[0][0], "rejected": rejected}
         elif style == "messages":
             yield {"prompt": asked, "chosen": sides[0], "rejected": sides[1]}
+        elif style.startswith("shared"):
+            human = {"from": "human", "value": prompt}
+            chosen, rejected = ({"from": "gpt", "value": said} for said in (chosen, rejected))
+            if style == "shared":
+                yield {"prompt": [human], "chosen": chosen, "rejected": rejected}
+            else:
+                yield {"chosen": [human, chosen], "rejected": [human, rejected]}
         else:
             yield {"chosen": asked + sides[0], "rejected": asked + sides[1]}
 
@@ -98,8 +107,10 @@ def a_mix(kind="jsonl", style="messages", transform=(), **changes):
     pairs = {"type": "preference", **dict(transform)}
     if style == "texts":
         pairs["form"] = "text"
-    if style == "whole conversations":
+    if "whole" in style:
         pairs["prompt"] = None
+    if style.startswith("shared"):
+        pairs["messages"] = NAMES
     source = {"type": kind, "path": f"pairs.{kind}", "text": "chosen", "transforms": [pairs]}
     return {**MIX, "sources": {"pairs": source}, **changes}
 
@@ -303,6 +314,30 @@ def test_a_record_that_is_no_pair_is_told_or_left_out(folder, record, said):
     mix["sources"]["pairs"]["on_error"] = {"policy": "skip", "limit": 1}
     with omniload.open(mix, arrays="numpy") as loader:
         assert sum(len(batch.pairs) for batch in loader) == 8
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"role": "assistant", "content": "b"}, "chosen is .*, not a list of messages with from"),
+        ({"from": "gpt", "content": "b"}, "chosen: message 0 is .*, not an object with a from"),
+        ({"from": "bot", "value": "b"}, "chosen: message 0: from is 'bot', and roles"),
+    ],
+)
+def test_an_answer_of_names_that_the_mix_does_not_say_is_told(folder, chosen, said):
+    pair = {"prompt": "a", "chosen": chosen, "rejected": "c"}
+    Path("pairs.jsonl").write_text(json.dumps(pair), encoding="utf-8")
+
+    with (
+        pytest.raises(IntegrityError, match=said),
+        omniload.open(a_mix(style="shared"), arrays="numpy") as loader,
+    ):
+        list(loader)
+
+
+def test_names_of_messages_are_refused_beside_texts_which_have_none(folder):
+    with pytest.raises(ConfigError, match="messages names keys, and form is text"):
+        omniload.open(a_mix(style="texts", transform={"messages": NAMES}))
 
 
 def test_an_answer_that_a_template_leaves_out_is_told(folder):

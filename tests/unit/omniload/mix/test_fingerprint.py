@@ -93,28 +93,30 @@ def test_ranks_balance_runtime_and_labels_change_nothing(changes):
     assert changed(**changes) == []
 
 
-def declared_of(**chat):
-    """Return what is kept of the declaration of a source of conversations."""
+def declared_of(kind="chat", **said):
+    """Return what is kept of the declaration of a source of conversations, or of pairs."""
     source = {"type": "jsonl", "path": "*.jsonl", "text": "messages"}
-    source["transforms"] = [{"type": "chat", **chat}]
-    mix = a_mix(sources={"web": source}, tokenizer={"type": "bytes"})
+    source["transforms"] = [{"type": kind, **said}]
+    mix = a_mix(sources={"web": source}, tokenizer={"type": "bytes"}, pack={"overlong": "drop"})
     return fingerprint_of(mix, some_facts((10,), "aa", "cc", "ee"))["sources.web"]
 
 
-AS_EVER = "667ca8adab37"
-"""Of a chat as releases had it that knew no names of keys and roles."""
+AS_EVER = {"chat": "667ca8adab37", "preference": "cb219209d2e4"}
+"""Of transforms as releases had them that knew no names of keys and roles."""
 
 
+@pytest.mark.parametrize("kind", AS_EVER)
 @pytest.mark.parametrize("names", [{}, {"role": "role"}, {"content": "content", "roles": None}])
-def test_names_that_change_nothing_leave_the_digest_of_older_releases(names):
-    assert declared_of() == declared_of(messages=names) == AS_EVER
+def test_names_that_change_nothing_leave_the_digest_of_older_releases(kind, names):
+    assert declared_of(kind) == declared_of(kind, messages=names) == AS_EVER[kind]
 
 
-def test_names_of_keys_and_roles_change_the_declaration():
+@pytest.mark.parametrize("kind", AS_EVER)
+def test_names_of_keys_and_roles_change_the_declaration(kind):
     roles = {"human": "user", "gpt": "assistant"}
     said = [{"role": "from"}, {"content": "value"}, {"roles": roles}, {"roles": roles | {"a": "b"}}]
 
-    assert len({AS_EVER, *(declared_of(messages=names) for names in said)}) == 5
+    assert len({AS_EVER[kind], *(declared_of(kind, messages=names) for names in said)}) == 5
 
 
 def test_a_renamed_source_is_another_source():
