@@ -4,10 +4,12 @@ import gc
 import logging
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -16,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from omniload.base import secrets
 from tests.lanes import LANES, lane_of
-from tests.support.warm_python import WarmPython
+from tests.support.warm_python import COMMANDS, RANKS, WarmPopen, WarmPython, is_command
 
 # Programs that tests start load hundreds of modules each: compiled once, not by every one of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -90,21 +92,88 @@ def leaves_nothing_behind():
         for t in threading.enumerate()
         if t not in threads and t.name.startswith("omniload-") and t.is_alive()
     ]
-    left = set(psutil.Process().children(recursive=True)) - children
+    left = set(psutil.Process().children(recursive=True)) - children - _WARM.processes()
     # A process that was told to end may still be on its way out.
     _, alive = psutil.wait_procs(left, timeout=10)
     assert stray == []
     assert [process.name() for process in alive] == []
 
 
+def _warm(*modules):
+    """Start a warm Python in a folder of its own; return what ends both, too."""
+    with ExitStack() as stack:
+        # Below /tmp: the path of a socket is short.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warm", dir="/tmp"))
+        python = stack.enter_context(WarmPython(Path(folder), *modules))
+        return python, stack.pop_all()
+
+
+class WarmPythons:
+    """Those of a session, each started when it is first asked for; see ``tests/support/warm_python.py``."""
+
+    def __init__(self):
+        self.for_real = False
+        self._started = {}
+        self._ended = ExitStack()
+
+    def of(self, modules):
+        """Return the one that has loaded these."""
+        if modules not in self._started:
+            # Below /tmp: the path of a socket is short.
+            folder = tempfile.TemporaryDirectory(prefix="warm", dir="/tmp")
+            python = WarmPython(Path(self._ended.enter_context(folder)), modules)
+            self._started[modules] = self._ended.enter_context(python)
+        return self._started[modules]
+
+    def for_words(self, words):
+        """Return the one for a command of ours, unless the test asks for more."""
+        if self.for_real or not is_command(words):
+            return None
+        return self.of(RANKS if "train" in words else COMMANDS)
+
+    def processes(self):
+        """Return those that stay."""
+        return {psutil.Process(python.pid) for python in self._started.values()}
+
+    def end(self):
+        self._started.clear()
+        self._ended.close()
+
+
+_WARM = WarmPythons()
+
+
+class _PopenOfTests(WarmPopen):
+    def __init__(self, *given, **named):
+        super().__init__(*given, python_of=_WARM.for_words, **named)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_start_warm():
+    """Fork commands and daemons, but for those of tests marked ``started_for_real``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", _PopenOfTests)
+        yield
+    _WARM.end()
+
+
 @pytest.fixture(scope="session")
-def warm_python():
+def warm_python(commands_start_warm):
     """A Python that has loaded what ranks need, for scripts of ranks; see ``tests/support/warm_python.py``."""
-    with (
-        tempfile.TemporaryDirectory(prefix="warm", dir="/tmp") as folder,
-        WarmPython(Path(folder)) as python,
-    ):
-        yield python
+    return _WARM.of(RANKS)
+
+
+@pytest.fixture(scope="session")
+def warm_commands(commands_start_warm):
+    """A Python that has loaded what commands need; see ``tests/support/warm_python.py``."""
+    return _WARM.of(COMMANDS)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Know before the fixtures of a module what the first of its tests says."""
+    _WARM.for_real = item.get_closest_marker("started_for_real") is not None
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,8 @@ from fusefs.config import FilesConfig
 from omniload.base.config import parse_yaml
 from tests.docs.snippets import ROOT, blocks_of, documents
 
+WALKED_FOR_REAL = "how-to-start.md"
+"""The page whose every command loads all that it needs; those of others are forked."""
 WALKS = [path for path in documents() if any("run" in block.info for block in blocks_of(path))]
 
 
@@ -65,7 +67,9 @@ def shell(work, monkeypatch):
 @pytest.mark.fuse
 @pytest.mark.slow
 @pytest.mark.parametrize("path", WALKS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_consoles_of_a_page_run_one_after_the_other(path, shell):
+def test_the_consoles_of_a_page_run_one_after_the_other(path, shell, warm_commands, monkeypatch):
+    if path.name != WALKED_FOR_REAL:
+        monkeypatch.setenv("PATH", f"{warm_commands.folder}:{os.environ['PATH']}")
     script, count = script_of(path)
     if " mount " in script and not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("MOUNT NOT TESTED: no /dev/fuse")

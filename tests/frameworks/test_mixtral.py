@@ -70,6 +70,7 @@ def omniload(*words):
     return done.stdout
 
 
+@pytest.mark.started_for_real
 def test_a_run_goes_from_its_file_to_text_by_transformers(mix):
     """Trained on a mix with a tokenizer of its own, sampled from, exported, and both read back by their own classes."""
     folder = mix.parent

@@ -1,44 +1,88 @@
-"""Python for scripts of ranks, warm: each is a process forked from one that has torch and our rooms for ranks loaded.
+"""Python, warm: a process is forked from one that has loaded what ranks need (``RANKS``), or commands (``COMMANDS``).
 
-Loading takes a rank two to four seconds of processor time, and tests start a hundred. What they prove of ranks does
-not lie there: a program that imports all this itself is in every page that is run and in two jobs that are launched.
+Loading takes a rank two to four seconds of processor time, a command or the daemon of a mount one half to one and a
+half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
+that is run and in two jobs that are launched; daemons in ``test_secrets.py``, ``test_system.py``, under every
+supervisor and by every command that mounts; commands in ``test_docs_walks.py`` (the page of starts),
+``test_distribution.py``, ``test_launch.py`` (the job that comes back) and ``tests/frameworks``.
 
-    with WarmPython(folder) as python:
+    with WarmPython(folder, RANKS) as python:
         subprocess.Popen([python.path, "rank.py", "1"])
         subprocess.run([python.path, "-m", "torch.distributed.run", "rank.py"], env=os.environ | python.for_launchers)
 
-The process that is started is a small one (``_CLIENT``) that stands for the script's: it has its output, forwards
+The process that is started so is a small one (``_CLIENT``) that stands for the script's: it has its output, forwards
 signals, ends when it does and as it does, and ends it where it is killed itself. The script has its open files, its
 parent and its namespaces.
+
+    WarmPopen([sys.executable, "-m", "omniload", "mix", "check"], python_of=lambda words: python)
+
+A program that the process of the tests itself starts needs nobody to stand for it: it is forked as a child of that
+process (``_forked_beside``), with its identifier, signals and end, its files, folder, variables and limits. It is
+started for real wherever it would inherit something else than the warm process did: see ``_inherited``.
 """
 
+import atexit
 import ctypes
 import fcntl
 import gc
+import inspect
 import json
 import os
+import resource
 import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-__all__ = ["WarmPython"]
+__all__ = ["COMMANDS", "OMNILOAD", "RANKS", "WarmPopen", "WarmPython", "is_command"]
 
-_MODULES = (
+RANKS = (
     *("torch", "torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
     *("omniload.front.opening", "trainer_integration.run.external_rank"),
     # Ray is not among them: it takes settings from variables when it is loaded.
     *("omniload.actors.local.plane", "trainer_integration.run.trainer"),
+    *("omniload.base.cli", "trainer_integration.cli", "trainer_integration.commands.run"),
 )
+_DAEMONS = (
+    *("fusefs.mounts.daemon", "fusefs.mounts.supervisor"),
+    *("snapshot.image.mount.daemon", "snapshot.engines.podman.mount"),
+)
+COMMANDS = (
+    *_DAEMONS,
+    *("fusefs.cli", "omniload.cli", "snapshot.commands.env", "snapshot.commands.image"),
+    *("omniload.commands.mix_tables", "omniload.commands.opening", "rich.table"),
+)
+OMNILOAD = Path(sys.executable).with_name("omniload")
+_AS_TEXT = "from omniload.base.cli import main; main()"
+# Read by an interpreter, or by a library, as it begins.
+_READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "GRPC_", "ARROW_", "MIMALLOC_")
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+_SYS_CLONE3 = 435
+_PR_SET_NAME, _PR_SET_MM, _PR_GET_TID_ADDRESS = 15, 35, 40
+_PR_SET_MM_MAP = 14
+_OF_STATUS = (
+    *("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:"),
+    *("SigBlk", "SigIgn"),
+)
+# That of open files is raised by Java, where a test has begun one.
+_LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
+_OF_CHILDREN = ".children"
 _SIZE_BYTES = 8
 _MOST_FILES = 64
+_KEPT: list[object] = []
+_NONE = ctypes.c_ulong(0)
+_ROOT = str(Path(__file__).parents[2])
 _STARTED_S = 60
+# A fork has the thread alone that forks.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 _CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
@@ -47,7 +91,7 @@ server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 held = [int(name) for name in os.listdir("/proc/self/fd")]
 held = [number for number in held if number != server.fileno() and os.path.exists(f"/proc/self/fd/{{number}}")]
-asked = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), os.getppid(), held]).encode()
+asked = json.dumps([[*{before!r}, *sys.argv[1:]], os.getcwd(), dict(os.environ), os.getppid(), held]).encode()
 socket.send_fds(server, [len(asked).to_bytes({size}, "big")], held)
 server.sendall(asked)
 words = server.makefile()
@@ -65,25 +109,39 @@ os._exit(code)
 class WarmPython:
     """The process that others are forked from; use it in a ``with``."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start it, with its socket in an empty folder whose path is short."""
+    def __init__(self, folder: Path, modules: Sequence[str] = RANKS) -> None:
+        """Start it with ``modules`` loaded, its sockets in an empty folder whose path is short."""
         self.path = str(folder / "python")
         """What to start in place of ``sys.executable``."""
         self.for_launchers = {"PYTHON_EXEC": self.path}
         """Variables by which torchrun, and our launcher, start ranks with it."""
-        address = str(folder / "socket")
-        text = _CLIENT.format(python=sys.executable, address=address, size=_SIZE_BYTES)
-        Path(self.path).write_text(text)
-        Path(self.path).chmod(0o755)
+        self.folder = folder
+        """To be first in ``PATH`` where a shell is to start ``omniload`` warm."""
+        self._address = str(folder / "socket")
+        self._owner = os.getpid()
+        self._inherited = _inherited()
+        self._early = _read_early(os.environ)
+        for name, before in {"python": (), "omniload": (str(OMNILOAD),)}.items():
+            text = _CLIENT.format(
+                python=sys.executable, address=self._address, size=_SIZE_BYTES, before=before
+            )
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, __file__, address],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+            [sys.executable, __file__, self._address, *modules],
+            env=os.environ | _ONE_THREAD | {"PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         ready, _, _ = select.select([self._process.stdout], [], [], _STARTED_S)
         assert ready, f"no warm Python within {_STARTED_S} s"
         assert self._process.stdout.readline() == b"ready\n"
+
+    @property
+    def pid(self) -> int:
+        """The process that others are forked from."""
+        return self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -93,41 +151,175 @@ class WarmPython:
         self._process.wait(_STARTED_S)
         self._process.stdout.close()
 
+    def child(self, given: Mapping[str, Any]) -> int | None:
+        """Start a command as a child of this process; return its number, or ``None`` where that is to be done for real.
 
-def serve(address: str) -> list[str]:
-    """Fork a process for each that asks; return its command line in that process, and end in this one with stdin."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(64)
+        Args:
+            given: What ``Popen`` hands to its ``_execute_child``, by name.
+        """
+        variables = os.environ if given["env"] is None else given["env"]
+        as_ours = (
+            os.getpid() == self._owner
+            and given["close_fds"]
+            and all(given[name] is None for name in ("preexec_fn", "gid", "gids", "uid"))
+            and given["umask"] < 0
+            and _read_early(variables) == self._early
+            and _inherited() == self._inherited
+        )
+        if not as_ours:
+            return None
+        streams = {0: given["p2cread"], 1: given["c2pwrite"], 2: given["errwrite"]}
+        files = {number: number if had < 0 else had for number, had in streams.items()}
+        files |= {number: number for number in given["pass_fds"]}
+        asked = {
+            "command": [os.fsdecode(word) for word in given["args"]],
+            "folder": os.path.abspath(os.fsdecode(given["cwd"] or ".")),  # noqa: PTH100 -- of any type
+            "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in variables.items()},
+            "numbers": list(files),
+            "limits": [(kind, resource.getrlimit(kind)) for kind in _LIMITS],
+            "session": given["start_new_session"],
+            "group": given["process_group"],
+        }
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(self._address + _OF_CHILDREN)
+            text = json.dumps(asked).encode()
+            size = len(text).to_bytes(_SIZE_BYTES, "big")
+            socket.send_fds(server, [size], list(files.values()))
+            server.sendall(text)
+            with server.makefile() as words:
+                pid = int(words.readline())
+                assert words.readline() == "begun\n", f"{asked['command']} did not begin"
+        return pid
+
+
+class WarmPopen(subprocess.Popen):
+    """``Popen``, whose process is forked from a warm one where it may be."""
+
+    def __init__(
+        self, *given: Any, python_of: Callable[[object], WarmPython | None], **named: Any
+    ) -> None:
+        """Start it as ``Popen`` does, by what ``python_of`` returns for its words."""
+        self._python_of = python_of
+        super().__init__(*given, **named)
+
+    def _execute_child(self, *given: Any, **named: Any) -> None:
+        start = super()._execute_child
+        by_name = inspect.signature(start).bind(*given, **named).arguments
+        python = self._python_of(by_name["args"])
+        pid = None if python is None else python.child(by_name)
+        self.is_forked = pid is not None
+        if pid is None:
+            start(*given, **named)
+            return
+        self.pid = pid
+        self._child_created = True
+        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(by_name[end] for end in ends))
+
+
+def is_command(words: object) -> bool:
+    """Return whether these are the words of our command, or of the daemon of a mount."""
+    if not isinstance(words, list | tuple) or not words:
+        return False
+    program, *rest = (os.fsdecode(word) if not isinstance(word, str) else word for word in words)
+    if program != sys.executable:
+        return program == str(OMNILOAD)
+    match rest:
+        case ["-m", module, *_]:
+            return module in {"omniload", *_DAEMONS}
+        case ["-c", text, *_]:
+            return text == _AS_TEXT
+    return False
+
+
+def _read_early(variables: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the variables that a process which runs already would not heed any more."""
+    named = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
+    # PYTHON_EXEC is no interpreter's: launchers read it.
+    early = {name for name in named if name.startswith(_READ_EARLY)} - {"PYTHON_EXEC"}
+    return {name: named[name] for name in early}
+
+
+def _inherited() -> tuple[object, ...]:
+    """Return what a process has from the one that starts it, beside what is handed over."""
+    status = Path("/proc/thread-self/status").read_text(encoding="utf-8").splitlines()
+    places = Path("/proc/thread-self/ns")
+    return (
+        [line for line in status if line.startswith(_OF_STATUS)],
+        Path("/proc/self/oom_score_adj").read_bytes(),
+        Path("/proc/self/root").readlink(),
+        {place.name: str(place.readlink()) for place in places.iterdir()},
+        (os.getsid(0), os.getpgid(0), os.getpriority(os.PRIO_PROCESS, 0)),
+    )
+
+
+def serve(address: str) -> tuple[list[str], bool]:
+    """Fork a process for each that asks; end in this one with stdin.
+
+    Returns:
+        In a process that was forked: its command line, and whether it is a child of who asked.
+    """
+    with _listening(address) as stand_ins, _listening(address + _OF_CHILDREN) as children:
+        assert len(list(Path("/proc/self/task").iterdir())) == 1, "a thread is in no fork"
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ones between
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        while listener in select.select([listener, sys.stdin], [], [])[0]:
-            connection, _ = listener.accept()
-            if not os.fork():
+        while True:
+            asking, _, _ = select.select([stand_ins, children, sys.stdin], [], [])
+            if sys.stdin in asking:
+                sys.exit()
+            connection, _ = asking[0].accept()
+            beside = asking[0] is children
+            if not (_forked_beside() if beside else os.fork()):
                 break
             connection.close()
-        else:
-            sys.exit()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, held, _, _ = socket.recv_fds(connection, _SIZE_BYTES, _MOST_FILES)
     with connection.makefile("rb") as words:
-        command, folder, environment, parent, numbers = json.loads(
-            words.read(int.from_bytes(size, "big"))
-        )
+        asked = json.loads(words.read(int.from_bytes(size, "big")))
+    be = _as_child if beside else _as_script
+    return be(asked, held, connection), beside
+
+
+def _listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    return listener
+
+
+def _as_child(asked: dict[str, Any], held: list[int], connection: socket.socket) -> list[str]:
+    """Be the child of who asked, as ``Popen`` starts it."""
+    connection.sendall(b"%d\n" % os.getpid())
+    if asked["session"]:
+        os.setsid()
+    if asked["group"] >= 0:
+        os.setpgid(0, asked["group"])
+    for kind, limits in asked["limits"]:
+        resource.setrlimit(kind, tuple(limits))
+    connection = socket.socket(fileno=_moved(connection.detach(), asked["numbers"]))
+    _take(held, asked["numbers"])
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    if _ROOT not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        sys.path.remove(_ROOT)
+    _be_named(asked["command"], asked["environment"])
+    connection.sendall(b"begun\n")
+    connection.close()
+    return asked["command"][asked["command"][0] == sys.executable :]
+
+
+def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> list[str]:
+    """Be the script of a stand-in, which a process between the two tells how it ends."""
+    command, folder, environment, parent, numbers = asked
     if pid := os.fork():
         for descriptor in (0, 1, 2, *held):
             os.close(descriptor)
         os._exit(_watch(pid, connection))
     _enter_namespaces_of(connection)
     connection.close()
-    # Out of the way first: a number that one is to have may be another's now.
-    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MOST_FILES) for descriptor in held]
-    for descriptor in held:
-        os.close(descriptor)
-    for number, descriptor in zip(numbers, aside, strict=True):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    _take(held, numbers)
     own, os.getppid = os.getppid, lambda: parent
     # Its children have parents of their own.
     os.register_at_fork(after_in_child=lambda: setattr(os, "getppid", own))
@@ -135,6 +327,73 @@ def serve(address: str) -> list[str]:
     os.environ.clear()
     os.environ.update(environment)
     return command
+
+
+def _take(held: list[int], numbers: list[int]) -> None:
+    """Have each file under its number."""
+    # Out of the way first: a number that one is to have may be another's now.
+    aside = [_moved(descriptor, numbers) for descriptor in held]
+    for number, descriptor in zip(numbers, aside, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _moved(descriptor: int, numbers: list[int]) -> int:
+    """Move a file beyond these numbers."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(numbers, default=0) + 1)
+    os.close(descriptor)
+    return moved
+
+
+def _forked_beside() -> int:
+    """Fork as ``os.fork`` does, but a child of the parent of this process: that waits for it, and has its signals."""
+    # Where the C library has the number of its thread: the kernel writes that of the child there, as for its own fork.
+    its_number = ctypes.c_ulong()
+    if _LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(its_number), _NONE, _NONE, _NONE):
+        raise OSError(ctypes.get_errno(), "prctl")
+    flags = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    arguments = (ctypes.c_uint64 * 8)(flags, 0, its_number.value)
+    api = ctypes.pythonapi  # keeps the lock of the interpreter
+    size = ctypes.sizeof(arguments)
+    api.PyOS_BeforeFork()
+    pid = api.syscall(_SYS_CLONE3, ctypes.byref(arguments), size)
+    if not pid:
+        api.PyOS_AfterFork_Child()
+        return 0
+    api.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError("the kernel forks nothing beside this process: it has no clone3, or no room")
+    return pid
+
+
+def _be_named(command: list[str], variables: Mapping[str, str]) -> None:
+    """Show the command line and variables where ``ps`` reads them; those that are stay where a kernel refuses."""
+    line, block = _kept(command), _kept([f"{name}={value}" for name, value in variables.items()])
+    # As proc_pid_stat(5) counts from its third on; all the rest stays as it is.
+    text = Path("/proc/self/stat").read_text(encoding="utf-8")
+    _, *fields = (int(field) if field.isdigit() else 0 for field in text.rpartition(")")[2].split())
+    code, stack, data, heap = fields[22:24], fields[24], fields[41:43], fields[43]
+    no_file = 0xFFFFFFFF << 32
+    settings = (*code, *data, heap, _end_of_heap(), stack, *line, *block, 0, no_file)
+    size = ctypes.c_ulong(8 * len(settings))
+    _LIBC.prctl(
+        *(_PR_SET_MM, _PR_SET_MM_MAP),
+        *(ctypes.byref((ctypes.c_uint64 * len(settings))(*settings)), size, _NONE),
+    )
+    name = os.fsencode(Path(command[0]).name)[:15]
+    _LIBC.prctl(_PR_SET_NAME, ctypes.c_char_p(name), _NONE, _NONE, _NONE)
+
+
+def _kept(words: list[str]) -> tuple[int, int]:
+    """Put words where they stay; return where they begin and end."""
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)
+    _KEPT.append(ctypes.create_string_buffer(text, len(text)))
+    return ctypes.addressof(_KEPT[-1]), ctypes.addressof(_KEPT[-1]) + len(text)
+
+
+def _end_of_heap() -> int:
+    _LIBC.sbrk.restype = ctypes.c_ulong
+    return int(_LIBC.sbrk(_NONE))
 
 
 def _enter_namespaces_of(connection: socket.socket) -> None:
@@ -175,9 +434,11 @@ def become(command: list[str]) -> None:
     if command[0] == "-m":
         sys.path.insert(0, str(Path.cwd()))
         sys.argv = command[1:]
+        if not hasattr(sys.modules.get(command[1]), "__path__"):
+            sys.modules.pop(command[1], None)  # to be run, and not run twice
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     elif command[0] == "-c":
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.insert(0, "")
         sys.argv = ["-c", *command[2:]]
         exec(command[1], {"__name__": "__main__"})
     else:
@@ -186,10 +447,27 @@ def become(command: list[str]) -> None:
         runpy.run_path(command[0], run_name="__main__")
 
 
+def end(code: int) -> None:
+    """End as Python does, but for the modules: to take each apart takes as long as all the rest of a command."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ctypes.pythonapi.exit(code & 0xFF)  # libraries have their own handlers of this
+
+
 if __name__ == "__main__":
     gc.disable()
-    for module in _MODULES:
+    for module in sys.argv[2:]:
         import_module(module)
     gc.freeze()
     gc.enable()
-    become(serve(sys.argv[1]))
+    command, is_child = serve(sys.argv[1])
+    try:
+        become(command)
+    except SystemExit as ended:
+        if not is_child or not isinstance(ended.code, int | None):
+            raise
+        end(ended.code or 0)
+    if is_child:
+        end(0)

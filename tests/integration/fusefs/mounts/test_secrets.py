@@ -17,6 +17,8 @@ from omniload.base.errors import OmniloadError, StateError
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.fusefs.s3 import s3_server
 
+pytestmark = pytest.mark.started_for_real
+
 KEY, SECRET = "KeyCanary42", "SecretCanary43"
 CANARIES = (KEY, SECRET)
 SHOWN = "s3://***@bucket/x"

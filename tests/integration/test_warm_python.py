@@ -1,0 +1,164 @@
+"""What is forked from a warm process is, as far as it can tell itself and others can, what is started for real."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from tests.support.warm_python import WarmPopen, is_command
+
+TOLD = """
+import json, os, resource, sys, threading
+def of(name):
+    with open(f"/proc/self/{name}", "rb") as file:
+        return file.read().decode()
+kept = ("Umask", "SigBlk", "SigIgn", "SigCgt", "Threads", "Uid", "Gid", "Groups", "CapEff", "Name", "TracerPid")
+print(json.dumps({
+    "argv": sys.argv,
+    "path": sys.path,
+    "folder": os.getcwd(),
+    "variables": dict(os.environ),
+    "standard input": sys.stdin.read(),
+    "files": sorted(int(name) for name in os.listdir("/proc/self/fd")),
+    "parent": os.getppid(),
+    "session is mine": os.getsid(0) == os.getpid(),
+    "group is mine": os.getpgid(0) == os.getpid(),
+    "status": [line for line in of("status").splitlines() if line.startswith(kept)],
+    "limits": of("limits"),
+    "command line": of("cmdline"),
+    "what it began with": of("environ"),
+    "threads": [thread.name for thread in threading.enumerate()],
+    "main": sys.modules["__main__"].__name__,
+}), flush=True)
+print("fault", file=sys.stderr)
+"""
+
+
+def warm(python):
+    """Return what starts programs that are forked from this Python where they may be."""
+    return partial(WarmPopen, python_of=lambda _: python)
+
+
+@pytest.fixture(params=["for real", "warm"])
+def started(request, warm_commands):
+    return subprocess.Popen if request.param == "for real" else warm(warm_commands)
+
+
+def told(started, code=TOLD, **given):
+    """Start a program that tells about itself; return that, what it said beside, and how it ended."""
+    files = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with started(
+        [sys.executable, "-c", code, "a word", "é"], text=True, **files, **given
+    ) as process:
+        assert process.is_forked == (started is not subprocess.Popen)
+        out, fault = process.communicate("what it is given", timeout=60)
+    return json.loads(out), fault, process.returncode
+
+
+@pytest.mark.parametrize("given", [{}, {"start_new_session": True}, {"process_group": 0}], ids=str)
+def test_a_forked_program_is_what_one_that_is_started_for_real_is(warm_commands, tmp_path, given):
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)  # and is closed all the same
+    given |= {"pass_fds": [reading], "cwd": tmp_path, "env": os.environ | {"ONE": "of\nits own"}}
+    try:
+        for_real = told(subprocess.Popen, **given)
+        forked = told(warm(warm_commands), **given)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+    assert forked[0] == for_real[0]
+    assert forked[1:] == for_real[1:]
+    assert for_real[0]["parent"] == os.getpid()
+    assert reading in for_real[0]["files"]
+    assert writing not in for_real[0]["files"]
+
+
+def test_limits_are_those_of_who_starts_it(warm_commands):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        forked, _, _ = told(warm(warm_commands))
+        for_real, _, _ = told(subprocess.Popen)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert forked["limits"] == for_real["limits"]
+    assert str(soft - 1) in forked["limits"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("import sys; sys.exit('a word')", 1),
+        ("raise ValueError", 1),
+        ("import os; os._exit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("import atexit, os; atexit.register(os._exit, 9)", 9),
+        ("import os, threading; threading.Thread(target=lambda: os._exit(8)).start()", 8),
+    ],
+)
+def test_its_end_is_told_as_any_other(started, ends, code):
+    with started([sys.executable, "-c", ends], stderr=subprocess.DEVNULL) as process:
+        assert process.wait(60) == code
+
+
+def test_it_is_stopped_and_killed_as_any_other(started):
+    words = [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"]
+    with started(words, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.kill()
+
+        assert process.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"env": {"PYTHONSAFEPATH": "1"}},
+        {"umask": 0},
+        {"preexec_fn": os.getpid},
+        {"close_fds": False},
+    ],
+    ids=str,
+)
+def test_what_a_fork_could_not_heed_is_started_for_real(warm_commands, given):
+    words = [sys.executable, "-c", ""]
+
+    with warm(warm_commands)(words, **given) as process:
+        assert not process.is_forked
+
+
+def test_a_mask_that_would_be_inherited_is_too(warm_commands):
+    before = os.umask(0o027)
+    try:
+        with warm(warm_commands)([sys.executable, "-c", ""]) as process:
+            assert not process.is_forked
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ([sys.executable, "-m", "omniload", "mix", "check"], True),
+        ([sys.executable, "-m", "fusefs.mounts.daemon", "9"], True),
+        (["/usr/bin/env", "omniload"], False),
+        ([sys.executable, "-c", "import omniload"], False),
+        ([sys.executable, "-I", "-m", "omniload"], False),
+        ([], False),
+        ("omniload mix check", False),
+    ],
+)
+def test_commands_and_daemons_of_ours_alone_are_forked(words, ours):
+    assert is_command(words) == ours
