@@ -6,18 +6,39 @@ from omniload.base.cli import Verbs
 
 __all__ = ["command"]
 
-_PLACES = {
-    "drop": "fusefs.commands.drop:drop",
-    "export": "fusefs.commands.export:export",
-    "mount": "fusefs.commands.mount:mount",
-    "prefetch": "fusefs.commands.prefetch:prefetch",
-    "stat": "fusefs.commands.stat:stat",
-    "umount": "fusefs.commands.umount:umount",
-    "verify": "fusefs.commands.verify:verify_command",
+_VERBS = {
+    "drop": (
+        "fusefs.commands.drop:drop",
+        "Forget what is cached of files and directories: attributes, blocks in memory, copies on the disk.",
+    ),
+    "export": (
+        "fusefs.commands.export:export",
+        "Copy FILE, or all files below it, to plain files at TARGET: a path or any store's URL.",
+    ),
+    "mount": ("fusefs.commands.mount:mount", "Show STORE as a tree of files at MOUNTPOINT."),
+    "prefetch": (
+        "fusefs.commands.prefetch:prefetch",
+        "Bring files and directories close before they are read: to the disk cache, else into memory.",
+    ),
+    "stat": (
+        "fusefs.commands.stat:stat",
+        "Show how FILE is stored: plain or striped, unit, count, objects.",
+    ),
+    "umount": (
+        "fusefs.commands.umount:umount",
+        "Unmount, and return when the process behind it is gone and everything is published.",
+    ),
+    "verify": (
+        "fusefs.commands.verify:verify_command",
+        "Check that every object a manifest of STORE names is there and whole.",
+    ),
 }
-"""Where each verb lies: a mount is there sooner where what checks and copies files is not loaded."""
+"""Where each verb lies, and what ``--help`` says of it.
+
+A mount is there sooner where what checks and copies files is not loaded.
+"""
 
 
-@click.group("fs", cls=Verbs, places=_PLACES)
+@click.group("fs", cls=Verbs, verbs=_VERBS)
 def command() -> None:
     """Striped files over HDFS and any store."""

@@ -6,33 +6,90 @@ from omniload.base.cli import Verbs
 
 __all__ = ["command"]
 
-_PLACES = {
-    "add": "omniload.commands.edits.verbs:add",
-    "audit": "omniload.commands.runs.audit:audit",
-    "bench": "omniload.commands.bench:bench",
-    "check": "omniload.commands.check:check",
-    "diff": "omniload.commands.runs.diff:diff",
-    "doctor": "omniload.commands.runs.doctor:doctor",
-    "import": "omniload.commands.import_:import_mix",
-    "plan": "omniload.commands.plan:plan",
-    "preview": "omniload.commands.preview:preview",
-    "retire": "omniload.commands.edits.verbs:retire",
-    "sample": "omniload.commands.sample:sample",
-    "schema": "omniload.commands.schema:schema",
-    "set": "omniload.commands.edits.verbs:set_weights",
-    "show": "omniload.commands.runs.show:show",
-    "simulate": "omniload.commands.simulate:simulate",
-    "skip": "omniload.commands.edits.verbs:skip",
-    "stats": "omniload.commands.stats:stats",
-    "steer": "omniload.commands.edits.steer:steer",
-    "top": "omniload.commands.runs.top:top",
-    "undo": "omniload.commands.edits.verbs:undo",
-    "watch": "omniload.commands.edits.watch:watch",
+_VERBS = {
+    "add": (
+        "omniload.commands.edits.verbs:add",
+        "Draw from source NAME too, from a step on; stages of the file that begin later give it the same share.",
+    ),
+    "audit": (
+        "omniload.commands.runs.audit:audit",
+        "Say which samples were in a step and on which rank, and prove it.",
+    ),
+    "bench": (
+        "omniload.commands.bench:bench",
+        "Measure the data plane alone: tokens per second, waits, balance.",
+    ),
+    "check": (
+        "omniload.commands.check:check",
+        "Check a mix file and everything it names: files, footers, tokenizer, batch.",
+    ),
+    "diff": (
+        "omniload.commands.runs.diff:diff",
+        "Say what ONE and OTHER have different: each a mix file or the folder of a run.",
+    ),
+    "doctor": (
+        "omniload.commands.runs.doctor:doctor",
+        "Say what is slow in RUN, who waits for whom, and what to change.",
+    ),
+    "import": ("omniload.commands.import_:import_mix", "Read FILE of another tool as a mix file."),
+    "plan": ("omniload.commands.plan:plan", "Say what a run will draw, before anything starts."),
+    "preview": (
+        "omniload.commands.preview:preview",
+        "Show a few real rows of a step: their documents, bounds and first words.",
+    ),
+    "retire": (
+        "omniload.commands.edits.verbs:retire",
+        "Draw no more from source NAME, from a step on, in no later stage of the file either.",
+    ),
+    "sample": (
+        "omniload.commands.sample:sample",
+        "Build a corpus of very different sources from this Python installation, and a tokenizer.",
+    ),
+    "schema": (
+        "omniload.commands.schema:schema",
+        "Print the JSON schema of a mix file: every key, its meaning, range and default.",
+    ),
+    "set": (
+        "omniload.commands.edits.verbs:set_weights",
+        "Give sources of RUN other weights, or other amounts, from a step on.",
+    ),
+    "show": (
+        "omniload.commands.runs.show:show",
+        "Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers.",
+    ),
+    "simulate": (
+        "omniload.commands.simulate:simulate",
+        "Say what the data plane of a job would do, before it is started.",
+    ),
+    "skip": (
+        "omniload.commands.edits.verbs:skip",
+        "Leave out what made the loss of RUN jump: steps that were trained on, a shard, or a source.",
+    ),
+    "stats": ("omniload.commands.stats:stats", "Look at the data of FILE before it is trained on."),
+    "steer": (
+        "omniload.commands.edits.steer:steer",
+        "Move the weights of RUN while it goes on, by the policy of FILE.",
+    ),
+    "top": (
+        "omniload.commands.runs.top:top",
+        "Watch what every role of the data plane of RUN does, as it goes on.",
+    ),
+    "undo": (
+        "omniload.commands.edits.verbs:undo",
+        "Let hold again, from a step on, what held before the latest edit that is not undone.",
+    ),
+    "watch": (
+        "omniload.commands.edits.watch:watch",
+        "Have the mix of RUN be as FILE says, now and at each save of it.",
+    ),
 }
-"""Where each verb lies: a command that reads a file does not load what opens a data plane."""
+"""Where each verb lies, and what ``--help`` says of it.
+
+A command that reads a file does not load what opens a data plane.
+"""
 
 
-@click.group(name="mix", cls=Verbs, places=_PLACES)
+@click.group(name="mix", cls=Verbs, verbs=_VERBS)
 def command() -> None:
     """Declare, inspect and audit a mix of sources.
 

@@ -6,19 +6,46 @@ from omniload.base.cli import Verbs
 
 __all__ = ["command"]
 
-_PLACES = {
-    "crossover": "trainer_integration.commands.crossover:crossover",
-    "export": "trainer_integration.commands.export:export",
-    "run": "trainer_integration.commands.run:run_job",
-    "sample": "trainer_integration.commands.sample:sample",
-    "schema": "trainer_integration.commands.schema:schema",
-    "show": "trainer_integration.commands.show:show",
-    "verify": "trainer_integration.commands.verify:verify",
-    "watch": "trainer_integration.commands.watch:watch",
+_VERBS = {
+    "crossover": (
+        "trainer_integration.commands.crossover:crossover",
+        "Measure on this host whether a2a or ag_rs is the faster for the layers of CONFIG; write OUTPUT.",
+    ),
+    "export": (
+        "trainer_integration.commands.export:export",
+        "Write the model of RUN to FOLDER as Hugging Face's Mixtral, with the tokenizer that its mix names.",
+    ),
+    "run": (
+        "trainer_integration.commands.run:run_job",
+        "Train as CONFIG says: data plane, ranks, restarts, report.",
+    ),
+    "sample": (
+        "trainer_integration.commands.sample:sample",
+        "Print text as the model of RUN goes on from a prompt.",
+    ),
+    "schema": (
+        "trainer_integration.commands.schema:schema",
+        "Print the JSON schema of a training file: every key, its meaning, range and default.",
+    ),
+    "show": (
+        "trainer_integration.commands.show:show",
+        "Show what RUN, a run's folder or its training file, came to.",
+    ),
+    "verify": (
+        "trainer_integration.commands.verify:verify",
+        "Prove that RUN, however often it was interrupted, saw the samples of an unbroken run.",
+    ),
+    "watch": (
+        "trainer_integration.commands.watch:watch",
+        "Watch RUN, a run's folder or its training file, as it goes on.",
+    ),
 }
-"""Where each verb lies: one that looks at a run loads neither launcher nor data plane."""
+"""Where each verb lies, and what ``--help`` says of it.
+
+One that looks at a run loads neither launcher nor data plane.
+"""
 
 
-@click.group("train", cls=Verbs, places=_PLACES)
+@click.group("train", cls=Verbs, verbs=_VERBS)
 def command() -> None:
     """Train the included MoE model through the data plane."""

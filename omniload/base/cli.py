@@ -69,30 +69,47 @@ class Nouns(click.Group):
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the nouns and what each is for, from the table above; others are named alone."""
-        rows = [(name, _OURS[name][1] if name in _OURS else "") for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        lines = {name: line for name, (_, line) in _OURS.items()}
+        _write_commands(self.list_commands(ctx), lines, formatter)
 
 
 class Verbs(click.Group):
     """A group whose commands are named by where they lie, and loaded when they are named.
 
+    Their list is shown without loading any: together those of a noun take up to two seconds.
+
     Args:
-        places: The module and the attribute of each verb, such as ``omniload.commands.check:check``.
+        verbs: The module and the attribute of each, such as ``omniload.commands.check:check``, and what
+            ``--help`` says of it.
     """
 
-    def __init__(self, *, places: Mapping[str, str], **given: Any) -> None:  # noqa: ANN401 -- click's own
+    def __init__(self, *, verbs: Mapping[str, tuple[str, str]], **given: Any) -> None:  # noqa: ANN401 -- click's own
         super().__init__(**given)
-        self._places = places
+        self._verbs = verbs
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._places)
+        return sorted(self._verbs)
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = self._places.get(cmd_name)
-        return None if place is None else _loaded(place)
+        if cmd_name not in self._verbs:
+            return None
+        place, _ = self._verbs[cmd_name]
+        return _loaded(place)
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs and what each does, from the table."""
+        lines = {name: line for name, (_, line) in self._verbs.items()}
+        _write_commands(self.list_commands(ctx), lines, formatter)
+
+
+def _write_commands(
+    names: Iterable[str], lines: Mapping[str, str], formatter: click.HelpFormatter
+) -> None:
+    with formatter.section("Commands"):
+        formatter.write_dl([(name, lines.get(name, "")) for name in names])
 
 
 class FiniteRange(click.FloatRange):

@@ -101,17 +101,28 @@ def _fault(error: OSError) -> StateError:
     return StateError(f"{place}: {error.strerror}")
 
 
-_PLACES = {
-    "prune": "snapshot.commands.env_prune:prune_command",
-    "restore": "snapshot.commands.env:restore_command",
-    "run": "snapshot.commands.env:run_command",
-    "save": "snapshot.commands.env:save_command",
-    "show": "snapshot.commands.env:show_command",
-    "umount": "snapshot.commands.env:umount_command",
+_HERE = __name__
+_VERBS = {
+    "prune": (
+        "snapshot.commands.env_prune:prune_command",
+        "Remove trees nobody has used from the node cache, or from a store the snapshots KEYS.",
+    ),
+    "restore": (
+        f"{_HERE}:restore_command",
+        "Bring a snapshot into the environment; without one, run COMMAND and record it.",
+    ),
+    "run": (f"{_HERE}:run_command", "Restore a snapshot, then become COMMAND in the environment."),
+    "save": (f"{_HERE}:save_command", "Run COMMAND and keep what it changed in the environment."),
+    "show": (f"{_HERE}:show_command", "List the snapshots of STORE, or show one."),
+    "umount": (
+        f"{_HERE}:umount_command",
+        "Take the snapshot off the environment: what was there before is there again.",
+    ),
 }
+"""Where each verb lies, and what ``--help`` says of it."""
 
 
-@click.group("env", cls=Verbs, places=_PLACES)
+@click.group("env", cls=Verbs, verbs=_VERBS)
 def command() -> None:
     """Dependency snapshots: install once, restore everywhere."""
 

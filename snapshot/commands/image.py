@@ -6,20 +6,50 @@ from omniload.base.cli import Verbs
 
 __all__ = ["command"]
 
-_PLACES = {
-    "convert": "snapshot.commands.image_show:convert_command",
-    "mount": "snapshot.commands.image_mount:mount_command",
-    "prefetch": "snapshot.commands.image_run:prefetch_command",
-    "record": "snapshot.commands.image_run:record_command",
-    "run": "snapshot.commands.image_run:run_command",
-    "serve": "snapshot.commands.image_serve:serve_command",
-    "show": "snapshot.commands.image_show:show_command",
-    "startup": "snapshot.commands.startup:startup_command",
-    "umount": "snapshot.commands.image_mount:umount_command",
+_VERBS = {
+    "convert": (
+        "snapshot.commands.image_show:convert_command",
+        "Write IMAGE as zstd:chunked to TARGET: parts of it can then be read; other tools read it too.",
+    ),
+    "mount": (
+        "snapshot.commands.image_mount:mount_command",
+        "Show IMAGE at MOUNTPOINT, read-only; its bytes are fetched as they are read.",
+    ),
+    "prefetch": (
+        "snapshot.commands.image_run:prefetch_command",
+        "Bring what a start of WORDS in IMAGE touches to this node, before it starts.",
+    ),
+    "record": (
+        "snapshot.commands.image_run:record_command",
+        "Run WORDS in IMAGE and record which bytes they touch, in order; needs root.",
+    ),
+    "run": (
+        "snapshot.commands.image_run:run_command",
+        "Run WORDS in IMAGE from a lazy mount; what the last start touched comes first; needs root.",
+    ),
+    "serve": (
+        "snapshot.commands.image_serve:serve_command",
+        "Be a snapshotter of containerd: containers start from images that are read lazily; needs root.",
+    ),
+    "show": (
+        "snapshot.commands.image_show:show_command",
+        "Show the layers of IMAGE, their sizes and formats; its files are seen through a mount.",
+    ),
+    "startup": (
+        "snapshot.commands.startup:startup_command",
+        "Show what a start-up took, from the event files of its nodes.",
+    ),
+    "umount": (
+        "snapshot.commands.image_mount:umount_command",
+        "Unmount an image; what was recorded is written then.",
+    ),
 }
-"""Where each verb lies: a report of a start loads nothing of registries, mounts and engines."""
+"""Where each verb lies, and what ``--help`` says of it.
+
+A report of a start loads nothing of registries, mounts and engines.
+"""
 
 
-@click.group("image", cls=Verbs, places=_PLACES)
+@click.group("image", cls=Verbs, verbs=_VERBS)
 def command() -> None:
     """Container images, read lazily."""

@@ -37,6 +37,17 @@ def test_every_noun_is_a_group_of_verbs():
     assert all(isinstance(noun, click.Group) for noun in nouns().values())
 
 
+@pytest.mark.parametrize("group", nouns().values(), ids=nouns())
+def test_a_noun_says_of_its_verbs_what_they_say_themselves(group):
+    context = click.Context(group, terminal_width=300)
+    formatter = context.make_formatter()
+    group.format_commands(context, formatter)
+
+    lines = [line.split(maxsplit=1) for line in formatter.getvalue().splitlines()[1:]]
+    of_themselves = [[verb, command.get_short_help_str(300)] for verb, command in verbs(group)]
+    assert [[verb, said.strip()] for verb, said in lines] == of_themselves
+
+
 @pytest.mark.parametrize(("noun", "verb", "command"), COMMANDS)
 def test_a_verb_is_one_of_the_closed_set(noun, verb, command):
     assert verb in VERBS

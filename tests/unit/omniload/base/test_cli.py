@@ -144,6 +144,13 @@ def test_the_nouns_of_all_distributions_are_listed():
     assert cli.omniload.list_commands(None) == sorted([*cli._OURS, "do", "bad"])
 
 
+def test_the_list_of_verbs_loads_none(capsys):
+    group = cli.Verbs(name="noun", verbs={"do": ("no_such_module:do", "Do it.")})
+
+    assert group.main(["--help"], standalone_mode=False) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=1) == ["do", "Do it."]
+
+
 def test_a_fault_of_our_own_is_told_as_one_with_its_traceback(capsys):
     assert run("bad") == 1
 
