@@ -145,7 +145,7 @@ policy: {type: loss, rate: 0.1, reference: {web: 2.4, code: 1.1}}
 Rules that span keys:
 
 - `to_step` of a temperature is behind `from_step`.
-- A source whose share is 0 stays without; `max_fraction` of the mix file, of a group too, holds whatever a policy wants.
+- A source whose share is 0 stays without; `max_fraction` of the mix file, of groups too, holds whatever a policy wants.
 """
 
 _CLI_INTRO = """# Commands
