@@ -125,15 +125,17 @@ class Block:
         at_N = np.searchsorted(self.begins_U, rows_N, side="right") - 1
         return np.asarray(self.units, np.int64)[at_N], rows_N - self.begins_U[at_N]
 
-    def encoded(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:
-        """Return the samples of records before any transform of tokens."""
+    def encoded(
+        self, rows_N: NDArray[np.int64], pipeline: Pipeline, *, lent: bool = False
+    ) -> Samples:
+        """Return the samples of records before any transform of tokens; ``lent`` to whoever copies their tokens."""
         if self.kept is None:
-            return self._made(rows_N, pipeline)
+            return self._made(rows_N, pipeline, lent=lent)
         is_sample_N = self.kept.is_sample_R[rows_N]
         if is_sample_N.all():
             return self.kept.of_rows(rows_N)
         if not is_sample_N.any():
-            return self._made(rows_N, pipeline)
+            return self._made(rows_N, pipeline, lent=lent)
         parts = [
             self.kept.of_rows(rows_N[is_sample_N]),
             self._made(rows_N[~is_sample_N], pipeline),
@@ -142,11 +144,13 @@ class Block:
         # The inverse of the order in which the parts have them: back to that which was asked for.
         return _merged(parts, np.argsort(order))
 
-    def _made(self, rows_N: NDArray[np.int64], pipeline: Pipeline) -> Samples:
+    def _made(
+        self, rows_N: NDArray[np.int64], pipeline: Pipeline, *, lent: bool = False
+    ) -> Samples:
         assert self.records is not None, "some unit was decoded"
         places_N = rows_N if self.kept is None else self.kept.places_R[rows_N]
         # Text is gone once it is tokens; all else goes on, and must not keep the block.
-        others = self.records.take(places_N, lent=_TOKENS if pipeline.takes_text else None)
+        others = self.records.take(places_N, lent=_TOKENS if lent or pipeline.takes_text else None)
         taken = others.pop(_TOKENS)
         if not pipeline.takes_text:
             return Samples(tokens=taken, others=others)

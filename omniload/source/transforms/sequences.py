@@ -35,8 +35,8 @@ from omniload.source.transforms.pipeline import Pipeline
 __all__ = ["Sequences", "concatenated", "sequences_of"]
 
 _TOKENS = "tokens"
-_TOGETHER = 4096
-"""Records that are tokenised at once: texts become Python's strings meanwhile."""
+_TOGETHER = 512
+"""Texts that are tokenised at once: their tokens fit memory that the process has at hand, without new pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +111,7 @@ def sequences_of(
         IntegrityError: Of ``judge``; or more sequences begin in a record than a record may give.
     """
     assert pipeline.concat is not None, "documents are joined"
+    together = _TOGETHER if pipeline.takes_text else max(1, len(block.usable_R))
     length, (span, share) = pipeline.concat.tokens, whole
     positions_R = np.empty(len(block.usable_R), np.int64)
     positions_R[share.rows_N] = span.start + share.places_N
@@ -121,9 +122,10 @@ def sequences_of(
             rows_N = begin + np.flatnonzero((block.usable_R & left_R)[begin:stop])
             documents: list[Samples] = []
             # Once at least: of a unit without a document too it is known which columns there are.
-            for at in range(0, max(1, len(rows_N)), _TOGETHER):
-                rows = rows_N[at : at + _TOGETHER]
-                made = pipeline.of(block.encoded(rows, pipeline), positions_R[rows])
+            for at in range(0, max(1, len(rows_N)), together):
+                rows = rows_N[at : at + together]
+                # Lent, as sequences are held elsewhere before the block goes.
+                made = pipeline.of(block.encoded(rows, pipeline, lent=True), positions_R[rows])
                 if made.bad_N is not None:
                     judge(rows, made)
                     skipped_R[rows[made.bad_N]] = True
