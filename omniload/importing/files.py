@@ -4,9 +4,9 @@ from pathlib import Path
 
 from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
-from omniload.importing.imported import Asked
+from omniload.importing.imported import Asked, Imported
 
-__all__ = ["numpy_source", "source_of_path"]
+__all__ = ["numpy_source", "of_token_files", "source_of_path"]
 
 # By the last suffix, of x.jsonl.zst .zst: what is packed that way is most often JSON lines.
 _TYPES = {
@@ -15,12 +15,22 @@ _TYPES = {
 }  # fmt: skip
 
 
-def numpy_source(
-    paths: list[str], asked: Asked, *, row_tokens: int | None, dtype: str | None = None
-) -> JsonObject:
+def of_token_files(asked: Asked) -> Imported:
+    """Begin a mix of files of token ids, cut into rows as they lie; of documents where the user says what ends them."""
+    if asked.end_of_document is not None:
+        return Imported(base=Path.cwd(), method="concat_and_split")
+    asked.report.note(
+        "",
+        "rows are cut from each file as it lies, across documents, as there; for documents of their own give "
+        "--end-of-document ID",
+    )
+    return Imported(base=Path.cwd(), sequences=True)
+
+
+def numpy_source(paths: list[str], asked: Asked, *, dtype: str | None = None) -> JsonObject:
     """Return a source of numpy tokens, of the type ``dtype`` if the user says no other.
 
-    Without a token that ends documents it is cut into rows of ``row_tokens``.
+    Without a token that ends documents it is to be cut into rows; see ``Imported.sequences``.
     """
     source: JsonObject = {"type": "numpy", "path": [*paths] if len(paths) != 1 else paths[0]}
     if (known := asked.dtype or dtype) is not None:
@@ -37,12 +47,6 @@ def numpy_source(
         )
     if asked.end_of_document is not None:
         source["end_of_document"] = asked.end_of_document
-    elif row_tokens is not None:
-        source["row_tokens"] = row_tokens
-    else:
-        asked.report.refuse(
-            "", "documents end with a token that the file does not say: give --end-of-document ID"
-        )
     return source
 
 

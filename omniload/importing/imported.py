@@ -61,6 +61,8 @@ class Imported:
     """First step and weights of each stage."""
     level: Literal["token", "sample"] = "token"
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
+    sequences: bool = False
+    """Whether a row is cut from the documents of one source, laid end to end, and weights count such rows."""
     method: Literal["best_fit", "concat_and_split", "none"] = "best_fit"
     overlong: Literal["split", "truncate"] = "split"
     """What becomes of documents that are longer than a row."""
@@ -141,28 +143,35 @@ def mix_text(
         "seed": sizes["seed"] if sizes["seed"] is not None else found.seed or 0,
         **({} if tokenizer is None else {"tokenizer": dict(tokenizer)}),
         "sources": {
-            name: {**source, "path": _paths(source["path"], found.base, beside)}
+            name: {
+                **(_of_rows(source, row) if found.sequences else source),
+                "path": _paths(source["path"], found.base, beside),
+            }
             for name, source in found.sources.items()
         },
         **({"splits": dict(found.splits)} if found.splits else {}),
         "mix": {
-            "level": found.level,
+            "level": "sequence" if found.sequences else found.level,
             "stop": found.stop,
             "stages": [
                 {"from_step": first, "weights": dict(weights)} for first, weights in found.stages
             ],
         },
         "pack": {"length": row, "method": found.method, "overlong": found.overlong},
-        "batch": {
-            "tokens": step,
-            "micro_tokens": min(step, max(1, micro // row) * row),
-        },
+        "batch": {"tokens": step, "micro_tokens": min(step, max(1, micro // row) * row)},
     }
     checked(content, MixConfig, name=heading.rstrip("."))
     head = "".join(map(_comment, (heading, *(f"- {note}" for note in notes))))
     body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
     # Notes quote the other file; sources keep their URLs whole, as a run needs them.
     return without_secrets(head) + body
+
+
+def _of_rows(source: JsonObject, row: int) -> JsonObject:
+    """Return a source that gives rows: files of token ids are cut as they lie, documents are joined before."""
+    if source["type"] == "numpy":
+        return {**source, "row_tokens": row}
+    return {**source, "transforms": [{"type": "concat", "tokens": row}]}
 
 
 def _comment(text: str) -> str:

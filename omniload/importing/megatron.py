@@ -6,7 +6,7 @@
     {"train": ["0.7", "data/web_text_document", ...], "valid": ...}  --per-split-data-args-path
 
 Without weights Megatron draws each prefix in proportion to its size. Samples are rows of equal
-length, cut from documents that are joined, so weights count tokens.
+length, cut from documents of one prefix that are joined, and weights count them.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ def _read(document: object, asked: Asked) -> Imported:
     report = asked.report
     words = _words(document, asked)
     weights, prefixes = _weights_and_prefixes(words, asked)
-    found = Imported(base=Path.cwd(), method="concat_and_split", row_tokens=None)
+    found = Imported(base=Path.cwd(), sequences=True)
     if not prefixes:
         report.refuse("", "holds no prefix; give the words that --data-path takes")
         return found
@@ -33,6 +33,11 @@ def _read(document: object, asked: Asked) -> Imported:
         found.sources[name] = {"type": "megatron", "path": prefix}
         by_name[name] = weight
     found.stages.append((0, by_name))
+    report.note(
+        "",
+        "samples are cut from the joined documents of one prefix and attend across them, as in Megatron by default; "
+        "with --reset-attention-mask leave level and transforms out, and write pack: {method: concat_and_split}",
+    )
     report.note(
         "", "--split of Megatron's command line is not in this file: every document is trained on"
     )

@@ -17,7 +17,7 @@ Steps begin at 1 there and at 0 here.
 from pathlib import Path
 
 from omniload.importing.fields import Fields, is_count
-from omniload.importing.files import numpy_source
+from omniload.importing.files import numpy_source, of_token_files
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_key
 
@@ -36,7 +36,7 @@ _OF_TRAINING = (
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
-    found = Imported(base=Path.cwd(), method="concat_and_split")
+    found = of_token_files(asked)
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
     tokens, parallel = top.inner("tokens"), top.inner("parallelism")
     row = tokens.take("sequence_length", int, 0)
@@ -85,7 +85,6 @@ def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:
         found.sources[name] = numpy_source(
             [folder.rstrip("/") + "/*.ds"],
             asked,
-            row_tokens=found.row_tokens,
             dtype=None if known is None else str(known),
         )
         weights[name] = weight

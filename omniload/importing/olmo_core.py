@@ -10,10 +10,8 @@
         max_source_fraction: 0.9         # how much of the source may be used
 """
 
-from pathlib import Path
-
 from omniload.importing.fields import Fields
-from omniload.importing.files import numpy_source
+from omniload.importing.files import numpy_source, of_token_files
 from omniload.importing.imported import Asked, Imported, new_name
 from omniload.importing.tools import Tool, has_sources
 
@@ -22,7 +20,7 @@ __all__ = ["TOOL"]
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mixture that ``document``, the file's content, declares."""
-    found = Imported(base=Path.cwd(), method="concat_and_split")
+    found = of_token_files(asked)
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
     by_name: dict[str, float] = {}
     for source in top.items("sources"):
@@ -31,7 +29,7 @@ def _read(document: object, asked: Asked) -> Imported:
         paths = source.texts("paths")
         if not paths:
             source.refuse("paths", "is missing")
-        found.sources[name] = numpy_source(paths, asked, row_tokens=None)
+        found.sources[name] = numpy_source(paths, asked)
         if (most := source.number("max_repetition_ratio", least=1.0)) is not None:
             found.sources[name]["max_repetition"] = most
         if (part := source.number("max_source_fraction")) is not None and part < 1:

@@ -57,8 +57,10 @@ class TestMegatron:
         assert mix.sources["web_text_document"].path == "data/web_text_document"
         assert mix.sources["code_text_document"].path == "/b/code_text_document"
         assert weights_of(mix) == {"web_text_document": 0.7, "code_text_document": 0.3}
-        assert (mix.mix.level, mix.pack.method) == ("token", "concat_and_split")
+        assert (mix.mix.level, mix.pack.method) == ("sequence", "best_fit")
+        assert [source.concat_transform.tokens for source in mix.sources.values()] == [64, 64]
         assert "--split" in notes
+        assert "with --reset-attention-mask leave level and transforms out" in notes
 
     def test_the_training_split_of_a_file_of_splits_is_read(self, folder):
         splits = {"train": ["1", "a", "3", "b"], "valid": ["c"], "test": None}
@@ -122,6 +124,7 @@ class TestOlmoCore:
             1.5,
             None,
         )
+        assert (mix.mix.level, mix.pack.method) == ("token", "concat_and_split")
         assert notes == ""
 
     def test_a_part_of_a_source_is_refused(self, folder):
@@ -130,9 +133,14 @@ class TestOlmoCore:
         with pytest.raises(ConfigError, match=r"sources\[0\].max_source_fraction: is 0.5"):
             imported(folder, "olmo-core", content, end_of_document=0)
 
-    def test_documents_need_the_token_that_ends_them(self, folder):
-        with pytest.raises(ConfigError, match="give --end-of-document ID"):
-            imported(folder, "olmo-core", OLMO)
+    def test_without_the_token_that_ends_documents_rows_are_cut_from_files_as_they_lie(
+        self, folder
+    ):
+        mix, notes = imported(folder, "olmo-core", OLMO, dtype="uint32")
+
+        assert (mix.mix.level, mix.pack.method) == ("sequence", "best_fit")
+        assert (mix.sources["web"].row_tokens, mix.sources["code"].row_tokens) == (64, 64)
+        assert "for documents of their own give --end-of-document ID" in notes
 
 
 NANOTRON = {
@@ -187,7 +195,16 @@ class TestNanotron:
             64,
         )
         assert mix.seed == 42
+        assert (mix.mix.level, mix.pack.method) == ("sequence", "best_fit")
         assert "vocab_size: 50000 has no equivalent" in notes
+
+    def test_documents_of_their_own_share_rows_and_other_rows_are_cut_as_asked(self, folder):
+        documents, _ = imported(folder, "nanotron", NANOTRON, end_of_document=0)
+        rows, _ = imported(folder, "nanotron", NANOTRON, sizes={"row_tokens": 16})
+
+        assert (documents.mix.level, documents.pack.method) == ("token", "concat_and_split")
+        assert documents.sources["web"].end_of_document == 0
+        assert (rows.pack.length, rows.sources["web"].row_tokens) == (16, 16)
 
     def test_a_list_of_folders_has_weights_beside_it_or_none(self, folder):
         stage = NANOTRON["data_stages"][0] | {"start_training_step": 1}
