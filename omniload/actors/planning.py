@@ -10,7 +10,7 @@ from omniload.actors.planner_journal import claimed_place
 from omniload.base.errors import StateError
 from omniload.machine.planner import Planner
 from omniload.mix.config import MixConfig
-from omniload.mix.edits.edits_file import edits_in
+from omniload.mix.edits.edits_file import edits_in, read_history
 from omniload.mix.edits.found import require_found, require_reached
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of
 from omniload.mix.journal.journal import Journal
@@ -98,7 +98,10 @@ def taken_over(
     """
     spec = spec.with_edits()
     # Without a folder the journal lies with the heartbeats, for planners of this plane alone.
-    durable, history = spec.run_dir is not None, spec.history
+    durable = spec.run_dir is not None
+    if not durable:  # stages that begin by epochs are edits too
+        spec = replace(spec, edits=read_history(folder, spec.mix).edits)
+    history = spec.history
     if len(history.latest.names) > len(facts_S):
         raise StateError(
             f"the planner was lost while source {history.latest.names[-1]!r} was added, and nobody serves it: "

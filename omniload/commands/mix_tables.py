@@ -13,6 +13,7 @@ from omniload.base.units import format_count
 from omniload.commands.display import Cell, bar, colour_of, say, table
 from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
+from omniload.mix.schema.stages import said_epochs
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
 
@@ -50,12 +51,16 @@ def shares_table(mix: MixConfig) -> Table:
         columns = [("source", False), ("of the run", True)]
         return table("amounts", columns, bounded(wanted, len(mix.names)))
     steps = boundaries(mix)
-    shares = [shares_at(mix, step) for step in steps]
+    waiting = [stage for stage in mix.mix.stages if stage.waits]
+    # Of those that wait what holds once their ramps have ended.
+    ends = [stage.from_step + stage.ramp_steps for stage in waiting]
+    shares = [shares_at(mix, step) for step in (*steps, *ends)]
     rows: list[list[Cell]] = [
         [Text(name, colour_of(s)), *(_share_cell(at[name], s) for at in shares)]
         for s, name in enumerate(mix.names[:MOST_ROWS])
     ]
     columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
+    columns += [(f"once {said_epochs(stage.from_epochs or {})}", False) for stage in waiting]
     return table(f"shares by {mix.mix.level}", columns, bounded(rows, len(mix.names)))
 
 

@@ -35,6 +35,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts, require_repetitions
 from omniload.mix.schema.weights import GroupCap
+from omniload.plan.expected_stages import with_expected_steps
 from omniload.plan.forecast import (
     Forecast,
     Span,
@@ -127,12 +128,9 @@ def plan(  # noqa: PLR0913 -- one for each option
     most = rehearse or _most_rehearsed(spec.mix)
     rehearsed = _rehearse(replace(spec, num_steps=min(steps, most)), dp)
     sizes = _sizes(spec.mix, profiles, rehearsed)
-    expected = forecast(
-        spec.mix,
-        sizes,
-        steps,
-        tokens_per_step=rehearsed.tokens_per_step,
-    )
+    per_step = rehearsed.tokens_per_step
+    mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
+    expected = forecast(mix, sizes, steps, tokens_per_step=per_step)
     wanted = dict(zip(spec.mix.names, expected.total.epochs_S.tolist(), strict=True))
     require_repetitions(spec.mix.sources, wanted, expected.total.stop, _groups(spec.mix, file))
     if spec.mix.mix.amounts is not None:
@@ -142,10 +140,10 @@ def plan(  # noqa: PLR0913 -- one for each option
         require_amounts(where, spec.mix.mix.amounts, part, steps)
     warnings = warnings_of(spec.mix.names, expected, rehearsed.steps)
     if as_json:
-        emit_json(_json(spec.mix, profiles, expected, rehearsed) | {"warnings": warnings})
+        emit_json(_json(mix, profiles, expected, rehearsed) | {"warnings": warnings})
         return
     console = output()
-    _print_plan(console, spec.mix, profiles, expected, rehearsed)
+    _print_plan(console, mix, profiles, expected, rehearsed)
     for warning in warnings:
         say(console, f"warning: {warning}", "yellow")
 

@@ -48,18 +48,18 @@ from omniload.machine.queue import (
     taken_over,
     targets_of,
 )
-from omniload.machine.steps import PlannedSteps, RankSteps, next_world
+from omniload.machine.steps import PlannedSteps, RankSteps, next_world, steps_together
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
 from omniload.mix.edits.found import taken_up
 from omniload.mix.edits.history import History, require_open
+from omniload.mix.edits.stages import with_begun
 from omniload.mix.possible import require_samples
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import require_strategy
-from omniload.plan.window import window_of
 from omniload.plan.world import World
 
 __all__ = ["Planner"]
@@ -246,7 +246,7 @@ class Planner:
         commands, demand = list[PlannerCommand](), self._demand
         for s in changed:
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
-        self._enter()
+        commands += self._enter()
         self._recount(changed)
         while not self._ended and (room := self._room()):
             # Also behind the last step: a run that is resumed there would plan for ever.
@@ -266,8 +266,7 @@ class Planner:
                 commands.append(EndOfData(step=self.state.step))
                 break
             self._starved = None
-            commands += self._publish(found)
-            self._enter()
+            commands += [*self._publish(found), *self._enter()]
             changed = range(len(self._queues))
         if not self._ended:
             # Ranks that a planner which takes over finds ahead of it have it plan more steps at once.
@@ -275,22 +274,24 @@ class Planner:
             commands += self._top_up(changed)
         return commands
 
-    def _enter(self) -> None:
+    def _enter(self) -> list[PlannerCommand]:
         self.state, read_again = enter_step(self._queues, self.history, self.state)
         for s in read_again:
             self._metadata.forget(s, self._queues[s].table.stop)
+        before = self.history
+        self.history = with_begun(before, self.state, self.positions_per_epoch_S)
+        if self.history is before:
+            return []
+        self.state, self._demand = self.history.entered(self.state)[1], None
+        return [KeepEdits(history=self.history)]
 
     def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
         """Draw the steps that are planned together."""
         most = min(room, self.mix.steps_at_once)
         if self.num_steps is not None:
             most = min(most, self.num_steps - self.state.step)
-        mix, state = self.history.entered(self.state)
-        # No further than to the next edit: one draw has one set of weights.
-        most = int(min(most, self.history.steps_alike(state.step)))
-        sources = len(mix.names)
-        tables = [queue.table for queue in self._queues[:sources]]
-        return window_of(mix, state, tables, self.positions_per_epoch_S[:sources], most=most)
+        tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
+        return steps_together(self.history, self.state, tables, records_S, most=most)
 
     def _demanded(self) -> Demand:
         """Return what the next plan demands; found once a plan, for there may be a report of every source in it."""

@@ -10,11 +10,16 @@ from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.strategy import place_again
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
+from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
+from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
+from omniload.plan.window import window_of
 from omniload.plan.world import World, require_rows
 
-__all__ = ["PlannedSteps", "Rank", "RankSteps", "next_world", "of_next"]
+__all__ = ["PlannedSteps", "Rank", "RankSteps", "next_world", "of_next", "steps_together"]
 
 Rank = tuple[int, int]
 """A rank by its place along dp and cp."""
@@ -161,3 +166,32 @@ def next_world(held: World, asked: ResizeAsked, mix: MixConfig, within: range) -
             "resize on all ranks at one step boundary, with the first step that is not committed"
         )
     return world
+
+
+def steps_together(
+    history: History,
+    state: MixState,
+    ahead: Sequence[SampleTable],
+    records_S: Sequence[int],
+    *,
+    most: int,
+) -> list[Membership] | Starved | Exhausted:
+    """Draw steps that are planned together, no further than to the next edit: one draw has one set of weights.
+
+    Args:
+        history: The mix and its edits.
+        state: State before the first of them.
+        ahead: For each source, also those that later edits add, the known samples from its cursor on.
+        records_S: Raw records of each.
+        most: Steps wanted.
+    """
+    mix, state = history.entered(state)
+    sources, most = len(mix.names), int(min(most, history.steps_alike(state.step)))
+    found = window_of(mix, state, ahead[:sources], records_S[:sources], most=most)
+    if not mix.mix.waits or not isinstance(found, list):
+        return found
+    # Nor past the step at which a stage is due that waited for epochs.
+    due = (
+        i for i, m in enumerate(found, 1) if with_begun(history, m.after, records_S) is not history
+    )
+    return found[: next(due, None)]

@@ -217,6 +217,8 @@ class MixConfig(StrictModel):
             if stage.from_tokens is not None:
                 del given["from_step"]
                 given["from_tokens"] = stage.from_tokens
+            if stage.from_epochs is not None:
+                del given["from_step"]
             if stage.ramp_tokens is not None:
                 del given["ramp_steps"]
                 given["ramp_tokens"] = stage.ramp_tokens
@@ -274,6 +276,11 @@ class MixConfig(StrictModel):
             yield from faults_of_amounts(self.mix.amounts, self.sources, self.mix.repetition_caps)
             return
         for i, stage in enumerate(self.mix.stages):
+            for name in sorted((stage.from_epochs or {}).keys() - self.sources.keys()):
+                yield fault_at(
+                    f"{name!r} is not among sources {sorted(self.sources)[:_SHOWN]}; wait for one of them",
+                    *("mix", "stages", i, "from_epochs", name),
+                )
             unknown = sorted(stage.weights.keys() - self.sources.keys())
             for n, name in enumerate(unknown):
                 # Looking for a near name takes a while: nobody reads a thousand.

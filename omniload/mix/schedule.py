@@ -158,7 +158,8 @@ def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
     done = step - stage.from_step + 1
     left = stage.ramp_steps - done
     if left <= 0:
-        return [Stage(from_step=step, weights=stage.weights), *later]
+        cut = Stage(from_step=step, weights=stage.weights, from_epochs=_epochs_at(stage, step))
+        return [cut, *later]
     # In a ramp: what holds at this step, then the rest of the way.
     names = sorted({name for s in stages[max(0, current - 1) : current + 1] for name in s.weights})
     scale = sum(stage.weights.values())
@@ -172,12 +173,17 @@ def stages_from(stages: Sequence[Stage], step: int) -> list[Stage]:
         # A straight line goes on from anywhere; a curve has to know where it is.
         ramp_done=0 if stage.ramp == "linear" else stage.ramp_done + done,
     )
-    return [Stage(from_step=step, weights=now), rest, *later]
+    return [Stage(from_step=step, weights=now, from_epochs=_epochs_at(stage, step)), rest, *later]
+
+
+def _epochs_at(stage: Stage, step: int) -> dict[str, float] | None:
+    """Return the epochs that a stage waited for where it is cut at its own beginning: it may be taken back."""
+    return stage.from_epochs if step == stage.from_step else None
 
 
 def boundaries(mix: MixConfig) -> tuple[int, ...]:
-    """Return the steps at which weights start or stop to change."""
-    stages = mix.mix.stages
+    """Return the steps at which weights start or stop to change; of stages that wait for epochs none are known."""
+    stages = [stage for stage in mix.mix.stages if not stage.waits]
     return tuple(
         sorted({step for s in stages for step in (s.from_step, s.from_step + s.ramp_steps)})
     )

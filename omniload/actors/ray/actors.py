@@ -260,7 +260,8 @@ class PlannerActor(_PresentActor):
             self._constructors,
             journal,
             self._activity,
-            spec.run_dir,
+            # Without a folder of the run, beside the journal: for planners of this plane alone.
+            spec.run_dir or opening.folder,
         )
         self._shell.start()
         self._activity.figures.note(restarts=spec.restarts, lives=life + 1)

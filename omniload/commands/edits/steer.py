@@ -18,6 +18,7 @@ from omniload.mix.edits.edit import MOST_EDITS, SetWeights
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.sources import require_known
+from omniload.mix.edits.stages import declared_at
 from omniload.mix.journal.losses import SourceLoss, losses_by_source
 from omniload.mix.journal.rewards import rewards_by_source
 from omniload.mix.policy.rules import GROUP, decide, seen_at
@@ -81,7 +82,7 @@ class Steering:
         }
         groups = [
             (frozenset(cap.names), cap.max_fraction)
-            for cap in group_fractions_at(history.base.mix, step)
+            for cap in group_fractions_at(declared_at(history, step), step)
             if cap.max_fraction is not None
         ]
         shares = decide(self.config.policy, seen, most, groups)

@@ -22,6 +22,7 @@ from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import RunProgress, progress_of
 from omniload.mix.run_record import read_run_record
+from omniload.mix.schema.stages import said_epochs
 
 __all__ = ["show"]
 
@@ -75,6 +76,9 @@ def show(run: Path, as_json: bool) -> None:
         _show_groups(console, groups)
     for edit in history.edits:
         say(console, f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}")
+    for stage in history.latest.mix.stages:
+        if stage.waits:
+            say(console, f"a stage waits until {said_epochs(stage.from_epochs or {})}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

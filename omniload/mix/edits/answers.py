@@ -53,7 +53,9 @@ class EditTaken(StrictModel):
     @classmethod
     def of(cls, before: History, after: History, planned: int, slowest: int) -> Self:
         """Return what an edit has changed."""
-        edit = after.edits[-1]
+        # Behind it a stage that waited for epochs may have begun already.
+        edit = after.edits[len(before.edits)]
+        after = History(after.base, after.edits[: edit.revision])
         if edit.amounts is not None:
             found = differing(before.latest.mix.amounts or {}, edit.amounts)
             return cls(
@@ -67,7 +69,7 @@ class EditTaken(StrictModel):
             slowest=slowest,
             before=before.shares_at(edit.step),
             after=after.shares_at(edit.step),
-            until=next((stage.from_step for stage in holds), None),
+            until=next((stage.from_step for stage in holds if not stage.waits), None),
         )
 
     @property

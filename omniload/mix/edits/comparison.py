@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetAmounts, SetWeights
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import dated
 from omniload.mix.schedule import boundaries, stages_from, weights_at
+from omniload.mix.schema.stages import said_epochs
 
 __all__ = [
     "Asked",
@@ -70,7 +73,7 @@ class MixDifference:
 
 def differences_of(one: History, other: History) -> MixDifference:
     """Compare two mixes with their edits."""
-    mixes = [leaves_of(history.latest.model_dump(mode="json")) for history in (one, other)]
+    mixes = [_told_apart_by(history) for history in (one, other)]
     keys = sorted({*mixes[0], *mixes[1]})
     step, moved = _first_shares(one, other)
     left_out_step, left_out = _first_left_out(one, other)
@@ -86,6 +89,13 @@ def differences_of(one: History, other: History) -> MixDifference:
         left_out_step=left_out_step,
         left_out=left_out,
     )
+
+
+def _told_apart_by(history: History) -> dict[str, Any]:
+    """Return the values of a mix by dotted key, with shares of stages that wait for epochs: no step tells those."""
+    waits = [(i, s) for i, s in enumerate(history.latest.mix.stages) if s.waits]
+    shares = {f"mix.stages.{i}.shares": _shares(s, history.latest.names) for i, s in waits}
+    return leaves_of(history.latest.model_dump(mode="json")) | shares
 
 
 def _first_shares(
@@ -146,8 +156,11 @@ def first_other(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
 
 
 def leaves_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a mix, as ``model_dump`` gives it, by dotted key; all but stages."""
-    return dict(_leaves(content, ""))
+    """Return the values of a mix, as ``model_dump`` gives it, by dotted key; of stages what they wait for alone."""
+    stages = content.get("mix", {}).get("stages", ())  # none where there are amounts
+    waited = [stage["from_epochs"] for stage in stages if stage.get("from_epochs")]
+    dates = ((f"mix.stages.from_epochs.{i}", epochs) for i, epochs in enumerate(waited))
+    return dict((*_leaves(content, ""), *dates))
 
 
 def _leaves(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -263,8 +276,8 @@ def _shown(value: object) -> str:
 
 def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refused]:
     """Yield the first stage to come that begins at another step, or whose ramp is another one."""
-    wanted = stages_from(file.mix.stages, step)
-    held = stages_from(history.latest.mix.stages, step)
+    wanted = stages_from(dated(history, file.mix.stages, step), step)
+    held = stages_from(dated(history, history.latest.mix.stages, step), step)
     # Those that are over are cut off in front: what is left has the last numbers of the file.
     first = len(file.mix.stages) - len(wanted)
     said = [[_times(stage) for stage in stages] for stages in (wanted, held)]
@@ -290,9 +303,9 @@ def _other_stages(file: MixConfig, history: History, step: int) -> Iterator[Refu
 
 
 def _times(stage: Stage) -> str:
-    return f"from step {stage.from_step}" + (
-        f", {stage.ramp} over {stage.ramp_steps} steps" if stage.ramp_steps else ""
-    )
+    epochs, step = stage.from_epochs or {}, stage.from_step
+    begins = f"once {said_epochs(epochs)}" if stage.waits else f"from step {step}"
+    return begins + f", {stage.ramp} over {stage.ramp_steps} steps" * bool(stage.ramp_steps)
 
 
 def _shares(stage: Stage, names: tuple[str, ...]) -> dict[str, float]:
@@ -311,10 +324,10 @@ def _weights(
     file: MixConfig, history: History, step: int, sources: Mapping[str, SourceConfig]
 ) -> Iterator[Asked]:
     """Yield changes until every stage has the shares of the file; each is tried on what holds first."""
-    wanted = stages_from(file.mix.stages, step)
+    wanted = stages_from(dated(history, file.mix.stages, step), step)
 
     def held() -> list[Stage]:
-        return stages_from(history.latest.mix.stages, step)
+        return stages_from(dated(history, history.latest.mix.stages, step), step)
 
     names, shares = history.latest.names, [_shares(stage, file.names) for stage in wanted]
     # One whose weights all lie in the past is drawn no more: there is nothing that it could be added with.
@@ -330,7 +343,7 @@ def _weights(
         weight = float(f"{shares[i][name] * whole:.12g}")
         change: Change = AddSource(name=name, source=sources[name], weight=weight)
         # Tried on what holds with those before it: one that is refused is told before any is asked for.
-        history = history.edited(change, wanted[i].from_step if i else step)
+        history = history.edited(change, _step_of(wanted[i]) if i else step)
         yield change, wanted[i].from_step if i else None
     leaving = [name for name in names if name not in file.names]
     if any(not _stay(stage, file) for stage in held()):
@@ -346,8 +359,17 @@ def _weights(
             known = {n: w for n, w in stage.weights.items() if n in history.latest.names}
             # Every source of the stage by name: one that is not named keeps its weight.
             change = SetWeights(weights=gone | known)
-            history = history.edited(change, stage.from_step if i else step)
+            history = history.edited(change, _step_of(stage) if i else step)
             yield change, stage.from_step if i else None
+
+
+def _step_of(stage: Stage) -> int:
+    if stage.waits:
+        raise ConfigError(
+            f"mix.stages: the stage that begins {_times(stage)} has other weights in the run, and nobody knows its "
+            "step yet; put them back, and give others once it has begun"
+        )
+    return stage.from_step
 
 
 def _stay(stage: Stage, file: MixConfig) -> bool:

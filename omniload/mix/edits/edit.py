@@ -14,11 +14,13 @@ from omniload.base.errors import ConfigError
 from omniload.base.secrets import without_secrets
 from omniload.mix.config import LARGEST_STEP, SourceConfig, Stage
 from omniload.mix.schema.amounts import Amount
+from omniload.mix.schema.stages import said_epochs
 from omniload.mix.sources import Name
 
 __all__ = [
     "MOST_EDITS",
     "AddSource",
+    "BeginStage",
     "Change",
     "Edit",
     "RetireSource",
@@ -117,6 +119,16 @@ class SkipShard(StrictModel):
     """How many those are."""
 
 
+class BeginStage(StrictModel):
+    """Begin a stage that waited for epochs of sources: asked for by nobody, the planner finds that it is due."""
+
+    kind: Literal["begin"] = "begin"
+    stage: Annotated[int, Field(ge=1, le=LARGEST_STEP)]
+    """Its place among the stages of the mix file, from 0."""
+    epochs: dict[Name, Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]]
+    """What it waited for."""
+
+
 class Undo(StrictModel):
     """Let hold what would hold without the latest edit that was not undone."""
 
@@ -124,7 +136,7 @@ class Undo(StrictModel):
 
 
 Change: TypeAlias = Annotated[
-    SetWeights | SetAmounts | AddSource | RetireSource | SkipSteps | SkipShard | Undo,
+    SetWeights | SetAmounts | AddSource | RetireSource | SkipSteps | SkipShard | BeginStage | Undo,
     Field(discriminator="kind"),
 ]
 
@@ -156,6 +168,11 @@ class Edit(StrictModel):
         if self.behind is None:
             del content["behind"]
         return content
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether somebody asked for it, and may undo it."""
+        return self.undoes is None and not isinstance(self.change, BeginStage)
 
     @model_validator(mode="after")
     def _says_what_holds(self) -> Self:
@@ -219,6 +236,8 @@ def said_of(change: Change) -> str:
             said = f"retire {name}"
         case SkipSteps(first=first, stop=stop):
             said = f"skip --steps {first}:{stop}"
+        case BeginStage(stage=stage, epochs=epochs):
+            said = f"stage {stage} of the file begins: {said_epochs(epochs)}"
         case SkipShard(file=file, source=source):
             said = f"skip --shard {file}" + (f" --source {source}" if source else "")
         case _:

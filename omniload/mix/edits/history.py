@@ -18,6 +18,7 @@ from omniload.mix.edits.amounts import (
 from omniload.mix.edits.edit import (
     MOST_EDITS,
     AddSource,
+    BeginStage,
     Change,
     Edit,
     RetireSource,
@@ -30,6 +31,7 @@ from omniload.mix.edits.edit import (
 )
 from omniload.mix.edits.shards import left_out_of, require_skippable
 from omniload.mix.edits.sources import edited_mix, require_fits, require_known, weighted
+from omniload.mix.edits.stages import dated, declared_at
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.caps import beyond_fractions
@@ -96,14 +98,7 @@ class History:
 
     def steps_alike(self, step: int) -> float:
         """Return for how many steps from ``step`` on no edit begins to hold; at least 1."""
-        revision = self.revision_at(step)
-        # What is skipped holds by its step, whatever was edited for an earlier one since.
-        later = (
-            e.step - step
-            for e in self.edits
-            if e.step > step and (e.revision > revision or not e.stages)
-        )
-        return min(later, default=float("inf"))
+        return min((e.step - step for e in self.edits if e.step > step), default=float("inf"))
 
     @property
     def skips_shards(self) -> bool:
@@ -240,9 +235,10 @@ class History:
         """
         require_no_secrets(change)
         require_counted_alike(self.base, change)
-        if len(self.edits) >= MOST_EDITS:
+        most = MOST_EDITS - sum(stage.waits for stage in self.base.mix.stages)
+        if len(self.edits) >= most:
             raise ConfigError(
-                f"the run has {len(self.edits)} edits, {MOST_EDITS} at most; end it, put what holds now into its mix "
+                f"the run has {len(self.edits)} edits, {most} at most; end it, put what holds now into its mix "
                 "file and start a new run"
             )
         undoes = self._latest_not_undone() if isinstance(change, Undo) else None
@@ -266,24 +262,25 @@ class History:
         )
         after = History(self.base, (*self.edits, edit))
         after._mixes.update(self._mixes)  # else each edit would fold all that came before it
-        for fault in beyond_fractions(after.latest.sources, self.base.mix, stages):
+        for fault in beyond_fractions(after.latest.sources, declared_at(self, step), stages):
             raise ConfigError(fault.message())
         return after
 
     def _stages_of(self, change: Change, step: int, undoes: int | None) -> list[Stage]:
         """Return the stages from ``step`` on that a change makes; none where weights stay."""
         match change:
+            case BeginStage():
+                raise ConfigError("a stage begins by itself, once its epochs are over")
             case SkipShard():
                 require_skippable(self.edits, change)
-                return []
-            case SkipSteps():
-                return []
-            case Undo():
-                assert undoes is not None, "there is something to undo"
-                weighs = self.edits[undoes - 1].stages
-                return stages_from(self.of_revision(undoes - 1).mix.stages, step) if weighs else []
-            case _:
+            case Undo() if undoes is not None and self.edits[undoes - 1].stages:
+                before = self.of_revision(undoes - 1).mix.stages
+                return stages_from(dated(self, before, step), step)
+            case SetWeights() | SetAmounts() | AddSource() | RetireSource():
                 return self._stages_under(change, step)
+        # What began by epochs behind this step is found anew: other records are drawn up to there.
+        anew = dated(self, self.latest.mix.stages, step)
+        return [] if anew == self.latest.mix.stages else stages_from(anew, step)
 
     def _kept_behind(self, change: Change, behind: MixState | None) -> dict[str, Any] | None:
         if not isinstance(change, SkipSteps):
@@ -324,8 +321,8 @@ class History:
 
     def _latest_not_undone(self) -> int:
         gone = {edit.undoes for edit in self.edits}
-        # An undo is not undone: said once more, it undoes the edit before.
-        left = [e.revision for e in self.edits if e.undoes is None and e.revision not in gone]
+        # An undo is not undone: said once more, it undoes the edit before. Nor is a stage that began by itself.
+        left = [e.revision for e in self.edits if e.was_asked and e.revision not in gone]
         if not left:
             raise ConfigError(
                 f"there is nothing to undo: of {len(self.edits)} edits of the run none is left"
@@ -336,13 +333,13 @@ class History:
         self, change: SetWeights | SetAmounts | AddSource | RetireSource, step: int
     ) -> list[Stage]:
         """Return the stages from ``step`` on under a change of weights."""
-        mix = self.latest
-        stages = stages_from(mix.mix.stages, step)
+        held = dated(self, self.latest.mix.stages, step)
+        stages = stages_from(held, step)
         match change:
             case SetWeights(weights=weights):
                 require_known(weights, self.latest.names)
                 # A ramp under way ends here; stages that begin later hold as they are declared.
-                later = [stage for stage in mix.mix.stages if stage.from_step > step]
+                later = [stage for stage in held if stage.from_step > step]
                 return [weighted(stages[0], {**stages[0].weights, **weights}, step), *later]
             case AddSource(name=name, weight=float(weight)):
                 part = weight / sum(stages[0].weights.values())
@@ -365,9 +362,13 @@ class History:
 
     def _require_stages(self, stages: Sequence[Stage], step: int) -> None:
         """Hold the weights from ``step`` on to the rules of a mix file."""
-        # Counted from the step: by the rules of a file its first stage begins at 0.
-        moved = [s.model_copy(update={"from_step": s.from_step - step}) for s in stages]
-        content = self.base.mix.model_dump() | {"stages": [s.model_dump() for s in moved]}
+        # Counted from the step: by the rules of a file its first stage begins at 0. Those that wait are behind all.
+        moved = [
+            s.model_dump(exclude={"from_step"} if s.waits else {"from_epochs"})
+            | ({} if s.waits else {"from_step": s.from_step - step})
+            for s in stages
+        ]
+        content = self.base.mix.model_dump() | {"stages": moved}
         try:
             WeightsConfig.model_validate(content)
         except ValidationError as error:

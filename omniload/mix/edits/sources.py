@@ -103,6 +103,7 @@ def weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
         )
     return Stage(
         from_step=stage.from_step,
+        from_epochs=stage.from_epochs,
         weights=left,
         ramp_steps=stage.ramp_steps,
         ramp=stage.ramp,

@@ -2,20 +2,38 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Count
 from omniload.mix.schema.amounts import Amounts, is_amount
+from omniload.mix.schema.splits import Name
 from omniload.mix.schema.token_steps import names_tokens
 from omniload.mix.schema.weights import GroupCap, Weights, group_caps, is_nested
 
-__all__ = ["LARGEST_STEP", "Stage", "WeightsConfig", "came_with_version_2"]
+__all__ = [
+    "LARGEST_STEP",
+    "UNDATED",
+    "Stage",
+    "WeightsConfig",
+    "came_with_version_2",
+    "said_epochs",
+]
 
 LARGEST_STEP = 10**9
 """Steps of a run at most: a hundred years at three steps a second."""
+UNDATED = 1 << 40
+"""Stage ``i`` of a file that begins by epochs has this step ``i`` times over until it begins: behind all of a run, and
+further apart than any ramp is long, so that it is found by no step."""
+Epochs = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+"""Times that the records of a source are gone through."""
+
+
+def said_epochs(epochs: Mapping[str, float]) -> str:
+    """Return in words what a stage waits for, or waited."""
+    return " and ".join(f"{name} was gone through {n:g} times" for name, n in epochs.items())
 
 
 def came_with_version_2(stage: object) -> Iterator[tuple[str, str]]:
@@ -27,6 +45,8 @@ def came_with_version_2(stage: object) -> Iterator[tuple[str, str]]:
     if names_tokens(stage):
         key = "from_tokens" if "from_tokens" in stage else "ramp_tokens"
         yield key, "the stage is dated by tokens"
+    if "from_epochs" in stage:
+        yield "from_epochs", "the stage is dated by epochs"
     if "ramp" in stage:
         yield "ramp", "the ramp has a form"
 
@@ -60,12 +80,18 @@ def _is_zero(steps: object) -> bool:
 class Stage(StrictModel):
     """Source weights from one step onward."""
 
-    from_step: Count = Field(default=0, ge=0, le=LARGEST_STEP)
+    from_step: Count = Field(default=0, ge=0, le=1 << 62)
     """First step at which these weights hold (a ramp starts here)."""
     # Not written: what holds is the step, and a mix has one digest however it was dated.
     from_tokens: Count | None = Field(default=None, ge=0, exclude=True)
     """Version 2, in place of ``from_step``: these weights hold from the first step before which so many tokens were
     taken, ``batch.tokens`` a step."""
+    from_epochs: dict[Name, Epochs] | None = Field(
+        default=None, min_length=1, exclude_if=lambda epochs: epochs is None
+    )
+    """Version 2, in place of ``from_step``: ``{web: 2}``, these weights hold from the first step before which ``web``
+    was gone through twice, of several sources all of them, and the stage before has held for a step and its ramp has
+    ended. Only such stages may follow."""
     weights: Weights
     """Relative weight of each source; they need not sum to one, and a source not named has weight 0. Version 2: a name
     may stand for a group, ``{weight: 4, temperature: 2, of: {python: 9, rust: 1}}``, whose sources share its weight."""
@@ -83,14 +109,20 @@ class Stage(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _goes_by_steps_or_tokens_and_weighs(cls, content: object) -> object:
-        for key in ("from_epochs", "ramp_epochs"):
-            if isinstance(content, Mapping) and key in content:
-                raise fault_at(
-                    f"{key} is {content[key]!r:.40}, and sources come to their ends at different steps; write "
-                    f"{key.replace('epochs', 'tokens')} (omniload mix stats FILE says how many an epoch has), or draw "
-                    "epochs by mix.amounts in place of mix.stages",
-                    key,
-                )
+        epochs = content.get("from_epochs") if isinstance(content, Mapping) else None
+        if epochs is not None and not isinstance(epochs, Mapping):
+            raise fault_at(
+                f"from_epochs is {epochs!r:.40}, and sources come to their ends at different steps; name the one that "
+                "counts, as from_epochs: {web: 2}; of several, all are waited for",
+                "from_epochs",
+            )
+        if isinstance(content, Mapping) and "ramp_epochs" in content:
+            raise fault_at(
+                f"ramp_epochs is {content['ramp_epochs']!r:.40}, and how many steps that takes is not known as the "
+                "ramp begins; write ramp_tokens (omniload mix stats FILE says how many an epoch has), or draw epochs "
+                "by mix.amounts in place of mix.stages",
+                "ramp_epochs",
+            )
         weights = content.get("weights") if isinstance(content, Mapping) else None
         for name, entry in weights.items() if isinstance(weights, Mapping) else ():
             if is_amount(entry):
@@ -115,6 +147,20 @@ class Stage(StrictModel):
                 "ramp_done",
             )
         return self
+
+    @model_validator(mode="after")
+    def _begins_at_a_step_of_a_run(self) -> Self:
+        if self.from_step > LARGEST_STEP and self.from_epochs is None:
+            raise fault_at(
+                f"from_step is {self.from_step}; a run has {LARGEST_STEP} steps at most",
+                "from_step",
+            )
+        return self
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody knows yet when it begins: it waits for epochs of sources."""
+        return self.from_step > LARGEST_STEP
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:
@@ -194,6 +240,33 @@ class WeightsConfig(StrictModel):
                 caps += group_caps(stage.get("weights"), i, ("stages", i, "weights"))
         return {**content, "group_caps": caps} if caps else content
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_stages_that_wait(cls, content: object) -> object:
+        """Put stages that begin by epochs behind all steps: when they begin is found in the run."""
+        stages = content.get("stages") if isinstance(content, Mapping) else None
+        if not isinstance(stages, list | tuple):
+            return content
+        found = list(stages)
+        for i, stage in enumerate(stages):
+            if not isinstance(stage, Mapping) or stage.get("from_epochs") is None:
+                continue
+            step = stage.get("from_step", UNDATED * i)
+            if i == 0 or step != UNDATED * i:
+                raise fault_at(
+                    "stages[0] has from_epochs, and the first stage starts at step 0; leave it out"
+                    if i == 0
+                    else f"from_epochs and from_step {step!r:.40} are given; give one of them",
+                    *("stages", i, "from_epochs"),
+                )
+            found[i] = {**stage, "from_step": step}
+        return {**content, "stages": found}  # type: ignore[dict-item]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a stage of the file begins by epochs."""
+        return any(stage.waits for stage in self.stages)
+
     @cached_property
     def repetition_caps(self) -> dict[str, GroupCap]:
         """The group that caps how often each source is gone through, the tightest where there are several."""
@@ -233,6 +306,7 @@ class WeightsConfig(StrictModel):
         for i, (earlier, later) in enumerate(
             zip(self.stages, self.stages[1:], strict=False), start=1
         ):
+            self._require_some_end(i, earlier, later)
             # Else the later ramp would begin from weights that were never reached.
             if later.from_step < earlier.from_step + max(1, earlier.ramp_steps):
                 raise fault_at(
@@ -241,6 +315,22 @@ class WeightsConfig(StrictModel):
                     *("stages", i, "from_step"),
                 )
         return self
+
+    def _require_some_end(self, i: int, earlier: Stage, later: Stage) -> None:
+        """Refuse a stage that would wait for ever, or one of a step behind a stage that waits."""
+        if earlier.waits and not later.waits:
+            raise fault_at(
+                f"stages[{i}] begins at step {later.from_step}, behind a stage that waits for epochs until a step that "
+                "nobody knows; date it by from_epochs too, or move it before",
+                *("stages", i, "from_step"),
+            )
+        for name in later.from_epochs or () if later.waits else ():
+            if not earlier.weights.get(name):
+                raise fault_at(
+                    f"stages[{i}] waits until {name!r} was gone through {later.from_epochs[name]:g} times, and the "  # type: ignore[index]
+                    "stage before gives it no weight: it would wait for ever; give it one there, however small",
+                    *("stages", i, "from_epochs", name),
+                )
 
     def _require_weights_throughout(self) -> None:
         """Refuse a source without a weight in some stage: it could be the only one that is left there."""

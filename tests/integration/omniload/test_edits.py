@@ -433,3 +433,41 @@ def _log_steps(run_dir, digests):
     with RunLog(run_dir) as log:
         for step, digest in digests:
             log.write(a_step(step, digest=f"{digest:016x}"))
+
+
+def test_a_stage_by_epochs_begins_at_one_step_for_every_run_and_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stages = [
+        {"weights": {"ids": 3, "text": 1}},
+        {"from_epochs": {"ids": 2}, "ramp_steps": 5, "weights": {"ids": 1, "text": 9}},
+    ]
+    path = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"stages": stages})
+    run = tmp_path / "run"
+    write_run_record(run, path, {"dp": 1})
+    waiting = json_of("check", path)
+    planned = json_of("plan", path, "--steps", 200, "--rehearse", 3)
+
+    with LocalPlane(a_spec(path, run_dir=run, num_steps=200)) as plane:
+        client = Client(plane.handle(0))
+        digests = taken_by([client], 10)
+        early = json.loads(json.dumps(client.state_dict()))
+        digests += taken_by([client], 190)
+
+    (edit,) = read_history(run, load_mix(path)[0]).edits
+    shown = run_mix("show", run).stdout
+    assert f"from step {edit.step:,} on: stage 1 of the file begins: ids was gone" in shown
+    assert edit.step == pytest.approx(planned["stages"][1]["from_step"], rel=0.1)
+    assert waiting["shares"][0]["step"] == 0
+    # From the file alone; from the folder; from an early state in another folder, on two ranks.
+    assert replayed(a_spec(path, num_steps=200), 200) == digests
+    assert replayed(a_spec(path, run_dir=run, num_steps=200), 200) == digests
+    other = a_spec(path, dp=2, run_dir=tmp_path / "other", state=early, num_steps=200)
+    with LocalPlane(other) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(2)]
+        assert taken_by(clients, 190) == digests[10:]
+    assert read_history(tmp_path / "other", load_mix(path)[0]).edits == (edit,)
+    # A file that says the step is the same run.
+    stages[1] = {**stages[1], "from_step": edit.step}
+    del stages[1]["from_epochs"]
+    plain = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"stages": stages})
+    assert replayed(a_spec(plain, num_steps=200), 200) == digests

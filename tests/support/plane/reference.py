@@ -14,6 +14,7 @@ from omniload.mix.columns import LOSS_MASK, LOSS_SPANS, SampleColumns, spans_of
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit, SkipShard
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Starved, membership_of
@@ -121,7 +122,11 @@ def reference_digests(
     """Return the digest of every step without any machine: everything is known, nothing is moved."""
     history = mix if isinstance(mix, History) else History(mix)
     state, digests = MixState.start(len(history.base.names)), []
+    records_S = [len(epoch) for epoch in epochs]
     for _ in range(num_steps):
+        _, state = history.entered(state)
+        # Of a history that is known whole every stage has begun already, and nothing is found.
+        history = with_begun(history, state, records_S)
         mix, state = history.entered(state)
         count, left_out = 64, left_out_by(history.edits, state.step, mix.names)
         while isinstance(

@@ -1,10 +1,15 @@
 """The changes that lead from what holds to what a file says, and what no change can do."""
 
+from dataclasses import replace
+
 import pytest
 
-from omniload.mix.edits.comparison import later_keys, wanted_of
+from omniload.base.errors import ConfigError
+from omniload.mix.edits.comparison import differences_of, later_keys, wanted_of
 from omniload.mix.edits.edit import RetireSource, SetWeights, said_of
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
+from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
 
 STEP = 10
@@ -184,3 +189,56 @@ def test_what_may_differ_in_each_start_is_neither_refused_nor_asked_for():
 
     assert asked(file, BASE) == []
     assert later_keys(file, BASE.base) == ["runtime.prefetch_steps"]
+
+
+EPOCHS = {"from_epochs": {"web": 2}, "ramp_steps": 3, "weights": {"web": 1, "code": 3}}
+
+
+def at_an_end(history, step):
+    """Return the history once web was gone through twice: state and records of a run that came to that."""
+    state = MixState.start(2)
+    state = replace(state, step=step, cursors_S=[(0, 0, 0), (20, 0, 0)])
+    return with_begun(history, state, [10, 10])
+
+
+def test_a_file_with_a_stage_that_waits_is_the_run_before_and_after_it_began():
+    file = a_file({"web": 3, "code": 1}, EPOCHS)
+    before = History(file)
+    begun = at_an_end(before, 6)
+    assert [edit.change.kind for edit in begun.edits] == ["begin"]
+
+    assert asked(file, before) == []
+    for step in (6, 7, 8, 9, 30):
+        wanted = found(file, begun, step)
+        assert (wanted.changes, wanted.refused) == ((), ())
+
+    other = a_file({"web": 3, "code": 1}, {**EPOCHS, "from_epochs": {"web": 3}})
+    refused, _ = found(other, before).refused
+    assert "is {'web': 3.0} in the file, and {'web': 2.0} in the run" in refused.said
+    ramp = a_file({"web": 3, "code": 1}, {**EPOCHS, "ramp_steps": 4})
+    (refused,) = found(ramp, before).refused
+    assert "a stage once web was gone through 2 times, linear over 4 steps" in refused.said
+
+
+def test_a_file_changes_what_holds_now_and_not_the_weights_of_a_stage_that_waits():
+    history = History(a_file({"web": 3, "code": 1}, EPOCHS))
+
+    assert asked(a_file({"web": 1, "code": 1}, EPOCHS), history) == [("set web=1 code=1", None)]
+    later = {**EPOCHS, "ramp_steps": 0}
+    history = History(a_file({"web": 3, "code": 1}, later))
+    later = {**later, "weights": {"web": 1, "code": 4}}
+    with pytest.raises(ConfigError, match="other weights in the run, and nobody knows its step"):
+        found(a_file({"web": 3, "code": 1}, later), history)
+
+
+def test_two_mixes_differ_by_what_their_stages_wait_for_and_by_their_weights_then():
+    one = History(a_file({"web": 3, "code": 1}, EPOCHS))
+    other = History(a_file({"web": 3, "code": 1}, {**EPOCHS, "from_epochs": {"web": 3}}))
+    heavier = {**EPOCHS, "weights": {"web": 1, "code": 4}}
+
+    assert differences_of(one, one).keys == ()
+    assert [each.key for each in differences_of(one, other).keys] == ["mix.stages.from_epochs.0"]
+    third = History(a_file({"web": 3, "code": 1}, heavier))
+    assert [each.key for each in differences_of(one, third).keys] == ["mix.stages.1.shares"]
+    begun = at_an_end(one, 6)
+    assert differences_of(one, begun).first_step == 6

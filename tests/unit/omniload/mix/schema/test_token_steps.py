@@ -6,10 +6,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError
 from omniload.front.spec import with_settings
 from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.schedule import boundaries, weights_at
 from tests.support.plane.builders import a_mix
 
 FILE = """version: {version}
@@ -100,13 +102,40 @@ def test_a_larger_step_takes_the_tokens_in_fewer():
         (
             "{from_epochs: 1, weights: {code: 1}}",
             2,
-            ":9: mix.stages.1.from_epochs: from_epochs is 1, .* write from_tokens .* mix.amounts",
+            ":9: mix.stages.1.from_epochs: from_epochs is 1, .* as from_epochs: {web: 2}; of several,",
         ),
         (
             "{from_step: 3, ramp_epochs: 0.5, weights: {code: 1}}",
             2,
             ":9: mix.stages.1.ramp_epochs: ramp_epochs is 0.5, .* write ramp_tokens",
         ),
+        (
+            "{from_epochs: {wob: 1}, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.from_epochs.wob: stages.1. waits until 'wob' was gone through 1 times, and",
+        ),
+        (
+            "{from_epochs: {code: 1}, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.from_epochs.code: .* gives it no weight: it would wait for ever",
+        ),
+        ("{from_epochs: {web: 0}, weights: {code: 1}}", 2, ":9: mix.stages.1.from_epochs.web: "),
+        (
+            "{from_epochs: {web: 1}, from_step: 4, weights: {code: 1}}",
+            2,
+            ":9: .* from_epochs and from_step 4 are given",
+        ),
+        (
+            "{from_epochs: {web: 1}, weights: {code: 1}}\n    - {from_step: 4, weights: {code: 1}}",
+            2,
+            ":10: mix.stages.2.from_step: stages.2. begins at step 4, behind a stage that waits",
+        ),
+        (
+            "{from_epochs: {web: 1}, weights: {code: 1}}",
+            1,
+            ":9: mix.stages.1.from_epochs: the stage is dated by epochs, and the file is of version 1",
+        ),
+        ("{from_step: 4G, weights: {code: 1}}", 2, ":9: .* from_step is 4000000000; a run has"),
         ("{from_tokens: -1, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: found -1"),
         ("{from_tokens: many, weights: {code: 1}}", 2, ":9: mix.stages.1.from_tokens: .*many"),
         ("{from_tokens: 1E, weights: {code: 1}}", 2, ":9: mix.stages.1"),
@@ -118,3 +147,21 @@ def test_a_stage_that_says_too_much_or_nothing_is_refused_by_line(tmp_path, stag
         stages_of(tmp_path, stage, version)
 
     assert re.search(said, str(refused.value)), refused.value
+
+
+def test_the_first_stage_waits_for_nothing():
+    with pytest.raises(ValidationError, match="the first stage starts at step 0; leave it out"):
+        a_mix(version=2, mix={"stages": [{"from_epochs": {"web": 1}, "weights": {"web": 1}}]})
+
+
+def test_a_stage_that_waits_is_behind_all_steps_and_survives_settings():
+    stages = [{"weights": {"web": 1}}, {"from_epochs": {"web": 1.5}, "weights": {"code": 1}}]
+    mix = a_mix(version=2, mix={"stages": stages})
+
+    changed = with_settings(mix, {"seed": 8})
+
+    assert changed.mix == mix.mix == MixConfig.model_validate(mix.model_dump()).mix
+    assert weights_at(mix.mix.stages, mix.names, 10**9) == (0, 1)
+    assert boundaries(mix) == (0,)
+    plain = a_mix(version=2, mix={"stages": stages[:1]}, sources=("web",))
+    assert set(plain.mix.model_dump()["stages"][0]) == {"from_step", "ramp_steps", "weights"}

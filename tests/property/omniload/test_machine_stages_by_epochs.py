@@ -1,0 +1,291 @@
+"""Stages that wait for epochs begin at one step, whoever runs them: the run is that of a file which says it.
+
+The model is a file that dates its stages by the steps that were found: it knows no epochs.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError
+from omniload.mix.edits.edit import (
+    AddSource,
+    BeginStage,
+    RetireSource,
+    SetWeights,
+    SkipShard,
+    SkipSteps,
+    Undo,
+)
+from omniload.mix.edits.edits_file import edits_in, read_history, write_history
+from omniload.mix.edits.found import require_reached
+from omniload.mix.edits.history import History
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.possible import require_possible
+from omniload.mix.progress import weights_by_state
+from omniload.mix.sources import ParquetSource
+from omniload.mix.state import MixState
+from tests.support.plane.builders import a_mix
+from tests.support.plane.reference import SHARDS, reference_digests
+from tests.support.plane.simulation import Simulation
+
+STEPS = 16
+NAMES = ("web", "code", "books")
+
+records = st.lists(st.integers(1, 40), min_size=1, max_size=2) | st.just([])
+epochs = st.lists(records, min_size=2, max_size=12).map(lambda rows: [[9], *rows])
+many = st.lists(epochs, min_size=5, max_size=5)
+steps = st.none() | st.integers(0, STEPS - 1)
+parts = st.sampled_from([0.3, 0.5, 1, 1.5, 2])
+
+
+@st.composite
+def mixes(draw):
+    """One or two stages by epochs, behind one by steps or none; each may be ramped to."""
+
+    def stage(**dated):
+        ramp_steps = draw(st.sampled_from([0, 0, 1, 4]))
+        ramp = {"ramp": draw(st.sampled_from(["linear", "cosine"]))} if ramp_steps else {}
+        weights = {name: draw(st.integers(1, 6)) for name in NAMES}
+        return {**dated, "weights": weights, "ramp_steps": ramp_steps, **ramp}
+
+    stages = [{"weights": {name: draw(st.integers(1, 6)) for name in NAMES}}]
+    if draw(st.booleans()):
+        stages.append(stage(from_step=2))
+    for _ in range(draw(st.integers(1, 2))):
+        waited = draw(st.sets(st.sampled_from(NAMES), min_size=1, max_size=2))
+        stages.append(stage(from_epochs={name: draw(parts) for name in sorted(waited)}))
+    return a_mix(
+        version=2,
+        sources=NAMES,
+        rows=4,
+        length=16,
+        pack={"method": draw(st.sampled_from(["best_fit", "concat_and_split", "none"]))},
+        mix={"stages": stages, "level": draw(st.sampled_from(["token", "sample"]))},
+        runtime={"prefetch_steps": draw(st.sampled_from([1, 16, 64]))},
+    )
+
+
+@st.composite
+def changes(draw):
+    asked = []
+    for kind in draw(st.lists(st.sampled_from(["set", "add", "retire", "undo"]), max_size=4)):
+        name = draw(st.sampled_from(NAMES))
+        if kind == "set":
+            change = SetWeights(weights={name: float(draw(st.integers(1, 5)))})
+        elif kind == "add":
+            if any(isinstance(change, AddSource) for change, _ in asked):
+                continue
+            source = ParquetSource(type="parquet", path="new/*.parquet", tokens="tokens")
+            change = AddSource(name="new", source=source, weight=draw(st.integers(1, 5)))
+        else:
+            change = Undo() if kind == "undo" else RetireSource(name=name)
+        asked.append((change, draw(steps)))
+    return asked
+
+
+@st.composite
+def worlds(draw):
+    return {
+        "dp": draw(st.sampled_from([1, 2, 4])),
+        "num_loaders": draw(st.integers(1, 3)),
+        "num_constructors": draw(st.integers(1, 3)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
+        "kills": draw(st.sampled_from([0, 2])),
+        "planner_kills": draw(st.sampled_from([0, 1, 3])),
+        "shadows": draw(st.integers(0, 1)),
+    }
+
+
+def simulated(mix, lengths, world, **more):
+    simulation = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, **world, **more)
+    return simulation, simulation.run()
+
+
+def begun(history):
+    """Return the step that each stage of the file began at: what edits of earlier steps took back was found anew."""
+    found = {}
+    for edit in history.edits:
+        found = {stage: step for stage, step in found.items() if step <= edit.step}
+        if isinstance(edit.change, BeginStage):
+            found[edit.change.stage] = edit.step
+    return found
+
+
+def dated(history):
+    """Return the mix of a file that says at which steps the stages begin; those that never did are left out of it."""
+    steps_of, stages = begun(history), []
+    for i, stage in enumerate(history.base.mix.stages):
+        if stage.from_epochs is None:
+            stages.append(stage)
+        elif i in steps_of:
+            stages.append(stage.model_copy(update={"from_epochs": None, "from_step": steps_of[i]}))
+    weights = history.base.mix.model_copy(update={"stages": tuple(stages)})
+    return history.base.model_copy(update={"mix": weights})
+
+
+def require_due(history, states, lengths):
+    """Hold the steps that stages began at to the words of the manual: the first with every record behind it."""
+    stages = history.base.mix.stages
+    for number, step in begun(history).items():
+
+        def is_over(at, epochs=stages[number].from_epochs):
+            ends = {
+                name: states[at]["sources"][name]["cursor"][0]
+                >= int(n * len(lengths[history.base.names.index(name)]))
+                for name, n in epochs.items()
+            }
+            return all(ends.values())
+
+        assert is_over(step)
+        before = history.at(step).mix.stages
+        held = next(i for i, stage in enumerate(before) if stage.from_step == step)
+        earlier = before[held - 1]
+        earliest = earlier.from_step + max(1, earlier.ramp_steps)
+        assert step >= earliest
+        assert step == earliest or step - 1 not in states or not is_over(step - 1)
+
+
+def state_of(saved, history, fingerprint):
+    carried = edits_in(saved)
+    found = history.found_by(len(carried), fingerprint)
+    state = MixState.from_json(saved, history.of_revision(len(carried)).names, found)
+    require_reached(history, state, len(carried))
+    return state
+
+
+@settings(max_examples=12)
+@given(mixes(), changes(), worlds(), many)
+def test_the_run_is_that_of_a_file_with_the_steps_that_were_found(mix, asked, world, lengths):
+    simulation, digests = simulated(mix, lengths, world, changes=asked)
+
+    history = simulation.history
+    plain = History(dated(history))
+    for edit in history.edits:
+        if not isinstance(edit.change, BeginStage):
+            plain = plain.edited(edit.change, edit.step, edit.found)
+    assert digests == reference_digests(plain, lengths, num_steps=STEPS)
+    assert digests == reference_digests(history, lengths, num_steps=STEPS)
+    require_due(history, simulation.states, lengths)
+    waiting = [stage for stage in mix.mix.stages if stage.from_epochs is not None]
+    left = [stage for stage in history.latest.mix.stages if stage.waits]
+    assert len(begun(history)) + len(left) == len(waiting)
+
+
+@settings(max_examples=12)
+@given(mixes(), worlds(), worlds(), many, st.data())
+def test_a_run_that_is_killed_begins_its_stages_where_it_would_have(
+    mix, world, other, lengths, data
+):
+    first, digests = simulated(mix, lengths, world)
+    at = data.draw(st.sampled_from(sorted(first.states)))
+    saved = json.loads(json.dumps(first.states[at]))
+    # The folder may be gone: then the state's own edits are all that is known.
+    history = data.draw(st.sampled_from([first.history, History(mix, edits_in(saved))]))
+    state = state_of(saved, history, first.planner.fingerprint)
+    revision = len(edits_in(saved))
+    sizes = [len(epoch) for epoch in lengths[:3]]
+    require_possible(state, history.of_revision(revision), sizes)
+
+    second, rest = simulated(mix, lengths, other, state=state, edits=history.edits)
+
+    assert rest == digests[at:]
+    assert second.history.edits == first.history.edits
+    assert all(second.states[step] == first.states[step] for step in second.states)
+
+
+@settings(max_examples=12)
+@given(mixes(), worlds(), worlds(), changes(), many, st.data())
+def test_a_change_of_an_earlier_step_has_later_stages_begin_where_its_own_run_comes_to(
+    mix, world, other, asked, lengths, data
+):
+    first, digests = simulated(mix, lengths, world)
+    at = data.draw(st.sampled_from(sorted(first.states)))
+    state = state_of(first.states[at], first.history, first.planner.fingerprint)
+    asked = [(change, step) for change, step in asked if step is None or step >= at]
+
+    second, rest = simulated(
+        mix, lengths, other, state=state, edits=first.history.edits, changes=asked
+    )
+
+    history = second.history
+    whole = digests[:at] + rest
+    assert whole == reference_digests(history, lengths, num_steps=STEPS)
+    require_due(history, first.states | second.states, lengths)
+    # From the start, with the history of the folder: nothing is found that was not.
+    replayed, again = simulated(mix, lengths, world, edits=history.edits)
+    assert again == whole
+    assert replayed.history.edits == history.edits
+
+
+@settings(max_examples=12)
+@given(mixes(), worlds(), worlds(), many, st.integers(0, STEPS - 2), st.integers(1, 4), st.data())
+def test_steps_and_shards_that_are_skipped_have_stages_begin_where_the_rest_comes_to(
+    mix, world, other, lengths, first_step, count, data
+):
+    first, digests = simulated(mix, lengths, world)
+    history = first.history
+    if data.draw(st.booleans()):
+        stop = min(first_step + count, STEPS - 1)
+        read = [StepRecord.from_json(r, history.latest.names) for r in first.journal]
+        start = MixState.start(len(NAMES))
+        behind = state_before(stop, start, read, weights_by_state(history), history.entering)
+        change = SkipSteps(first=first_step, stop=stop)
+        history = history.edited(change, first_step, behind=behind, at_rest=True)
+    else:
+        name = data.draw(st.sampled_from(NAMES))
+        change = SkipShard(file="a", source=name, number=data.draw(st.integers(0, 2)), of=SHARDS)
+        with suppress(ConfigError):
+            history = history.edited(change, first_step, at_rest=True)
+    state = state_of(first.states[first_step], history, first.planner.fingerprint)
+
+    # Of a source whose shards are all left out nothing is found, and the run stops.
+    with suppress(ConfigError):
+        second, rest = simulated(mix, lengths, other, state=state, edits=history.edits)
+        held = digests[:first_step] + rest
+        assert held == reference_digests(second.history, lengths, num_steps=STEPS)
+        if isinstance(change, SkipShard):
+            require_due(second.history, first.states | second.states, lengths)
+
+
+@settings(max_examples=12)
+@given(mixes(), changes(), worlds(), many)
+def test_journal_and_folder_give_the_planners_own_states(mix, asked, world, lengths):
+    simulation, _ = simulated(mix, lengths, world, changes=asked)
+    with TemporaryDirectory() as folder:
+        write_history(Path(folder), simulation.history)
+        history = read_history(Path(folder), mix)
+
+    assert history == simulation.history
+    names = history.latest.names
+    read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
+    start = MixState.start(len(mix.names))
+    for step, saved in simulation.states.items():
+        folded = state_before(step, start, read, weights_by_state(history), history.entering)
+        kept = history.kept_with(folded.mix_revision, simulation.planner.fingerprint)
+        assert folded.to_json(**kept) == saved
+
+
+@given(mixes(), changes(), st.integers(0, 20))
+def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step):
+    history, number = History(mix), 0
+    for change, _ in asked:
+        try:
+            history = history.edited(change, step)
+        except ConfigError:
+            continue
+        number += 1 if not isinstance(change, Undo) else -1
+    for _ in range(number):
+        history = history.edited(Undo(), step)
+
+    held = [stage.model_copy(update={"from_step": 0}) for stage in history.latest.mix.stages][-1:]
+    assert held[0].from_epochs == mix.mix.stages[-1].from_epochs
+    assert held[0].weights == mix.mix.stages[-1].weights
+    assert replace(history, edits=()) == History(mix)

@@ -1,0 +1,119 @@
+"""Stages that wait for epochs, and edits before, at and behind the step that they begin at."""
+
+from dataclasses import replace
+
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.edit import BeginStage, RetireSource, SetWeights, Undo, said_of
+from omniload.mix.edits.edits_file import read_history, write_history
+from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
+from omniload.mix.state import MixState
+from tests.support.plane.builders import a_mix
+
+RECORDS_S = [100, 10]
+"""Of code and of web."""
+
+
+def waiting(*more, **stage):
+    first = {"weights": {"web": 3, "code": 1}}
+    second = {"from_epochs": {"web": 2}, "weights": {"web": 1, "code": 3}, **stage}
+    return History(a_mix(version=2, mix={"stages": [first, second, *more]}))
+
+
+def standing(step, web):
+    return replace(MixState.start(2), step=step, cursors_S=((0, 0, 0), (web, 0, 0)))
+
+
+def test_a_stage_begins_at_the_first_step_with_all_records_behind_it():
+    history = waiting(ramp_steps=2)
+
+    assert with_begun(history, standing(7, 19), RECORDS_S) is history
+    assert with_begun(history, standing(0, 20), RECORDS_S) is history  # the first has not held
+    begun = with_begun(history, standing(7, 20), RECORDS_S)
+
+    assert [(e.revision, e.step, said_of(e.change)) for e in begun.edits] == [
+        (1, 7, "stage 1 of the file begins: web was gone through 2 times")
+    ]
+    assert [begun.shares_at(step)["web"] for step in (6, 7, 8, 99)] == [0.75, 0.5, 0.25, 0.25]
+    assert with_begun(begun, standing(9, 40), RECORDS_S) is begun
+
+
+def test_stages_begin_in_their_order_and_behind_the_ramp_before():
+    third = {"from_epochs": {"web": 2.5, "code": 0.1}, "weights": {"code": 1}}
+    history = with_begun(waiting(third, ramp_steps=4), standing(7, 30), RECORDS_S)
+
+    assert with_begun(history, standing(10, 99), RECORDS_S) is history
+    assert with_begun(history, standing(11, 99), RECORDS_S) is history  # code has none behind it
+    state = replace(standing(11, 99), cursors_S=((10, 0, 0), (25, 0, 0)))
+    assert with_begun(history, state, RECORDS_S).shares_at(11) == {"code": 1, "web": 0}
+
+
+def test_an_edit_of_a_step_to_come_holds_a_stage_up():
+    history = waiting().edited(SetWeights(weights={"code": 2}), 12)
+
+    assert with_begun(history, standing(8, 20), RECORDS_S) is history
+    assert with_begun(history, standing(12, 20), RECORDS_S) is history
+    assert with_begun(history, standing(13, 20), RECORDS_S).edits[-1].step == 13
+
+
+def test_a_source_that_is_waited_for_keeps_a_weight_until_then():
+    history = waiting()
+
+    for change in (RetireSource(name="web"), SetWeights(weights={"web": 0})):
+        with pytest.raises(ConfigError, match=r"'web' was gone through 2 times, .* wait for ever"):
+            history.edited(change, 3)
+    begun = with_begun(history, standing(7, 20), RECORDS_S)
+    assert begun.edited(RetireSource(name="web"), 9).shares_at(9) == {"code": 1, "web": 0}
+
+
+def test_a_beginning_is_not_undone_and_an_undo_behind_it_does_not_undo_it():
+    set_ = waiting(ramp_steps=4).edited(SetWeights(weights={"web": 9}), 3)
+    begun = with_begun(set_, standing(7, 20), RECORDS_S)
+
+    undone = begun.edited(Undo(), 8)
+
+    # The ramp goes on, from the weights that would have been without the edit.
+    plain = with_begun(waiting(ramp_steps=4), standing(7, 20), RECORDS_S)
+    for step in range(8, 14):
+        assert undone.shares_at(step) == pytest.approx(plain.shares_at(step))
+    with pytest.raises(ConfigError, match="nothing to undo"):
+        undone.edited(Undo(), 9)
+    with pytest.raises(ConfigError, match="begins by itself"):
+        waiting().edited(BeginStage(stage=1, epochs={"web": 2}), 4)
+
+
+def test_an_edit_of_an_earlier_step_takes_a_beginning_back():
+    begun = with_begun(waiting(), standing(7, 20), RECORDS_S)
+
+    changed = begun.edited(SetWeights(weights={"web": 1}), 5)
+
+    assert changed.shares_at(7)["web"] == 0.5
+    assert changed.latest.mix.stages[-1].waits
+    assert with_begun(changed, standing(9, 20), RECORDS_S).edits[-1].step == 9
+    later = begun.edited(SetWeights(weights={"web": 2}), 9)
+    with pytest.raises(ConfigError, match="behind a stage that waits for epochs"):
+        later.edited(SetWeights(weights={"web": 1}), 5)
+    later.edited(Undo(), 5).edited(SetWeights(weights={"web": 1}), 5)
+
+
+def test_an_answer_speaks_of_what_was_asked_and_not_of_a_stage_that_began_behind_it():
+    before = waiting()
+    after = before.edited(SetWeights(weights={"web": 1}), 6)
+    begun = with_begun(after, standing(7, 20), RECORDS_S)
+
+    taken = EditTaken.of(before, begun, 6, 2)
+
+    assert taken == EditTaken.of(before, after, 6, 2)
+    assert (taken.edit.step, taken.after["web"], taken.until) == (6, 0.5, None)
+
+
+def test_a_beginning_is_kept_as_a_version_that_older_releases_refuse(tmp_path):
+    begun = with_begun(waiting(), standing(7, 20), RECORDS_S)
+
+    write_history(tmp_path, begun)
+
+    assert b'"version":5' in (tmp_path / "edits.json").read_bytes().replace(b" ", b"")
+    assert read_history(tmp_path, begun.base) == begun
