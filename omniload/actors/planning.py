@@ -99,8 +99,9 @@ def taken_over(
     spec = spec.with_edits()
     # Without a folder the journal lies with the heartbeats, for planners of this plane alone.
     durable = spec.run_dir is not None
-    if not durable:  # stages that begin by epochs are edits too
-        spec = replace(spec, edits=read_history(folder, spec.mix).edits)
+    # Stages that began by epochs are edits too; where none did, those that the state brought are all.
+    if not durable and (edits := read_history(folder, spec.mix).edits):
+        spec = replace(spec, edits=edits)
     history = spec.history
     if len(history.latest.names) > len(facts_S):
         raise StateError(

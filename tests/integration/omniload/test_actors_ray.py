@@ -21,6 +21,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
+from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, with_masks, write_texts
@@ -159,6 +160,32 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
         for _ in range(STEPS):
             client.next_batch()
         assert json.loads(json.dumps(client.state_dict())) == json.loads(json.dumps(state))
+
+
+def test_a_stage_that_began_by_epochs_holds_though_the_planner_is_killed_without_a_folder(tmp_path):
+    mix = a_corpus(tmp_path, rows=6, micro_rows=2)
+    first, *others = mix.names
+    weights = dict.fromkeys(mix.names, 1.0)
+    waits = {"from_epochs": {first: 0.5}, "weights": {first: 9.0} | dict.fromkeys(others, 1.0)}
+    content = mix.model_dump() | {"version": 2}
+    content["mix"] |= {"stages": [{"weights": weights}, waits]}
+    mix = MixConfig.model_validate(content)
+    steps = 40
+    with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
+        whole = [batch_digest(client.next_batch()) for _ in range(steps)]
+        edits = client.state_dict()["edits"]
+    assert [edit["change"]["kind"] for edit in edits] == ["begin"]
+    assert 0 < edits[0]["step"] < steps // 2
+
+    with open_plane(a_spec(tmp_path, with_runtime(mix, kind="ray"))) as plane:
+        client = Client(plane.handle(0))
+        found = [batch_digest(client.next_batch()) for _ in range(steps // 2)]
+        kill(plane, "planner")
+        found += [batch_digest(client.next_batch()) for _ in range(steps // 2)]
+        again = client.state_dict()["edits"]
+
+    assert found == whole
+    assert again == edits
 
 
 def test_three_ranks_of_two_cp_peers_resume_a_local_run_though_the_planner_is_killed(tmp_path):
