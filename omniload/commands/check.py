@@ -21,8 +21,8 @@ from omniload.mix.config import MixConfig
 from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries
 from omniload.mix.schema.splits import TRAIN, share_of
-from omniload.plan.forecast import warnings_of_a_step
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.forecast import warnings_of_a_step
+from omniload.plan.forecast.sizes import SourceSizes
 from omniload.source.formats.opening import open_format, shards_of
 from omniload.source.index import IndexCache
 from omniload.source.kept_findings import FoundSource

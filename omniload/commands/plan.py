@@ -35,8 +35,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts, require_repetitions
 from omniload.mix.schema.weights import GroupCap
-from omniload.plan.expected_stages import with_expected_steps
-from omniload.plan.forecast import (
+from omniload.plan.forecast.forecast import (
     Forecast,
     Span,
     StepFigures,
@@ -44,7 +43,8 @@ from omniload.plan.forecast import (
     forecast,
     warnings_of,
 )
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.sizes import SourceSizes
+from omniload.plan.forecast.stages import with_expected_steps
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
 

@@ -19,8 +19,8 @@ from omniload.commands.mix_tables import Rate, SourceStats, Stats, print_stats, 
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
-from omniload.plan.forecast import forecast, steps_per_epoch
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.forecast import forecast, steps_per_epoch
+from omniload.plan.forecast.sizes import SourceSizes
 from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
 from omniload.source.survey.duplicates import DuplicateCounter
 

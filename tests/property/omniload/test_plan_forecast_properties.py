@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.schedule import weights_at
-from omniload.plan.forecast import forecast, steps_per_epoch, tokens_by_step
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.forecast import forecast, steps_per_epoch, tokens_by_step
+from omniload.plan.forecast.sizes import SourceSizes
 from tests.support.plane.builders import a_mix
 
 NAMES = ("web", "code", "news")

@@ -12,8 +12,8 @@ from omniload.base.errors import ConfigError
 from omniload.commands.bench import bench
 from omniload.commands.check import check
 from omniload.commands.plan import plan
-from omniload.plan.forecast import warnings_of_a_step
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.forecast import warnings_of_a_step
+from omniload.plan.forecast.sizes import SourceSizes
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
 

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig, Stage
-from omniload.plan.forecast import tokens_by_step
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.forecast import tokens_by_step
+from omniload.plan.forecast.sizes import SourceSizes
 
 __all__ = ["with_expected_steps"]
 

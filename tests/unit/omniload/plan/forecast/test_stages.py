@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.schedule import weights_at
-from omniload.plan.expected_stages import with_expected_steps
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.sizes import SourceSizes
+from omniload.plan.forecast.stages import with_expected_steps
 from tests.support.plane.builders import a_mix
 
 SIZES = SourceSizes(samples_S=np.array([300.0, 50.0]), tokens_per_sample_S=np.array([40.0, 20.0]))

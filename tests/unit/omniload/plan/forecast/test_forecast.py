@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from omniload.plan.forecast import (
+from omniload.plan.forecast.forecast import (
     Forecast,
     Span,
     StepFigures,
@@ -12,7 +12,7 @@ from omniload.plan.forecast import (
     tokens_by_step,
     warnings_of,
 )
-from omniload.plan.sizes import SourceSizes
+from omniload.plan.forecast.sizes import SourceSizes
 from tests.support.plane.builders import a_mix, a_plan
 
 

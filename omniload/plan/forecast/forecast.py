@@ -21,8 +21,8 @@ from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance_methods import balance
 from omniload.plan.cost import row_costs
+from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.records import StepPlan
-from omniload.plan.sizes import SourceSizes
 from omniload.plan.strategies import costs_of_pieces
 
 __all__ = [
