@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.support.warm_python import WarmPopen, is_command
 
+ROOT = str(Path(__file__).parents[2])
 TOLD = """
 import json, os, resource, sys, threading
 def of(name):
@@ -77,6 +79,18 @@ def test_a_forked_program_is_what_one_that_is_started_for_real_is(warm_commands,
     assert for_real[0]["parent"] == os.getpid()
     assert reading in for_real[0]["files"]
     assert writing not in for_real[0]["files"]
+
+
+@pytest.mark.parametrize(
+    "folders", [{}, {"PYTHONPATH": ROOT}, {"PYTHONPATH": f"{ROOT}:{ROOT}"}], ids=str
+)
+def test_it_looks_for_modules_where_one_that_is_started_for_real_does(warm_commands, folders):
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    forked, _, _ = told(warm(warm_commands), env=variables | folders)
+    for_real, _, _ = told(subprocess.Popen, env=variables | folders)
+
+    assert forked["path"] == for_real["path"]
 
 
 def test_limits_are_those_of_who_starts_it(warm_commands):

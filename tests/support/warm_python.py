@@ -121,13 +121,14 @@ class WarmPython:
         self._owner = os.getpid()
         self._inherited = _inherited()
         self._early = _read_early(os.environ)
+        self._folders = [_ROOT, *_folders(os.environ)]
         for name, before in {"python": (), "omniload": (str(OMNILOAD),)}.items():
             text = _CLIENT.format(
                 python=sys.executable, address=self._address, size=_SIZE_BYTES, before=before
             )
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
-        path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(self._folders)
         self._process = subprocess.Popen(
             [sys.executable, __file__, self._address, *modules],
             env=os.environ | _ONE_THREAD | {"PYTHONPATH": path},
@@ -164,6 +165,8 @@ class WarmPython:
             and all(given[name] is None for name in ("preexec_fn", "gid", "gids", "uid"))
             and given["umask"] < 0
             and _read_early(variables) == self._early
+            # A module of another folder might stand for one that is loaded.
+            and {*_folders(variables)} <= {*self._folders}
             and _inherited() == self._inherited
         )
         if not as_ours:
@@ -236,8 +239,16 @@ def _read_early(variables: Mapping[Any, Any]) -> dict[str, str]:
     """Return the variables that a process which runs already would not heed any more."""
     named = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
     # PYTHON_EXEC is no interpreter's: launchers read it.
-    early = {name for name in named if name.startswith(_READ_EARLY)} - {"PYTHON_EXEC"}
-    return {name: named[name] for name in early}
+    early = {name for name in named if name.startswith(_READ_EARLY)}
+    return {name: named[name] for name in early - {"PYTHON_EXEC", "PYTHONPATH"}}
+
+
+def _folders(variables: Mapping[Any, Any]) -> list[str]:
+    """Return the folders of ``PYTHONPATH``, each once, as an interpreter does."""
+    text = variables.get("PYTHONPATH", "")
+    # ``abspath`` and no ``resolve``: a link is kept.
+    folders = [os.path.abspath(folder) for folder in text.split(os.pathsep)]  # noqa: PTH100
+    return list(dict.fromkeys(folders)) if text else []
 
 
 def _inherited() -> tuple[object, ...]:
@@ -300,10 +311,10 @@ def _as_child(asked: dict[str, Any], held: list[int], connection: socket.socket)
     connection = socket.socket(fileno=_moved(connection.detach(), asked["numbers"]))
     _take(held, asked["numbers"])
     os.chdir(asked["folder"])
+    ours = len(_folders(os.environ))
     os.environ.clear()
     os.environ.update(asked["environment"])
-    if _ROOT not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-        sys.path.remove(_ROOT)
+    sys.path[1 : 1 + ours] = _folders(os.environ)
     _be_named(asked["command"], asked["environment"])
     connection.sendall(b"begun\n")
     connection.close()
