@@ -51,13 +51,17 @@ class BatchImage:
 
 
 def images_of(microbatch: Microbatch) -> Iterator[BatchImage]:
-    """Yield the images that come with a microbatch: those of its rows, or those that its rank encodes."""
-    share = microbatch.encoding
-    if share is not None:
+    """Yield the images that come with a microbatch: those of its rows, or those that its rank encodes.
+
+    On the way to ranks that share the rows they are those of all of them.
+    """
+    shares = () if microbatch.encoding is None else microbatch.encoding.of_ranks
+    for share in shares:
         for i, (key, grid) in enumerate(zip(share.keys_I4, share.grids_I2.tolist(), strict=True)):
             yield BatchImage(
                 key=key[:3], number=int(key[3]), grid=tuple(grid), values_V=share.images_I[i]
             )
+    if shares:
         return
     images = microbatch.columns_K.get(IMAGES)
     if images is None or not len(images.values_V):
@@ -179,15 +183,25 @@ class ImageArrays(PatchArrays):
 
 
 class EncodingArrays(PatchArrays):
-    """The images that a rank encodes, ordered by the rank that their embeddings go to."""
+    """The images that a rank encodes, ordered by the rank that their embeddings go to, as far as none is cut."""
 
     def __init__(self, share: EncoderShare, tensor: _ToTensor) -> None:
         super().__init__(share.images_I.values_V, share.grids_I2, tensor)
         self._share = share
 
+    @cached_property
+    def order(self) -> Any:  # noqa: ANN401
+        """Embeddings in the order in which they are sent, int64: an index into those that were made, image by image.
+
+        ``None`` where they are sent as they are made. They are not where cp peers cut a row within an image, nor
+        where a mesh numbers its ranks in another order than their places along dp and cp.
+        """
+        order_M = self._share.order_M
+        return None if order_M is None else self._tensor(order_M, np.int64)
+
     @property
     def sends(self) -> list[int]:
-        """Embeddings that go to each rank, in the order of ranks: input splits of an all-to-all."""
+        """Embeddings that go to each rank of the job, in the order of ranks: input splits of an all-to-all."""
         sends: list[int] = self._share.sends_W.tolist()
         return sends
 
@@ -199,7 +213,7 @@ class EncodingArrays(PatchArrays):
 
     @cached_property
     def places(self) -> Any:  # noqa: ANN401
-        """Place in the flattened rows of each embedding that comes, in the order it comes in, ``[E]``, int64."""
+        """Place in the flattened rows, or slice of them, of each embedding that comes, in its order, ``[E]``, int64."""
         return self._tensor(self._share.places_E, np.int64)
 
 
@@ -216,12 +230,15 @@ def own_images(
     Raises:
         ConfigError: The rows are shared among cp peers, or their images are encoded elsewhere.
     """
-    if isinstance(rows, CpSlice):
-        raise ConfigError("rows shared among cp peers have no images of their own; use cp 1")
-    if any(isinstance(part, Microbatch) and part.encoding is not None for part in parts):
+    if any(part.encoding is not None for part in parts):
         raise ConfigError(
             "balance.strategy deals images apart from rows; take microbatches[i].encoding, which says what this "
             "rank encodes and where embeddings go"
+        )
+    if isinstance(rows, CpSlice):
+        raise ConfigError(
+            "rows shared among cp peers have no images of their own; use cp 1, or balance.strategy hybrid and "
+            "microbatches[i].encoding"
         )
     return ImageArrays(rows, tensor)
 
@@ -232,7 +249,7 @@ def dealt_images(rows: Microbatch | CpSlice, tensor: _ToTensor) -> EncodingArray
     Raises:
         ConfigError: No strategy deals images apart from rows, or the rows are not one microbatch.
     """
-    share = None if isinstance(rows, CpSlice) else rows.encoding
+    share = rows.encoding
     if share is None:
         raise ConfigError(
             "these rows come with their own images; take images, or set balance.strategy hybrid and take "

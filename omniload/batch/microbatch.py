@@ -16,7 +16,7 @@ Shape suffixes:
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "Microbatch",
     "from_bytes",
     "joined",
+    "own_part",
     "rows_of",
     "to_bytes",
     "unshifted",
@@ -41,11 +42,10 @@ __all__ = [
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
-_WIRE_VERSION = 2
+_WIRE_VERSION = 3
 _LENGTH_BYTES = 8
 # A line of the processor's cache, and more than any type of numpy asks for: arrays are used where they lie.
 _ALIGNMENT = 64
-_SHARE_ARRAYS = ("grids_I2", "keys_I4", "sends_W", "receives_W", "places_E")
 _NUMBERS = "biuf"
 """Kinds of numpy's types that an array may have: truth, whole numbers, floating point."""
 
@@ -77,7 +77,9 @@ class Microbatch:
     columns_K: Mapping[str, Ragged] = field(default_factory=dict)
     """Whole-sample columns by name, one sequence a piece; empty for a piece without its sample's first token."""
     encoding: EncoderShare | None = None
-    """Images that this rank encodes, where a strategy deals them; they are not among ``columns_K`` then."""
+    """Images that this rank encodes, where a strategy deals them; they are not among ``columns_K`` then.
+
+    On the way to ranks that share the rows it brings the shares of all of them; see ``own_part``."""
 
     @cached_property
     def labels_RT(self) -> NDArray[np.int32]:
@@ -145,6 +147,8 @@ class CpSlice:
     """Keys of all pieces of the whole rows."""
     columns_K: Mapping[str, Ragged] = field(default_factory=dict)
     """Whole-sample columns of the rows, as in a ``Microbatch``: all peers have them."""
+    encoding: EncoderShare | None = None
+    """Images that this rank encodes, as in a ``Microbatch``; embeddings that come belong in its slice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +242,28 @@ def _trained(parts: Sequence[Microbatch]) -> NDArray[np.bool_] | None:
     )
 
 
+def own_part(batch: Batch, peer: int, ranks_W: Sequence[int]) -> Batch:
+    """Return a batch with what one rank of those that take it encodes, and no other.
+
+    Args:
+        batch: What the data plane hands out at a place along dp and cp.
+        peer: Number of the rank among those that take it.
+        ranks_W: Numbers of all ranks in the job, in the order of places; none where they are numbered so.
+    """
+    shares = [microbatch.encoding for microbatch in batch.microbatches]
+    if not ranks_W and all(share is None or not share.others for share in shares):
+        return batch
+    own = [None if share is None else share.of_peer(peer).numbered(ranks_W) for share in shares]
+    microbatches = map(_with_share, batch.microbatches, own)
+    return replace(batch, microbatches=tuple(microbatches))
+
+
+def _with_share(
+    microbatch: Microbatch | CpSlice, share: EncoderShare | None
+) -> Microbatch | CpSlice:
+    return replace(microbatch, encoding=share)
+
+
 _KINDS: Mapping[str, type[Microbatch] | type[CpSlice]] = {"rows": Microbatch, "slice": CpSlice}
 
 
@@ -258,9 +284,14 @@ def to_bytes(batch: Batch) -> NDArray[np.uint8]:
         }
         own = {name: kept(array) for name, array in _arrays_of(microbatch)}
         made: dict[str, Any] = {"kind": kind, "arrays": own, "columns": columns}
-        if isinstance(microbatch, Microbatch) and (share := microbatch.encoding) is not None:
-            made["encoding"] = {name: kept(getattr(share, name)) for name in _SHARE_ARRAYS}
-            made["images"] = [kept(share.images_I.values_V), kept(share.images_I.offsets)]
+        if microbatch.encoding is not None:
+            made["shares"] = [
+                {
+                    "arrays": {name: kept(array) for name, array in _arrays_of(share)},
+                    "images": [kept(share.images_I.values_V), kept(share.images_I.offsets)],
+                }
+                for share in microbatch.encoding.of_ranks
+            ]
         microbatches.append(made)
     head = {
         "version": _WIRE_VERSION,
@@ -309,13 +340,18 @@ def _microbatch(made: Mapping[str, Any], arrays: list[NDArray[Any]]) -> Microbat
         for name, (values, offsets) in made["columns"].items()
     }
     own: dict[str, Any] = {name: arrays[at] for name, at in made["arrays"].items()}
-    if "encoding" in made:
-        values, offsets = made["images"]
-        own["encoding"] = EncoderShare(
-            images_I=Ragged(values_V=arrays[values], offsets=arrays[offsets]),
-            **{name: arrays[at] for name, at in made["encoding"].items()},
-        )
+    if "shares" in made:
+        first, *others = (_share(told, arrays) for told in made["shares"])
+        own["encoding"] = replace(first, others=tuple(others))
     return _KINDS[made["kind"]](columns_K=columns, **own)
+
+
+def _share(told: Mapping[str, Any], arrays: list[NDArray[Any]]) -> EncoderShare:
+    values, offsets = told["images"]
+    return EncoderShare(
+        images_I=Ragged(values_V=arrays[values], offsets=arrays[offsets]),
+        **{name: arrays[at] for name, at in told["arrays"].items()},
+    )
 
 
 def _arrays(
@@ -347,10 +383,10 @@ def _starts(length: int, sizes: list[int]) -> Iterator[int]:
     yield at
 
 
-def _arrays_of(microbatch: Microbatch | CpSlice) -> Iterator[tuple[str, NDArray[Any]]]:
+def _arrays_of(part: Microbatch | CpSlice | EncoderShare) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield its own arrays, as far as it has them."""
-    for each in fields(microbatch):
-        value = getattr(microbatch, each.name)
+    for each in fields(part):
+        value = getattr(part, each.name)
         if isinstance(value, np.ndarray):
             yield each.name, value
 

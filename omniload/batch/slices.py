@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 
-__all__ = ["cp_indices", "slice_for_cp", "whole_rows"]
+__all__ = ["cp_indices", "cp_places", "slice_for_cp", "whole_rows"]
 
 
 def cp_indices(length: int, cp_rank: int, cp_size: int) -> NDArray[np.int64]:
@@ -40,6 +40,19 @@ def cp_indices(length: int, cp_rank: int, cp_size: int) -> NDArray[np.int64]:
     return np.concatenate((early, np.arange(late_at * part, (late_at + 1) * part)))
 
 
+def cp_places(length: int, cp_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which peer holds each column of a row, ``[T]``, and where in its slice: the inverse of ``cp_indices``.
+
+    Raises:
+        ValueError: As for ``cp_indices``.
+    """
+    columns_PC = np.stack([cp_indices(length, peer, cp_size) for peer in range(cp_size)])
+    peers_T, places_T = np.empty(length, np.int64), np.empty(length, np.int64)
+    peers_T[columns_PC] = np.arange(cp_size)[:, None]
+    places_T[columns_PC] = np.arange(columns_PC.shape[1])
+    return peers_T, places_T
+
+
 def slice_for_cp(microbatch: Microbatch, cp_rank: int, cp_size: int) -> CpSlice:
     """Return one peer's part of the rows.
 
@@ -47,6 +60,7 @@ def slice_for_cp(microbatch: Microbatch, cp_rank: int, cp_size: int) -> CpSlice:
         ValueError: As for ``cp_indices``.
     """
     indices = cp_indices(microbatch.tokens_RT.shape[1], cp_rank, cp_size)
+    share = microbatch.encoding
     return CpSlice(
         tokens_RC=microbatch.tokens_RT[:, indices],
         labels_RC=microbatch.labels_RT[:, indices],
@@ -56,6 +70,7 @@ def slice_for_cp(microbatch: Microbatch, cp_rank: int, cp_size: int) -> CpSlice:
         sources_D=microbatch.sources_D,
         keys_K4=microbatch.keys_K4,
         columns_K=microbatch.columns_K,
+        encoding=None if share is None else share.of_place(cp_rank, cp_size),
     )
 
 

@@ -54,7 +54,7 @@ def sample_images(batches: Sequence[Batch]) -> dict[SampleKey, list[BatchImage]]
     found: dict[SampleKey, list[BatchImage]] = {}
     for batch in batches:
         for microbatch in batch.microbatches:
-            assert isinstance(microbatch, Microbatch), "mixes with images have no cp peers"
+            assert isinstance(microbatch, Microbatch), "a rehearsal builds whole rows"
             for image in images_of(microbatch):
                 source, position, sub = image.key.tolist()
                 found.setdefault((source, position, sub), []).append(image)

@@ -88,7 +88,7 @@ class Together(OpenClient):
     def _bring_up(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         # Said at the very end: nodes on other hosts live until then.
         stack.callback(meeting.end)
-        if spec.tree.world_size == 1 and spec.mix.runtime.kind != "ray":
+        if spec.tree.num_buckets("cp") == 1 and spec.mix.runtime.kind != "ray":  # rank 0 asks alone
             # Peers wait for the note that this posts, though none of them asks the plane.
             meeting.gather(None)
             plane: DataPlane = stack.enter_context(LocalPlane(spec))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omniload.batch.microbatch import Batch
+from omniload.batch.microbatch import Batch, own_part
 from omniload.front.rows import Arrays, Fields, Labels, SideStream, TrainingBatch
 
 __all__ = ["BatchForm", "CopyAhead"]
@@ -28,9 +28,14 @@ class BatchForm:
     labels: Labels = "shifted"
     device: object = None
     """``None`` leaves tensors where they are made."""
+    peer: int = 0
+    """Number of this rank among those that take the same batch."""
+    ranks: tuple[int, ...] = ()
+    """Numbers of all ranks by place, as ``Place.ranks``, where images are dealt to them."""
 
     def of(self, batch: Batch) -> TrainingBatch:
         """Return a batch of the data plane as a training loop takes it."""
+        batch = own_part(batch, self.peer, self.ranks)
         return TrainingBatch(batch, self.arrays, self.labels, self.device)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Protocol
 
+import numpy as np
+
 from omniload.base.errors import ConfigError
 
 __all__ = ["DeviceMesh", "Launch", "Place", "launch_of", "place_of"]
@@ -60,6 +62,8 @@ class Place:
     cp_size: int = 1
     peers: tuple[int, ...] = ()
     """Numbers of the ranks that take the same batch, this one among them, in order; none where it has no peers."""
+    ranks: tuple[int, ...] = ()
+    """Numbers of all ranks by place along dp, then cp, then among peers; none where they rise in that order."""
 
     def fetches(self, rank: int) -> bool:
         """Tell whether ``rank``, this one, asks the data plane itself; its peers get the batch from it."""
@@ -158,7 +162,23 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
         )
     peers = tuple(int(mesh.mesh[point]) for point in product(*lines)) if same > 1 else ()
     _require_peers(launch, peers)
-    return Place(dp_rank=dp_rank, dp_size=dp_size, cp_rank=cp_rank, cp_size=cp_size, peers=peers)
+    return Place(
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        cp_rank=cp_rank,
+        cp_size=cp_size,
+        peers=peers,
+        ranks=_ranks_by_place(mesh, names),
+    )
+
+
+def _ranks_by_place(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the number of the rank at each place; none where they rise."""
+    # Along dp first, then cp, then among peers; sorting is stable, and each of the three keeps the order of its axes.
+    rank_of = {**dict.fromkeys(_DP_NAMES, 0), "cp": 1, **dict.fromkeys(_SAME_DATA, 2)}
+    order = sorted(range(len(names)), key=lambda axis: rank_of.get(names[axis], 3))
+    numbers = np.asarray(mesh.mesh).transpose(order).reshape(-1)
+    return () if (np.diff(numbers) > 0).all() else tuple(numbers.tolist())
 
 
 def _require_peers(launch: Launch, peers: tuple[int, ...]) -> None:

@@ -259,6 +259,11 @@ class Loader:
             require_whole("step", step)
         if generation is not None:
             require_whole("generation", generation, least=1)
+        if self._form.ranks:
+            raise ConfigError(
+                "images are dealt to ranks by their numbers on the mesh, which is not numbered along dp and cp, and "
+                "other ranks would have no numbers; number the mesh as init_device_mesh does, dp before cp"
+            )
         self._opened().resize(rank, world_size, step=step, generation=generation)
         # Only now: where the plane refuses, this rank is what it was.
         self.num_ranks = world_size

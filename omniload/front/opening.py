@@ -22,9 +22,18 @@ from omniload.front.rows import Arrays, Labels, NumpyArrays
 from omniload.front.spec import Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.source_base import tags_of
+from omniload.plan.strategies import deals_images
 from omniload.source.tokenize import open_tokenizer
 
-__all__ = ["check_choices", "check_timeout", "form_of", "open_mix", "steps_of", "vocab_size_of"]
+__all__ = [
+    "check_choices",
+    "check_timeout",
+    "form_at",
+    "form_of",
+    "open_mix",
+    "steps_of",
+    "vocab_size_of",
+]
 
 
 def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
@@ -79,7 +88,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     place = place_of(launch, mesh)
     spec = spec_of(mix, split, settings, runtime, place, launch.restarts)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps))
-    form = form_of(arrays, _labels_for(place, labels), device)
+    form = form_at(form_of(arrays, labels, device), place, launch.rank, spec.mix)
     notes = _notes_in(spec.run_dir, launch, place)
     if launch.world_size == 1:
         loader = _loader_of(Alone(spec), form, spec, state, notes)
@@ -136,15 +145,6 @@ def _loader_of(
         notes=notes,
         num_ranks=spec.tree.size_of("dp"),
     )
-
-
-def _labels_for(place: Place, labels: Labels) -> Labels:
-    if labels == "unshifted" and place.cp_size > 1:
-        raise ConfigError(
-            f"labels='unshifted' with {place.cp_size} cp peers: a slice ends where its last label belongs to "
-            "another peer; use labels='shifted'"
-        )
-    return labels
 
 
 def check_choices(**choices: str) -> None:
@@ -204,6 +204,23 @@ def form_of(arrays: str, labels: Labels, device: object) -> BatchForm:
     if device is not None:
         form.arrays.check(device)
     return form
+
+
+def form_at(form: BatchForm, place: Place, rank: int, mix: MixConfig) -> BatchForm:
+    """Return how batches are handed over to a rank: with its own images, where a mix deals them.
+
+    Raises:
+        ConfigError: Labels go to tokens that cp peers have.
+    """
+    if form.labels == "unshifted" and place.cp_size > 1:
+        raise ConfigError(
+            f"labels='unshifted' with {place.cp_size} cp peers: a slice ends where its last label belongs to "
+            "another peer; use labels='shifted'"
+        )
+    if not deals_images(mix.balance.strategy):
+        return form
+    peer = place.peers.index(rank) if place.peers else 0
+    return replace(form, peer=peer, ranks=place.ranks)
 
 
 def _arrays(kind: str) -> Arrays:

@@ -58,7 +58,8 @@ def spec_of(
     return PlaneSpec(
         mix=model,
         base_dir=base_dir,
-        tree=ClientPlaceTree.of(dp=place.dp_size, cp=place.cp_size),
+        # Whatever their axes are called: ranks that take the same batch differ in which images they encode alone.
+        tree=ClientPlaceTree.of(dp=place.dp_size, cp=place.cp_size, tp=max(1, len(place.peers))),
         restarts=restarts,
         cache_dir=cache_dir,
     )

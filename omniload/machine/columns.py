@@ -3,11 +3,13 @@
 Shape suffixes:
     N  samples held of one source        P  pieces        Q  pieces and spans that meet
     I  images of the pieces, or of one step               U  samples that hold them        W  ranks
+    M  embeddings that a rank makes                       E  embeddings of some images, or that a rank receives
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar, TypedDict
 
 import numpy as np
@@ -17,6 +19,7 @@ from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.encoding import EncoderShare
 from omniload.batch.rows import stops_with_next
+from omniload.batch.slices import cp_places
 from omniload.machine.messages import SliceRequest
 from omniload.mix.columns import GRIDS, IMAGE_SPANS, IMAGES, LOSS_SPANS, ColumnRanges
 from omniload.mix.pieces import SUB_LIMIT, PieceTable
@@ -24,7 +27,7 @@ from omniload.mix.samples import SampleTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
 
-__all__ = ["ImageRequests", "LossSpans", "PieceFacts", "SampleMetadata"]
+__all__ = ["ImageRequests", "LossSpans", "PieceFacts", "Route", "SampleMetadata", "routes_of"]
 
 
 @dataclass(slots=True)
@@ -193,6 +196,18 @@ class SampleMetadata:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What one rank encodes for a microbatch, and how its embeddings travel; see ``EncoderShare``."""
+
+    images: NDArray[np.int64]
+    """Images of the plan that it encodes, in this order."""
+    sends_W: NDArray[np.int64]
+    receives_W: NDArray[np.int64]
+    places_E: NDArray[np.int64]
+    order_M: NDArray[np.int64] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ImageRequests:
     """The images of one step that some ranks encode; a sample is asked for once, with all its images."""
@@ -207,7 +222,7 @@ class ImageRequests:
     def of(cls, plan: ImagePlan, dp_ranks: Sequence[int]) -> "ImageRequests":
         """Return what is asked for so that ``dp_ranks`` can encode their part."""
         # By who encodes them: an image may be encoded on another rank than the one that trains on its row.
-        theirs = np.flatnonzero(np.isin(plan.encoders_I, dp_ranks))
+        theirs = np.flatnonzero(plan.are_encoded_at(dp_ranks))
         # Some releases of NumPy give the inverse of rows in two dimensions, hence `reshape`.
         samples_U3, owner = np.unique(plan.keys_I4[theirs, :3], axis=0, return_inverse=True)
         sample_I = np.full(len(plan), -1, np.int64)
@@ -231,32 +246,40 @@ class ImageRequests:
             for source, a, b in zip(sources.tolist(), bounds, bounds[1:], strict=False)
         ]
 
-    def shares(self, fetched: ColumnRanges, rank: int, num_microbatches: int) -> list[EncoderShare]:
-        """Return what a rank encodes for each microbatch.
+    def shares(
+        self, fetched: ColumnRanges, dp_rank: int, num_microbatches: int
+    ) -> list[EncoderShare]:
+        """Return what the ranks of a data-parallel rank encode for each microbatch.
 
         Args:
             fetched: What was asked for, in the order asked for.
-            rank: The rank, one of those asked for.
+            dp_rank: Data-parallel rank, one of those asked for.
             num_microbatches: Microbatches of the step.
+
+        Returns:
+            The share of the first rank of each microbatch, with those of the others: by place along cp, then peers.
 
         Raises:
             IntegrityError: A source handed out other images than it had reported.
         """
-        return [self._share(fetched, rank, m) for m in range(num_microbatches)]
+        shares = []
+        for microbatch in range(num_microbatches):
+            first, *others = (
+                self._share(fetched, route) for route in routes_of(self.plan, dp_rank, microbatch)
+            )
+            shares.append(replace(first, others=tuple(others)))
+        return shares
 
-    def _share(self, fetched: ColumnRanges, rank: int, microbatch: int) -> EncoderShare:
-        plan, num_ranks = self.plan, self.plan.num_ranks
-        mine, arriving = plan.encoded_by(rank, microbatch), plan.arriving_at(rank, microbatch)
-        images, grids_I2 = self._images(fetched, mine)
-        sizes = plan.tokens_I[arriving]
-        starts = plan.places_I[arriving] - (np.cumsum(sizes) - sizes)
+    def _share(self, fetched: ColumnRanges, route: Route) -> EncoderShare:
+        images, grids_I2 = self._images(fetched, route.images)
         return EncoderShare(
             images_I=images.packed(),
             grids_I2=grids_I2,
-            keys_I4=plan.keys_I4[mine],
-            sends_W=_counts(plan.dp_ranks_I[mine], plan.tokens_I[mine], num_ranks),
-            receives_W=_counts(plan.encoders_I[arriving], sizes, num_ranks),
-            places_E=np.repeat(starts, sizes) + np.arange(int(sizes.sum())),
+            keys_I4=self.plan.keys_I4[route.images],
+            sends_W=route.sends_W,
+            receives_W=route.receives_W,
+            places_E=route.places_E,
+            order_M=route.order_M,
         )
 
     def _images(
@@ -292,7 +315,54 @@ class ImageRequests:
         return ranges, packed.values_V.reshape(-1, 2)[own]
 
 
-def _counts(
-    ranks: NDArray[np.int32], sizes: NDArray[np.int64], num_ranks: int
-) -> NDArray[np.int64]:
-    return np.bincount(ranks, sizes, num_ranks).astype(np.int64)
+def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]:
+    """Yield the routes of the ranks of a data-parallel rank: by place along cp, then by number among peers.
+
+    Embeddings of one rank for another travel in the order of the plan, which both ends have.
+
+    Args:
+        plan: The images of a step, or the part of it that the rank encodes or trains on.
+        dp_rank: Data-parallel rank.
+        microbatch: Microbatch of it.
+    """
+    encoded, arriving = (
+        plan.encoded_at(dp_rank, microbatch),
+        plan.arriving_at(dp_rank, microbatch),
+    )
+    takers_E, places_E = _embeddings_of(plan, arriving)
+    origins_E = np.repeat(plan.encoders_I[arriving], plan.tokens_I[arriving])
+    for rank in plan.tree.ranks_by_place()[dp_rank].reshape(-1).tolist():
+        first, stop = np.searchsorted(plan.encoders_I[encoded], (rank, rank + 1))
+        images = encoded[first:stop]
+        takers_M, _ = _embeddings_of(plan, images)
+        in_order = bool((np.diff(takers_M) >= 0).all())
+        # Of those that take the same rows or slice one alone takes embeddings, and spreads what the first layer gets.
+        mine = np.flatnonzero(takers_E == rank)
+        mine = mine[np.argsort(origins_E[mine], kind="stable")]
+        yield Route(
+            images=images,
+            sends_W=np.bincount(takers_M, minlength=plan.num_ranks),
+            receives_W=np.bincount(origins_E[mine], minlength=plan.num_ranks),
+            places_E=places_E[mine],
+            order_M=None if in_order else np.argsort(takers_M, kind="stable"),
+        )
+
+
+def _embeddings_of(
+    plan: ImagePlan, images: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rank that wants each embedding of some images, and its place in the rank's rows or slice of them."""
+    sizes = plan.tokens_I[images]
+    starts = plan.places_I[images] - (np.cumsum(sizes) - sizes)
+    rows_E, columns_E = np.divmod(
+        np.repeat(starts, sizes) + np.arange(int(sizes.sum())), plan.row_length
+    )
+    cp = plan.tree.size_of("cp")
+    cp_ranks_T, places_T = _cp_places(plan.row_length, cp)
+    # The first along all other axes is the rank that fetches.
+    takers_DC = plan.tree.ranks_by_place()[:, :, 0]
+    takers_E = takers_DC[np.repeat(plan.dp_ranks_I[images], sizes), cp_ranks_T[columns_E]]
+    return takers_E, rows_E * (plan.row_length // cp) + places_T[columns_E]
+
+
+_cp_places = lru_cache(maxsize=8)(cp_places)

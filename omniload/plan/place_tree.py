@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 __all__ = ["Axis", "BucketAxis", "ClientPlaceTree", "MeshAxis"]
@@ -151,6 +152,20 @@ class ClientPlaceTree:
             places = range(size) if at is None else (at,)
             ranks = [rank * size + place for rank in ranks for place in places]
         return tuple(ranks)
+
+    def ranks_by_place(self) -> NDArray[np.int64]:
+        """Return the numbers of all ranks by place, ``[dp, cp, peers]``.
+
+        Peers take the same rows, or the same slices of them; they rise, and the first one fetches for all.
+        """
+        numbers = np.arange(self.world_size).reshape(self.sizes)
+        # Sorting is stable: axes of the same data keep their order, and numbers along them rise.
+        places = ("dp", "cp")
+        order = sorted(
+            range(len(self.axes)),
+            key=lambda at: places.index(a) if (a := self.axes[at]) in places else len(places),
+        )
+        return numbers.transpose(order).reshape(self.size_of("dp"), self.size_of("cp"), -1)
 
     def batch_peers_of(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that take the same batch or slices of it: those of the same dp rank."""

@@ -78,7 +78,7 @@ class Placement:
     broadcast: tuple[MeshAxis, ...] = ()
     """Axes along which one rank fetches and the trainer broadcasts."""
     encoders_I: NDArray[np.int32] | None = None
-    """Rank that encodes each image of the step; ``None`` where each rank encodes those of its rows."""
+    """Rank of the tree that encodes each image of the step; ``None`` where each rank encodes those of its rows."""
 
     @property
     def num_microbatches(self) -> int:

@@ -152,20 +152,13 @@ def hybrid(rows: DGraph, request: PlacementRequest, /) -> Placement:
 
     The paper's hybrid balance of vision-language models. Embeddings then travel from where an image was
     encoded to where its row is. Images of a microbatch are encoded before it is run, so they are dealt
-    microbatch by microbatch; the rank with the least behind it gets the most.
-
-    Raises:
-        ConfigError: Ranks share rows, along cp, tp or pp.
+    microbatch by microbatch; the rank with the least behind it gets the most. Ranks that share rows, along cp,
+    tp or pp, encode images each of its own.
     """
     backbone = balanced(rows, request)
     images, tree = request.images, request.tree
     if images is None:
         return backbone
-    if tree.world_size != tree.size_of("dp"):
-        raise ConfigError(
-            f"balance.strategy hybrid deals images to ranks that have rows of their own, and the mesh of "
-            f"{tree.world_size} ranks has dp {tree.size_of('dp')}; use dp alone, or the strategy balanced"
-        )
     assert rows.row_offsets is not None, "the rows of a step have boundaries"
     microbatches_I = backbone.microbatches_N[images.rows_I(rows.row_offsets)]
     encoders_I = np.zeros(len(images), np.int32)
@@ -323,6 +316,7 @@ def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Itera
         yield f"it returned {type(placement).__name__}, not the Placement that DGraph.plan gives"
         return
     num, dp, microbatches = len(rows), request.tree.size_of("dp"), request.microbatches
+    world = request.tree.world_size
     columns = (
         ("bucket", placement.buckets_N, dp),
         ("microbatch", placement.microbatches_N, microbatches),
@@ -339,10 +333,10 @@ def _faults(placement: object, rows: DGraph, request: PlacementRequest) -> Itera
     if encoders_I is not None and (
         images is None
         or _numbers_in(encoders_I) != len(images)
-        or (len(images) and not 0 <= encoders_I.min() <= encoders_I.max() < dp)
+        or (len(images) and not 0 <= encoders_I.min() <= encoders_I.max() < world)
     ):
         wanted = (
-            "none" if images is None else f"one of {dp} ranks, from 0, for each of {len(images)}"
+            "none" if images is None else f"one of {world} ranks, from 0, for each of {len(images)}"
         )
         yield f"encoders_I is {encoders_I!r:.80}, and the images of the step want {wanted}"
     # Reached with whole numbers in range alone: whoever asks takes the first fault.

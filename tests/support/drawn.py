@@ -5,11 +5,19 @@ import io
 import numpy as np
 from PIL import Image
 
+from omniload.batch.images import images_of, places_of
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.sample_images import build_sample_images
 
-__all__ = ["PLACEHOLDER", "a_drawn_mix", "an_images_transform", "png_of", "ramp"]
+__all__ = [
+    "PLACEHOLDER",
+    "a_drawn_mix",
+    "an_images_transform",
+    "patches_by_row",
+    "png_of",
+    "ramp",
+]
 
 PLACEHOLDER = 7
 """A byte that no caption holds."""
@@ -68,3 +76,16 @@ def a_drawn_mix(folder, *, samples=24, rows=6, length=64, sources=None, **change
         }
         | changes
     )
+
+
+def patches_by_row(batches):
+    """Return the patch that belongs at each place of each row, ``[T, 48]``, by the row's tokens."""
+    found = {}
+    for rows in (m for batch in batches for m in batch.microbatches):
+        num_rows, length = rows.tokens_RT.shape
+        patches = np.zeros((num_rows * length, 48), np.uint8)
+        for (first, count), image in zip(places_of(rows).tolist(), images_of(rows), strict=True):
+            patches[first : first + count] = image.values_V.reshape(-1, 48)
+        patches = patches.reshape(num_rows, length, 48)
+        found |= {tokens.tobytes(): patches[i] for i, tokens in enumerate(rows.tokens_RT)}
+    return found

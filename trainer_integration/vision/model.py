@@ -196,8 +196,8 @@ class VisionInputs(ModelInputs):
             varlen: Whether its attention is a varlen kernel's.
 
         Raises:
-            ValueError: Images were dealt to other ranks than there are, or the counts of what comes and of its places
-                differ.
+            ValueError: Images were dealt to other ranks than there are, or in another order, or the counts of what
+                comes and of its places differ.
         """
         text = ModelInputs.of(microbatch, device=device, varlen=varlen)
         share = microbatch.encoding or share_of(microbatch, 0, 1)
@@ -233,6 +233,11 @@ def _require_fit(share: EncoderShare, num_ranks: int) -> None:
                 f"a microbatch {name} {len(counts_W)} ranks, and {num_ranks} data-parallel ranks share the images; "
                 "open the data plane with as many dp ranks as the model has peers"
             )
+    if share.order_M is not None:
+        raise ValueError(
+            "a microbatch sends embeddings in another order than they are made in, as of a mesh that numbers its ranks "
+            "in another order than their places along dp; number it as init_device_mesh does"
+        )
     if int(share.receives_W.sum()) != len(share.places_E):
         raise ValueError(
             f"a microbatch receives {int(share.receives_W.sum())} embeddings and has places for "

@@ -7,12 +7,17 @@ encoder pays. An embedding goes from the rank that encoded it to the rank of its
     0                    a  c            a -> rank 1, c -> rank 0
     1                    b               b -> rank 1
 
+Of ranks that take the same rows, along tp and pp, the one that fetches them wants their embeddings; the others
+encode for it. Ranks along cp want those of their slices.
+
 Shape suffixes:
     I  images of the step, or of some of its rows        P  pieces of the step        R  rows
+    W  ranks
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -20,6 +25,7 @@ from numpy.typing import NDArray
 
 from omniload.mix.pieces import PieceTable
 from omniload.plan.images.table import ImageTable
+from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import Placement
 
 __all__ = ["ImagePlan"]
@@ -34,15 +40,17 @@ class ImagePlan:
     tokens_I: NDArray[np.int64]
     """Embeddings of each."""
     dp_ranks_I: NDArray[np.int32]
-    """Rank that trains on it."""
+    """Data-parallel rank that trains on it."""
     microbatches_I: NDArray[np.int32]
     """Microbatch that does: of that rank, and of the rank that encodes it."""
     places_I: NDArray[np.int64]
-    """Its first placeholder in the flattened rows of that microbatch."""
+    """Its first placeholder in the flattened whole rows of that microbatch."""
     encoders_I: NDArray[np.int32]
-    """Rank that encodes it."""
-    num_ranks: int
-    """Ranks that images go to."""
+    """Rank of the tree that encodes it."""
+    tree: ClientPlaceTree
+    """The ranks that images go to."""
+    row_length: int
+    """Tokens in a row."""
 
     @classmethod
     def of(
@@ -81,30 +89,48 @@ class ImagePlan:
             microbatches_I=microbatches_R[rows_I],
             places_I=places_I,
             encoders_I=placement.encoders_I,
-            num_ranks=placement.tree.size_of("dp"),
+            tree=placement.tree,
+            row_length=row_length,
         ).take(order_I)
 
     def __len__(self) -> int:
         return len(self.tokens_I)
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that images go to."""
+        return self.tree.world_size
+
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Return the images at ``indices``."""
-        columns = [field.name for field in fields(self) if field.name != "num_ranks"]
+        columns = [f.name for f in fields(self) if f.name not in {"tree", "row_length"}]
         return replace(self, **{name: getattr(self, name)[indices] for name in columns})
 
     def part_of(self, dp_ranks: Sequence[int]) -> Self:
-        """Return the images that some ranks encode or train on."""
+        """Return the images that ranks of some data-parallel ranks encode or train on."""
         # A constructor sends what its ranks encode, and tells them where embeddings come from: it needs both.
-        theirs_I = np.isin(self.dp_ranks_I, dp_ranks) | np.isin(self.encoders_I, dp_ranks)
+        theirs_I = np.isin(self.dp_ranks_I, dp_ranks) | self.are_encoded_at(dp_ranks)
         return self.take(np.flatnonzero(theirs_I))
 
-    def encoded_by(self, rank: int, microbatch: int) -> NDArray[np.int64]:
-        """Return the images that a rank encodes, by the rank they go to, then by place."""
-        mine_I = (self.encoders_I == rank) & (self.microbatches_I == microbatch)
+    def are_encoded_at(self, dp_ranks: Sequence[int]) -> NDArray[np.bool_]:
+        """Tell which images are encoded by a rank of some data-parallel ranks."""
+        return np.isin(_dp_ranks_of(self.tree)[self.encoders_I], dp_ranks)
+
+    def encoded_at(self, dp_rank: int, microbatch: int) -> NDArray[np.int64]:
+        """Return the images that ranks of a data-parallel rank encode: by rank, by the dp rank they go to, by place."""
+        found = np.flatnonzero(self.are_encoded_at([dp_rank]) & (self.microbatches_I == microbatch))
+        return found[np.argsort(self.encoders_I[found], kind="stable")]
+
+    def arriving_at(self, dp_rank: int, microbatch: int) -> NDArray[np.int64]:
+        """Return the images of a data-parallel rank's rows, by place."""
+        mine_I = (self.dp_ranks_I == dp_rank) & (self.microbatches_I == microbatch)
         return np.flatnonzero(mine_I)
 
-    def arriving_at(self, rank: int, microbatch: int) -> NDArray[np.int64]:
-        """Return the images whose embeddings a rank receives, by the rank they come from, then by place."""
-        mine_I = (self.dp_ranks_I == rank) & (self.microbatches_I == microbatch)
-        found = np.flatnonzero(mine_I)
-        return found[np.argsort(self.encoders_I[found], kind="stable")]
+
+@lru_cache(maxsize=8)
+def _dp_ranks_of(tree: ClientPlaceTree) -> NDArray[np.int64]:
+    """Return the data-parallel rank of each rank, ``[W]``."""
+    ranks_DCP = tree.ranks_by_place()
+    dp_ranks_W = np.empty(tree.world_size, np.int64)
+    dp_ranks_W[ranks_DCP.reshape(-1)] = np.repeat(np.arange(len(ranks_DCP)), ranks_DCP[0].size)
+    return dp_ranks_W

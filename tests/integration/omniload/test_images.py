@@ -10,13 +10,14 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import images_of, places_of
-from omniload.batch.microbatch import from_bytes, to_bytes
+from omniload.batch.microbatch import from_bytes, own_part, rows_of, to_bytes
+from omniload.batch.slices import cp_indices
 from omniload.client import Client
 from omniload.front.delivery import BatchForm
 from omniload.front.rows import NumpyArrays
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.drawn import PLACEHOLDER, a_drawn_mix
+from tests.support.drawn import PLACEHOLDER, a_drawn_mix, patches_by_row
 from tests.support.plane.resume import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -145,6 +146,91 @@ def test_images_dealt_apart_from_rows_are_the_same_and_arrive_where_they_belong(
     )
 
 
+def after_all_to_all(shares, length):
+    """Return what each rank holds at each place of its rows or slices, ``[N, 48]``, where a patch is its embedding."""
+    sent = []
+    for share in shares:
+        made = share.images_I.values_V.reshape(-1, 48)
+        made = made if share.order_M is None else made[share.order_M]
+        sent.append(np.split(made, np.cumsum(share.sends_W)[:-1]))
+    held = []
+    for rank, share in enumerate(shares):
+        boxes = [boxes[rank] for boxes in sent]
+        assert [len(box) for box in boxes] == share.receives_W.tolist()
+        patches = np.zeros((length, 48), np.uint8)
+        patches[share.places_E] = np.concatenate(boxes)
+        held.append(patches)
+    return held
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"dp": 2, "tp": 2},
+        {"cp": 2},
+        {"pp": 2, "dp": 2, "cp": 2},
+        {"tp": 2, "cp": 2, "dp": 1},
+        {"cp": 2, "dp": 3},
+    ],
+    ids=str,
+)
+def test_images_dealt_over_ranks_that_share_rows_arrive_in_the_slice_that_holds_them(
+    tmp_path, axes
+):
+    tree = ClientPlaceTree.from_sizes(axes)
+    dp, cp = tree.size_of("dp"), tree.size_of("cp")
+    alone = dealt(tmp_path, "balanced", 1)
+    balance = {"strategy": "hybrid", "linear": 1.0, "encoder_linear": 1.0}
+    mix = a_drawn_mix(tmp_path, balance=balance)
+    found, travelled, cut = 0, 0, 0
+    with LocalPlane(a_spec(tmp_path, mix, tree=tree)) as plane:
+        clients = {(d, c): Client(plane.handle(d, c)) for d in range(dp) for c in range(cp)}
+        for batches in alone:
+            expected = patches_by_row(batches)
+            step = {place: client.next_batch() for place, client in clients.items()}
+            if cp == 1:
+                wanted, digest = (
+                    combined(map(batch_digest, each)) for each in (batches, step.values())
+                )
+                assert digest == wanted
+            encoded = set()
+            for m in range(len(step[0, 0].microbatches)):
+                own_W = [None] * tree.world_size
+                for (d, c), batch in step.items():
+                    for peer, rank in enumerate(tree.ranks_at(dp=d, cp=c)):
+                        # As it reaches a peer: over the wire.
+                        part = own_part(from_bytes(to_bytes(batch)), peer, ())
+                        own_W[rank] = part.microbatches[m].encoding
+                keys = [tuple(key) for share in own_W for key in share.keys_I4.tolist()]
+                assert len(set(keys)) == len(keys)
+                assert not encoded & set(keys)
+                encoded |= set(keys)
+                travelled += sum(
+                    int(share.sends_W.sum() - share.sends_W[r]) for r, share in enumerate(own_W)
+                )
+                cut += sum(share.order_M is not None for share in own_W)
+                slices = {(d, c): rows_of(step[d, c].microbatches[m], "tokens") for d, c in clients}
+                held_W = after_all_to_all(own_W, slices[0, 0].size)
+                for d in range(dp):
+                    shape = slices[d, 0].shape
+                    tokens = np.zeros((shape[0], shape[1] * cp), np.int32)
+                    patches = np.zeros((*tokens.shape, 48), np.uint8)
+                    for c in range(cp):
+                        columns = cp_indices(tokens.shape[1], c, cp)
+                        first, *others = tree.ranks_at(dp=d, cp=c)
+                        tokens[:, columns] = slices[d, c]
+                        patches[:, columns] = held_W[first].reshape(*shape, 48)
+                        assert not any(held_W[rank].any() for rank in others)
+                    for row, row_patches in zip(tokens, patches, strict=True):
+                        assert np.array_equal(row_patches, expected.pop(row.tobytes()))
+                        found += int(row_patches.any())
+            assert not expected
+    # Something was found, and something travelled; of cut images some parts left out of order.
+    assert found > 0
+    assert travelled > 0
+    assert cp == 1 or cut > 0
+
+
 def test_dealt_images_survive_the_wire(tmp_path):
     batch = dealt(tmp_path, "hybrid", 2)[0][1]
 
@@ -170,6 +256,34 @@ def test_a_loop_is_told_where_dealt_images_are(tmp_path):
     assert plain.images.floats().dtype == np.float32
     with pytest.raises(ConfigError, match="come with their own images"):
         _ = plain.microbatches[0].encoding
+
+
+def test_a_loop_of_cp_peers_is_told_where_images_are(tmp_path):
+    form = BatchForm(arrays=NumpyArrays())
+    made = {}
+    for strategy in ("balanced", "hybrid"):
+        mix = a_drawn_mix(tmp_path, balance={"strategy": strategy}, length=128)
+        spec = a_spec(tmp_path, mix, tree=ClientPlaceTree.of(cp=2))
+        with LocalPlane(spec) as plane:
+            clients = [Client(plane.handle(0, c)) for c in range(2)]
+            made[strategy] = [form.of(client.next_batch()) for _ in range(3) for client in clients]
+
+    with pytest.raises(ConfigError, match=r"use cp 1, or balance\.strategy hybrid"):
+        _ = made["balanced"][0].images
+    with pytest.raises(ConfigError, match=r"take microbatches\[i\]\.encoding"):
+        _ = made["hybrid"][0].images
+    encodings = [part.encoding for batch in made["hybrid"] for part in batch.microbatches]
+    assert any(encoding.order is not None for encoding in encodings)
+    for encoding in encodings:
+        if encoding.order is not None:
+            assert sorted(encoding.order.tolist()) == list(range(sum(encoding.sends)))
+
+
+def test_a_share_of_other_ranks_than_the_mesh_has_is_refused(tmp_path):
+    share = dealt(tmp_path, "hybrid", 2)[0][0].microbatches[0].encoding
+
+    with pytest.raises(ValueError, match="dealt to 2 ranks, and 3 are numbered"):
+        share.numbered((0, 2, 1))
 
 
 @pytest.mark.parametrize(("micro_rows", "dp"), [(2, 1), (2, 2), (1, 1)])

@@ -109,6 +109,10 @@ def test_counts_that_do_not_fit_the_model_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"receives \d+ embeddings and has places for"):
         VisionInputs.of_microbatch(replace(microbatch, encoding=share))
 
+    share = replace(microbatch.encoding, order_M=np.arange(3)[::-1])
+    with pytest.raises(ValueError, match="in another order than they are made in"):
+        VisionInputs.of_microbatch(replace(microbatch, encoding=share))
+
     model = vision_cases.a_vision_model(merge=2)
     with pytest.raises(ValueError, match=r"an encoder of merge 2 makes \d+ of these images"):
         model(VisionInputs.of_microbatch(microbatch))

@@ -55,6 +55,17 @@ def test_whoever_fetches_for_a_rank_fetches_and_shares_its_batch(tree, broadcast
         assert tree.fetcher_of(rank, broadcast) in tree.batch_peers_of(rank)
 
 
+@given(trees)
+def test_a_place_along_dp_and_cp_has_its_ranks_rising_the_one_that_fetches_first(tree):
+    ranks = tree.ranks_by_place()
+
+    assert ranks.shape[:2] == (tree.size_of("dp"), tree.size_of("cp"))
+    for dp in range(len(ranks)):
+        for cp, peers in enumerate(ranks[dp].tolist()):
+            assert tuple(peers) == tree.ranks_at(dp=dp, cp=cp)
+            assert {tree.fetcher_of(rank, ("pp", "tp", "ep")) for rank in peers} == {peers[0]}
+
+
 @given(trees, st.data())
 def test_constructors_serve_runs_of_dp_ranks_of_nearly_equal_length(tree, data):
     dp = tree.size_of("dp")

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from omniload.batch.slices import cp_indices, slice_for_cp, whole_rows
+from omniload.batch.slices import cp_indices, cp_places, slice_for_cp, whole_rows
 from tests.support.plane.builders import a_microbatch
 
 ROWS = [[[0, 1, 0, 0, 5, 5], [1, 5, 0, 0, 9, 12]], [[0, 2, 0, 0, 7, 7]]]
@@ -21,6 +21,14 @@ def test_the_peers_slices_together_are_the_row(cp_size):
 def test_an_early_part_is_paired_with_a_late_one():
     assert cp_indices(8, 0, 2).tolist() == [0, 1, 6, 7]
     assert cp_indices(8, 1, 2).tolist() == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 4])
+def test_every_column_is_found_in_the_slice_that_holds_it(cp_size):
+    peers, places = cp_places(16, cp_size)
+
+    found = [cp_indices(16, peers[column], cp_size)[places[column]] for column in range(16)]
+    assert found == list(range(16))
 
 
 @pytest.mark.parametrize("cp_size", [2, 4])

@@ -128,6 +128,21 @@ def test_ranks_along_tp_pp_and_ep_are_peers_of_which_the_first_fetches(
     assert place.fetches(peers[0])
 
 
+@pytest.mark.parametrize(
+    ("axes", "sizes", "ranks"),
+    [
+        (("dp", "cp", "tp"), (2, 2, 2), ()),
+        (("pp", "dp", "tp"), (2, 2, 2), (0, 1, 4, 5, 2, 3, 6, 7)),
+        (("cp", "dp_replicate", "dp_shard"), (2, 1, 2), (0, 2, 1, 3)),
+        (("tp", "fsdp"), (2, 3), (0, 3, 1, 4, 2, 5)),
+    ],
+)
+def test_the_numbers_of_all_ranks_are_known_by_place(axes, sizes, ranks):
+    mesh = Mesh(axes, sizes, (0,) * len(sizes))
+
+    assert place_of(a_launch(0, math.prod(sizes)), mesh).ranks == ranks
+
+
 def test_a_mesh_that_numbers_another_rank_before_rank_0_is_refused():
     mesh = Mesh(("dp", "tp"), (1, 2), (0, 1))
     backwards = type("Backwards", (Mesh,), {"mesh": np.array([[1, 0]])})

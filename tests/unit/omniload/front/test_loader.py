@@ -45,6 +45,14 @@ class FakeClient:
         self.closed += 1
 
 
+def test_other_ranks_are_refused_where_images_go_by_the_numbers_of_a_mesh():
+    form = BatchForm(arrays=NumpyArrays(), ranks=(0, 2, 1, 3))
+    loader = Loader(lambda *_: FakeClient(None), form)
+
+    with pytest.raises(ConfigError, match="number the mesh as init_device_mesh does"):
+        loader.resize(0, 1)
+
+
 @pytest.fixture
 def clients():
     return []

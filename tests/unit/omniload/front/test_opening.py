@@ -7,6 +7,11 @@ import pytest
 
 import omniload
 from omniload.base.errors import ConfigError, StateError
+from omniload.front.delivery import BatchForm
+from omniload.front.launch import Place
+from omniload.front.opening import form_at
+from omniload.front.rows import NumpyArrays
+from tests.support.plane.builders import a_mix
 
 MIX = {
     "version": 1,
@@ -84,3 +89,17 @@ def test_a_loader_says_how_many_ranks_there_are_and_whether_it_speaks_for_its_pe
     )
 
     assert (loader.num_ranks, loader.leads, loader.run_dir) == (2, leads, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "peer", "ranks"),
+    [("balanced", 0, ()), ("hybrid", 1, (0, 2, 1, 3))],
+)
+def test_a_rank_is_handed_images_of_its_own_where_a_strategy_deals_them(strategy, peer, ranks):
+    place = Place(dp_rank=0, dp_size=2, peers=(0, 2), ranks=(0, 2, 1, 3))
+
+    mix = a_mix(balance={"strategy": strategy})
+
+    form = form_at(BatchForm(arrays=NumpyArrays()), place, 2, mix)
+
+    assert (form.peer, form.ranks) == (peer, ranks)
