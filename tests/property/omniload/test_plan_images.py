@@ -271,8 +271,10 @@ def test_images_are_spread_over_all_ranks_of_the_mesh(rows, tree):
         assert loads_W.max() <= loads_W.mean() + costs_I[mine].max(initial=0.0) + 1e-6
 
 
-@given(a_step(), st.integers(1, 3), st.integers(1, 3))
-def test_a_step_placed_anew_deals_its_images_as_if_the_ranks_had_always_been_there(rows, dp, later):
+@given(a_step(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_a_step_placed_anew_deals_its_images_as_if_the_ranks_had_always_been_there(
+    rows, dp, later, cp
+):
     pieces, offsets, images = tables_of(rows)
     mix = a_mix(rows=len(rows), length=LENGTH, micro_rows=1, balance={"strategy": "hybrid"})
     nothing = np.zeros(2, np.int64)
@@ -287,17 +289,18 @@ def test_a_step_placed_anew_deals_its_images_as_if_the_ranks_had_always_been_the
     )
     state = MixState.start(2)
     before, wanted = (
-        place(mix, ClientPlaceTree.of(dp=n), state, membership, images=images) for n in (dp, later)
+        place(mix, ClientPlaceTree.of(dp=n, cp=cp), state, membership, images=images)
+        for n in (dp, later)
     )
 
-    again = place_again(mix, ClientPlaceTree.of(dp=later), before)
+    again = place_again(mix, ClientPlaceTree.of(dp=later, cp=cp), before)
 
     assert (again.images is None) == (wanted.images is None)
     if again.images is not None:
         for name in ("keys_I4", "dp_ranks_I", "microbatches_I", "places_I", "encoders_I"):
             found, expected = getattr(again.images, name), getattr(wanted.images, name)
             assert np.array_equal(found, expected), name
-        assert again.images.num_ranks == later
+        assert again.images.num_ranks == later * cp
     assert again.membership_digest() == before.membership_digest()
 
 

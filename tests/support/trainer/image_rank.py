@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.nn.functional import all_to_all_single
 
 import omniload
 from trainer_integration.loader.data_loader import DataLoader
@@ -26,14 +27,16 @@ RANK = int(os.environ["RANK"])
 def layer_inputs(microbatch):
     """Return the tokens of a microbatch, and the embedding at each: zeros where it has none."""
     encoding = microbatch.encoding
-    made = encoding.patches.float().reshape(-1, VALUES)
-    if encoding.order is not None:
-        made = made[encoding.order]
-    arrived = torch.empty(sum(encoding.receives), VALUES)
-    dist.all_to_all_single(arrived, made, encoding.receives, encoding.sends)
+    pixels = encoding.patches.float().reshape(-1, VALUES).requires_grad_()
+    made = pixels if encoding.order is None else pixels[encoding.order]
+    room = torch.empty(sum(encoding.receives), VALUES)
+    arrived = all_to_all_single(room, made, encoding.receives, encoding.sends)
     placed = torch.zeros(microbatch.tokens.numel(), VALUES)
-    placed[encoding.places] = arrived
-    return microbatch.tokens.numpy(), placed.numpy()
+    placed = placed.index_copy(0, encoding.places, arrived)
+    # Of ranks with the same rows one has embeddings: a gradient comes back once, not from each of them.
+    placed.sum().backward()
+    assert bool((pixels.grad == 1).all())
+    return microbatch.tokens.numpy(), placed.detach().numpy()
 
 
 dist.init_process_group("gloo")
