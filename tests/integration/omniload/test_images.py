@@ -1,6 +1,6 @@
 """Mixes of drawn images over files: the same steps for any ranks, digests that cover pixels, exact resume."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -10,11 +10,12 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import images_of, places_of
-from omniload.batch.microbatch import from_bytes, own_part, rows_of, to_bytes
+from omniload.batch.microbatch import Batch, from_bytes, own_part, rows_of, to_bytes
 from omniload.batch.slices import cp_indices
 from omniload.client import Client
 from omniload.front.delivery import BatchForm
 from omniload.front.rows import NumpyArrays
+from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import PLACEHOLDER, a_drawn_mix, patches_by_row
@@ -163,6 +164,75 @@ def after_all_to_all(shares, length):
     return held
 
 
+@dataclass
+class Exchanged:
+    """What comes of the all-to-alls of one step."""
+
+    rows: dict = field(default_factory=dict)
+    """The patch at each place of each row, by the row's tokens."""
+    encoded: list = field(default_factory=list)
+    """Keys of images that a rank encoded."""
+    travelled: int = 0
+    """Embeddings that went to another rank."""
+    cut: int = 0
+    """Shares whose embeddings leave in another order than they are made in."""
+
+    @classmethod
+    def of(cls, tree, step):
+        """Have the ranks of a tree exchange embeddings by hand, of batches by place along dp and cp."""
+        made = cls()
+        for m in range(len(step[0, 0].microbatches)):
+            made.add(tree, {place: batch.microbatches[m] for place, batch in step.items()}, m)
+        return made
+
+    def add(self, tree, parts, m):
+        own_W = [None] * tree.world_size
+        for (d, c), part in parts.items():
+            batch = Batch(step=m, microbatches=(part,), loss_tokens=1, imbalance=1.0, bound=1.0)
+            for peer, rank in enumerate(tree.ranks_at(dp=d, cp=c)):
+                # As it reaches a peer: over the wire.
+                (mine,) = own_part(from_bytes(to_bytes(batch)), peer, ()).microbatches
+                own_W[rank] = mine.encoding
+        self.encoded += [tuple(key) for share in own_W for key in share.keys_I4.tolist()]
+        self.travelled += sum(
+            int(share.sends_W.sum() - share.sends_W[rank]) for rank, share in enumerate(own_W)
+        )
+        self.cut += sum(share.order_M is not None for share in own_W)
+        held_W = after_all_to_all(own_W, rows_of(parts[0, 0], "tokens").size)
+        cp = tree.size_of("cp")
+        for d in range(tree.size_of("dp")):
+            num_rows, columns = rows_of(parts[d, 0], "tokens").shape
+            tokens = np.zeros((num_rows, columns * cp), np.int32)
+            patches = np.zeros((*tokens.shape, 48), np.uint8)
+            for c in range(cp):
+                at = cp_indices(columns * cp, c, cp)
+                first, *others = tree.ranks_at(dp=d, cp=c)
+                tokens[:, at] = rows_of(parts[d, c], "tokens")
+                patches[:, at] = held_W[first].reshape(num_rows, columns, 48)
+                assert not any(held_W[rank].any() for rank in others)
+            self.rows |= {row.tobytes(): patches[r] for r, row in enumerate(tokens)}
+
+
+def require_same_rows(exchanged, batches):
+    """Require that each row has its patches, as one rank has them with images of its own."""
+    expected = patches_by_row(batches)
+    assert exchanged.rows.keys() == expected.keys()
+    assert all(np.array_equal(exchanged.rows[row], expected[row]) for row in expected)
+    images = sum(len(places_of(m)) for batch in batches for m in batch.microbatches)
+    assert len(exchanged.encoded) == len(set(exchanged.encoded)) == images
+
+
+def clients_of(plane, tree):
+    return {
+        (d, c): Client(plane.handle(d, c))
+        for d in range(tree.size_of("dp"))
+        for c in range(tree.size_of("cp"))
+    }
+
+
+HYBRID = {"strategy": "hybrid", "linear": 1.0, "encoder_linear": 1.0}
+
+
 @pytest.mark.parametrize(
     "axes",
     [
@@ -178,57 +248,46 @@ def test_images_dealt_over_ranks_that_share_rows_arrive_in_the_slice_that_holds_
     tmp_path, axes
 ):
     tree = ClientPlaceTree.from_sizes(axes)
-    dp, cp = tree.size_of("dp"), tree.size_of("cp")
     alone = dealt(tmp_path, "balanced", 1)
-    balance = {"strategy": "hybrid", "linear": 1.0, "encoder_linear": 1.0}
-    mix = a_drawn_mix(tmp_path, balance=balance)
-    found, travelled, cut = 0, 0, 0
+    mix = a_drawn_mix(tmp_path, balance=HYBRID)
+
     with LocalPlane(a_spec(tmp_path, mix, tree=tree)) as plane:
-        clients = {(d, c): Client(plane.handle(d, c)) for d in range(dp) for c in range(cp)}
-        for batches in alone:
-            expected = patches_by_row(batches)
+        clients = clients_of(plane, tree)
+        steps = [{place: c.next_batch() for place, c in clients.items()} for _ in alone]
+
+    exchanged = [Exchanged.of(tree, step) for step in steps]
+    for made, step, batches in zip(exchanged, steps, alone, strict=True):
+        require_same_rows(made, batches)
+        if tree.size_of("cp") == 1:
+            wanted, found = (combined(map(batch_digest, each)) for each in (batches, step.values()))
+            assert found == wanted
+    # Something was dealt, and travelled; where rows are cut, parts of images leave out of order.
+    assert sum(made.travelled for made in exchanged) > 0
+    assert tree.size_of("cp") == 1 or sum(made.cut for made in exchanged) > 0
+
+
+def test_cp_peers_that_come_to_a_running_plane_are_dealt_images_with_the_others(tmp_path):
+    alone = dealt(tmp_path, "balanced", 1)
+    runtime = {"prefetch_steps": 2, "elastic": True}
+    mix = a_drawn_mix(tmp_path, balance=HYBRID, runtime=runtime)
+    before, later = (ClientPlaceTree.of(dp=dp, cp=2) for dp in (1, 2))
+
+    exchanged = []
+    with LocalPlane(a_spec(tmp_path, mix, tree=before)) as plane:
+        clients = clients_of(plane, before)
+        for _ in range(2):
             step = {place: client.next_batch() for place, client in clients.items()}
-            if cp == 1:
-                wanted, digest = (
-                    combined(map(batch_digest, each)) for each in (batches, step.values())
-                )
-                assert digest == wanted
-            encoded = set()
-            for m in range(len(step[0, 0].microbatches)):
-                own_W = [None] * tree.world_size
-                for (d, c), batch in step.items():
-                    for peer, rank in enumerate(tree.ranks_at(dp=d, cp=c)):
-                        # As it reaches a peer: over the wire.
-                        part = own_part(from_bytes(to_bytes(batch)), peer, ())
-                        own_W[rank] = part.microbatches[m].encoding
-                keys = [tuple(key) for share in own_W for key in share.keys_I4.tolist()]
-                assert len(set(keys)) == len(keys)
-                assert not encoded & set(keys)
-                encoded |= set(keys)
-                travelled += sum(
-                    int(share.sends_W.sum() - share.sends_W[r]) for r, share in enumerate(own_W)
-                )
-                cut += sum(share.order_M is not None for share in own_W)
-                slices = {(d, c): rows_of(step[d, c].microbatches[m], "tokens") for d, c in clients}
-                held_W = after_all_to_all(own_W, slices[0, 0].size)
-                for d in range(dp):
-                    shape = slices[d, 0].shape
-                    tokens = np.zeros((shape[0], shape[1] * cp), np.int32)
-                    patches = np.zeros((*tokens.shape, 48), np.uint8)
-                    for c in range(cp):
-                        columns = cp_indices(tokens.shape[1], c, cp)
-                        first, *others = tree.ranks_at(dp=d, cp=c)
-                        tokens[:, columns] = slices[d, c]
-                        patches[:, columns] = held_W[first].reshape(*shape, 48)
-                        assert not any(held_W[rank].any() for rank in others)
-                    for row, row_patches in zip(tokens, patches, strict=True):
-                        assert np.array_equal(row_patches, expected.pop(row.tobytes()))
-                        found += int(row_patches.any())
-            assert not expected
-    # Something was found, and something travelled; of cut images some parts left out of order.
-    assert found > 0
-    assert travelled > 0
-    assert cp == 1 or cut > 0
+            exchanged.append(Exchanged.of(before, step))
+        for client in clients.values():
+            client.resize(0, 2)
+        asked = ResizeAsked(dp=2, step=2)
+        clients |= {(1, c): Client(plane.handle(1, c, asked)) for c in range(2)}
+        for _ in range(2):
+            step = {place: client.next_batch() for place, client in clients.items()}
+            exchanged.append(Exchanged.of(later, step))
+
+    for made, batches in zip(exchanged, alone, strict=True):
+        require_same_rows(made, batches)
 
 
 def test_dealt_images_survive_the_wire(tmp_path):
