@@ -18,6 +18,7 @@ Source:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, Self, TypeAlias
 
@@ -158,14 +159,7 @@ class ClientPlaceTree:
 
         Peers take the same rows, or the same slices of them; they rise, and the first one fetches for all.
         """
-        numbers = np.arange(self.world_size).reshape(self.sizes)
-        # Sorting is stable: axes of the same data keep their order, and numbers along them rise.
-        places = ("dp", "cp")
-        order = sorted(
-            range(len(self.axes)),
-            key=lambda at: places.index(a) if (a := self.axes[at]) in places else len(places),
-        )
-        return numbers.transpose(order).reshape(self.size_of("dp"), self.size_of("cp"), -1)
+        return _ranks_by_place(self)
 
     def batch_peers_of(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that take the same batch or slices of it: those of the same dp rank."""
@@ -300,6 +294,18 @@ class ClientPlaceTree:
                     f"broadcast along {axis!r} is not possible; choose among "
                     f"{[a for a in _MESH_AXES if a != 'dp']}, whose ranks take the same rows"
                 )
+
+
+@lru_cache(maxsize=8)
+def _ranks_by_place(tree: ClientPlaceTree) -> NDArray[np.int64]:
+    """Return ``ClientPlaceTree.ranks_by_place``; kept, as every microbatch of every rank asks."""
+    numbers = np.arange(tree.world_size).reshape(tree.sizes)
+    # Sorting is stable: axes of the same data keep their order, and numbers along them rise.
+    places = {"dp": 0, "cp": 1}
+    order = sorted(range(len(tree.axes)), key=lambda at: places.get(tree.axes[at], len(places)))
+    found = numbers.transpose(order).reshape(tree.size_of("dp"), tree.size_of("cp"), -1)
+    found.setflags(write=False)
+    return found
 
 
 def _draw(
