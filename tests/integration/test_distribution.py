@@ -1,6 +1,7 @@
 """The wheel and the source archive, tried in a virtual environment that holds nothing else."""
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -97,7 +98,7 @@ for verb in verbs:
 def test_a_base_install_helps_with_every_noun_and_verb(bare, noun, tmp_path):
     code, text = called(bare / "omniload", noun, "--help", cwd=tmp_path)
     assert (code, "Traceback" in text) == (0, False), text
-    shown = [line.split()[0] for line in text.split("Commands:")[1].splitlines() if line.strip()]
+    shown = re.findall(r"^  (\w+)", text.split("Commands:")[1], re.MULTILINE)
 
     code, text = called(bare / "python", "-c", HELP_OF_ALL, noun, cwd=tmp_path)
 
