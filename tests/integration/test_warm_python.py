@@ -106,6 +106,18 @@ def test_limits_are_those_of_who_starts_it(warm_commands):
     assert str(soft - 1) in forked["limits"]
 
 
+def test_signals_that_its_starter_blocks_are_blocked(warm_commands):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGQUIT])
+    try:
+        forked, _, _ = told(warm(warm_commands))
+        for_real, _, _ = told(subprocess.Popen)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGQUIT])
+
+    assert forked["status"] == for_real["status"]
+    assert any(line.split() == ["SigBlk:", f"{1 << 2:016x}"] for line in forked["status"])
+
+
 @pytest.mark.parametrize(
     ("ends", "code"),
     [

@@ -70,9 +70,9 @@ _PR_SET_NAME, _PR_SET_MM, _PR_GET_TID_ADDRESS = 15, 35, 40
 _PR_SET_MM_MAP = 14
 _OF_STATUS = (
     *("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:"),
-    *("SigBlk", "SigIgn"),
+    "SigIgn",
 )
-# That of open files is raised by Java, where a test has begun one.
+# Java, where a test has begun one, raises that of open files, and blocks a signal.
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 _OF_CHILDREN = ".children"
 _SIZE_BYTES = 8
@@ -180,6 +180,7 @@ class WarmPython:
             "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in variables.items()},
             "numbers": list(files),
             "limits": [(kind, resource.getrlimit(kind)) for kind in _LIMITS],
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
             "session": given["start_new_session"],
             "group": given["process_group"],
         }
@@ -306,6 +307,7 @@ def _as_child(asked: dict[str, Any], held: list[int], connection: socket.socket)
         os.setsid()
     if asked["group"] >= 0:
         os.setpgid(0, asked["group"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, asked["blocked"])
     for kind, limits in asked["limits"]:
         resource.setrlimit(kind, tuple(limits))
     connection = socket.socket(fileno=_moved(connection.detach(), asked["numbers"]))
