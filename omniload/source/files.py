@@ -15,7 +15,7 @@ import pyarrow as pa
 from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
-from omniload.source.stores.asking import no_ranges, ranges_of, stamp_of, tag_of
+from omniload.source.stores.asking import changed, no_ranges, ranges_of, stamp_of, tag_of
 
 if TYPE_CHECKING:
     from omniload.source.stores.shard_cache import KeptShard, ShardCache
@@ -149,10 +149,7 @@ class ShardFile:
             ) from error
         # Not by the mark: another link to the file, or another mode, changes that and no byte.
         if (size_bytes, stamp) != (self.size_bytes, self.stamp):
-            raise IntegrityError(
-                f"{self.path}: changed since the source was opened: {self.size_bytes} bytes written at "
-                f"{self.stamp}, now {size_bytes} at {stamp}; positions no longer hold, start anew"
-            )
+            raise changed(self.path, (self.size_bytes, self.stamp), (size_bytes, stamp))
 
     def _now(self) -> tuple[int, str]:
         """Return the size and the stamp that it has now."""

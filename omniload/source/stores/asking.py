@@ -6,9 +6,9 @@ from typing import Any
 
 import fsspec
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError
 
-__all__ = ["is_settled", "no_ranges", "ranges_of", "stamp_of", "tag_of"]
+__all__ = ["changed", "is_settled", "no_ranges", "ranges_of", "stamp_of", "tag_of"]
 
 _TAG_KEYS = ("ETag", "etag")
 _STAMP_KEYS = (
@@ -87,6 +87,14 @@ def ranges_of(
                 path, f"answers with {len(data)} bytes where {stop - start} were asked for"
             )
     return found
+
+
+def changed(path: str, then: tuple[int, str], now: tuple[int, str]) -> IntegrityError:
+    """Return what is said of a file whose size and stamp are others than when its source was opened."""
+    return IntegrityError(
+        f"{path}: changed since the source was opened: {then[0]} bytes written at {then[1]}, now {now[0]} at {now[1]}; "
+        "positions no longer hold, start anew"
+    )
 
 
 def no_ranges(path: str, why: str) -> ConfigError:

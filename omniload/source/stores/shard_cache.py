@@ -25,7 +25,7 @@ from omniload.base.log import get_logger
 from omniload.base.secrets import names_secret
 from omniload.base.units import format_bytes
 from omniload.mix.runtime import ShardCacheConfig
-from omniload.source.stores.asking import is_settled, ranges_of, stamp_of
+from omniload.source.stores.asking import changed, is_settled, ranges_of, stamp_of
 from omniload.source.stores.blocks import (
     BLOCK_BYTES,
     blocks_of,
@@ -251,6 +251,7 @@ class KeptShard:
 
         Raises:
             ConfigError: It lies on a server that gives whole files alone.
+            IntegrityError: The store says that it was written anew.
             Exception: What the store's client raises.
         """
         size = self.version.size_bytes
@@ -258,15 +259,18 @@ class KeptShard:
         wanted = sorted({block for each in ranges for block in blocks_of(each)})
         held = self.cache.blocks(self.version, wanted)
         missing = [block for block in wanted if block not in held]
-        if missing and self.cache.is_open():
-            held |= self._fetched(missing)
+        fetched = self._fetched(missing) if missing and self.cache.is_open() else {}
+        held |= fetched
         # What is not to be kept is read as it is asked for, and no byte around it.
         gaps = [gap for each in ranges for gap in gaps_of(each, held)]
         data = dict(zip(gaps, self._from_store(gaps), strict=True)) if gaps else {}
+        # Behind the bytes, kept or not: of a file that was written anew meanwhile they may be the new ones.
+        if (fetched or data) and self._is_unchanged():
+            self.cache.keep(self.version, fetched)
         return [joined(each, held, data) for each in ranges]
 
     def _fetched(self, missing: Sequence[int]) -> dict[int, memoryview]:
-        """Read blocks from the store, those side by side in one request, and keep those that are whole."""
+        """Read blocks from the store, those side by side in one request; return those that are whole."""
         extents = [extent_of(self.version, run) for run in runs_of(missing)]
         blocks: dict[int, memoryview] = {}
         for (start, _), data in zip(extents, self._from_store(extents), strict=True):
@@ -277,18 +281,25 @@ class KeptShard:
                 # Of a file that was cut short the last one is not whole: read again as a gap, it shows that.
                 if len(part) == span_of(self.version, block)[1]:
                     blocks[block] = part
-        # Behind the bytes: of a file that was written anew meanwhile they may be the new ones.
-        if self._is_unchanged():
-            self.cache.keep(self.version, blocks)
         return blocks
 
     def _is_unchanged(self) -> bool:
-        with suppress(
-            Exception
-        ):  # whatever its client raises: nothing is kept, and the next look says what it is
+        """Tell whether the store says that it is; where that gives no answer nothing is kept.
+
+        Raises:
+            IntegrityError: It is another. No other look says so while a client answers from a listing that it keeps.
+        """
+        now = None
+        # Whatever its client raises: the next look says what it is.
+        with suppress(Exception):
             now = self.cache.version_now(self.store, self.path)
-            return now == (self.version.size_bytes, self.stamp)
-        return False
+        if now is None:
+            return False
+        then = (self.version.size_bytes, self.stamp)
+        # Clients quote a tag in one answer and not in another.
+        if (now[0], now[1].strip('"')) != (then[0], then[1].strip('"')):
+            raise changed(self.path, then, now)
+        return True
 
     def _from_store(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         found = ranges_of(self.store, self.path, self.version.size_bytes, ranges)

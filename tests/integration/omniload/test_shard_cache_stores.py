@@ -141,6 +141,23 @@ def test_a_shard_that_was_replaced_on_s3_is_read_anew(s3, tmp_path):
     assert after == shards.read(where="shards") != before
 
 
+def test_a_shard_that_is_replaced_on_s3_under_a_run_stops_it(s3, tmp_path):
+    shards = Shards(tmp_path, f"s3://corpora/{uuid.uuid4().hex}", "jsonl")
+    shard = tmp_path / "shards" / "a.jsonl"
+    shard.write_bytes(shard.read_bytes() * 6)
+    shards.put()
+    source = shards.source(shards.url, shards.cache("1MiB"))
+    source.read(0, 100)
+    assert 0 < taken_bytes(tmp_path / "near") <= 1 << 20 < shard.stat().st_size
+    shard.write_bytes(shard.read_bytes().replace(b"x", b"y"))
+    # By another client: the one of the run keeps its listing.
+    writer, path = url_to_fs(shards.url, skip_instance_cache=True)
+    writer.put_file(str(shard), f"{path}/a.jsonl")
+
+    with pytest.raises(IntegrityError, match="changed since the source was opened"):
+        source.read(0, 2 * source.positions_per_epoch)
+
+
 def test_a_cap_below_the_shards_changes_no_sample_and_holds(s3, tmp_path):
     shards = Shards(tmp_path, f"s3://corpora/{uuid.uuid4().hex}", "jsonl")
     (tmp_path / "shards" / "b.jsonl").write_bytes(3 * (tmp_path / "shards/a.jsonl").read_bytes())

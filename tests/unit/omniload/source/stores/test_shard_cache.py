@@ -12,11 +12,18 @@ import pytest
 
 from fusefs.cache.disk_format import CopyVersion
 from omniload.base.clock import FakeClock
+from omniload.base.errors import IntegrityError
 from omniload.mix.runtime import ShardCacheConfig
 from omniload.source.files import local_file, remote_file
 from omniload.source.stores.blocks import BLOCK_BYTES
 from omniload.source.stores.shard_cache import open_shard_cache, shard_cache_of
-from tests.support.plane.shard_caches import Shards, a_cache, an_hour_later, taken_bytes
+from tests.support.plane.shard_caches import (
+    CountingStore,
+    Shards,
+    a_cache,
+    an_hour_later,
+    taken_bytes,
+)
 
 B = BLOCK_BYTES
 DATA = np.random.default_rng(1).integers(0, 256, 5 * B + 100, dtype=np.uint8).tobytes()
@@ -95,11 +102,57 @@ def test_bytes_of_a_shard_that_changes_while_it_is_read_are_not_kept_under_its_o
     path = shards.put("a", DATA, tag="first")
     file = shards.through(a_cache(folder), "a")
     shards.put("a", OTHER, tag="second")
-    whole(file)
+    with pytest.raises(IntegrityError, match="changed since the source was opened"):
+        whole(file)
     shards.put("a", DATA, tag="first")  # put back, as it was
     assert path == file.path
 
     assert whole(shards.through(a_cache(folder), "a")) == DATA
+
+
+class ListingStore(CountingStore):
+    """A store whose client answers from what it listed first, as that of S3 does."""
+
+    protocol = "listing"
+
+    def info(self, path, **kwargs):
+        if not self.storage_options.get("use_listings_cache", True):
+            return super().info(path, **kwargs)
+        if path not in self.dircache:
+            self.dircache[path] = super().info(path, **kwargs)
+        return self.dircache[path]
+
+
+@pytest.mark.parametrize("limit", [64 << 20, 2 * B + (B >> 1)], ids=["room", "full"])
+def test_two_versions_of_a_shard_are_not_read_as_one_where_a_client_keeps_its_listing(
+    folder, limit
+):
+    shards = Shards()
+    shards.store = ListingStore(skip_instance_cache=True)
+    shards.store.gave, shards.store.dircache = [], {}
+    shards.put("a", DATA, tag='"first"')
+    cache = a_cache(folder, limit=limit)
+    file = shards.through(cache, "a")
+    assert file.read_range(0, 3 * B) == DATA[: 3 * B]
+    assert file.read_range(2 * B, 3 * B) == DATA[2 * B : 3 * B]
+    assert cache.is_open() == (limit > 3 * B)
+    shards.put("a", OTHER, tag='"second"')
+    file.require_unchanged()  # as the client has it
+
+    with pytest.raises(IntegrityError, match="changed since the source was opened"):
+        file.read_range(2 * B, 4 * B)
+    with file.open() as opened:
+        opened.seek(3 * B)
+        with pytest.raises(IntegrityError, match="changed since"):
+            opened.read(B)
+
+
+def test_a_tag_with_and_without_its_quotes_is_one_version(shards, folder):
+    shards.put("a", DATA, tag='"first"')
+    file = shards.through(a_cache(folder), "a")
+    shards.put("a", DATA, tag="first")
+
+    assert whole(file) == DATA
 
 
 def test_one_path_in_two_stores_is_two_shards(folder):
