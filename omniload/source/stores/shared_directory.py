@@ -7,6 +7,7 @@ nothing.
 
 import fcntl
 import os
+import re
 import stat
 import struct
 import uuid
@@ -28,11 +29,13 @@ __all__ = ["SharedDirectory"]
 _MARKER = "omniload-shard-cache.json"
 _MARK = b'{"omniload_shard_cache":1}\n'
 _ACCOUNT, _USERS = "account", "users"
-_OURS = frozenset({_MARKER, _ACCOUNT, _USERS, COPIES})
+_DRAFT = f".{_MARKER}."
+"""What the name of a marker begins with that is not whole yet; whoever makes it may be killed."""
 _SUM = struct.Struct("<QQ")  # bytes that are taken, and the same with every bit turned over
 _EVERY_BIT = (1 << 64) - 1
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002
 _NAME_BYTES = 16
+_USER_NAME = re.compile("[0-9a-f]{32}")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -64,17 +67,21 @@ class SharedDirectory(CopyFolder):
         """
         status = self.root.stat()
         found = set(os.listdir(self.root))  # noqa: PTH208 -- names alone
-        # Told by its marker, which comes first: of two that make it at once one may find the half of it.
-        if _MARKER not in found and found - _OURS:
+        # Told by its marker, which comes first: another process may have made it since the names were read.
+        others = {name for name in found if not name.startswith(_DRAFT)}
+        if _MARKER not in found and others and not (self.root / _MARKER).exists():
             raise ConfigError(
-                f"{self.root} holds something else ({min(found - _OURS)!r}); give an empty or new directory"
+                f"{self.root} holds something else ({min(others)!r}); give an empty or new directory"
             )
         if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             raise ConfigError(
                 f"{self.root} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, so that "
                 "another user could have written what lies there; give a directory that its owner alone may write"
             )
-        if _MARKER in found and (mark := (self.root / _MARKER).read_bytes()[:4096]) != _MARK:
+        if _MARKER in found and (mark := (self.root / _MARKER).read_bytes()[:4096]) not in {
+            _MARK,
+            b"",
+        }:
             raise ConfigError(
                 f"{self.root} is of another version, {mark!r:.60}; remove it, or give another directory"
             )
@@ -89,7 +96,8 @@ class SharedDirectory(CopyFolder):
         # Copies bear no modes of their files: nobody else may look in.
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.require_ours()
-        if not (self.root / _MARKER).exists():
+        # An empty one is what a power cut leaves of it.
+        if not (self.root / _MARKER).exists() or not (self.root / _MARKER).stat().st_size:
             write_whole(self.root / _MARKER, _MARK, mode=0o600)
         for folder in (COPIES, _USERS):
             (self.root / folder).mkdir(mode=0o700, exist_ok=True)
@@ -219,6 +227,8 @@ class SharedDirectory(CopyFolder):
         """Return the copies that living processes use; what dead ones left is removed."""
         names: set[str] = set()
         for path in (self.root / _USERS).iterdir():
+            if not _USER_NAME.fullmatch(path.name):
+                continue
             with path.open("rb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -412,3 +412,35 @@ def test_a_directory_of_users_is_cleared_of_the_dead(folder):
 def test_a_store_is_a_place_of_its_own_and_no_folder_of_the_node():
     with pytest.raises(ValueError, match="found 's3://b/x', a store; shards are kept on a disk"):
         ShardCacheConfig(path="s3://b/x", limit="1GB")
+
+
+def test_a_directory_whose_maker_was_killed_or_lost_its_power_is_taken_up(shards, folder):
+    folder.mkdir(mode=0o700)
+    (folder / ".omniload-shard-cache.json.0f").write_bytes(b"{")
+    whole(shards.through(a_cache(folder), "a"))
+    (folder / "omniload-shard-cache.json").write_bytes(b"")
+    shards.store.gave.clear()
+
+    assert whole(shards.through(a_cache(folder), "a")) == DATA
+
+    assert not shards.store.gave
+    assert (folder / "omniload-shard-cache.json").stat().st_size
+
+
+def test_a_folder_of_another_with_names_like_those_of_a_cache_is_left_alone(shards, folder):
+    (folder / "users").mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    (folder / "users" / "alice.json").write_text("x")
+
+    assert whole(shards.through(a_cache(folder, limit=B), "a")) == DATA
+
+    assert [path.name for path in folder.rglob("*")] == ["users", "alice.json"]
+
+
+def test_a_file_among_users_that_is_none_stays(shards, folder):
+    cache = a_cache(folder, limit=B)
+    (folder / "users" / "alice.json").write_text("x")
+
+    whole(shards.through(cache, "a"))
+
+    assert (folder / "users" / "alice.json").exists()
