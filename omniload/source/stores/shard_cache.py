@@ -61,7 +61,9 @@ class Traffic:
 
 
 class ShardCache:
-    """The copies of a directory that this process reads, and fills. Safe in threads, and across forks.
+    """The copies of a directory that this process reads, and fills.
+
+    Safe in threads; not in a process forked while another thread holds its lock.
 
     Args:
         directory: Where they lie.
