@@ -32,6 +32,8 @@ class EncoderShare:
     """Embeddings that come from each rank."""
     places_E: NDArray[np.int64]
     """Place in the flattened rows, or slice, of each embedding that comes, in the order of the ranks it comes from."""
+    values_per_patch: int = 0
+    """Values of a patch, also of a rank that has no image; 0 where no image tells it."""
     order_M: NDArray[np.int64] | None = None
     """Which of those that are made is sent first, second, and so on; ``None`` where they are sent as they are made."""
     others: tuple["EncoderShare", ...] = ()

@@ -138,11 +138,15 @@ class PatchArrays:
     """Patches of some images, each field a tensor made when it is first asked for."""
 
     def __init__(
-        self, values_V: NDArray[np.uint8], grids_I2: NDArray[np.integer[Any]], tensor: _ToTensor
+        self,
+        values_V: NDArray[np.uint8],
+        grids_I2: NDArray[np.integer[Any]],
+        tensor: _ToTensor,
+        values_per_patch: int = 0,
     ) -> None:
         self._grids_I2, self._tensor = grids_I2.astype(np.int64), tensor
         num = int((self._grids_I2[:, 0] * self._grids_I2[:, 1]).sum())
-        self._patches_PV = values_V.reshape(num, -1) if num else np.empty((0, 0), np.uint8)
+        self._patches_PV = values_V.reshape(num, -1 if num else values_per_patch)
 
     @cached_property
     def patches(self) -> Any:  # noqa: ANN401 -- the tensor type of whichever library
@@ -183,18 +187,22 @@ class ImageArrays(PatchArrays):
 
 
 class EncodingArrays(PatchArrays):
-    """The images that a rank encodes, ordered by the rank that their embeddings go to, as far as none is cut."""
+    """The images that a rank encodes, ordered by the place along dp and cp that their embeddings go to.
+
+    A rank that was dealt none has patches ``[0, V]``, so that its encoder runs as that of any other.
+    """
 
     def __init__(self, share: EncoderShare, tensor: _ToTensor) -> None:
-        super().__init__(share.images_I.values_V, share.grids_I2, tensor)
+        super().__init__(share.images_I.values_V, share.grids_I2, tensor, share.values_per_patch)
         self._share = share
 
     @cached_property
     def order(self) -> Any:  # noqa: ANN401
         """Embeddings in the order in which they are sent, int64: an index into those that were made, image by image.
 
-        ``None`` where they are sent as they are made. They are not where cp peers cut a row within an image, nor
-        where a mesh numbers its ranks in another order than their places along dp and cp.
+        ``None`` where they are sent as they are made. They are often not along cp, where a place takes the first and
+        the last parts of a row, whether an image is cut or not; nor where a mesh numbers its ranks in another order
+        than their places along dp and cp.
         """
         order_M = self._share.order_M
         return None if order_M is None else self._tensor(order_M, np.int64)

@@ -42,7 +42,7 @@ __all__ = [
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
-_WIRE_VERSION = 3
+_WIRE_VERSION = 4
 _LENGTH_BYTES = 8
 # A line of the processor's cache, and more than any type of numpy asks for: arrays are used where they lie.
 _ALIGNMENT = 64
@@ -289,6 +289,7 @@ def to_bytes(batch: Batch) -> NDArray[np.uint8]:
                 {
                     "arrays": {name: kept(array) for name, array in _arrays_of(share)},
                     "images": [kept(share.images_I.values_V), kept(share.images_I.offsets)],
+                    "values_per_patch": share.values_per_patch,
                 }
                 for share in microbatch.encoding.of_ranks
             ]
@@ -350,6 +351,7 @@ def _share(told: Mapping[str, Any], arrays: list[NDArray[Any]]) -> EncoderShare:
     values, offsets = told["images"]
     return EncoderShare(
         images_I=Ragged(values_V=arrays[values], offsets=arrays[offsets]),
+        values_per_patch=int(told["values_per_patch"]),
         **{name: arrays[at] for name, at in told["arrays"].items()},
     )
 

@@ -173,12 +173,23 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
 
 
 def _ranks_by_place(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the number of the rank at each place; none where they rise."""
+    """Return the number of the rank at each place; none where they rise.
+
+    Raises:
+        ConfigError: They do not rise, and are not those of the job's ranks, each once.
+    """
     # Along dp first, then cp, then among peers; sorting is stable, and each of the three keeps the order of its axes.
     rank_of = {**dict.fromkeys(_DP_NAMES, 0), "cp": 1, **dict.fromkeys(_SAME_DATA, 2)}
     order = sorted(range(len(names)), key=lambda axis: rank_of.get(names[axis], 3))
     numbers = np.asarray(mesh.mesh).transpose(order).reshape(-1)
-    return () if (np.diff(numbers) > 0).all() else tuple(numbers.tolist())
+    if (np.diff(numbers) > 0).all():
+        return ()
+    if not np.array_equal(np.sort(numbers), np.arange(len(numbers))):
+        raise ConfigError(
+            f"the mesh numbers its ranks {numbers.tolist()} by place, and the {len(numbers)} ranks of the job are 0 to "
+            f"{len(numbers) - 1}; make the mesh of all ranks of this job, or number it in rising order"
+        )
+    return tuple(numbers.tolist())
 
 
 def _require_peers(launch: Launch, peers: tuple[int, ...]) -> None:

@@ -247,7 +247,11 @@ class ImageRequests:
         ]
 
     def shares(
-        self, fetched: ColumnRanges, dp_rank: int, num_microbatches: int
+        self,
+        fetched: ColumnRanges,
+        dp_rank: int,
+        num_microbatches: int,
+        values_per_patch: int = 0,
     ) -> list[EncoderShare]:
         """Return what the ranks of a data-parallel rank encode for each microbatch.
 
@@ -255,6 +259,7 @@ class ImageRequests:
             fetched: What was asked for, in the order asked for.
             dp_rank: Data-parallel rank, one of those asked for.
             num_microbatches: Microbatches of the step.
+            values_per_patch: Values of each patch of the mix.
 
         Returns:
             The share of the first rank of each microbatch, with those of the others: by place along cp, then peers.
@@ -265,12 +270,13 @@ class ImageRequests:
         shares = []
         for microbatch in range(num_microbatches):
             first, *others = (
-                self._share(fetched, route) for route in routes_of(self.plan, dp_rank, microbatch)
+                self._share(fetched, route, values_per_patch)
+                for route in routes_of(self.plan, dp_rank, microbatch)
             )
             shares.append(replace(first, others=tuple(others)))
         return shares
 
-    def _share(self, fetched: ColumnRanges, route: Route) -> EncoderShare:
+    def _share(self, fetched: ColumnRanges, route: Route, values_per_patch: int) -> EncoderShare:
         images, grids_I2 = self._images(fetched, route.images)
         return EncoderShare(
             images_I=images.packed(),
@@ -279,6 +285,7 @@ class ImageRequests:
             sends_W=route.sends_W,
             receives_W=route.receives_W,
             places_E=route.places_E,
+            values_per_patch=values_per_patch,
             order_M=route.order_M,
         )
 

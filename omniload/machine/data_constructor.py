@@ -19,7 +19,7 @@ from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
-from omniload.mix.schema.source_base import tags_of
+from omniload.mix.schema.source_base import tags_of, values_per_patch_of
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
@@ -137,6 +137,8 @@ class DataConstructor:
     """Columns that its ranks use beside the tokens; others are never copied."""
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Tags of the sources that have any, by name."""
+    values_per_patch: int = 0
+    """Of the images of its sources; 0 without any."""
     rows: RowBuilder = build_rows
     """What lays out rows; a simulation does without their tokens."""
     generation: int = field(default=0, init=False)
@@ -155,6 +157,7 @@ class DataConstructor:
             row_length=mix.pack.length,
             cp_size=cp_size,
             columns=mix.batch.columns_used,
+            values_per_patch=values_per_patch_of(mix.sources),
         )
 
     def handle(self, event: BuildSteps | SlicesFetched | SlicesMissing | ReleaseSteps) -> Commands:
@@ -270,7 +273,9 @@ class DataConstructor:
                     continue
                 if images is not None:
                     found = np.arange(fetched, fetched + len(images.samples_U3))
-                    shares = images.shares(slices.take(found), dp_rank, len(microbatches))
+                    shares = images.shares(
+                        slices.take(found), dp_rank, len(microbatches), self.values_per_patch
+                    )
                     microbatches = tuple(map(_with_share, microbatches, shares))
                 self._built[plan.step, dp_rank] = Batch(
                     step=plan.step,

@@ -21,7 +21,7 @@ from omniload.machine.data_constructor import (
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
-from omniload.mix.schema.source_base import tags_of
+from omniload.mix.schema.source_base import tags_of, values_per_patch_of
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
@@ -184,9 +184,10 @@ class ConstructorShell:
         return tuple(batches)
 
     def know(self, mix: MixConfig) -> None:
-        """Know the names and tags of all sources, also of one that an edit adds."""
+        """Know the names, tags and patches of all sources, also of one that an edit adds."""
         with self._changed:
             self._machine.names, self._machine.tags = mix.names, tags_of(mix.sources)
+            self._machine.values_per_patch = values_per_patch_of(mix.sources)
 
     def has(self, step: int) -> bool:
         """Return whether a step is built."""

@@ -24,7 +24,7 @@ from omniload.mix.schema.transforms import (
     is_of_text,
 )
 
-__all__ = ["Paths", "SourceBase", "tags_of"]
+__all__ = ["Paths", "SourceBase", "tags_of", "values_per_patch_of"]
 
 _MAKES_TOKENS = (ChatTransform, PreferenceTransform, ImagesTransform)
 
@@ -165,6 +165,12 @@ class SourceBase(StrictModel):
     def using(self, columns: Collection[str]) -> Self:  # noqa: ARG002 -- few types have any
         """Return the source without further columns that are not among ``columns``: they are not read."""
         return self
+
+
+def values_per_patch_of(sources: Mapping[str, SourceBase]) -> int:
+    """Return the values of a patch of the images of a mix, which are all of one size; 0 where it has none."""
+    found = (source.images_transform for source in sources.values())
+    return next((each.values_per_patch for each in found if each is not None), 0)
 
 
 def tags_of(sources: Mapping[str, SourceBase]) -> dict[str, dict[str, str]]:

@@ -9,7 +9,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
-from omniload.batch.images import images_of, places_of
+from omniload.batch.images import dealt_images, images_of, places_of
 from omniload.batch.microbatch import Batch, from_bytes, own_part, rows_of, to_bytes
 from omniload.batch.slices import cp_indices
 from omniload.client import Client
@@ -71,6 +71,22 @@ def test_every_placeholder_has_its_image_and_any_ranks_train_on_the_same(tmp_pat
                 assert count == image.grid[0] * image.grid[1]
                 assert len(image.values_V) == count * 48
             assert np.array_equal(marked, flat == PLACEHOLDER)
+
+
+def test_a_rank_that_is_dealt_no_image_has_patches_of_the_same_depth(tmp_path):
+    mix = a_drawn_mix(tmp_path, balance={"strategy": "hybrid"})
+    batches = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=1, tp=16)), 2)
+    depths, counts = set(), []
+    for sent in (batch for step in batches for batch in step):
+        for peer in range(16):
+            batch = own_part(from_bytes(to_bytes(sent)), peer, ())
+            for part in batch.microbatches:
+                encoding = dealt_images(part, lambda array, dtype: array.astype(dtype))
+                depths |= {encoding.patches.shape[1], encoding.floats().shape[1]}
+                counts.append(len(encoding))
+
+    assert depths == {48}
+    assert min(counts) == 0 < max(counts)
 
 
 def test_a_run_resumes_exactly_before_every_step(tmp_path):

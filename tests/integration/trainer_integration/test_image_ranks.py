@@ -28,10 +28,10 @@ def alone(folder):
 
 
 def kept_by(folder, number, rank):
-    """Return what a rank kept: its place on the mesh, tokens and embeddings of its rows, images that it encoded."""
+    """Return what a rank kept: its place on the mesh, tokens and embeddings of its rows, counts of images encoded."""
     with np.load(folder / f"{number}-{rank}.npz") as kept:
         arrays = [kept[f"arr_{i}"] for i in range(len(kept.files) - 2)]
-        return json.loads(str(kept["place"])), arrays[::2], arrays[1::2], int(kept["encoded"].sum())
+        return json.loads(str(kept["place"])), arrays[::2], arrays[1::2], kept["encoded"]
 
 
 # A mesh with tp before dp numbers its ranks in another order than their places along dp.
@@ -69,5 +69,7 @@ def test_embeddings_of_four_processes_land_where_one_rank_has_them(warm_python, 
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[row], expected[row]) for row in expected)
         # Every rank encodes, also one that is sent nothing.
-        assert min(counts) > 0
+        assert np.sum(counts, 1).min() > 0
+        # Some ranks have no image of a microbatch: their encoder and exchanges run all the same, there and back.
+        assert np.min(counts) == 0
     assert any(patches.any() for patches in expected.values())

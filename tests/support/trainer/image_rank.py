@@ -2,7 +2,7 @@
 
 image_rank.py MIX FOLDER STEPS MESH...     each MESH is JSON: sizes by name, in order; the loaders take turns
 
-A patch is its own embedding, so that what arrives tells where it is from. The exchange is torch's, over the world.
+A patch is its own embedding, so that what arrives tells where it is from. The loop is the one that the page prints.
 """
 
 import json
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.nn.functional import all_to_all_single
 
 import omniload
 from trainer_integration.loader.data_loader import DataLoader
@@ -24,18 +23,32 @@ VALUES = 48
 RANK = int(os.environ["RANK"])
 
 
-def layer_inputs(microbatch):
-    """Return the tokens of a microbatch, and the embedding at each: zeros where it has none."""
-    encoding = microbatch.encoding
-    pixels = encoding.patches.float().reshape(-1, VALUES).requires_grad_()
-    made = pixels if encoding.order is None else pixels[encoding.order]
-    room = torch.empty(sum(encoding.receives), VALUES)
-    arrived = all_to_all_single(room, made, encoding.receives, encoding.sends)
-    placed = torch.zeros(microbatch.tokens.numel(), VALUES)
-    placed = placed.index_copy(0, encoding.places, arrived)
+PAGE = Path(__file__).parents[3] / "docs" / "how-to-images.md"
+LOOP = [block for block in PAGE.read_text().split("```")[1::2] if "torch.distributed." in block]
+ENCODER = torch.nn.Linear(VALUES, VALUES, bias=False)
+torch.nn.init.eye_(ENCODER.weight)
+
+
+def layer_inputs(microbatch, tp_group):
+    """Return the tokens of a microbatch, and the embedding at each, zeros where it has none, by the printed loop."""
+    first = dist.get_global_rank(tp_group, 0)
+    found = {
+        "encoder": lambda patches, _: ENCODER(patches),
+        "encoding": microbatch.encoding,
+        "inputs": torch.full((microbatch.tokens.numel(), VALUES), -1.0),
+        "rank": RANK,
+        "first": first,
+        "tp_group": tp_group,
+        "torch": torch,
+    }
+    exec("\n".join(LOOP), found)
+    ENCODER.zero_grad()
+    found["made"].retain_grad()
+    found["hidden"].sum().backward()
     # Of ranks with the same rows one has embeddings: a gradient comes back once, not from each of them.
-    placed.sum().backward()
-    assert bool((pixels.grad == 1).all())
+    assert bool((found["made"].grad == 1).all())
+    assert bool((found["hidden"] == found["spread"]).all())
+    placed = ((found["inputs"] + 1) * 127.5).round()
     return microbatch.tokens.numpy(), placed.detach().numpy()
 
 
@@ -48,7 +61,7 @@ for number, given in enumerate(sys.argv[4:]):
     with open_loader(MIX, mesh=mesh, steps=STEPS) as loader:
         for batch in loader:
             for microbatch in batch.microbatches:
-                kept += layer_inputs(microbatch)
+                kept += layer_inputs(microbatch, mesh.get_group("tp"))
                 encoded.append(len(microbatch.encoding))
     place = dict(zip(names, mesh.get_coordinate(), strict=True))
     np.savez(FOLDER / f"{number}-{RANK}.npz", *kept, place=json.dumps(place), encoded=encoded)

@@ -151,6 +151,14 @@ def test_a_mesh_that_numbers_another_rank_before_rank_0_is_refused():
         place_of(a_launch(0, 2), backwards(mesh.mesh_dim_names, mesh.sizes, mesh.at))
 
 
+@pytest.mark.parametrize("numbers", [[[0, 5], [4, 1]], [[0, 3], [1, 1]]])
+def test_numbers_that_do_not_rise_and_are_not_those_of_the_job_are_refused(numbers):
+    mesh = type("Numbered", (Mesh,), {"mesh": np.array(numbers)})(("cp", "dp"), (2, 2), (0, 0))
+
+    with pytest.raises(ConfigError, match="ranks of the job are 0 to 3; make the mesh of all"):
+        place_of(a_launch(0, 4), mesh)
+
+
 @pytest.mark.parametrize(
     ("mesh", "world_size", "reason"),
     [
