@@ -23,7 +23,7 @@ from omniload.mix.journal.losses import SourceLoss, losses_by_source
 from omniload.mix.journal.rewards import rewards_by_source
 from omniload.mix.policy.rules import GROUP, decide, seen_at
 from omniload.mix.run_record import read_run_record
-from omniload.mix.schema.caps import group_fractions_at
+from omniload.mix.schema.caps import group_fractions_from
 from omniload.mix.schema.policies import LossPolicy, RegisteredPolicy, RewardPolicy, SteeringConfig
 
 __all__ = ["Steering", "steer"]
@@ -82,7 +82,7 @@ class Steering:
         }
         groups = [
             (frozenset(cap.names), cap.max_fraction)
-            for cap in group_fractions_at(declared_at(history, step), step)
+            for cap in group_fractions_from(declared_at(history, step), step)
             if cap.max_fraction is not None
         ]
         shares = decide(self.config.policy, seen, most, groups)

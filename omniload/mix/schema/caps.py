@@ -16,6 +16,7 @@ __all__ = [
     "beyond_fractions",
     "faults_of_caps",
     "group_fractions_at",
+    "group_fractions_from",
     "require_amounts",
     "require_repetitions",
 ]
@@ -54,8 +55,8 @@ def beyond_fractions(
 ) -> Iterator[PydanticCustomError]:
     """Yield the stages that give a source or a group more than it may have.
 
-    In a ramp it has no more than before or behind. Each says which source or group, from which step on, and the weight
-    that it may have there.
+    A stage is asked at its last step: where it begins by a ramp, what either side of that allows is on the way alone.
+    Each says which source or group, from which step on, and the weight that it may have there.
 
     Args:
         sources: The sources by name.
@@ -67,10 +68,16 @@ def beyond_fractions(
         for name, source in sources.items()
         if source.max_fraction is not None
     }
-    for stage in stages if caps or declared.group_caps else ():
+    ends = [later.from_step - 1 for later in stages[1:]]
+    for i, stage in enumerate(stages if caps or declared.group_caps else ()):
         for name, most in caps.items():
             yield from _beyond(stage, (name,), most, name, ("sources", name, "max_fraction"))
-        for cap in group_fractions_at(declared, stage.from_step):
+        holding = (
+            group_fractions_at(declared, ends[i])
+            if i < len(ends)
+            else group_fractions_from(declared, stage.from_step)
+        )
+        for cap in holding:
             at: tuple[str | int, ...] = ("mix", "stages", cap.stage, "weights", *cap.at)
             assert cap.max_fraction is not None, "it was chosen by it"
             who = f"group {cap.name}"
@@ -93,6 +100,14 @@ def group_fractions_at(weights: WeightsConfig, step: int) -> tuple[GroupCap, ...
             if at in before
         }
     return tuple(caps.values())
+
+
+def group_fractions_from(weights: WeightsConfig, step: int) -> tuple[GroupCap, ...]:
+    """Return the groups whose share is capped where weights are set at a step and stay: in a ramp as behind it."""
+    current = max(
+        (stage for stage in weights.stages if stage.from_step <= step), key=lambda s: s.from_step
+    )
+    return group_fractions_at(weights, max(step, current.from_step + current.ramp_steps - 1))
 
 
 def _beyond(

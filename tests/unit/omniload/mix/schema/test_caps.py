@@ -12,7 +12,11 @@ from omniload.mix.config import load_mix
 from omniload.mix.edits.edit import AddSource, RetireSource, SetAmounts, SetWeights, Undo
 from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts, fingerprint_of, source_parts
-from omniload.mix.schema.caps import group_fractions_at, require_repetitions
+from omniload.mix.schema.caps import (
+    group_fractions_at,
+    group_fractions_from,
+    require_repetitions,
+)
 from tests.support.plane.builders import a_mix
 from tests.support.plane.simulation import Simulation
 
@@ -224,6 +228,30 @@ def test_a_cap_holds_in_its_own_stage_and_a_ramp_has_what_either_allows():
     free = grouped(later=[later])
     assert not group_fractions_at(free.mix, 0)
     assert not group_fractions_at(free.mix, 13)
+
+
+@pytest.mark.parametrize("dated", [{"from_step": 10}, {"from_epochs": {"web": 1}}])
+@pytest.mark.parametrize("before", [{}, {"max_fraction": 0.9}])
+def test_a_stage_behind_a_ramp_gives_a_group_no_more_than_its_cap(dated, before):
+    later = {**dated, "ramp_steps": 5, "weights": {"web": 1, "code": {**CODE, "max_fraction": 0.5}}}
+
+    with pytest.raises(ValidationError, match=r"group code has 80.00% of .* max_fraction 50.00%"):
+        grouped(before, later=[later])
+
+
+def test_what_an_edit_or_a_policy_sets_within_a_ramp_is_held_to_the_cap_behind_it():
+    later = {"from_step": 10, "ramp_steps": 5, "weights": {"web": 9, "code": {**CODE, "weight": 1}}}
+    later["weights"]["code"]["max_fraction"] = 0.2
+    history = History(grouped({"max_fraction": 0.4}, later=[later]))
+
+    for step in (10, 11, 14, 15):
+        assert [c.max_fraction for c in group_fractions_from(history.base.mix, step)] == [0.2]
+        with pytest.raises(ConfigError, match=r"group code has .* from step \d+ on, .* 20.00%"):
+            history.edited(SetWeights(weights={"web": 3, "wiki": 0, "python": 1}), step)
+    assert [c.max_fraction for c in group_fractions_from(history.base.mix, 9)] == [0.4]
+    # A stage that the ramp makes no room for is not reached by an edit before it either.
+    with pytest.raises(ConfigError, match=r"group code has 100.00% of the mix from step 10 on"):
+        History(grouped(later=[later])).edited(RetireSource(name="web"), 4)
 
 
 def test_edits_keep_to_the_caps_of_groups_whatever_is_added_and_retired():
