@@ -21,6 +21,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.settings.registry import registered
 from omniload.mix.edits.edit import AddSource
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import declared_at
 from omniload.mix.journal.rewards import SourceRewards
 from omniload.mix.schedule import weights_at
 from omniload.mix.schema.policies import (
@@ -68,7 +69,9 @@ def seen_at(
 ) -> Seen:
     """Return what a decision for a step goes by; a source that an edit added has what that edit gave it."""
     shares = history.shares_at(step)
-    declared = History(history.base).shares_at(step)
+    names = history.base.names
+    declared_S = weights_at(declared_at(history, step).stages, names, step)
+    declared = dict(zip(names, declared_S, strict=True))
     for edit in history.edits:
         if isinstance(edit.change, AddSource):
             name = edit.change.name
@@ -256,23 +259,26 @@ def _filled(
     shares: Mapping[str, float], amount: float, bounds: Sequence[tuple[frozenset[str], float]]
 ) -> dict[str, float]:
     """Deal an amount in proportion, to nobody more than a bound, the narrowest first; less where they allow no more."""
-    free, whole, left = dict(shares), dict[str, float](), amount
-    while free:
-        total = sum(free.values())
+    whole: dict[str, float] = {}
+    open_bounds = list(bounds)
+    while True:
+        free = {name: share for name, share in shares.items() if name not in whole}
+        total, left = sum(free.values()), amount - sum(whole.values())
         dealt = whole | {name: left * share / total for name, share in free.items()}
-        settled: set[str] = set()
-        for names, cap in bounds:
+        settled: list[frozenset[str]] = []
+        for names, cap in open_bounds:
             # A group waits until nobody in it is over by himself: what they leave may keep it below.
-            if names & settled or sum(dealt[name] for name in sorted(names)) <= cap:
+            if any(names & each for each in settled):
                 continue
+            if sum(dealt[name] for name in sorted(names)) <= cap:
+                continue
+            # Those settled before too: a group that is over deals to all of its members anew.
             within = [bound for bound in bounds if bound[0] < names]
             members = {name: shares[name] for name in sorted(names)}
             whole |= _filled(members, cap, within) if len(names) > 1 else dict.fromkeys(names, cap)
-            settled |= names
+            settled.append(names)
         if not settled:
             return dealt
-        # Those that are over have their largest; what they leave raises others, which may be over then.
-        bounds = [bound for bound in bounds if not bound[0] <= settled]
-        free = {name: share for name, share in free.items() if name not in whole}
-        left = amount - sum(whole.values())
-    return whole
+        # Those that are over have their largest; what they leave raises others, and groups around them, which may be
+        # over then.
+        open_bounds = [b for b in open_bounds if not any(b[0] <= each for each in settled)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omniload.base.config import checked
@@ -14,10 +14,12 @@ from omniload.base.settings import registry
 from omniload.mix.edits import history as edits_history
 from omniload.mix.edits.edit import AddSource, SetWeights
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
 from omniload.mix.journal.rewards import SourceRewards
 from omniload.mix.policy.rules import Seen, capped, decide, seen_at
 from omniload.mix.schema.policies import SteeringConfig
 from omniload.mix.sources import ParquetSource
+from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
 
 NAMES = ("books", "code", "news", "web")
@@ -242,6 +244,55 @@ def test_no_group_is_above_its_largest_and_nobody_else_is_held_down(found, most,
         assert sum(whole[name] for name in names) <= cap + 1e-12
 
 
+@st.composite
+def nests(draw, names=tuple("abcdef"), depth=3):
+    """Return members as ``in_proportion`` has them: names, and caps of groups of them, one in another."""
+    if len(names) == 1:
+        return [names[0]]
+    cut = draw(st.integers(1, len(names) - 1))
+    members = []
+    for half in (names[:cut], names[cut:]):
+        inner = draw(nests(half, depth - 1)) if depth else list(half)
+        members += [(draw(part), inner)] if draw(st.booleans()) else inner
+    return members
+
+
+def groups_in(members):
+    """Return the groups among members, and the names of all."""
+    groups, names = [], set()
+    for member in members:
+        if isinstance(member, str):
+            names.add(member)
+            continue
+        inner, within = groups_in(member[1])
+        groups += [*inner, (frozenset(within), member[0])]
+        names |= within
+    return groups, names
+
+
+@settings(max_examples=200)
+@example([(0.5, ["a", "b"]), "c", "d", "e", "f"], [0.9, 0.05, 0.05, 1e-6, 1e-6, 1e-6], {"a": 0.3})
+@given(
+    nests(),
+    st.lists(st.sampled_from([0.01, 0.2, 1.0, 3.0, 50.0]), min_size=6, max_size=6),
+    st.dictionaries(st.sampled_from("abcdef"), part),
+)
+def test_caps_hold_however_deep_they_nest(members, found, most):
+    shares = dict(zip("abcdef", found, strict=True))
+    groups, _ = groups_in(members)
+    wanted = in_proportion(members, 1.0, shares, most)
+    if sum(wanted.values()) < 1 - 1e-9:
+        with pytest.raises(ConfigError, match="by their max_fraction; raise one"):
+            capped(shares, most, groups)
+        return
+
+    whole = capped(shares, most, groups)
+
+    assert whole == pytest.approx(wanted, abs=1e-6)
+    for names, cap in [*groups, *((frozenset({name}), cap) for name, cap in most.items())]:
+        assert sum(whole[name] for name in names) <= cap + 1e-9
+
+
 def test_a_decision_folds_each_edit_once_however_many_sources_were_added(monkeypatch):
     history = History(a_mix())
     for i in range(12):
@@ -255,6 +306,21 @@ def test_a_decision_folds_each_edit_once_however_many_sources_were_added(monkeyp
     seen_at(History(history.base, history.edits), 20, {}, {}, {})
 
     assert len(folded) == 12
+
+
+def test_what_is_declared_behind_a_stage_that_began_by_epochs_is_that_stage():
+    stages = [
+        {"weights": {"web": 3, "code": 1}},
+        {"from_epochs": {"web": 2}, "weights": {"web": 1, "code": 3}},
+    ]
+    history = History(a_mix(version=2, mix={"stages": stages}))
+    state = replace(MixState.start(2), step=7, cursors_S=((0, 0, 0), (20, 0, 0)))
+    begun = with_begun(history, state, [100, 10])
+    begun = begun.edited(SetWeights(weights={"web": 3}), 9)
+
+    declared = {step: seen_at(begun, step, {}, {}, {}).declared["web"] for step in (6, 7, 8, 10)}
+
+    assert declared == {6: 0.75, 7: 0.25, 8: 0.25, 10: 0.25}
 
 
 def test_an_added_source_is_declared_by_the_edit_that_added_it():
