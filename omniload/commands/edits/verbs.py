@@ -319,6 +319,12 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
     console.print(_amounts(taken) if taken.amounts else _shares(taken))
     say(console, f"edit {taken.edit.revision} holds from step {taken.edit.step:,} on")
     _say_ahead(console, taken)
+    if taken.taken_back:
+        numbers = ", ".join(map(str, taken.taken_back))
+        say(
+            console,
+            f"a stage that had begun by epochs waits again; no longer in force: edits {numbers}",
+        )
     if taken.until is not None:
         say(console, f"the stage from step {taken.until:,} on holds from there as it was declared")
 

@@ -9,6 +9,7 @@ from omniload.mix.config import LARGEST_STEP
 from omniload.mix.edits.amounts import differing
 from omniload.mix.edits.edit import Change, Edit, SetWeights, said_of
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import taken_back
 
 __all__ = ["ANSWER_NAME", "REQUEST_NAME", "EditAnswer", "EditRequest", "EditTaken", "RequestId"]
 
@@ -49,6 +50,9 @@ class EditTaken(StrictModel):
     """Of a run that draws amounts, in place of shares: those that differ without it and with it."""
     until: int | None = None
     """Of weights that are set: step of the next stage, which holds from there on as it was declared."""
+    taken_back: tuple[int, ...] = Field(default=(), exclude_if=lambda value: not value)
+    """Edits of weights that no longer hold: they were made behind the beginning of a stage that waits for epochs, which
+    is found anew."""
 
     @classmethod
     def of(cls, before: History, after: History, planned: int, slowest: int) -> Self:
@@ -69,6 +73,7 @@ class EditTaken(StrictModel):
             slowest=slowest,
             before=before.shares_at(edit.step),
             after=after.shares_at(edit.step),
+            taken_back=taken_back(before, edit.step),
             until=next((stage.from_step for stage in holds if not stage.waits), None),
         )
 

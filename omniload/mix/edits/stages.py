@@ -23,7 +23,7 @@ from omniload.mix.state import MixState
 if TYPE_CHECKING:
     from omniload.mix.edits.history import History
 
-__all__ = ["dated", "declared_at", "with_begun"]
+__all__ = ["dated", "declared_at", "taken_back", "with_begun"]
 
 
 def with_begun(history: "History", state: MixState, records_S: Sequence[int]) -> "History":
@@ -68,25 +68,56 @@ def _were_gone_through(
 
 
 def dated(history: "History", stages: Sequence[Stage], step: int) -> tuple[Stage, ...]:
-    """Return stages of any revision as an edit of ``step`` finds them: begun by then, or waiting."""
+    """Return stages of any revision as an edit of ``step`` finds them: begun by then, or waiting.
+
+    One that waits again is what it was before it began, and what was changed behind its beginning goes: stages of
+    steps behind a stage that waits would begin before it.
+    """
     if not history.base.mix.waits:
         return tuple(stages)
     begun: dict[int, int] = {}
-    numbers: dict[int, int] = {}
+    beginnings: dict[int, list[Edit]] = {}
     for edit in history.edits:
         begun = {number: at for number, at in begun.items() if at <= edit.step}
         if isinstance(edit.change, BeginStage):
             begun[edit.change.stage] = edit.step
-            numbers[edit.step] = edit.change.stage
-    found = []
+            beginnings.setdefault(edit.step, []).append(edit)
+    found: list[Stage] = []
     for stage in stages:
         if stage.from_epochs is None:
-            found.append(stage)
+            if not (found and found[-1].waits):
+                found.append(stage)
             continue
-        number = stage.from_step // UNDATED if stage.waits else numbers[stage.from_step]
+        number = stage.from_step // UNDATED
+        whole = stage
+        if not stage.waits:
+            edits = beginnings[stage.from_step]
+            last = edits[-1].change
+            assert isinstance(last, BeginStage), "it is among the beginnings"
+            number = last.stage
+            if stage not in [edit.stages[0] for edit in edits]:
+                whole = edits[-1].stages[0]
         at = begun.get(number, step + 1)
-        found.append(stage.model_copy(update={"from_step": at if at <= step else UNDATED * number}))
+        if at <= step:
+            found.append(stage.model_copy(update={"from_step": at}))
+        else:
+            found.append(whole.model_copy(update={"from_step": UNDATED * number}))
     return tuple(found)
+
+
+def taken_back(history: "History", step: int) -> tuple[int, ...]:
+    """Return the edits of weights that no longer hold where an edit of ``step`` takes a beginning back before them."""
+    begun: dict[int, int] = {}
+    for edit in history.edits:
+        begun = {number: at for number, at in begun.items() if at <= edit.step}
+        if isinstance(edit.change, BeginStage):
+            begun[edit.change.stage] = edit.step
+    first = min((at for at in begun.values() if at > step), default=None)
+    if first is None:
+        return ()
+    undone = {edit.undoes for edit in history.edits}
+    asked = [e for e in history.edits if e.was_asked and e.stages and e.revision not in undone]
+    return tuple(edit.revision for edit in asked if edit.step >= first)
 
 
 def declared_at(history: "History", step: int) -> WeightsConfig:

@@ -6,7 +6,7 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.edit import BeginStage, RetireSource, SetWeights, Undo, said_of
+from omniload.mix.edits.edit import BeginStage, RetireSource, SetWeights, SkipShard, Undo, said_of
 from omniload.mix.edits.edits_file import read_history, write_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
@@ -15,6 +15,7 @@ from tests.support.plane.builders import a_mix
 
 RECORDS_S = [100, 10]
 """Of code and of web."""
+SKIPPED = SkipShard(file="a", source="code", number=0, of=4)
 
 
 def waiting(*more, **stage):
@@ -93,10 +94,37 @@ def test_an_edit_of_an_earlier_step_takes_a_beginning_back():
     assert changed.shares_at(7)["web"] == 0.5
     assert changed.latest.mix.stages[-1].waits
     assert with_begun(changed, standing(9, 20), RECORDS_S).edits[-1].step == 9
-    later = begun.edited(SetWeights(weights={"web": 2}), 9)
-    with pytest.raises(ConfigError, match="behind a stage that waits for epochs"):
-        later.edited(SetWeights(weights={"web": 1}), 5)
-    later.edited(Undo(), 5).edited(SetWeights(weights={"web": 1}), 5)
+
+
+@pytest.mark.parametrize("ramp", [{}, {"ramp_steps": 4}])
+@pytest.mark.parametrize("at", [7, 8, 9, 20])
+@pytest.mark.parametrize("change", [SetWeights(weights={"web": 1}), Undo(), SKIPPED])
+def test_what_was_changed_behind_a_beginning_goes_with_it(ramp, at, change):
+    begun = with_begun(waiting(**ramp), standing(7, 20), RECORDS_S)
+    later = begun.edited(SetWeights(weights={"web": 2}), at).edited(Undo(), at + 2)
+    later = later.edited(SetWeights(weights={"web": 5}), at + 3)
+
+    changed = later.edited(change, 5)
+
+    assert [s.waits for s in changed.latest.mix.stages] == [False, False, True]
+    assert changed.latest.mix.stages[-1] == waiting(**ramp).latest.mix.stages[-1]
+    assert EditTaken.of(later, changed, 5, 5).taken_back == (4,)
+    again = with_begun(changed, standing(9, 20), RECORDS_S)
+    assert again.edits[-1].step == 9
+    assert again.shares_at(99)["web"] == 0.25
+
+
+def test_what_was_changed_between_two_beginnings_stays_where_the_first_does():
+    third = {"from_epochs": {"web": 3}, "weights": {"web": 1}}
+    begun = with_begun(waiting(third), standing(7, 20), RECORDS_S)
+    set_ = begun.edited(SetWeights(weights={"web": 9}), 9)
+    both = with_begun(set_, standing(12, 30), RECORDS_S)
+
+    changed = both.edited(SetWeights(weights={"web": 6}), 11)
+    assert EditTaken.of(both, changed, 5, 5).taken_back == ()
+    assert changed.shares_at(10)["web"] == 0.75
+    assert [s.from_step for s in changed.latest.mix.stages[:-1]] == [0, 7, 9, 11]
+    assert changed.latest.mix.stages[-1].waits
 
 
 def test_an_answer_speaks_of_what_was_asked_and_not_of_a_stage_that_began_behind_it():
