@@ -21,6 +21,7 @@ from omniload.commands.options import cache_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
 from omniload.plan.forecast.forecast import forecast, steps_per_epoch
 from omniload.plan.forecast.sizes import SourceSizes
+from omniload.plan.forecast.stages import with_expected_steps
 from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
 from omniload.source.survey.duplicates import DuplicateCounter
 
@@ -178,6 +179,7 @@ def _gathered(
         per_step = mix.rows_per_step * float(sizes.tokens_per_sample_S.mean())
     every_S = sizes.samples_S * sizes.tokens_per_sample_S
     num_steps = steps or max(1, round(float(every_S.sum()) / per_step))
+    mix = with_expected_steps(mix, sizes, num_steps, tokens_per_step=per_step)
     expected = forecast(mix, sizes, num_steps, tokens_per_step=per_step)
     epochs = steps_per_epoch(mix, sizes, tokens_per_step=per_step)
     return Stats(

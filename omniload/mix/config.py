@@ -19,7 +19,7 @@ from omniload.base.settings.quantities import Count
 from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
-from omniload.mix.schema.caps import faults_of_caps
+from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
 from omniload.mix.schema.cuts import documents_cut, no_sequences
 from omniload.mix.schema.records import Overlong
 from omniload.mix.schema.splits import TRAIN, Splits
@@ -291,6 +291,7 @@ class MixConfig(StrictModel):
                     "remove the weight",
                     *("mix", "stages", i, "weights", name),
                 )
+        yield from faults_of_waits(self.sources, self.mix)
         weights = [each for stage in self.mix.stages for each in stage.weights.items()]
         named = {name for name, weight in weights if weight > 0}
         for name in sorted(self.sources.keys() - named):

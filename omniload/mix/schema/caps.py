@@ -15,6 +15,7 @@ from omniload.mix.sources import SourceBase
 __all__ = [
     "beyond_fractions",
     "faults_of_caps",
+    "faults_of_waits",
     "group_fractions_at",
     "group_fractions_from",
     "require_amounts",
@@ -48,6 +49,26 @@ def faults_of_caps(
         )
     elif weights.amounts is None:
         yield from beyond_fractions(sources, weights, weights.stages)
+
+
+def faults_of_waits(
+    sources: Mapping[str, SourceBase], weights: WeightsConfig
+) -> Iterator[PydanticCustomError]:
+    """Yield the epochs that stages wait for and that a source, or a group around it, may not be gone through."""
+    for i, stage in enumerate(weights.stages):
+        for name, epochs in (stage.from_epochs or {}).items():
+            caps = [("its", sources[name].max_repetition)] if name in sources else []
+            if name in weights.repetition_caps:
+                group = weights.repetition_caps[name]
+                caps.append((f"group {group.name}'s", group.max_repetition))
+            for whose, most in caps:
+                if most is not None and epochs >= most:
+                    yield fault_at(
+                        f"stages[{i}] waits until {name!r} was gone through {epochs:g} times, and {whose} "
+                        f"max_repetition is {most:g}: the run stops there before; wait for less, or raise "
+                        "max_repetition",
+                        *("mix", "stages", i, "from_epochs", name),
+                    )
 
 
 def beyond_fractions(

@@ -324,12 +324,23 @@ class WeightsConfig(StrictModel):
                 "nobody knows; date it by from_epochs too, or move it before",
                 *("stages", i, "from_step"),
             )
-        for name in later.from_epochs or () if later.waits else ():
+        for name, epochs in (later.from_epochs or {}).items() if later.waits else ():
+            waits = f"stages[{i}] waits until {name!r} was gone through {epochs:g} times, and "
+            at = ("stages", i, "from_epochs", name)
             if not earlier.weights.get(name):
                 raise fault_at(
-                    f"stages[{i}] waits until {name!r} was gone through {later.from_epochs[name]:g} times, and the "  # type: ignore[index]
-                    "stage before gives it no weight: it would wait for ever; give it one there, however small",
-                    *("stages", i, "from_epochs", name),
+                    f"{waits}the stage before gives it no weight: it would wait for ever; give it one there, however "
+                    "small, or correct the name",
+                    *at,
+                )
+            if (self.stop == "each_once" and epochs > 1) or (
+                self.stop == "first_exhausted" and epochs >= 1
+            ):
+                most = "at most 1" if self.stop == "each_once" else "less than 1"
+                raise fault_at(
+                    f"{waits}stop is {self.stop}, where no document comes twice: it would wait for ever; wait for "
+                    f"{most}, or choose another stop",
+                    *at,
                 )
 
     def _require_weights_throughout(self) -> None:

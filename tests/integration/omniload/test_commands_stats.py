@@ -115,6 +115,21 @@ def test_an_epoch_is_of_the_split_that_is_drawn(mix_path):
         assert trained_on["epochs"] == pytest.approx(all_of_it["epochs"] * 4)
 
 
+def test_a_stage_that_waits_for_epochs_counts_from_where_it_is_expected(mix_path):
+    said = yaml.safe_load(mix_path.read_text())
+    stages = [
+        {"weights": {"web": 3, "code": 1}},
+        {"from_epochs": {"web": 1}, "weights": {"web": 1, "code": 3}},
+    ]
+    mix_path.write_text(yaml.safe_dump({**said, "version": 2, "mix": {"stages": stages}}))
+
+    code, web = json_of("stats", mix_path, "--all", "--steps", 200, "--measure", 0)["sources"]
+
+    first = -(-web["epoch_tokens"] // 1536)
+    assert web["epochs"] * web["epoch_tokens"] == pytest.approx(first * 1536 + (200 - first) * 512)
+    assert code["epochs"] * code["epoch_tokens"] > 200 * 512 * 1.5
+
+
 def test_a_sample_says_how_many_documents_it_is_of(mix_path, texts):
     found = json_of("stats", mix_path, "--sample", 100, "--measure", 0)
     shown = run_mix("stats", mix_path, "--sample", 100, "--measure", 0).stdout

@@ -154,6 +154,39 @@ def test_the_first_stage_waits_for_nothing():
         a_mix(version=2, mix={"stages": [{"from_epochs": {"web": 1}, "weights": {"web": 1}}]})
 
 
+@pytest.mark.parametrize(
+    ("stop", "epochs", "most", "said"),
+    [
+        ("each_once", 1, None, None),
+        ("each_once", 1.5, None, "gone through 1.5 times, and stop is each_once, .* at most 1"),
+        ("first_exhausted", 0.9, None, None),
+        ("first_exhausted", 1, None, "gone through 1 times, and stop is first_.* less than 1"),
+        ("all_exhausted", 5, None, None),
+        ("never", 2, 2.5, None),
+        ("never", 2, 2, "gone through 2 times, and its max_repetition is 2: .* raise max_rep"),
+    ],
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_stage_that_would_wait_for_ever_is_refused(stop, epochs, most, said, grouped):
+    cap = {"max_repetition": most} if most else {}
+    web = {"type": "parquet", "path": "web", "tokens": "t"} | ({} if grouped else cap)
+    sources = {"web": web, "code": {"type": "parquet", "path": "code", "tokens": "t"}}
+    weights = {"web": 1, "code": 1}
+    if grouped:
+        weights = {"all": {"weight": 1, "of": weights, **cap}}
+        said = said and said.replace("its", "group all's")
+    stages = [{"weights": weights}, {"from_epochs": {"web": epochs}, "weights": weights}]
+
+    def declared():
+        return a_mix(version=2, sources=sources, mix={"stages": stages, "stop": stop})
+
+    if said is None:
+        assert declared().mix.waits
+        return
+    with pytest.raises(ValidationError, match=said):
+        declared()
+
+
 def test_a_stage_that_waits_is_behind_all_steps_and_survives_settings():
     stages = [{"weights": {"web": 1}}, {"from_epochs": {"web": 1.5}, "weights": {"code": 1}}]
     mix = a_mix(version=2, mix={"stages": stages})
