@@ -143,7 +143,7 @@ def _beyond(
     others = any(w for name, w in stage.weights.items() if name not in names)
     most = f"give it at most {cap * (total - weight) / (1 - cap):.6g} there" if others else None
     yield fault_at(
-        f"{who} has {weight / total:.2%} of the mix from step {stage.from_step} on, more than its "
+        f"{who} has {weight / total:.2%} of the mix {stage.begins} on, more than its "
         f"max_fraction {cap:.2%}: {most or 'no other source has a weight'}, or raise the cap",
         *at,
     )

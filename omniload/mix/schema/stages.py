@@ -158,6 +158,13 @@ class Stage(StrictModel):
         return self
 
     @property
+    def begins(self) -> str:
+        """When it begins, in words."""
+        if self.waits and self.from_epochs is not None:
+            return f"from where {said_epochs(self.from_epochs)}"
+        return f"from step {self.from_step}"
+
+    @property
     def waits(self) -> bool:
         """Whether nobody knows yet when it begins: it waits for epochs of sources."""
         return self.from_step > LARGEST_STEP
@@ -166,7 +173,7 @@ class Stage(StrictModel):
     def _some_weight(self) -> Self:
         if not any(weight > 0 for weight in self.weights.values()):
             raise fault_at(
-                f"weights are all 0 in the stage from step {self.from_step}; give one source a weight above 0",
+                f"weights are all 0 in the stage {self.begins}; give one source a weight above 0",
                 "weights",
             )
         return self
