@@ -3,6 +3,7 @@
 python -m benchmarks.chaos --help
 """
 
+import multiprocessing
 import os
 import random
 import signal
@@ -258,7 +259,14 @@ def main(  # noqa: PLR0913 -- options
     with tempfile.TemporaryDirectory() as made:
         build_sources(Path(made), corpus)
         if url is not None:
-            put_sources(Path(made), corpus, url)
+            # In a process of its own: with the Java machine of HDFS in this one, Ray's fork of its own processes hangs.
+            putting = multiprocessing.get_context("spawn").Process(
+                target=put_sources, args=(Path(made), corpus, url)
+            )
+            putting.start()
+            putting.join()
+            if putting.exitcode:
+                raise SystemExit(f"the sources could not be put to {url}; see above")
         mix = mix_for(corpus, ranks=ranks, loaders=loaders, shadows=shadows, url=url)
         spec = PlaneSpec(mix=mix, base_dir=Path(made), tree=ClientPlaceTree.of(dp=ranks))
         with MachineStops() as machine, open_ray_plane(spec) as plane:
