@@ -215,7 +215,7 @@ batch: {{tokens: 4096, micro_tokens: 4096}}
     done = CliRunner().invoke(command, ["check", str(cached), "--json"])
     (warning,) = json.loads(done.output)["warnings"]
     assert "loader.shard_cache" in warning
-    assert "holds something else ('mine.txt')" in warning
+    assert "holds something else ('account')" in warning
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"REAL HDFS NOT TESTED: {why_not()}")
