@@ -259,7 +259,7 @@ def main(  # noqa: PLR0913 -- options
     with tempfile.TemporaryDirectory() as made:
         build_sources(Path(made), corpus)
         if url is not None:
-            # In a process of its own: with the Java machine of HDFS in this one, Ray's fork of its own processes hangs.
+            # In a process of its own: behind a put to HDFS in this one, a process that Ray forked hung before its exec.
             putting = multiprocessing.get_context("spawn").Process(
                 target=put_sources, args=(Path(made), corpus, url)
             )

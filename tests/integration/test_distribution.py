@@ -16,9 +16,12 @@ NOUNS = ("env", "fs", "image", "mix", "train")
 LARGEST_BYTES = 400_000_000
 
 
-def called(*words, **more):
+def called(*words, env=None, **more):
+    # Without the caller's: from a checkout on it, pip takes the package for installed.
+    env = {k: v for k, v in (env or os.environ).items() if k != "PYTHONPATH"}
+    words = [str(word) for word in words]
     done = subprocess.run(
-        [str(w) for w in words], check=False, capture_output=True, text=True, timeout=280, **more
+        words, check=False, capture_output=True, text=True, timeout=280, env=env, **more
     )
     return done.returncode, done.stdout + done.stderr
 

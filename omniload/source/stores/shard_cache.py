@@ -23,6 +23,7 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.base.secrets import names_secret
+from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.mix.runtime import ShardCacheConfig
 from omniload.source.stores.asking import changed, is_settled, ranges_of, stamp_of
@@ -367,7 +368,7 @@ def shard_cache_of(
     """Return what ``loader.shard_cache`` names, to be looked at: nothing is made there; ``None`` for none."""
     if config is None:
         return None
-    root = base_dir / Path(config.path.removeprefix("file://")).expanduser()
+    root = path_from(base_dir, config.path, "loader.shard_cache.path")
     return ShardCache(SharedDirectory(root, config.limit), wall_s=wall_s)
 
 

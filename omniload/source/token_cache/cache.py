@@ -25,6 +25,7 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
 from omniload.base.log import get_logger
 from omniload.base.reading import read_small_file
+from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.base.writing import write_whole
 from omniload.mix.config import TokenizerConfig
@@ -360,13 +361,15 @@ def open_token_cache(
     if config is None:
         return None
     seal = Seal(
-        _read_key(base_dir / Path(config.key_file).expanduser()) if config.key_file else b""
+        _read_key(path_from(base_dir, config.key_file, "loader.token_cache.key_file"))
+        if config.key_file
+        else b""
     )
     place: Place
     if config.is_url:
         place = StorePlace(config.path)
     else:
-        root = base_dir / Path(config.path.removeprefix("file://")).expanduser()
+        root = path_from(base_dir, config.path, "loader.token_cache.path")
         place = LocalPlace(root, limit_bytes=config.limit, shared=seal.has_key)
     # Of what the file holds: hosts that share a cache have it under paths and times of their own.
     digest = hashlib.blake2b(content_of(tokenizer, base_dir), digest_size=16).hexdigest()
