@@ -3,7 +3,6 @@
 python -m benchmarks.chaos --help
 """
 
-import multiprocessing
 import os
 import random
 import signal
@@ -259,14 +258,7 @@ def main(  # noqa: PLR0913 -- options
     with tempfile.TemporaryDirectory() as made:
         build_sources(Path(made), corpus)
         if url is not None:
-            # In a process of its own: behind a put to HDFS in this one, a process that Ray forked hung before its exec.
-            putting = multiprocessing.get_context("spawn").Process(
-                target=put_sources, args=(Path(made), corpus, url)
-            )
-            putting.start()
-            putting.join()
-            if putting.exitcode:
-                raise SystemExit(f"the sources could not be put to {url}; see above")
+            put_sources(Path(made), corpus, url)
         mix = mix_for(corpus, ranks=ranks, loaders=loaders, shadows=shadows, url=url)
         spec = PlaneSpec(mix=mix, base_dir=Path(made), tree=ClientPlaceTree.of(dp=ranks))
         with MachineStops() as machine, open_ray_plane(spec) as plane:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from fsspec.core import url_to_fs
 
 from omniload.base.concurrency.calls_under_way import under_way
+from omniload.base.concurrency.forks import never_ended_by_a_fork
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError, system_refusal
 from omniload.base.log import get_logger
@@ -254,6 +255,7 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
             f"{pattern!r} names its host as {host!r}, and '::' joins stores in a URL; give the host by name"
         )
     store, path = url_to_fs(pattern)
+    never_ended_by_a_fork(store)
     if not glob.has_magic(path):
         if names is not None and names.implied and not store.exists(path):
             path += names.implied

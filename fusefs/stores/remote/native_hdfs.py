@@ -25,6 +25,7 @@ from fusefs.stores.remote.client import ClientWriter, ReplacingBackend, RootedBa
 from fusefs.stores.remote.error_translation import translated
 from fusefs.stores.remote.hadoop import site_settings
 from fusefs.stores.remote.rename_store import ReplacingStore
+from omniload.base.concurrency.forks import never_ended_by_a_fork
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.extras import missing_extra
 from omniload.base.units import decimal_of
@@ -110,6 +111,7 @@ class _NativeBackend(RootedBackend, ReplacingBackend):
     def __init__(self, client: Any, options: Any, root: str, url: str) -> None:  # noqa: ANN401 -- an extra
         super().__init__(f"/{root}", url)
         self._client = client
+        never_ended_by_a_fork(self)
         self._options = options
         # A reader knows the blocks of the file that it was opened on, whatever is at its path later.
         self._held = HandleCache[Any](lambda path: self._client.read(self._at(path)))

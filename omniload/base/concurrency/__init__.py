@@ -1,1 +1,1 @@
-"""Threads, calls with a limit, and the calls that are under way."""
+"""Threads, clients in forked processes, calls with a limit, and the calls that are under way."""
