@@ -73,7 +73,7 @@ class EditTaken(StrictModel):
             slowest=slowest,
             before=before.shares_at(edit.step),
             after=after.shares_at(edit.step),
-            taken_back=taken_back(before, edit.step),
+            taken_back=taken_back(before, edit.step, edit.undoes),
             until=next((stage.from_step for stage in holds if not stage.waits), None),
         )
 

@@ -275,11 +275,11 @@ class History:
                 require_skippable(self.edits, change)
             case Undo() if undoes is not None and self.edits[undoes - 1].stages:
                 before = self.of_revision(undoes - 1).mix.stages
-                return stages_from(dated(self, before, step), step)
+                return stages_from(dated(self, before, step, undoes), step)
             case SetWeights() | SetAmounts() | AddSource() | RetireSource():
                 return self._stages_under(change, step)
         # What began by epochs behind this step is found anew: other records are drawn up to there.
-        anew = dated(self, self.latest.mix.stages, step)
+        anew = dated(self, self.latest.mix.stages, step, undoes)
         return [] if anew == self.latest.mix.stages else stages_from(anew, step)
 
     def _kept_behind(self, change: Change, behind: MixState | None) -> dict[str, Any] | None:

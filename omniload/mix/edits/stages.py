@@ -10,12 +10,13 @@ A run that goes on from an earlier step and is changed there draws another web: 
 taken back by that edit, and found anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from omniload.mix.config import Stage, WeightsConfig
-from omniload.mix.edits.edit import BeginStage, Edit
+from omniload.mix.edits.edit import BeginStage, Edit, SkipShard, SkipSteps
+from omniload.mix.schedule import stage_at
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.stages import UNDATED
 from omniload.mix.state import MixState
@@ -43,6 +44,8 @@ def with_begun(history: "History", state: MixState, records_S: Sequence[int]) ->
     before, stage = stages[i - 1], stages[i]
     # In the order of the file, however soon a source comes to its end; an edit of a step to come counts as a stage.
     ends = before.from_step + max(1, before.ramp_steps)
+    if state.step == before.from_step < ends:
+        ends = _end_of_uncut(history, before)
     if state.step < ends or not _were_gone_through(stage, history, state, records_S):
         return history
     assert stage.from_epochs is not None, "it waits"
@@ -67,52 +70,97 @@ def _were_gone_through(
     )
 
 
-def dated(history: "History", stages: Sequence[Stage], step: int) -> tuple[Stage, ...]:
+def _end_of_uncut(history: "History", stage: Stage) -> int:
+    """Return the first step behind a stage and its ramp; of one that skips cut off in front, of the whole."""
+    edit = next((edit for edit in reversed(history.edits) if edit.stages), None)
+    undone = history.edits[edit.undoes - 1] if edit is not None and edit.undoes else edit
+    if (
+        edit is None
+        or undone is None
+        or edit.step != stage.from_step
+        or not isinstance(undone.change, SkipSteps | SkipShard)
+    ):
+        return stage.from_step + max(1, stage.ramp_steps)
+    so_far = replace(history, edits=history.edits[: edit.revision - 1])
+    stages = dated(so_far, so_far.latest.mix.stages, edit.step, edit.undoes)
+    return _end_of_uncut(so_far, stages[stage_at(stages, edit.step)])
+
+
+def dated(
+    history: "History", stages: Sequence[Stage], step: int, undoes: int | None = None
+) -> tuple[Stage, ...]:
     """Return stages of any revision as an edit of ``step`` finds them: begun by then, or waiting.
 
     One that waits again is what it was before it began, and what was changed behind its beginning goes: stages of
     steps behind a stage that waits would begin before it.
+
+    Args:
+        history: The edits before that one.
+        stages: The stages.
+        step: Its first step.
+        undoes: Revision of the edit that it undoes.
     """
     if not history.base.mix.waits:
         return tuple(stages)
-    begun: dict[int, int] = {}
-    beginnings: dict[int, list[Edit]] = {}
-    for edit in history.edits:
-        begun = {number: at for number, at in begun.items() if at <= edit.step}
-        if isinstance(edit.change, BeginStage):
-            begun[edit.change.stage] = edit.step
-            beginnings.setdefault(edit.step, []).append(edit)
+    begun = _beginnings_kept(history, _beginnings(history), step, undoes)
+    # Only such stages follow one by epochs, and those that are over go first: what is left has the last numbers.
+    number = len(history.base.mix.stages) - sum(stage.from_epochs is not None for stage in stages)
     found: list[Stage] = []
     for stage in stages:
         if stage.from_epochs is None:
             if not (found and found[-1].waits):
                 found.append(stage)
             continue
-        number = stage.from_step // UNDATED
-        whole = stage
-        if not stage.waits:
-            edits = beginnings[stage.from_step]
-            last = edits[-1].change
-            assert isinstance(last, BeginStage), "it is among the beginnings"
-            number = last.stage
-            if stage not in [edit.stages[0] for edit in edits]:
-                whole = edits[-1].stages[0]
-        at = begun.get(number, step + 1)
-        if at <= step:
-            found.append(stage.model_copy(update={"from_step": at}))
+        if number in begun:
+            found.append(stage.model_copy(update={"from_step": begun[number].step}))
         else:
+            whole = stage if stage.waits else _as_it_waited(history, stage, number)
             found.append(whole.model_copy(update={"from_step": UNDATED * number}))
+        number += 1
     return tuple(found)
 
 
-def taken_back(history: "History", step: int) -> tuple[int, ...]:
-    """Return the edits of weights that no longer hold where an edit of ``step`` takes a beginning back before them."""
-    begun: dict[int, int] = {}
+def _as_it_waited(history: "History", stage: Stage, number: int) -> Stage:
+    """Return a stage that has begun as it was then: an edit of its own step may have changed it."""
+    began = [
+        edit.stages[0]
+        for edit in history.edits
+        if edit.step == stage.from_step
+        and isinstance(edit.change, BeginStage)
+        and edit.change.stage == number
+    ]
+    return stage if stage in began else began[-1]
+
+
+def _beginnings(history: "History") -> dict[int, Edit]:
+    """Return the edit by which each stage that has begun did so: what an edit of an earlier step took back is none."""
+    begun: dict[int, Edit] = {}
     for edit in history.edits:
-        begun = {number: at for number, at in begun.items() if at <= edit.step}
+        begun = _beginnings_kept(history, begun, edit.step, edit.undoes)
         if isinstance(edit.change, BeginStage):
-            begun[edit.change.stage] = edit.step
-    first = min((at for at in begun.values() if at > step), default=None)
+            begun[edit.change.stage] = edit
+    return begun
+
+
+def _beginnings_kept(
+    history: "History", begun: Mapping[int, Edit], step: int, undoes: int | None
+) -> dict[int, Edit]:
+    """Return the beginnings that an edit of ``step`` leaves as they are."""
+
+    def is_kept(edit: Edit) -> bool:
+        if undoes is None or not isinstance(history.edits[undoes - 1].change, SkipSteps):
+            return edit.step <= step
+        # Where steps are drawn after all, what lay behind them lies to come again.
+        return edit.step < step or (edit.step == step and edit.revision < undoes)
+
+    return {number: edit for number, edit in begun.items() if is_kept(edit)}
+
+
+def taken_back(history: "History", step: int, undoes: int | None = None) -> tuple[int, ...]:
+    """Return the edits of weights that no longer hold where an edit of ``step`` takes a beginning back before them."""
+    begun = _beginnings(history)
+    kept = _beginnings_kept(history, begun, step, undoes)
+    first = min((edit.step for number, edit in begun.items() if number not in kept), default=None)
     if first is None:
         return ()
     undone = {edit.undoes for edit in history.edits}

@@ -4,7 +4,6 @@ The model is a file that dates its stages by the steps that were found: it knows
 """
 
 import json
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,10 +112,14 @@ def begun(history):
     """Return the step that each stage of the file began at: what edits of earlier steps took back was found anew."""
     found = {}
     for edit in history.edits:
-        found = {stage: step for stage, step in found.items() if step <= edit.step}
+        undone = edit.undoes and history.edits[edit.undoes - 1]
+        found = {stage: began for stage, began in found.items() if began.step <= edit.step}
+        if undone and isinstance(undone.change, SkipSteps):
+            # Steps are drawn after all: what began behind them is found anew.
+            found = {n: e for n, e in found.items() if e.revision < undone.revision}
         if isinstance(edit.change, BeginStage):
-            found[edit.change.stage] = edit.step
-    return found
+            found[edit.change.stage] = edit
+    return {stage: edit.step for stage, edit in found.items()}
 
 
 def dated(history):
@@ -151,6 +154,39 @@ def require_due(history, states, lengths):
         earliest = earlier.from_step + max(1, earlier.ramp_steps)
         assert step >= earliest
         assert step == earliest or step - 1 not in states or not is_over(step - 1)
+
+
+def first_due(history, states, lengths, fingerprint):
+    """Return the step that each stage begins at by the words of the manual, where no edit changes weights."""
+
+    def is_over(step, epochs):
+        saved = state_of(states[step], history, fingerprint)
+        state = history.entering(saved, history.revision_at(step))
+        numbers = {name: history.base.names.index(name) for name in epochs}
+        return all(
+            state.cursors_S[numbers[name]][0] >= int(n * len(lengths[numbers[name]]))
+            for name, n in epochs.items()
+        )
+
+    found, start, before = {}, 0, None
+    for number, stage in enumerate(history.base.mix.stages):
+        if stage.from_epochs is None:
+            start = stage.from_step
+        else:
+            steps = range(start + max(1, before.ramp_steps), STEPS)
+            start = next((step for step in steps if is_over(step, stage.from_epochs)), STEPS)
+            if start == STEPS:
+                break
+            found[number] = start
+        before = stage
+    return found
+
+
+def state_behind(change, simulation, history):
+    """Return the state behind steps that are skipped, as the journal gives it."""
+    read = [StepRecord.from_json(r, history.latest.names) for r in simulation.journal]
+    start = MixState.start(len(NAMES))
+    return state_before(change.stop, start, read, weights_by_state(history), history.entering)
 
 
 def state_of(saved, history, fingerprint):
@@ -225,34 +261,65 @@ def test_a_change_of_an_earlier_step_has_later_stages_begin_where_its_own_run_co
     assert replayed.history.edits == history.edits
 
 
-@settings(max_examples=12)
-@given(mixes(), worlds(), worlds(), many, st.integers(0, STEPS - 2), st.integers(1, 4), st.data())
+@settings(max_examples=16)
+@given(mixes(), worlds(), worlds(), many, st.integers(0, STEPS - 2), st.integers(1, 6), st.data())
 def test_steps_and_shards_that_are_skipped_have_stages_begin_where_the_rest_comes_to(
     mix, world, other, lengths, first_step, count, data
 ):
     first, digests = simulated(mix, lengths, world)
-    history = first.history
+    history, behind = first.history, None
     if data.draw(st.booleans()):
-        stop = min(first_step + count, STEPS - 1)
-        read = [StepRecord.from_json(r, history.latest.names) for r in first.journal]
-        start = MixState.start(len(NAMES))
-        behind = state_before(stop, start, read, weights_by_state(history), history.entering)
-        change = SkipSteps(first=first_step, stop=stop)
-        history = history.edited(change, first_step, behind=behind, at_rest=True)
+        change = SkipSteps(first=first_step, stop=min(first_step + count, STEPS - 1))
+        behind = state_behind(change, first, history)
     else:
         name = data.draw(st.sampled_from(NAMES))
         change = SkipShard(file="a", source=name, number=data.draw(st.integers(0, 2)), of=SHARDS)
-        with suppress(ConfigError):
-            history = history.edited(change, first_step, at_rest=True)
-    state = state_of(first.states[first_step], history, first.planner.fingerprint)
+    history = history.edited(change, first_step, behind=behind, at_rest=True)
+    # Gone on from there, or from a checkpoint before it.
+    at = data.draw(st.sampled_from([step for step in first.states if step <= first_step]))
+    state = state_of(first.states[at], history, first.planner.fingerprint)
 
-    # Of a source whose shards are all left out nothing is found, and the run stops.
-    with suppress(ConfigError):
+    try:
         second, rest = simulated(mix, lengths, other, state=state, edits=history.edits)
-        held = digests[:first_step] + rest
-        assert held == reference_digests(second.history, lengths, num_steps=STEPS)
-        if isinstance(change, SkipShard):
-            require_due(second.history, first.states | second.states, lengths)
+    except ConfigError:  # of a source whose shards are all left out nothing is found
+        assert isinstance(change, SkipShard)
+        return
+
+    plain = History(dated(second.history))
+    # No stage has begun by an edit there: the state is one of the file as it was.
+    behind = None if behind is None else replace(behind, mix_revision=0)
+    plain = plain.edited(change, first_step, behind=behind, at_rest=True)
+    assert digests[:at] + rest == reference_digests(plain, lengths, num_steps=STEPS)
+    states, fingerprint = first.states | second.states, first.planner.fingerprint
+    assert begun(second.history) == first_due(second.history, states, lengths, fingerprint)
+
+    undone = second.history.edited(Undo(), first_step, at_rest=True)
+    third, again = simulated(mix, lengths, world, state=state, edits=undone.edits)
+    assert digests[:at] + again == digests
+    assert begun(third.history) == begun(first.history)
+
+
+@settings(max_examples=12)
+@given(mixes(), changes(), worlds(), worlds(), many, st.integers(0, STEPS - 2), st.data())
+def test_a_run_that_skips_steps_and_is_changed_is_that_of_a_file_with_the_steps_that_were_found(
+    mix, asked, world, other, lengths, first_step, data
+):
+    first, digests = simulated(mix, lengths, world)
+    change = SkipSteps(first=first_step, stop=data.draw(st.integers(first_step + 1, STEPS - 1)))
+    behind = state_behind(change, first, first.history)
+    history = first.history.edited(change, first_step, behind=behind, at_rest=True)
+    state = state_of(first.states[first_step], history, first.planner.fingerprint)
+    known = len(history.edits)
+
+    second, rest = simulated(mix, lengths, other, state=state, edits=history.edits, changes=asked)
+
+    plain = History(dated(second.history)).edited(
+        change, first_step, behind=replace(behind, mix_revision=0), at_rest=True
+    )
+    for edit in second.history.edits[known:]:
+        if not isinstance(edit.change, BeginStage):
+            plain = plain.edited(edit.change, edit.step, edit.found)
+    assert digests[:first_step] + rest == reference_digests(plain, lengths, num_steps=STEPS)
 
 
 @settings(max_examples=12)

@@ -6,7 +6,15 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.edit import BeginStage, RetireSource, SetWeights, SkipShard, Undo, said_of
+from omniload.mix.edits.edit import (
+    BeginStage,
+    RetireSource,
+    SetWeights,
+    SkipShard,
+    SkipSteps,
+    Undo,
+    said_of,
+)
 from omniload.mix.edits.edits_file import read_history, write_history
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
@@ -125,6 +133,42 @@ def test_what_was_changed_between_two_beginnings_stays_where_the_first_does():
     assert changed.shares_at(10)["web"] == 0.75
     assert [s.from_step for s in changed.latest.mix.stages[:-1]] == [0, 7, 9, 11]
     assert changed.latest.mix.stages[-1].waits
+
+
+@pytest.mark.parametrize("ramp", [{}, {"ramp_steps": 4}])
+@pytest.mark.parametrize("began", [True, False])
+def test_a_skip_across_a_beginning_begins_the_stage_at_its_first_step_and_undone_it_is_found_anew(
+    ramp, began
+):
+    before = waiting(**ramp)
+    if began:
+        before = with_begun(before, standing(7, 20), RECORDS_S)
+    behind = replace(standing(9, 24), mix_revision=len(before.edits))
+
+    skipped = before.edited(SkipSteps(first=5, stop=9), 5, behind=behind, at_rest=True)
+    begun = with_begun(skipped, replace(behind, step=5, mix_revision=1), RECORDS_S)
+
+    assert [begun.edits[-1].step, begun.revision_at(4)] == [5, 0]
+    assert begun.shares_at(99)["web"] == 0.25
+    undone = begun.edited(Undo(), 5, at_rest=True)
+    assert undone.shares_at(6) == {"code": 0.25, "web": 0.75}
+    assert undone.latest.mix.stages[-1] == waiting(**ramp).latest.mix.stages[-1]
+    assert with_begun(undone, standing(5, 15), RECORDS_S) is undone
+    again = with_begun(undone, standing(7, 20), RECORDS_S)
+    assert again.shares_at(99)["web"] == 0.25
+    assert again.edits[-1].step == 7
+
+
+def test_a_stage_that_has_not_held_for_a_step_does_so_behind_a_skip_too():
+    by_step = {"from_step": 5, "weights": {"web": 1}}
+    third = {"from_epochs": {"web": 2}, "weights": {"code": 1}}
+    history = History(a_mix(version=2, mix={"stages": [{"weights": {"web": 1}}, by_step, third]}))
+    begun = with_begun(history, standing(7, 20), RECORDS_S)
+    behind = replace(standing(9, 24), mix_revision=1)
+    skipped = begun.edited(SkipSteps(first=5, stop=9), 5, behind=behind, at_rest=True)
+
+    assert with_begun(skipped, standing(5, 24), RECORDS_S) is skipped
+    assert with_begun(skipped, standing(6, 24), RECORDS_S).edits[-1].step == 6
 
 
 def test_an_answer_speaks_of_what_was_asked_and_not_of_a_stage_that_began_behind_it():
