@@ -14,10 +14,17 @@ from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import listening_address
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
-from omniload.commands.mix_tables import MOST_ROWS, bounded, shares_at, shares_table
+from omniload.commands.mix_tables import (
+    MOST_ROWS,
+    bounded,
+    shares_at,
+    shares_table,
+    stages_by_epochs_json,
+)
 from omniload.commands.opening import find_sources, key_of_message, open_spec, placed
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.history import History
 from omniload.mix.journal.place import require_store
 from omniload.mix.schedule import boundaries
 from omniload.mix.schema.splits import TRAIN, share_of
@@ -127,6 +134,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
                 "shares": [
                     {"step": step, "shares": shares_at(mix, step)} for step in boundaries(mix)
                 ],
+                "stages_by_epochs": stages_by_epochs_json(History(mix)),
             }
         )
         return

@@ -11,7 +11,9 @@ from rich.text import Text
 from omniload.base.state import Json, JsonObject
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, bar, colour_of, say, table
-from omniload.mix.config import MixConfig
+from omniload.mix.config import MixConfig, Stage
+from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import by_epochs
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.stages import said_epochs
 from omniload.source.survey.documents import LengthHistogram
@@ -26,6 +28,7 @@ __all__ = [
     "print_stats",
     "shares_at",
     "shares_table",
+    "stages_by_epochs_json",
     "stats_json",
 ]
 
@@ -62,6 +65,26 @@ def shares_table(mix: MixConfig) -> Table:
     columns = [("source", False), *((f"step {step:,}", False) for step in steps)]
     columns += [(f"once {said_epochs(stage.from_epochs or {})}", False) for stage in waiting]
     return table(f"shares by {mix.mix.level}", columns, bounded(rows, len(mix.names)))
+
+
+def stages_by_epochs_json(history: History) -> list[JsonObject]:
+    """Return the stages that begin by epochs as plain JSON; ``step`` is null where one waits."""
+    names = history.latest.names
+    return [
+        {
+            "stage": number,
+            "from_epochs": dict(stage.from_epochs or {}),
+            "step": step,
+            "ramp_steps": stage.ramp_steps,
+            # What holds once its ramp has ended.
+            "shares": dict(zip(names, weights_at([_at_once(stage)], names, 0), strict=True)),
+        }
+        for number, step, stage in by_epochs(history)
+    ]
+
+
+def _at_once(stage: Stage) -> Stage:
+    return stage.model_copy(update={"from_step": 0, "ramp_steps": 0})
 
 
 def bounded(rows: list[list[Cell]], count: int) -> list[list[Cell]]:

@@ -20,7 +20,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
 from omniload.base.units import format_bytes, format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, progress, say, table
-from omniload.commands.mix_tables import shares_table
+from omniload.commands.mix_tables import shares_table, stages_by_epochs_json
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.commands.rehearsal import Rehearsal
@@ -32,6 +32,7 @@ from omniload.machine.loader_groups import (
     partition,
 )
 from omniload.mix.config import MixConfig
+from omniload.mix.edits.history import History
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.caps import require_amounts, require_repetitions
 from omniload.mix.schema.weights import GroupCap
@@ -250,6 +251,7 @@ def _json(
         "shares": [
             {"step": k, "shares": weights_at(mix.mix.stages, mix.names, k)} for k in boundaries(mix)
         ],
+        "stages_by_epochs": stages_by_epochs_json(History(mix)),
         "stages": [
             {"from_step": span.start, "to_step": span.stop, "sources": by_name(span)}
             for span in expected.stages

@@ -27,6 +27,7 @@ from omniload.mix.edits.edit import (
     SkipSteps,
     Undo,
 )
+from omniload.mix.schema.stages import said_epochs
 from omniload.mix.sources import Name, SourceConfig
 
 __all__ = ["add", "retire", "set_weights", "skip", "undo"]
@@ -327,6 +328,9 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
         )
     if taken.until is not None:
         say(console, f"the stage from step {taken.until:,} on holds from there as it was declared")
+    if taken.until_epochs is not None:
+        waits = said_epochs(taken.until_epochs)
+        say(console, f"the next stage waits until {waits}, and holds from there as it was declared")
 
 
 def _say_ahead(console: Console, taken: EditTaken) -> None:

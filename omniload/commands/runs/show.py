@@ -12,6 +12,7 @@ from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 from omniload.base.units import format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
+from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
 from omniload.machine.progress import is_rank
 from omniload.machine.status import SKIPPED
@@ -54,6 +55,7 @@ def show(run: Path, as_json: bool) -> None:
                 "sizes": life.sizes,
                 **asdict(progress),
                 "edits": edits,
+                "stages_by_epochs": stages_by_epochs_json(history),
                 "groups": None if groups is None else asdict(groups),
                 "skipped": pace.skipped,
                 "steps_per_s": pace.steps_per_s,

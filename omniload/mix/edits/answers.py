@@ -50,6 +50,10 @@ class EditTaken(StrictModel):
     """Of a run that draws amounts, in place of shares: those that differ without it and with it."""
     until: int | None = None
     """Of weights that are set: step of the next stage, which holds from there on as it was declared."""
+    until_epochs: dict[str, float] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    """Of weights that are set: what the next stage waits for, where nobody knows its step."""
     taken_back: tuple[int, ...] = Field(default=(), exclude_if=lambda value: not value)
     """Edits of weights that no longer hold: they were made behind the beginning of a stage that waits for epochs, which
     is found anew."""
@@ -74,7 +78,8 @@ class EditTaken(StrictModel):
             before=before.shares_at(edit.step),
             after=after.shares_at(edit.step),
             taken_back=taken_back(before, edit.step, edit.undoes),
-            until=next((stage.from_step for stage in holds if not stage.waits), None),
+            until=next((stage.from_step for stage in holds[:1] if not stage.waits), None),
+            until_epochs=next((stage.from_epochs for stage in holds[:1] if stage.waits), None),
         )
 
     @property

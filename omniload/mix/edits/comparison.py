@@ -13,7 +13,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetAmounts, SetWeights
 from omniload.mix.edits.history import History
-from omniload.mix.edits.stages import dated
+from omniload.mix.edits.stages import by_epochs, dated
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.stages import said_epochs
 
@@ -92,10 +92,14 @@ def differences_of(one: History, other: History) -> MixDifference:
 
 
 def _told_apart_by(history: History) -> dict[str, Any]:
-    """Return the values of a mix by dotted key, with shares of stages that wait for epochs: no step tells those."""
-    waits = [(i, s) for i, s in enumerate(history.latest.mix.stages) if s.waits]
-    shares = {f"mix.stages.{i}.shares": _shares(s, history.latest.names) for i, s in waits}
-    return leaves_of(history.latest.model_dump(mode="json")) | shares
+    """Return the values of a mix by dotted key, with all that stages by epochs come to: no step tells it before."""
+    told = leaves_of(history.latest.model_dump(mode="json"))
+    for i, (_, step, stage) in enumerate(by_epochs(history)):
+        key, shares = f"mix.stages.from_epochs.{i}", _shares(stage, history.latest.names)
+        told[f"{key}.shares"] = {name: float(f"{share:.12g}") for name, share in shares.items()}
+        told[f"{key}.ramp"] = f"{stage.ramp} over {stage.ramp_steps} steps"
+        told[f"{key}.began"] = "not yet" if step is None else f"at step {step}"
+    return told
 
 
 def _first_shares(
@@ -346,7 +350,7 @@ def _weights(
         history = history.edited(change, _step_of(wanted[i]) if i else step)
         yield change, wanted[i].from_step if i else None
     leaving = [name for name in names if name not in file.names]
-    if any(not _stay(stage, file) for stage in held()):
+    if any(not any(map(stage.weights.get, file.names)) for stage in held()):
         leaving = []  # they are all there is: weights come first, and say 0 of them
     for name in leaving:
         if any(stage.weights.get(name) for stage in held()):
@@ -370,11 +374,6 @@ def _step_of(stage: Stage) -> int:
             "step yet; put them back, and give others once it has begun"
         )
     return stage.from_step
-
-
-def _stay(stage: Stage, file: MixConfig) -> bool:
-    """Tell whether a source of the file has a weight in a stage."""
-    return any(stage.weights.get(name) for name in file.names)
 
 
 def _wanted_amounts(

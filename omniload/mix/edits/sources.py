@@ -98,8 +98,9 @@ def weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
     """
     left = {name: weight for name, weight in weights.items() if weight > 0}
     if not left:
+        begins = stage.begins if stage.waits else f"from step {max(stage.from_step, step)}"
         raise ConfigError(
-            f"no source would have a weight from step {max(stage.from_step, step)} on; give one to another source first"
+            f"no source would have a weight {begins} on; give one to another source first"
         )
     return Stage(
         from_step=stage.from_step,

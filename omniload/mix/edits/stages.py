@@ -24,7 +24,7 @@ from omniload.mix.state import MixState
 if TYPE_CHECKING:
     from omniload.mix.edits.history import History
 
-__all__ = ["dated", "declared_at", "taken_back", "with_begun"]
+__all__ = ["by_epochs", "dated", "declared_at", "taken_back", "with_begun"]
 
 
 def with_begun(history: "History", state: MixState, records_S: Sequence[int]) -> "History":
@@ -103,7 +103,7 @@ def dated(
     if not history.base.mix.waits:
         return tuple(stages)
     begun = _beginnings_kept(history, _beginnings(history), step, undoes)
-    # Only such stages follow one by epochs, and those that are over go first: what is left has the last numbers.
+    # Only such stages follow one by epochs: however many edits lie between, theirs are the last numbers of the file.
     number = len(history.base.mix.stages) - sum(stage.from_epochs is not None for stage in stages)
     found: list[Stage] = []
     for stage in stages:
@@ -129,7 +129,19 @@ def _as_it_waited(history: "History", stage: Stage, number: int) -> Stage:
         and isinstance(edit.change, BeginStage)
         and edit.change.stage == number
     ]
-    return stage if stage in began else began[-1]
+    return stage if stage in began or not began else began[-1]
+
+
+def by_epochs(history: "History") -> list[tuple[int, int | None, Stage]]:
+    """Return the stages of a mix that begin by epochs: number in the file, step that it began at, what it says."""
+    stages = [stage for stage in history.latest.mix.stages if stage.from_epochs is not None]
+    first = len(history.base.mix.stages) - len(stages)
+    return [
+        (number, None, stage)
+        if stage.waits
+        else (number, stage.from_step, _as_it_waited(history, stage, number))
+        for number, stage in enumerate(stages, first)
+    ]
 
 
 def _beginnings(history: "History") -> dict[int, Edit]:

@@ -256,17 +256,24 @@ class WeightsConfig(StrictModel):
             return content
         found = list(stages)
         for i, stage in enumerate(stages):
-            if not isinstance(stage, Mapping) or stage.get("from_epochs") is None:
+            if not isinstance(stage, Mapping) or "from_epochs" not in stage:
                 continue
             step = stage.get("from_step", UNDATED * i)
-            if i == 0 or step != UNDATED * i:
-                raise fault_at(
+            said = "give one of them"
+            if stage["from_epochs"] is None:
+                said = "from_epochs names no source; name the one that counts, as {web: 2}, or leave it out"
+            elif i == 0:
+                said = (
                     "stages[0] has from_epochs, and the first stage starts at step 0; leave it out"
-                    if i == 0
-                    else f"from_epochs and from_step {step!r:.40} are given; give one of them",
-                    *("stages", i, "from_epochs"),
                 )
-            found[i] = {**stage, "from_step": step}
+            elif stage.get("from_tokens") is not None:
+                said = f"from_epochs and from_tokens {stage['from_tokens']!r:.40} are given; {said}"
+            elif step != UNDATED * i:
+                said = f"from_epochs and from_step {step!r:.40} are given; {said}"
+            else:
+                found[i] = {**stage, "from_step": step}
+                continue
+            raise fault_at(said, "stages", i, "from_epochs")
         return {**content, "stages": found}  # type: ignore[dict-item]
 
     @property

@@ -458,6 +458,16 @@ def test_a_stage_by_epochs_begins_at_one_step_for_every_run_and_is_shown(tmp_pat
     assert f"from step {edit.step:,} on: stage 1 of the file begins: ids was gone" in shown
     assert edit.step == pytest.approx(planned["stages"][1]["from_step"], rel=0.1)
     assert waiting["shares"][0]["step"] == 0
+    (waits,) = waiting["stages_by_epochs"]
+    assert waits.pop("shares") == pytest.approx({"ids": 0.1, "text": 0.9})
+    assert waits == {"stage": 1, "from_epochs": {"ids": 2}, "step": None, "ramp_steps": 5}
+    waits["shares"] = pytest.approx({"ids": 0.1, "text": 0.9})
+    expected = {**waits, "step": planned["stages"][1]["from_step"]}
+    assert planned["stages_by_epochs"] == [expected]
+    assert json_of("plan", path, "--steps", 3, "--rehearse", 3)["stages_by_epochs"] == [waits]
+    assert json_of("show", run)["stages_by_epochs"] == [{**waits, "step": edit.step}]
+    differs = {each["key"]: each["other"] for each in json_of("diff", path, run)["keys"]}
+    assert differs["mix.stages.from_epochs.0.began"] == f"at step {edit.step}"
     # From the file alone; from the folder; from an early state in another folder, on two ranks.
     assert replayed(a_spec(path, num_steps=200), 200) == digests
     assert replayed(a_spec(path, run_dir=run, num_steps=200), 200) == digests

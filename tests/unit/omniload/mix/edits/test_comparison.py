@@ -8,7 +8,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.edits.comparison import differences_of, later_keys, wanted_of
 from omniload.mix.edits.edit import RetireSource, SetWeights, said_of
 from omniload.mix.edits.history import History
-from omniload.mix.edits.stages import with_begun
+from omniload.mix.edits.stages import by_epochs, with_begun
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
 
@@ -194,6 +194,14 @@ def test_what_may_differ_in_each_start_is_neither_refused_nor_asked_for():
 EPOCHS = {"from_epochs": {"web": 2}, "ramp_steps": 3, "weights": {"web": 1, "code": 3}}
 
 
+WAITING = "mix.stages.from_epochs.0"
+
+
+def told(one, other):
+    """Return the keys that two mixes give different values, and those."""
+    return [(each.key, each.one, each.other) for each in differences_of(one, other).keys]
+
+
 def at_an_end(history, step):
     """Return the history once web was gone through twice: state and records of a run that came to that."""
     state = MixState.start(2)
@@ -239,6 +247,36 @@ def test_two_mixes_differ_by_what_their_stages_wait_for_and_by_their_weights_the
     assert differences_of(one, one).keys == ()
     assert [each.key for each in differences_of(one, other).keys] == ["mix.stages.from_epochs.0"]
     third = History(a_file({"web": 3, "code": 1}, heavier))
-    assert [each.key for each in differences_of(one, third).keys] == ["mix.stages.1.shares"]
+    (shares,) = differences_of(one, third).keys
+    assert (shares.key, shares.one) == (f"{WAITING}.shares", {"web": 0.25, "code": 0.75})
+    slower = History(a_file({"web": 3, "code": 1}, {**EPOCHS, "ramp_steps": 9}))
+    assert told(one, slower) == [(f"{WAITING}.ramp", "linear over 3 steps", "linear over 9 steps")]
+
+
+def test_a_stage_that_began_is_compared_with_the_one_that_waits_whatever_was_edited_between():
+    one = History(a_file({"web": 3, "code": 1}, EPOCHS))
     begun = at_an_end(one, 6)
+
+    assert told(one, begun) == [(f"{WAITING}.began", "not yet", "at step 6")]
     assert differences_of(one, begun).first_step == 6
+    # Weights that are set before it and within it are told by the shares of steps alone.
+    for step in (6, 7, 20):
+        set_ = begun.edited(SetWeights(weights={"web": 5}), step)
+        assert differences_of(begun, set_).keys == ()
+        assert differences_of(begun, set_).first_step == step
+    set_ = one.edited(SetWeights(weights={"web": 3.0}), 5)
+    assert differences_of(one, set_).keys == ()
+    assert told(set_, at_an_end(set_, 7)) == [(f"{WAITING}.began", "not yet", "at step 7")]
+    plain = a_file({"web": 3, "code": 1}, {"from_step": 2, "weights": {"web": 1}}, EPOCHS)
+    assert differences_of(one, History(plain)).keys == ()
+
+
+def test_stages_that_wait_are_numbered_as_in_the_file_however_many_edits_lie_before():
+    third = {"from_epochs": {"code": 1}, "weights": {"web": 1}}
+    history = History(a_file({"web": 3, "code": 1}, EPOCHS, third))
+    history = history.edited(SetWeights(weights={"web": 4}), 3)
+
+    assert [each[:2] for each in by_epochs(history)] == [(1, None), (2, None)]
+    begun = at_an_end(history, 6).edited(SetWeights(weights={"web": 2}), 6)
+    assert [each[:2] for each in by_epochs(begun)] == [(1, 6), (2, None)]
+    assert by_epochs(begun)[0][2].weights == {"web": 1, "code": 3}

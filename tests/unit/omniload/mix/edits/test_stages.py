@@ -180,6 +180,35 @@ def test_an_answer_speaks_of_what_was_asked_and_not_of_a_stage_that_began_behind
 
     assert taken == EditTaken.of(before, after, 6, 2)
     assert (taken.edit.step, taken.after["web"], taken.until) == (6, 0.5, None)
+    assert taken.until_epochs == {"web": 2}
+    assert "until_epochs" not in EditTaken.of(begun, begun.edited(Undo(), 8), 8, 2).model_dump()
+
+
+def test_a_step_of_the_file_between_is_told_in_place_of_the_epochs_behind_it():
+    by_step = {"from_step": 9, "weights": {"web": 1}}
+    third = {"from_epochs": {"web": 2}, "weights": {"code": 1}}
+    before = History(a_mix(version=2, mix={"stages": [{"weights": {"web": 1}}, by_step, third]}))
+
+    for step, until in ((4, (9, None)), (11, (None, {"web": 2}))):
+        taken = EditTaken.of(before, before.edited(SetWeights(weights={"web": 2}), step), step, 2)
+        assert (taken.until, taken.until_epochs) == until
+
+
+def test_a_stage_that_would_be_left_without_weights_is_told_by_what_it_waits_for():
+    history = History(
+        a_mix(
+            version=2,
+            mix={
+                "stages": [
+                    {"weights": {"web": 1, "code": 1}},
+                    {"from_epochs": {"web": 2}, "weights": {"code": 1}},
+                ]
+            },
+        )
+    )
+
+    with pytest.raises(ConfigError, match="a weight from where web was gone through 2 times on;"):
+        history.edited(RetireSource(name="code"), 3)
 
 
 def test_a_beginning_is_kept_as_a_version_that_older_releases_refuse(tmp_path):

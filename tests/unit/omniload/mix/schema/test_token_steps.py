@@ -126,6 +126,16 @@ def test_a_larger_step_takes_the_tokens_in_fewer():
             ":9: .* from_epochs and from_step 4 are given",
         ),
         (
+            "{from_epochs: {web: 1}, from_tokens: 4K, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.from_epochs: from_epochs and from_tokens '4K' are given; give one",
+        ),
+        (
+            "{from_epochs: null, weights: {code: 1}}",
+            2,
+            ":9: mix.stages.1.from_epochs: from_epochs names no source; name the one that counts",
+        ),
+        (
             "{from_epochs: {web: 1}, weights: {code: 1}}\n    - {from_step: 4, weights: {code: 1}}",
             2,
             ":10: mix.stages.2.from_step: stages.2. begins at step 4, behind a stage that waits",
