@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
-from omniload.batch.encoding import EncoderShare
+from omniload.batch.encoding import EncoderShare, counts_by_rank
 from omniload.batch.microbatch import CpSlice, Microbatch
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES
 
@@ -120,16 +120,16 @@ def share_of(microbatch: Microbatch, rank: int, num_ranks: int) -> EncoderShare:
     images = list(images_of(microbatch))
     places_I2 = places_of(microbatch)
     sizes_I = places_I2[:, 1]
-    own_W = np.zeros(num_ranks, np.int64)
     # All that is encoded stays: nothing goes to any other rank, or comes from one.
-    own_W[rank] = int(sizes_I.sum())
+    own_C2 = counts_by_rank(np.full(int(sizes_I.sum()), rank))
     starts_I = places_I2[:, 0] - (np.cumsum(sizes_I) - sizes_I)
     return EncoderShare(
         images_I=Ragged.of([image.values_V for image in images], np.uint8),
         grids_I2=np.array([image.grid for image in images], np.int32).reshape(-1, 2),
         keys_I4=np.array([[*image.key, image.number] for image in images], np.int64).reshape(-1, 4),
-        sends_W=own_W,
-        receives_W=own_W,
+        num_ranks=num_ranks,
+        sends_C2=own_C2,
+        receives_C2=own_C2,
         places_E=np.repeat(starts_I, sizes_I) + np.arange(int(sizes_I.sum())),
     )
 

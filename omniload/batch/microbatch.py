@@ -42,7 +42,7 @@ __all__ = [
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, the value torch's cross entropy ignores."""
-_WIRE_VERSION = 4
+_WIRE_VERSION = 5
 _LENGTH_BYTES = 8
 # A line of the processor's cache, and more than any type of numpy asks for: arrays are used where they lie.
 _ALIGNMENT = 64
@@ -254,14 +254,8 @@ def own_part(batch: Batch, peer: int, ranks_W: Sequence[int]) -> Batch:
     if not ranks_W and all(share is None or not share.others for share in shares):
         return batch
     own = [None if share is None else share.of_peer(peer).numbered(ranks_W) for share in shares]
-    microbatches = map(_with_share, batch.microbatches, own)
-    return replace(batch, microbatches=tuple(microbatches))
-
-
-def _with_share(
-    microbatch: Microbatch | CpSlice, share: EncoderShare | None
-) -> Microbatch | CpSlice:
-    return replace(microbatch, encoding=share)
+    parts = zip(batch.microbatches, own, strict=True)
+    return replace(batch, microbatches=tuple(replace(part, encoding=each) for part, each in parts))
 
 
 _KINDS: Mapping[str, type[Microbatch] | type[CpSlice]] = {"rows": Microbatch, "slice": CpSlice}
@@ -285,14 +279,18 @@ def to_bytes(batch: Batch) -> NDArray[np.uint8]:
         own = {name: kept(array) for name, array in _arrays_of(microbatch)}
         made: dict[str, Any] = {"kind": kind, "arrays": own, "columns": columns}
         if microbatch.encoding is not None:
+            # Of many peers most have nothing to do with one microbatch: a word each.
             made["shares"] = [
                 {
                     "arrays": {name: kept(array) for name, array in _arrays_of(share)},
                     "images": [kept(share.images_I.values_V), kept(share.images_I.offsets)],
-                    "values_per_patch": share.values_per_patch,
                 }
+                if not share.is_of_nothing
+                else None
                 for share in microbatch.encoding.of_ranks
             ]
+            made["ranks"] = microbatch.encoding.num_ranks
+            made["values_per_patch"] = microbatch.encoding.values_per_patch
         microbatches.append(made)
     head = {
         "version": _WIRE_VERSION,
@@ -342,18 +340,21 @@ def _microbatch(made: Mapping[str, Any], arrays: list[NDArray[Any]]) -> Microbat
     }
     own: dict[str, Any] = {name: arrays[at] for name, at in made["arrays"].items()}
     if "shares" in made:
-        first, *others = (_share(told, arrays) for told in made["shares"])
+        nothing = EncoderShare.of_nothing(int(made["ranks"]), int(made["values_per_patch"]))
+        first, *others = (_share(told, arrays, nothing) for told in made["shares"])
         own["encoding"] = replace(first, others=tuple(others))
     return _KINDS[made["kind"]](columns_K=columns, **own)
 
 
-def _share(told: Mapping[str, Any], arrays: list[NDArray[Any]]) -> EncoderShare:
+def _share(
+    told: Mapping[str, Any] | None, arrays: list[NDArray[Any]], nothing: EncoderShare
+) -> EncoderShare:
+    if told is None:
+        return nothing
     values, offsets = told["images"]
-    return EncoderShare(
-        images_I=Ragged(values_V=arrays[values], offsets=arrays[offsets]),
-        values_per_patch=int(told["values_per_patch"]),
-        **{name: arrays[at] for name, at in told["arrays"].items()},
-    )
+    images = Ragged(values_V=arrays[values], offsets=arrays[offsets])
+    own = {name: arrays[at] for name, at in told["arrays"].items()}
+    return replace(nothing, images_I=images, **own)
 
 
 def _arrays(

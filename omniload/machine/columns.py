@@ -4,6 +4,7 @@ Shape suffixes:
     N  samples held of one source        P  pieces        Q  pieces and spans that meet
     I  images of the pieces, or of one step               U  samples that hold them        W  ranks
     M  embeddings that a rank makes                       E  embeddings of some images, or that a rank receives
+    C  ranks that it sends to, or receives from
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged, Ranges
-from omniload.batch.encoding import EncoderShare
+from omniload.batch.encoding import EncoderShare, counts_by_rank
 from omniload.batch.rows import stops_with_next
 from omniload.batch.slices import cp_places
 from omniload.machine.messages import SliceRequest
@@ -202,10 +203,20 @@ class Route:
 
     images: NDArray[np.int64]
     """Images of the plan that it encodes, in this order."""
-    sends_W: NDArray[np.int64]
-    receives_W: NDArray[np.int64]
+    sends_C2: NDArray[np.int64]
+    receives_C2: NDArray[np.int64]
     places_E: NDArray[np.int64]
     order_M: NDArray[np.int64] | None
+
+
+_NO_ROUTE = Route(
+    images=np.empty(0, np.int64),
+    sends_C2=np.empty((0, 2), np.int64),
+    receives_C2=np.empty((0, 2), np.int64),
+    places_E=np.empty(0, np.int64),
+    order_M=None,
+)
+"""That of a rank which encodes nothing and gets nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +288,16 @@ class ImageRequests:
         return shares
 
     def _share(self, fetched: ColumnRanges, route: Route, values_per_patch: int) -> EncoderShare:
+        if route is _NO_ROUTE:
+            return EncoderShare.of_nothing(self.plan.num_ranks, values_per_patch)
         images, grids_I2 = self._images(fetched, route.images)
         return EncoderShare(
             images_I=images.packed(),
             grids_I2=grids_I2,
             keys_I4=self.plan.keys_I4[route.images],
-            sends_W=route.sends_W,
-            receives_W=route.receives_W,
+            num_ranks=self.plan.num_ranks,
+            sends_C2=route.sends_C2,
+            receives_C2=route.receives_C2,
             places_E=route.places_E,
             values_per_patch=values_per_patch,
             order_M=route.order_M,
@@ -338,8 +352,14 @@ def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]
     )
     takers_E, places_E = _embeddings_of(plan, arriving)
     origins_E = np.repeat(plan.encoders_I[arriving], plan.tokens_I[arriving])
-    for rank in plan.tree.ranks_by_place()[dp_rank].reshape(-1).tolist():
-        first, stop = np.searchsorted(plan.encoders_I[encoded], (rank, rank + 1))
+    ranks = plan.tree.ranks_by_place()[dp_rank].reshape(-1)
+    bounds = np.searchsorted(plan.encoders_I[encoded], (ranks, ranks + 1))
+    # Of many peers most have no part in a microbatch.
+    takes = np.isin(ranks, takers_E)
+    for rank, first, stop, takes_any in zip(ranks, *bounds, takes, strict=True):
+        if first == stop and not takes_any:
+            yield _NO_ROUTE
+            continue
         images = encoded[first:stop]
         takers_M, _ = _embeddings_of(plan, images)
         in_order = bool((np.diff(takers_M) >= 0).all())
@@ -348,8 +368,8 @@ def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]
         mine = mine[np.argsort(origins_E[mine], kind="stable")]
         yield Route(
             images=images,
-            sends_W=np.bincount(takers_M, minlength=plan.num_ranks),
-            receives_W=np.bincount(origins_E[mine], minlength=plan.num_ranks),
+            sends_C2=counts_by_rank(takers_M),
+            receives_C2=counts_by_rank(origins_E[mine]),
             places_E=places_E[mine],
             order_M=None if in_order else np.argsort(takers_M, kind="stable"),
         )

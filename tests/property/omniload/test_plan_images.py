@@ -158,8 +158,9 @@ def shares_of(step, dp, microbatch, part):
                 images_I=Ragged.of([np.array(each) for each in made], np.int64),
                 grids_I2=np.empty((0, 2), np.int32),
                 keys_I4=keys_I4,
-                sends_W=route.sends_W,
-                receives_W=route.receives_W,
+                num_ranks=part.num_ranks,
+                sends_C2=route.sends_C2,
+                receives_C2=route.receives_C2,
                 places_E=route.places_E,
                 order_M=route.order_M,
             )

@@ -101,7 +101,7 @@ def test_bytes_that_are_no_batch_are_refused(damage):
         "cut": text[:-1],
         "longer": text + b"\0",
         "object": text.replace(b'"<i4"', b'"|O8"', 1),
-        "release": text.replace(b'"version": 4', b'"version": 9', 1),
+        "release": text.replace(b'"version": 5', b'"version": 9', 1),
         "list": text.replace(b'"columns": {}', b'"columns": []', 1),
         "noise": bytes(range(200)),
         "nothing": b"",
