@@ -1,7 +1,6 @@
 """A journal on real servers: S3 (moto's, where it is installed) and HDFS."""
 
 import importlib.util
-import os
 import uuid
 
 import pytest
@@ -32,7 +31,6 @@ def s3(tmp_path_factory):
 
 @pytest.fixture
 def cluster(hdfs):
-    os.environ.update(hdfs.client_environment())
     return hdfs
 
 

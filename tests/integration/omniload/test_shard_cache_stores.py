@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import uuid
 from contextlib import suppress
 
@@ -222,7 +221,6 @@ batch: {{tokens: 4096, micro_tokens: 4096}}
 def test_a_shard_on_hdfs_that_is_replaced_by_one_of_its_size_is_refused_and_then_read_anew(
     hdfs, tmp_path
 ):
-    os.environ.update(hdfs.client_environment())
     shards = Shards(tmp_path, f"{hdfs.url}/{uuid.uuid4().hex}", "jsonl")
     before = shards.read(shards.cache())
     reading = shards.source(shards.url, shards.cache())
@@ -239,7 +237,6 @@ def test_a_shard_on_hdfs_that_is_replaced_by_one_of_its_size_is_refused_and_then
 @pytest.mark.skipif(why_not() is not None, reason=f"REAL HDFS NOT TESTED: {why_not()}")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_run_reads_no_byte_of_a_shard_from_hdfs(hdfs, tmp_path, kind, monkeypatch):
-    os.environ.update(hdfs.client_environment())
     shards = Shards(tmp_path, f"{hdfs.url}/{uuid.uuid4().hex}", kind)
     expected = shards.read(where="shards")
     first = shards.cache()

@@ -29,7 +29,6 @@ SHARD = "shard-00002-of-00002.safetensors"
 
 @pytest.fixture
 def cluster(hdfs):
-    os.environ.update(hdfs.client_environment())
     return hdfs
 
 

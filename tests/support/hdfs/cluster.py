@@ -34,10 +34,25 @@ OPENS = [
 ]
 QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
 """For machines that live for seconds: compiling well costs more than it saves."""
+ARCHIVE = CACHE / "classes.jsa"
+"""Classes as a Java machine has loaded them: half of the time that a start takes goes to loading them from jars."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _LEAST_PORT = 20_000
 """Ray's workers listen below it, and the kernel's own choice lies above the ports that are taken here."""
+_AS_CLIENT = """
+import sys
+from pyarrow.fs import FileSystem
+
+files, root = FileSystem.from_uri(sys.argv[1])
+with files.open_output_stream(f"{root}/a") as file:
+    file.write(bytes(100_000))
+with files.open_input_stream(f"{root}/a") as file:
+    assert file.read() == bytes(100_000)
+files.get_file_info(f"{root}/a")
+files.move(f"{root}/a", f"{root}/b")
+files.delete_file(f"{root}/b")
+"""
 _TRIES = 5
 """Times that a data node is started whose port somebody took meanwhile."""
 RELAY_HOST = "127.0.0.2"
@@ -62,6 +77,10 @@ def fetched() -> Path:
     return CACHE
 
 
+def _jars() -> str:
+    return ":".join(sorted(str(jar) for jar in (CACHE / "jars").glob("*.jar")))
+
+
 def free_port() -> int:
     """Return a port that nobody listens on, and that the kernel gives to no connection until it is used."""
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
@@ -82,7 +101,11 @@ class Cluster:
     http_port: int
     stream_rate: float | None = None
     """Most bytes per second of a connection to a data node, each direction; None for no cap."""
+    notes_classes: bool = False
+    """Whether its Java machines write down which classes they load, instead of taking them from the archive."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    ports: dict[int, int] = field(default_factory=dict)
+    """Where each data node listens."""
 
     @property
     def url(self) -> str:
@@ -94,8 +117,8 @@ class Cluster:
 
     @property
     def classpath(self) -> str:
-        jars = sorted(str(jar) for jar in (CACHE / "jars").glob("*.jar"))
-        return ":".join([f"{self.folder}/conf", f"{self.folder}/web", *jars])
+        # Jars first: an archive of their classes is for whatever begins with them.
+        return f"{_jars()}:{self.folder}/conf:{self.folder}/web"
 
     def client_environment(self) -> Mapping[str, str]:
         """Return what pyarrow.fs.HadoopFileSystem needs in the environment before its first use."""
@@ -103,8 +126,16 @@ class Cluster:
             "JAVA_HOME": str(JAVA_HOME),
             "ARROW_LIBHDFS_DIR": str(CACHE / "lib"),
             "CLASSPATH": self.classpath,
-            "LIBHDFS_OPTS": " ".join(["-Xmx512m", *QUICK_START, *OPENS]),
+            "LIBHDFS_OPTS": " ".join(["-Xmx512m", *QUICK_START, *self.archiving("client"), *OPENS]),
         }
+
+    def archiving(self, name: str) -> list[str]:
+        """Return what has a Java machine take its classes from the archive, or note them for one."""
+        if self.notes_classes:
+            return [f"-XX:DumpLoadedClassList={self.folder}/{name}.classes"]
+        # One of another Java is passed over: without a word, as commands are read from the same output.
+        quietly = ["-Xlog:disable", "-Xlog:all=error:stderr"]
+        return [f"-XX:SharedArchiveFile={ARCHIVE}", *quietly]
 
     def java(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         main = NAMENODE if name.startswith("namenode") else DATANODE
@@ -112,6 +143,7 @@ class Cluster:
             f"{JAVA_HOME}/bin/java",
             "-Xmx256m",
             *QUICK_START,
+            *self.archiving(name),
             *OPENS,
             "-cp",
             self.classpath,
@@ -128,6 +160,7 @@ class Cluster:
     def start_datanode(self, number: int) -> None:
         settings = {"dfs.datanode.data.dir": f"file://{self.folder}/data{number}"}
         ports = {key: free_port() for key in ("address", "http.address", "ipc.address")}
+        self.ports[number] = ports["address"]
         settings |= {f"dfs.datanode.{key}": f"127.0.0.1:{port}" for key, port in ports.items()}
         if self.stream_rate is not None:
             # Clients are told this name of the data node, and find the relay there.
@@ -151,7 +184,8 @@ class Cluster:
             raise RuntimeError(f"the relay at {RELAY_HOST}:{port} did not start")
 
     def live_datanodes(self) -> int:
-        query = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        """Return how many are there; one that was started again is where it listens now."""
+        query = "jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self.http_port}/{query}", timeout=5
@@ -159,7 +193,9 @@ class Cluster:
                 beans = json.load(r)["beans"]
         except OSError:
             return 0
-        return int(beans[0]["NumLiveDataNodes"]) if beans else 0
+        live = json.loads(beans[0]["LiveNodes"]).values() if beans else ()
+        there = {int(node["xferaddr"].rpartition(":")[2]) for node in live}
+        return len(there & {*self.ports.values()})
 
     def wait(self, datanodes: int, *, timeout_s: float = 90) -> None:
         end, tries = time.monotonic() + timeout_s, _TRIES
@@ -188,6 +224,15 @@ class Cluster:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+    def mend(self) -> None:
+        """Start nodes again that were stopped; a data node finds its blocks."""
+        if "namenode" not in self.processes:
+            self.start_namenode()
+        for number in tuple(self.ports):
+            if f"datanode{number}" not in self.processes:
+                self.start_datanode(number)
+        self.wait(len(self.ports))
 
     def stop(self) -> None:
         for name in list(self.processes):
@@ -270,8 +315,44 @@ def hdfs_cluster(
         above: Directory for its folder; that of temporary files if not given.
     """
     fetched()
+    _archive()
+    with _started(datanodes, replication, stream_rate, above) as cluster:
+        yield cluster
+
+
+def _archive() -> None:
+    """Make the archive of classes where there is none: of those that a cluster and a client load."""
+    if ARCHIVE.exists():
+        return
+    with _started(1, notes_classes=True) as cluster:
+        environment = {**os.environ, **cluster.client_environment()}
+        command = [sys.executable, "-c", _AS_CLIENT, f"{cluster.url}/client"]
+        subprocess.run(command, env=environment, check=True, timeout=120)
+        for name in list(cluster.processes):
+            cluster.stop_process(name)
+        lists = [path.read_text().splitlines() for path in cluster.folder.glob("*.classes")]
+        classes = [line for lines in lists for line in lines if not line.startswith("#")]
+        with tempfile.NamedTemporaryFile("w", suffix=".classes", dir=CACHE) as listed:
+            listed.write("\n".join(dict.fromkeys(classes)))
+            listed.flush()
+            made = f"{listed.name}.jsa"
+            command = [f"{JAVA_HOME}/bin/java", "-Xshare:dump", *QUICK_START, "-cp", _jars()]
+            command += [f"-XX:SharedClassListFile={listed.name}", f"-XX:SharedArchiveFile={made}"]
+            subprocess.run(command, check=True, capture_output=True, timeout=300)
+        Path(made).rename(ARCHIVE)
+
+
+@contextmanager
+def _started(
+    datanodes: int,
+    replication: int | None = None,
+    stream_rate: float | None = None,
+    above: Path | None = None,
+    *,
+    notes_classes: bool = False,
+) -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="omniload-hdfs-", dir=above))
-    cluster = Cluster(folder, free_port(), free_port(), stream_rate)
+    cluster = Cluster(folder, free_port(), free_port(), stream_rate, notes_classes)
     try:
         _write_configuration(cluster, replication or min(datanodes, 3))
         _format(cluster)

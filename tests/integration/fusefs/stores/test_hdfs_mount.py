@@ -16,7 +16,7 @@ from fusefs.tools.fsck import verify
 from fusefs.tree.namespace import StripedFiles
 from tests.support.fusefs.builders import contents
 from tests.support.fusefs.model import TINY, Pair, run
-from tests.support.hdfs.cluster import hdfs_cluster, why_not
+from tests.support.hdfs.cluster import why_not
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,11 +31,9 @@ DATA = os.urandom(9 << 20)
 SETTINGS = {"give_up_after": 10.0}
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with hdfs_cluster(datanodes=3) as running:
-        os.environ.update(running.client_environment())
-        yield running
+@pytest.fixture
+def cluster(mended_hdfs):
+    return mended_hdfs
 
 
 @pytest.fixture
@@ -106,8 +104,7 @@ def test_a_dead_name_node_is_a_timeout_never_a_missing_file_and_all_is_there_aft
                     call()
                 assert caught.value.errno == errno.ETIMEDOUT
         finally:
-            cluster.start_namenode()
-            cluster.wait(2)
+            cluster.mend()
 
         assert (root / "f").read_bytes() == DATA
         (root / "new").write_bytes(b"2")

@@ -16,7 +16,7 @@ from fusefs.stores.remote.arrow import arrow_store
 from fusefs.stores.remote.fsspec_store import fsspec_store
 from omniload.base.errors import UnavailableError
 from tests.support.fusefs.store_contract import StoreContract
-from tests.support.hdfs.cluster import hdfs_cluster, why_not
+from tests.support.hdfs.cluster import why_not
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,11 +24,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with hdfs_cluster(datanodes=3, replication=2) as running:
-        os.environ.update(running.client_environment())
-        yield running
+@pytest.fixture
+def cluster(mended_hdfs):
+    return mended_hdfs
 
 
 class TestHdfsThroughPyarrow(StoreContract):
@@ -129,7 +127,6 @@ def test_a_dead_name_node_is_unavailable_and_after_its_return_all_is_there(clust
         with pytest.raises(UnavailableError):
             store.listing("")
     finally:
-        cluster.start_namenode()
-        cluster.wait(2)
+        cluster.mend()
 
     assert store.read("a", 0, 1) == b"1"
