@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from multiprocessing import spawn
 from pathlib import Path
 
 import psutil
@@ -161,6 +162,15 @@ def commands_start_warm():
 def warm_python(commands_start_warm):
     """A Python that has loaded what ranks need, for scripts of ranks; see ``tests/support/warm_python.py``."""
     return _WARM.of(RANKS)
+
+
+@pytest.fixture
+def spawns_warm(warm_python):
+    """Fork what ``multiprocessing`` spawns; give the path of the Python, for processes that spawn others."""
+    kept = spawn.get_executable()
+    spawn.set_executable(warm_python.path)
+    yield warm_python.path
+    spawn.set_executable(kept)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 Loading takes a rank two to four seconds of processor time, a command or the daemon of a mount one half to one and a
 half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
-that is run and in two jobs that are launched; daemons in ``test_secrets.py``, ``test_system.py``, under every
+that is run and in one job that is launched; daemons in ``test_secrets.py``, ``test_system.py``, under every
 supervisor and by every command that mounts; commands in ``test_docs_walks.py`` (the page of starts),
 ``test_distribution.py``, ``test_launch.py`` (the job that comes back) and ``tests/frameworks``.
 
@@ -440,8 +440,10 @@ def _watch(pid: int, connection: socket.socket) -> int:
 
 def become(command: list[str]) -> None:
     """Run a command line of Python's in this process."""
-    while command[0] == "-u":
-        sys.stdout.reconfigure(write_through=True)
+    # ``multiprocessing`` hands on that this one writes nothing compiled.
+    while command[0] in {"-u", "-B"}:
+        if command[0] == "-u":
+            sys.stdout.reconfigure(write_through=True)
         del command[0]
     del sys.path[0]
     if command[0] == "-m":

@@ -173,11 +173,11 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
 
 @pytest.mark.ray
 def test_a_launcher_that_is_told_to_end_saves_the_last_step_ends_every_process_and_exits_with_130(
-    tmp_path,
+    warm_python, tmp_path
 ):
     config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)
 
-    with launched(config) as job:
+    with launched(config, **warm_python.for_launchers) as job:
         job.reach(0)
         mark = job.ranks()[0].environ()[MARKS]
         started = job.started(mark)

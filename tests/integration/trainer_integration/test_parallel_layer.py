@@ -187,11 +187,10 @@ def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
 
     kept = trained(saved, steps=1, save=1)[0][1]
     expected = trained(saved, steps=2, load=1)[0][0]
-    for losses, tensors in trained(loaded, steps=0, load=1):
-        assert losses == []
+    for losses, tensors in trained(loaded, steps=2, load=1):
         assert tensors.keys() == kept.keys()
         assert all(np.array_equal(tensors[name], kept[name]) for name in kept)
-    assert trained(loaded, steps=2, load=1)[0][0] == pytest.approx(expected, abs=1e-5)
+        assert losses == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_evaluation_is_the_same_on_every_mesh_also_where_shares_are_unequal(ranks, tmp_path):

@@ -17,18 +17,18 @@ def nodes_of(attempt):
     return {stage.name: stage.nodes[0] for stage in attempt.stages}
 
 
-def test_two_starts_of_a_training_are_reported_stage_by_stage(tmp_path, monkeypatch):
+def test_two_starts_of_a_training_are_reported_stage_by_stage(warm_python, tmp_path, monkeypatch):
     log = tmp_path / "log" / "n1.jsonl"
     log.parent.mkdir()
     monkeypatch.setenv(LOG_VARIABLE, str(log))
     monkeypatch.setenv("OMNILOAD_NODE", "n1")
     monkeypatch.setenv("OMNILOAD_JOB", "tiny")
     config = a_job(tmp_path, ranks=2, steps=2, every=2)
-    with launched(config) as job:
+    with launched(config, **warm_python.for_launchers) as job:
         assert job.end() == 0, job.output
     a_training_file(tmp_path, ranks=1, steps=3, every=3)
     monkeypatch.setenv("OMNILOAD_ATTEMPT", "1")
-    with launched(config, "--resume", "latest") as job:
+    with launched(config, "--resume", "latest", **warm_python.for_launchers) as job:
         assert job.end() == 0, job.output
 
     written = read_events([log.parent])

@@ -12,14 +12,14 @@ from trainer_integration.run.launch_plan import read_plan
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_saves_to_a_store_and_is_continued_from_there(tmp_path):
+def test_a_run_saves_to_a_store_and_is_continued_from_there(warm_python, tmp_path):
     config, where = a_job(tmp_path, ranks=1, steps=2, every=2), f"omnifs://a::file://{tmp_path}/s"
     (tmp_path / "s").mkdir()
     content = json.loads(config.read_text())
     content["checkpoint"]["folder"] = where
     config.write_text(json.dumps(content))
 
-    with launched(config) as job:
+    with launched(config, **warm_python.for_launchers) as job:
         assert job.end() == 0, "".join(job.output)
 
     assert place_of(where).steps() == (2,)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import spawn
+from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.trainer.fork_server import forking
 from trainer_integration import token_mean
 
 _COUNTS = (3, 40)
@@ -49,7 +50,8 @@ def _rank(rank, folder):
 
 def test_the_gradient_of_unequal_ranks_is_that_of_one_rank_with_all_tokens():
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, args=(folder,), nprocs=2)
+        method = forking().get_start_method()
+        start_processes(_rank, args=(folder,), nprocs=2, start_method=method)
         gradients = [torch.load(Path(folder, f"{rank}.pt")) for rank in range(2)]
     alone = _model()
     (_losses(alone, torch.cat([_tokens(0), _tokens(1)])) / sum(_COUNTS)).backward()

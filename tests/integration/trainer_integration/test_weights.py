@@ -62,6 +62,12 @@ def losses(folder):
     return [line.loss for line in read_log(folder / "run") if isinstance(line, StepLine)]
 
 
+@pytest.fixture(autouse=True)
+def ranks_start_warm(warm_python, monkeypatch):
+    for name, value in warm_python.for_launchers.items():
+        monkeypatch.setenv(name, value)
+
+
 def run(config, *options):
     with pytest.raises(SystemExit) as ended:
         main(["train", "run", str(config), *options])

@@ -201,9 +201,10 @@ def held_bytes(groups, **changes):
 def trained(
     groups, *, steps, folder=None, load=None, save=None, striped=None, beside=False, **changes
 ):
-    """Train, from a checkpoint or from nothing; return losses and all that a checkpoint would hold.
+    """Train, from a checkpoint or from nothing; return losses, and all that a checkpoint holds.
 
-    A save ``beside`` training is begun, the model trained on, and then waited for.
+    Where one is loaded, that is what was there before training went on. A save ``beside`` training is begun, the
+    model trained on, and then waited for.
     """
     model = model_of(groups, dtype=torch.float32, **changes)
     optimizer = an_optimizer(model, lr=1e-2)
@@ -214,6 +215,7 @@ def trained(
             for parameter in model.parameters():
                 parameter.fill_(7.0)
         assert checkpoints.load(model, optimizer, step=load).step == load
+        kept = _whole(tensors_of(model, optimizer, groups))
     first = load or 0
     results = [
         train_step(model, optimizer, batch_of(groups, step, rows_of(step)), groups)
@@ -222,8 +224,8 @@ def trained(
     if save is not None and not beside:
         checkpoints.save(save, model, optimizer, {"version": 1})
     held = tensors_of(model, optimizer, groups)
-    full = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in held.items()}
-    kept = {n: t.detach().numpy().copy() for n, t in full.items()}
+    if load is None:
+        kept = _whole(held)
     if save is not None and beside:
         saver = BackgroundSaver(checkpoints)
         saver.start(save, held, {"version": 1}, {})
@@ -231,6 +233,11 @@ def trained(
         assert saver.finish().step == save
         assert saver.finish() is None
     return [r.figures.loss for r in results], kept
+
+
+def _whole(held):
+    full = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in held.items()}
+    return {name: t.detach().numpy().copy() for name, t in full.items()}
 
 
 def _checkpoints(groups, model, folder, striped):

@@ -1,12 +1,14 @@
 """share=True: ranks of one machine over one group of workers, with real processes and real kills."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -280,7 +282,9 @@ def test_a_loader_of_other_samples_is_not_let_in(launch):
             next(iter(other))
 
 
-def _listed(length):
+def _listed(length, python=sys.executable):
+    # The server spawns its workers with this one.
+    multiprocessing.set_executable(python)
     return Listed(length)
 
 
@@ -294,8 +298,8 @@ class Listed(Numbers):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_shared_dataset_is_made_in_the_server_alone_and_packed(launch, method):
-    dataset = SharedDataset(partial(_listed, 10_000), 10_000)
+def test_a_shared_dataset_is_made_in_the_server_alone_and_packed(launch, method, spawns_warm):
+    dataset = SharedDataset(partial(_listed, 10_000, spawns_warm), 10_000)
     with DataLoader(
         dataset, 2_500, num_workers=1, share=f"listed {method}", multiprocessing_context=method
     ) as loader:

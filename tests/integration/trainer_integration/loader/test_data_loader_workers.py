@@ -121,7 +121,9 @@ class LanceRows(StreamWithState):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_carry_their_states_and_read_lance(method, tmp_path):
+def test_workers_that_are_not_forked_carry_their_states_and_read_lance(
+    method, spawns_warm, tmp_path
+):
     lance.write_dataset(pa.table({"ids": [[n, 7] for n in range(6)]}), tmp_path / "own.lance")
     rows = LanceRows(tmp_path, 6)
     assert rows.read(5) == [5, 7]
