@@ -77,15 +77,17 @@ class CopyFiles:
             done = os.pwrite(self._data, view, offset)
             view, offset = view[done:], offset + done
 
-    def take(self, offset: int, size_bytes: int) -> int:
-        """Take the disk's blocks of a range ahead of a write; return what the copy takes more than before, in bytes.
+    def take(self, offset: int, size_bytes: int) -> None:
+        """Take the disk's blocks of a range ahead of a write.
 
         Raises:
-            OSError: The disk is full, or worse.
+            OSError: The disk is full, or worse; a part may have been taken.
         """
-        before = os.fstat(self._data).st_blocks
         os.posix_fallocate(self._data, offset, size_bytes)
-        return (os.fstat(self._data).st_blocks - before) * 512
+
+    def taken_bytes(self) -> int:
+        """Return what the data takes on the disk now, as the disk says."""
+        return os.fstat(self._data).st_blocks * 512
 
     def mark(self, unit: int, checksum: int) -> None:
         """Note in the map that a unit is here; 0 says that it is not."""
@@ -122,21 +124,42 @@ class CopyFolder:
         return self._root / COPIES / name[:2] / f"{name}.map"
 
     def _found(self) -> Iterator[tuple[str, int]]:
+        """Yield the copies, least recently used first, and what each takes; what is no whole pair is removed."""
         whole = []
+        # Texts and descriptors, not Paths: thousands are looked at under a lock.
+        copies = os.fspath(self._root / COPIES)
         # Folders alone: what else lies there, such as what NFS leaves of a file in use, is none of ours.
-        for folder in filter(Path.is_dir, (self._root / COPIES).iterdir()):
-            for name in sorted({path.stem for path in folder.iterdir()}):
-                data_path, map_path = self.data_path(name), self.map_path(name)
-                if _is_pair(data_path, map_path):
-                    # The map's time is set at each open: it outlives the process that knew what was used last.
-                    whole.append((map_path.stat().st_mtime_ns, name))
+        for folder in [each.path for each in os.scandir(copies) if each.is_dir()]:
+            for name in {os.path.splitext(each)[0] for each in os.listdir(folder)}:  # noqa: PTH122, PTH208
+                at = f"{copies}/{name[:2]}/{name}"
+                if (found := self._looked_at(f"{at}.data", f"{at}.map", name)) is None:
+                    self.data_path(name).unlink(missing_ok=True)
+                    self.map_path(name).unlink(missing_ok=True)
                 else:
-                    data_path.unlink(missing_ok=True)
-                    map_path.unlink(missing_ok=True)
-        for _, name in sorted(whole):
-            num_units = num_units_of(self.map_path(name).stat().st_size)
-            # Blocks and not the size: a copy is sparse.
-            yield name, self.data_path(name).stat().st_blocks * 512 + footprint(num_units)
+                    whole.append((found[0], name, found[1]))
+        for _, name, size_bytes in sorted(whole):
+            yield name, size_bytes
+
+    def _looked_at(self, data_path: str, map_path: str, name: str) -> tuple[int, int] | None:
+        """Return when a copy was used last, in ns, and what it takes; ``None`` if both files are not there whole."""
+        try:
+            data, table = os.stat(data_path), os.open(map_path, os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH116
+        except FileNotFoundError:
+            return None
+        try:
+            found, head = os.fstat(table), os.pread(table, HEADER_BYTES, 0)
+            if size_in_map(head, found.st_size, name) != data.st_size:
+                return None
+            # The map's time is set at each open: it outlives the process that knew what was used last.
+            return found.st_mtime_ns, self._taken_by(data, table, num_units_of(found.st_size))
+        finally:
+            os.close(table)
+
+    def _taken_by(self, data: os.stat_result, table: int, num_units: int) -> int:
+        """Return what a copy takes on the disk; ``table`` is its map, open."""
+        del table
+        # Blocks and not the size: a copy is sparse.
+        return data.st_blocks * 512 + footprint(num_units)
 
     def make(self, version: CopyVersion) -> CopyFiles:
         """Make the files of a copy that holds nothing yet.
@@ -285,15 +308,6 @@ class DiskDirectory(CopyFolder):
                 path.rename(target)
                 aside.append(target)
         return aside
-
-
-def _is_pair(data_path: Path, map_path: Path) -> bool:
-    """Tell whether both files of a copy are there, and of the size that its map says."""
-    if not data_path.exists() or not map_path.exists():
-        return False
-    with map_path.open("rb") as table:
-        head, table_bytes = table.read(HEADER_BYTES), os.fstat(table.fileno()).st_size
-    return size_in_map(head, table_bytes, data_path.stem) == data_path.stat().st_size
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:

@@ -63,7 +63,8 @@ class ShardCacheConfig(StrictModel):
     """A folder on a disk of the node, for this cache alone. A relative path starts at the mix file."""
     limit: Annotated[Bytes, Field(ge=1 << 20)]
     """Most bytes that it takes of the disk, for all processes and runs that use the folder. Shards that none of them
-    uses make room, least recently used first; then nothing more is kept, and the rest is read from its store."""
+    uses make room, least recently used first; then nothing more is kept, and the rest is read from its store. Of
+    processes with several limits the highest counts for what they use."""
 
     @field_validator("path")
     @classmethod

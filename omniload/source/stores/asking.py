@@ -1,14 +1,24 @@
-"""Ranges of a file of a store, and what tells one version of it from another."""
+"""Ranges of a file of a store, what tells one version of it from another, and one store from another."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import fsspec
+import orjson
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.secrets import names_secret
 
-__all__ = ["changed", "is_settled", "no_ranges", "ranges_of", "stamp_of", "tag_of"]
+__all__ = [
+    "changed",
+    "identity_of",
+    "is_settled",
+    "no_ranges",
+    "ranges_of",
+    "stamp_of",
+    "tag_of",
+]
 
 _TAG_KEYS = ("ETag", "etag")
 _STAMP_KEYS = (
@@ -103,6 +113,23 @@ def no_ranges(path: str, why: str) -> ConfigError:
         f"{path}: is on a server that gives no parts of a file: it {why}; name a server that answers requests for "
         "ranges (206), or copy the files"
     )
+
+
+def identity_of(store: fsspec.AbstractFileSystem) -> str:
+    """Return what tells a store from another: what it was opened with, but for secrets, which may change."""
+    said = _plain(
+        {"kind": type(store).__name__, "args": list(store.storage_args), **store.storage_options}
+    )
+    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _plain(value: object) -> object:
+    """Return a setting without secrets, and without what is the same in no two processes."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if not names_secret(str(k))}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else None
 
 
 def _require_ranges(store: fsspec.AbstractFileSystem, url: str) -> None:

@@ -2,12 +2,30 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fusefs.cache.disk_format import CopyVersion
 
-__all__ = ["BLOCK_BYTES", "blocks_of", "extent_of", "gaps_of", "joined", "runs_of", "span_of"]
+__all__ = [
+    "BLOCK_BYTES",
+    "CLAIMED",
+    "blocks_of",
+    "extent_of",
+    "gaps_of",
+    "joined",
+    "room_for",
+    "room_of",
+    "runs_of",
+    "span_of",
+]
 
 BLOCK_BYTES = 256 << 10
 """Bytes of a block, which is kept and checked as one: little enough for a footer, and 200 GB have 6 MB of checksums."""
+
+_PAGE = 4096
+CLAIMED = 1
+"""Stands for the checksum of a block that has its room and no bytes yet, or damaged ones."""
 
 _Range = tuple[int, int]
 
@@ -16,6 +34,22 @@ def span_of(version: CopyVersion, block: int) -> _Range:
     """Return where a block begins, and its bytes."""
     start = block * BLOCK_BYTES
     return start, min(BLOCK_BYTES, version.size_bytes - start)
+
+
+def room_for(size_bytes: int, block: int) -> int:
+    """Return what a block of a shard of so many bytes takes on the disk: whole pages."""
+    return -(-min(BLOCK_BYTES, size_bytes - block * BLOCK_BYTES) // _PAGE) * _PAGE
+
+
+def room_of(size_bytes: int, sums_U: NDArray[np.uint64]) -> int:
+    """Return what the blocks of a copy take that have their room, as its map has them.
+
+    Args:
+        size_bytes: Of the shard.
+        sums_U: Checksum of each block, 0 for one without room.
+    """
+    last = room_for(size_bytes, len(sums_U) - 1) if sums_U[-1] else 0
+    return int(np.count_nonzero(sums_U[:-1])) * BLOCK_BYTES + last
 
 
 def extent_of(version: CopyVersion, run: _Range) -> _Range:

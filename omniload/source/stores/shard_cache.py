@@ -22,13 +22,19 @@ from fusefs.cache.disk_format import CopyVersion, decode_map
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
-from omniload.base.secrets import names_secret
 from omniload.base.settings.paths import path_from
 from omniload.base.units import format_bytes
 from omniload.mix.runtime import ShardCacheConfig
-from omniload.source.stores.asking import changed, is_settled, ranges_of, stamp_of
+from omniload.source.stores.asking import (
+    changed,
+    identity_of,
+    is_settled,
+    ranges_of,
+    stamp_of,
+)
 from omniload.source.stores.blocks import (
     BLOCK_BYTES,
+    CLAIMED,
     blocks_of,
     extent_of,
     gaps_of,
@@ -82,12 +88,12 @@ class ShardCache:
         self._clock, self._wall_s = clock or SystemClock(), wall_s
         self._lock = threading.Lock()
         self._prepared = False
-        self._closed_until_s = self._clock.now_s()
+        self._away_until_s = self._full_until_s = self._clock.now_s()
         self._told: set[str] = set()
         self._fresh: dict[int, tuple[fsspec.AbstractFileSystem, fsspec.AbstractFileSystem]] = {}
 
     def prepare(self) -> None:
-        """Make the directory, or find it; one that cannot be used costs a line in the log."""
+        """Make the directory, or find it; one that cannot be used costs a line in the log, and is asked again later."""
 
         def prepared() -> bool:
             self.directory.prepare()
@@ -99,9 +105,8 @@ class ShardCache:
         """Return files as they are read through this cache, and say that they are in use."""
         through = tuple(file.kept_in(self) for file in files)
         every = (each for file in through for each in (file, *file.beside))
-        names = [each.kept.version.name for each in every if each.kept is not None]
-        if self._prepared:
-            self._asked(lambda: self.directory.use(names))
+        self.directory.use(each.kept.version.name for each in every if each.kept is not None)
+        self._catch_up()
         return through
 
     def shard(
@@ -118,13 +123,14 @@ class ShardCache:
         """
         if not size_bytes or not is_settled(stamp, tag, self._wall_s()):
             return None
-        said = [_identity(store), path, size_bytes, stamp, BLOCK_BYTES]
+        said = [identity_of(store), path, size_bytes, stamp, BLOCK_BYTES]
         key = orjson.dumps([str(each).encode(errors="surrogateescape").hex() for each in said])
         version = CopyVersion(key.decode(), size_bytes, -(-size_bytes // BLOCK_BYTES))
         return KeptShard(cache=self, version=version, store=store, path=path, stamp=stamp)
 
     def blocks(self, version: CopyVersion, wanted: Sequence[int]) -> dict[int, memoryview]:
         """Return those of some blocks, in their order, that are kept and sound."""
+        self._catch_up()
         found = self._asked(lambda: self._sound(version, wanted), reads=True) or {}
         with self._lock:
             self.traffic.disk_bytes += sum(map(len, found.values()))
@@ -140,12 +146,12 @@ class ShardCache:
 
     def is_open(self) -> bool:
         """Tell whether it may take something now."""
-        return self._prepared and self._clock.now_s() >= self._closed_until_s
+        return self._prepared and self._clock.now_s() >= max(self._away_until_s, self._full_until_s)
 
     def keep(self, version: CopyVersion, blocks: Mapping[int, memoryview]) -> None:
         """Keep blocks, given in their order, as far as they fit."""
         if blocks and self._asked(lambda: self._put(version, blocks)) == 0:
-            self._close()
+            self._full_until_s = self._clock.now_s() + _AWAY_S
             limit = format_bytes(self.directory.limit_bytes)
             self._tell(
                 "full",
@@ -185,13 +191,13 @@ class ShardCache:
                 return {}
             held: dict[int, memoryview] = {}
             for block in wanted:
-                if not (checksum := int(sums_U[block])):
+                if (checksum := int(sums_U[block])) <= CLAIMED:
                     continue
                 data = memoryview(files.read(*span_of(version, block)))
                 if _checksum(data) == checksum:
                     held[block] = data
                     continue
-                files.mark(block, 0)
+                files.mark(block, CLAIMED)
                 self._tell("damaged", f"block {block} of {version.name} is damaged; read anew")
             return held
         finally:
@@ -219,12 +225,18 @@ class ShardCache:
         except (OSError, ConfigError) as error:
             # Reading goes on: what lies on a disk that takes no more is good.
             if not reads:
-                self._close()
+                self._away_until_s = self._clock.now_s() + _AWAY_S
             self._tell("read" if reads else "away", f"{error}; going on from the store")
             return None
 
-    def _close(self) -> None:
-        self._closed_until_s = self._clock.now_s() + _AWAY_S
+    def _catch_up(self) -> None:
+        """Do what failed before, once its time is over: prepare the directory, and say what is in use."""
+        if self._clock.now_s() < self._away_until_s:
+            return
+        if not self._prepared:
+            self.prepare()
+        if self._prepared and self.directory.has_unsaid:
+            self._asked(self.directory.say_use)
 
     def _tell(self, kind: str, message: str) -> None:
         with self._lock:
@@ -373,22 +385,5 @@ def shard_cache_of(
 
 
 def _checksum(data: bytes | memoryview) -> int:
-    # 0 says that a block is missing.
-    return xxhash.xxh3_64_intdigest(data) or 1
-
-
-def _identity(store: fsspec.AbstractFileSystem) -> str:
-    """Return what tells a store from another: what it was opened with, but for secrets, which may change."""
-    said = _plain(
-        {"kind": type(store).__name__, "args": list(store.storage_args), **store.storage_options}
-    )
-    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS).decode()
-
-
-def _plain(value: object) -> object:
-    """Return a setting without secrets, and without what is the same in no two processes."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items() if not names_secret(str(k))}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, str | int | float | bool | None) else None
+    # 0 says that a block is missing, as CLAIMED does.
+    return max(xxhash.xxh3_64_intdigest(data), CLAIMED + 1)

@@ -12,17 +12,29 @@ import stat
 import struct
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from typing_extensions import override
+
 from fusefs.cache.disk_directory import CopyFiles, CopyFolder
-from fusefs.cache.disk_format import COPIES, CopyVersion, decode_map, footprint, room_for
+from fusefs.cache.disk_format import (
+    COPIES,
+    HEADER_BYTES,
+    CopyVersion,
+    decode_map,
+    footprint,
+    map_bytes,
+)
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError
 from omniload.base.linux.file_lock import locked
 from omniload.base.writing import write_whole
-from omniload.source.stores.blocks import extent_of, runs_of, span_of
+from omniload.source.stores.blocks import CLAIMED, extent_of, room_for, room_of, runs_of
 
 __all__ = ["SharedDirectory"]
 
@@ -33,6 +45,9 @@ _DRAFT = f".{_MARKER}."
 """What the name of a marker begins with that is not whole yet; whoever makes it may be killed."""
 _SUM = struct.Struct("<QQ")  # bytes that are taken, and the same with every bit turned over
 _EVERY_BIT = (1 << 64) - 1
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_LOW = 0.95
+"""Share of the cap that is left once copies have to leave: each time costs a look at all of them."""
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002
 _NAME_BYTES = 16
 _USER_NAME = re.compile("[0-9a-f]{32}")
@@ -57,6 +72,9 @@ class SharedDirectory(CopyFolder):
         self.root, self.limit_bytes = root, limit_bytes
         self._clock = clock or SystemClock()
         self._user = -1
+        self._end_use: Callable[[], object] | None = None
+        self._names: set[str] = set()
+        self._unsaid: list[str] = []
 
     def require_ours(self) -> None:
         """Refuse a directory that others may write, or that holds something else: files in it are removed unasked.
@@ -103,26 +121,42 @@ class SharedDirectory(CopyFolder):
             (self.root / folder).mkdir(mode=0o700, exist_ok=True)
         with self._locked() as account:
             self._begin_use()
-            used = self._counted()
-            if used > self.limit_bytes:
-                used = self._without(self._unused_first(), used, self.limit_bytes)
-            _note(account, used)
+            if not _is_believed(account):
+                _note(account, self._counted())
+                _believe(account)
+            # What living processes use stays, though another had a higher limit.
+            _note(account, self._with_room(account, 0, ""))
+            # Nothing is taken here, and yet: what dead ones left in users is removed.
+            self._in_use()
 
     def use(self, names: Iterable[str]) -> None:
-        """Say that this process, with all that it forks, uses copies; they stay while one of these lives.
+        """Note that this process, with all that it forks, uses copies; others see it from ``say_use`` on."""
+        for name in names:
+            if name not in self._names:
+                self._names.add(name)
+                self._unsaid.append(name)
+
+    @property
+    def has_unsaid(self) -> bool:
+        """Whether a name was noted that others do not see yet."""
+        return bool(self._unsaid)
+
+    def say_use(self) -> None:
+        """Have others see what this process uses; it stays while this process, or one that it forked, lives.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: It cannot be written, or another process holds the lock for too long; it is said later.
         """
-        if self._user >= 0 and (held := b"".join(map(bytes.fromhex, names))):
-            os.write(self._user, held)
+        with self._locked():
+            self._say_use()
 
     def take_up(
         self, version: CopyVersion, blocks: Sequence[int]
     ) -> tuple[CopyFiles, Sequence[int]] | None:
         """Take room for blocks of a copy, as many of the first ones as fit.
 
-        Room is taken on the disk itself, so that what a killed process had taken is found by whoever counts.
+        Room is taken on the disk itself and claimed in the map, so that what a killed process had taken is found by
+        whoever counts, on file systems too that give no room ahead.
 
         Returns:
             The files, for the caller to write, mark and retire, and the blocks that have room there; ``None`` for none.
@@ -131,28 +165,36 @@ class SharedDirectory(CopyFolder):
             OSError: The disk refuses, or another process holds the lock for too long.
         """
         with self._locked() as account, ExitStack() as undoing:
+            self._say_use()
             opened = self._sound(version, account)
-            taken = 0 if opened is not None else footprint(version.num_units)
+            new = 0 if opened is not None else footprint(version.num_units)
             if opened is not None:
-                undoing.callback(opened.retire)
-            sizes = [room_for(*span_of(version, block)) for block in blocks]
-            used = self._with_room(account, taken + sum(sizes), version.name)
-            fitting = _fitting(sizes, self.limit_bytes - used - taken)
+                undoing.callback(opened[0].retire)
+            sizes = [room_for(version.size_bytes, block) for block in blocks]
+            used = self._with_room(account, new + sum(sizes), version.name)
+            fitting = blocks[: _fitting(sizes, self.limit_bytes - used - new)]
             # Ahead of what is taken: ended in between, the account says too much and never too little.
-            _note(account, used + (taken + sum(sizes[:fitting]) if fitting else 0))
+            _note(account, used + (new + sum(sizes[: len(fitting)]) if fitting else 0))
             if not fitting:
                 return None
-            files = self.make(version) if opened is None else opened
             if opened is None:
-                undoing.callback(files.retire)
+                opened = self.make(version), np.zeros(version.num_units, np.uint64)
+                undoing.callback(opened[0].retire)
+            files, sums_U = opened
+            claimed, before = 0, files.taken_bytes()
             try:
-                for run in runs_of(blocks[:fitting]):
+                for run in runs_of(fitting):
                     start, stop = extent_of(version, run)
-                    taken += files.take(start, stop - start)
+                    files.take(start, stop - start)
+                for block, size in zip(fitting, sizes, strict=False):
+                    if not sums_U[block]:
+                        files.mark(block, CLAIMED)
+                        claimed += size
             finally:
-                _note(account, used + taken)
+                # What a disk that refuses has given before is its as well.
+                _note(account, used + new + max(claimed, files.taken_bytes() - before))
             undoing.pop_all()
-            return files, blocks[:fitting]
+            return files, fitting
 
     def held_bytes(self) -> int:
         """Return what the account says is taken; 0 where there is none."""
@@ -190,11 +232,14 @@ class SharedDirectory(CopyFolder):
             return lock.enter_context(locked(self.root / _ACCOUNT, waits=False, writable=True))
         return None
 
-    def _sound(self, version: CopyVersion, account: int) -> CopyFiles | None:
-        """Return the files of a copy; one whose map is damaged is removed, and there is none."""
-        opened = self.open(version)
-        if opened is None or decode_map(opened[1], version) is not None:
-            return None if opened is None else opened[0]
+    def _sound(
+        self, version: CopyVersion, account: int
+    ) -> tuple[CopyFiles, NDArray[np.uint64]] | None:
+        """Return the files and checksums of a copy; one whose map is damaged is removed, and there is none."""
+        if (opened := self.open(version)) is None:
+            return None
+        if (sums_U := decode_map(opened[1], version)) is not None:
+            return opened[0], sums_U
         opened[0].retire()
         self._remove(version.name)
         _note(account, self._counted())
@@ -203,25 +248,49 @@ class SharedDirectory(CopyFolder):
     def _with_room(self, account: int, wanted: int, name: str) -> int:
         """Make room for a copy, as far as others may leave; return what is taken then."""
         used = _noted(account)
-        if used is None or used + wanted > self.limit_bytes:
-            # Counted anew: an account that a killed process left behind says too much.
-            used = self._counted()
+        if used is not None and used + wanted <= self.limit_bytes:
+            return used
+        # Counted anew, in the one look that says what may leave: an account that a killed process left says too much.
+        found = list(self._found())
+        used = sum(size for _, size in found)
         if used + wanted > self.limit_bytes:
             in_use = {*self._in_use(), name}
-            leaving = [each for each in self._found() if each[0] not in in_use]
-            used = self._without(leaving, used, self.limit_bytes - wanted)
+            # More than is wanted, so that the next look at all copies comes after a share of the cap and not at once.
+            target = min(self.limit_bytes - wanted, int(_LOW * self.limit_bytes))
+            for leaving, size in found:
+                if used <= target:
+                    break
+                if leaving not in in_use:
+                    self._remove(leaving)
+                    used -= size
         return used
 
     def _begin_use(self) -> None:
         """Make the file that says what this process uses; the lock on it ends with the last who has it open."""
-        if self._user >= 0:
-            return
+        if self._end_use is not None:
+            if os.fstat(self._user).st_nlink:
+                return
+            # Gone with the directory, which was made anew.
+            self._end_use()
+            self._end_use, self._unsaid = None, list(self._names)
         path = self.root / _USERS / uuid.uuid4().hex
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._user = os.open(path, flags, 0o600)
         # Closed and not unlocked: what was forked goes on using it.
-        weakref.finalize(self, os.close, self._user)
+        self._end_use = weakref.finalize(self, os.close, self._user)
         fcntl.flock(self._user, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _say_use(self) -> None:
+        """Write the names that others do not see yet; the lock is held, so those of a fork come one after the other."""
+        self._begin_use()
+        saying = list(self._unsaid)
+        held = memoryview(b"".join(map(bytes.fromhex, saying)))
+        # Over what a full disk has cut short: names lie where a multiple of their bytes is.
+        at = os.fstat(self._user).st_size // _NAME_BYTES * _NAME_BYTES
+        while held:
+            done = os.pwrite(self._user, held, at)
+            held, at = held[done:], at + done
+        del self._unsaid[: len(saying)]
 
     def _in_use(self) -> set[str]:
         """Return the copies that living processes use; what dead ones left is removed."""
@@ -243,19 +312,13 @@ class SharedDirectory(CopyFolder):
     def _counted(self) -> int:
         return sum(size for _, size in self._found())
 
-    def _unused_first(self) -> list[tuple[str, int]]:
-        in_use = self._in_use()
-        # Sorting keeps what is least recently used ahead.
-        return sorted(self._found(), key=lambda each: each[0] in in_use)
-
-    def _without(self, leaving: Sequence[tuple[str, int]], used: int, target: int) -> int:
-        """Remove copies until no more than ``target`` bytes are taken; return what is."""
-        for name, size in leaving:
-            if used <= target:
-                break
-            self._remove(name)
-            used -= size
-        return used
+    @override
+    def _taken_by(self, data: os.stat_result, table: int, num_units: int) -> int:
+        # Where room is given ahead the disk says it; elsewhere the map does, and the disk once it was written to.
+        found = os.pread(table, map_bytes(num_units) - HEADER_BYTES, HEADER_BYTES)
+        whole = len(found) == map_bytes(num_units) - HEADER_BYTES > 0
+        claimed = room_of(data.st_size, np.frombuffer(found, "<u8")) if whole else 0
+        return max(data.st_blocks * 512, claimed) + footprint(num_units)
 
     def _remove(self, name: str) -> None:
         for path in (self.map_path(name), self.data_path(name)):
@@ -282,3 +345,24 @@ def _noted(account: int) -> int | None:
         return None
     used, turned = _SUM.unpack(found)
     return int(used) if used == turned ^ _EVERY_BIT else None
+
+
+def _is_believed(account: int) -> bool:
+    """Tell whether an account was counted since this machine started, and where it lies now."""
+    # After a power cut, or of a folder that was copied, it may say too little.
+    birth = _birth_of(account)
+    return bool(birth) and os.pread(account, len(birth), _SUM.size) == birth
+
+
+def _believe(account: int) -> None:
+    os.pwrite(account, _birth_of(account), _SUM.size)
+
+
+def _birth_of(account: int) -> bytes:
+    """Return 16 bytes that are others after a start of the machine, and for another file; none where it tells none."""
+    with suppress(OSError):
+        status = os.fstat(account)
+        return xxhash.xxh3_128_digest(
+            b"%s %d %d" % (_BOOT.read_bytes(), status.st_dev, status.st_ino)
+        )
+    return b""

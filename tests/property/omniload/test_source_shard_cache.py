@@ -1,9 +1,12 @@
 """A shard cache answers what the store holds, within its cap, whatever is read, written anew, damaged or killed."""
 
+import fcntl
 import os
 import signal
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fusefs.cache.disk_directory import CopyFiles
+from omniload.base.clock import FakeClock
 from omniload.source.stores import shared_directory
 from omniload.source.stores.blocks import BLOCK_BYTES
 from tests.support.plane.shard_caches import Shards, a_cache, taken_bytes
@@ -38,7 +42,7 @@ class Killed:
         self.left = calls
         for holder, name in [
             *((CopyFiles, name) for name in ("take", "write", "mark")),
-            *((shared_directory, name) for name in ("_note", "decode_map")),
+            *((shared_directory, name) for name in ("_note", "_believe", "decode_map")),
             (shared_directory.SharedDirectory, "make"),
             (shared_directory.SharedDirectory, "_remove"),
         ]:
@@ -57,10 +61,18 @@ class Killed:
 class CacheOfShards(RuleBasedStateMachine):
     """Processes that share a directory, against a store that is never wrong."""
 
+    gives_room_ahead = True
+
     def __init__(self):
         super().__init__()
-        self.place = tempfile.TemporaryDirectory()
+        self.place, self.patches = tempfile.TemporaryDirectory(), ExitStack()
         self.folder = Path(self.place.name) / "cache"
+        self.clock, self.boot = FakeClock(), Path(self.place.name) / "boot"
+        self.boot.write_text("1")
+        self.patches.enter_context(patch.object(shared_directory, "_BOOT", self.boot))
+        if not self.gives_room_ahead:
+            self.patches.enter_context(patch.object(os, "posix_fallocate", lambda *_: None))
+        self.accounts = [b""]
         self.shards, self.contents, self.seed = Shards("/shards"), {}, 0
         self.caches = []
         self.damaged = set()
@@ -71,6 +83,7 @@ class CacheOfShards(RuleBasedStateMachine):
 
     def teardown(self):
         self.caches.clear()
+        self.patches.close()
         self.place.cleanup()
 
     def write(self, name, size):
@@ -91,7 +104,7 @@ class CacheOfShards(RuleBasedStateMachine):
         return file
 
     def start(self):
-        self.caches.append((a_cache(self.folder, LIMIT), set()))
+        self.caches.append((a_cache(self.folder, LIMIT, self.clock), set()))
 
     @rule(process=st.integers(0, 2), name=st.sampled_from(NAMES), places=st.tuples(PLACES, PLACES))
     def read(self, process, name, places):
@@ -126,6 +139,48 @@ class CacheOfShards(RuleBasedStateMachine):
         del self.caches[process % len(self.caches)]
         self.protected.clear()
 
+    @rule()
+    def a_minute_passes(self):
+        self.accounts.append((self.folder / "account").read_bytes())
+        self.clock.advance(61)
+
+    @rule(number=st.integers(0, 20))
+    def the_machine_loses_its_power(self, number):
+        # What was written to the account last may not have reached the disk.
+        self.caches.clear()
+        self.protected.clear()
+        (self.folder / "account").write_bytes(self.accounts[number % len(self.accounts)])
+        self.boot.write_text(f"{self.boot.read_text()}1")
+        self.start()
+
+    @rule(
+        process=st.integers(0, 2),
+        name=st.sampled_from(NAMES),
+        gives=st.integers(0, 2),
+        part=PLACES,
+    )
+    def read_over_a_disk_that_becomes_full(self, process, name, gives, part):
+        take, left = os.posix_fallocate, [gives]
+
+        def full(descriptor, start, size):
+            left[0] -= 1
+            if left[0] < 0:
+                take(descriptor, start, max(1, int(part * size)))
+                raise OSError(28, "No space left on device")
+            take(descriptor, start, size)
+
+        with patch.object(os, "posix_fallocate", full):
+            file = self.file(process, name)
+            assert file.read_range(0, file.size_bytes) == self.contents[name]
+
+    @rule(process=st.integers(0, 2), name=st.sampled_from(NAMES), places=st.tuples(PLACES, PLACES))
+    def read_while_the_lock_is_held(self, process, name, places):
+        start, stop = range_in(self.contents[name], places)
+        with (self.folder / "account").open("rb") as stopped:
+            fcntl.flock(stopped, fcntl.LOCK_EX)
+            data = self.shards.through(self.caches[process % len(self.caches)][0], name)
+            assert data.read_range(start, stop) == self.contents[name][start:stop]
+
     @rule(calls=st.integers(0, 40), process=st.integers(0, 2), name=st.sampled_from(NAMES))
     def kill_a_process_that_was_forked(self, calls, process, name):
         if not (child := os.fork()):
@@ -133,7 +188,7 @@ class CacheOfShards(RuleBasedStateMachine):
                 Killed(calls)
                 file = self.file(process, name)
                 assert file.read_range(0, file.size_bytes) == self.contents[name]
-                self.shards.through(a_cache(self.folder, LIMIT), name)
+                self.shards.through(a_cache(self.folder, LIMIT, self.clock), name)
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -185,13 +240,22 @@ class CacheOfShards(RuleBasedStateMachine):
         self.protected = (pairs & used) - self.damaged
 
 
-TestCacheOfShards = CacheOfShards.TestCase
-TestCacheOfShards.settings = settings(
+class CacheWithNoRoomAhead(CacheOfShards):
+    """The same on a file system that answers that room is taken, and takes none before it is written to."""
+
+    gives_room_ahead = False
+
+
+_SETTINGS = settings(
     max_examples=40,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestCacheOfShards = CacheOfShards.TestCase
+TestCacheOfShards.settings = _SETTINGS
+TestCacheWithNoRoomAhead = CacheWithNoRoomAhead.TestCase
+TestCacheWithNoRoomAhead.settings = _SETTINGS
 
 
 @settings(max_examples=30, deadline=None)

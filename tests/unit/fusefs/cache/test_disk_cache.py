@@ -426,7 +426,7 @@ def test_a_directory_that_cannot_be_read_is_let_go_and_said(directory, monkeypat
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "iterdir", fails)
+        patched.setattr("os.scandir", fails)
         with pytest.raises(
             ConfigError, match=r"cannot be read: .*Input/output error; give another"
         ):

@@ -17,6 +17,7 @@ from omniload.mix.runtime import ShardCacheConfig
 from omniload.source.files import local_file, remote_file
 from omniload.source.stores.blocks import BLOCK_BYTES
 from omniload.source.stores.shard_cache import open_shard_cache, shard_cache_of
+from omniload.source.stores.shared_directory import SharedDirectory
 from tests.support.plane.shard_caches import (
     CountingStore,
     Shards,
@@ -300,6 +301,214 @@ def test_a_lower_limit_holds_from_the_next_opening_on(shards, folder):
     assert 0 < taken_bytes(folder) <= 2 * B
 
 
+def test_a_lower_limit_takes_no_copy_of_a_living_process(shards, folder):
+    file = shards.through(a_cache(folder), "a")
+    whole(file)
+
+    smaller = a_cache(folder, 2 * B)
+
+    shards.store.gave.clear()
+    assert whole(shards.through(smaller, "a")) == whole(file) == DATA
+    assert not shards.store.gave
+    del file
+    assert taken_bytes(folder) > 2 * B
+    a_cache(folder, 2 * B)
+    assert taken_bytes(folder) > 2 * B, "the second process uses it as well"
+    del smaller
+    a_cache(folder, 2 * B)
+    assert taken_bytes(folder) == 0
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Count the looks at all copies of a directory."""
+    made, found = [], SharedDirectory._found
+
+    def counted(directory):
+        made.append(directory)
+        return found(directory)
+
+    monkeypatch.setattr(SharedDirectory, "_found", counted)
+    return made
+
+
+def test_a_full_directory_is_looked_at_once_for_a_share_of_its_cap(folder, looks):
+    a_copy, copies = B + 2 * 4096, 60
+    shards = Shards()
+    for number in range(copies + 4):
+        shards.put(str(number), bytes([number]) * B)
+    filled = a_cache(folder, copies * a_copy)
+    for number in range(copies):
+        whole(shards.through(filled, str(number)))
+    assert taken_bytes(folder) == copies * a_copy
+    del filled
+    cache = a_cache(folder, copies * a_copy)
+    looks.clear()
+
+    for number in range(copies, copies + 4):
+        whole(shards.through(cache, str(number)))
+
+    # Three copies are 5 %: the room of the first is made with that of the others, and the fourth has to ask again.
+    assert len(looks) == 2
+    assert taken_bytes(folder) == cache.directory.held_bytes() == (copies - 2) * a_copy
+
+
+def test_an_account_is_believed_until_the_machine_starts_anew_or_it_lies_elsewhere(
+    shards, folder, looks, monkeypatch, tmp_path
+):
+    whole(shards.through(a_cache(folder), "a"))
+    said = (folder / "account").read_bytes()
+    looks.clear()
+    a_cache(folder)
+    assert not looks
+
+    # What a power cut leaves of it may say too little.
+    (folder / "account").write_bytes(bytes(8) + b"\xff" * 8 + said[16:])
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr("omniload.source.stores.shared_directory._BOOT", tmp_path / "boot")
+    assert a_cache(folder).directory.held_bytes() == taken_bytes(folder) > 0
+    looks.clear()
+    a_cache(folder)
+    assert not looks
+
+    shutil.copytree(folder, tmp_path / "copied")
+    a_cache(tmp_path / "copied")
+    assert looks
+    monkeypatch.setattr("omniload.source.stores.shared_directory._BOOT", tmp_path / "none")
+    looks.clear()
+    a_cache(folder)
+    assert looks, "where nothing tells, it is counted"
+
+
+def test_a_directory_that_could_not_be_prepared_is_asked_again_after_a_minute(
+    shards, folder, caplog
+):
+    clock = FakeClock()
+    a_cache(folder)
+    with (folder / "account").open("rb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        cache = a_cache(folder, clock=clock)
+        file = shards.through(cache, "a")
+        waited_s = sum(clock.slept_s)
+        assert whole(file) == DATA
+        assert sum(clock.slept_s) == waited_s, "nobody waits for it again and again"
+    assert whole(file) == DATA
+    assert taken_bytes(folder) == 0, "a minute is not over"
+    assert "locked by another process" in caplog.text
+
+    clock.advance(61)
+    assert whole(file) == DATA
+    shards.store.gave.clear()
+    assert whole(file) == DATA
+    assert not shards.store.gave
+    # What it uses is said then.
+    shards.put("b", OTHER)
+    other = a_cache(folder, 7 * B)
+    whole(shards.through(other, "b"))
+    assert whole(file) == DATA
+    assert all(path.endswith("b") for path, *_ in shards.store.gave)
+
+
+def test_a_folder_that_is_emptied_is_prepared_after_a_minute(shards, folder):
+    clock = FakeClock()
+    folder.mkdir(mode=0o700)
+    (folder / "thesis.tex").write_text("years of work")
+    file = shards.through(a_cache(folder, clock=clock), "a")
+    assert whole(file) == DATA
+    (folder / "thesis.tex").unlink()
+    whole(file)
+    assert not list(folder.iterdir())
+
+    clock.advance(61)
+    whole(file)
+    assert taken_bytes(folder) > len(DATA)
+
+
+def require_stays(shards, folder, file):
+    """Require that a copy leaves for no other: another process with room for one comes."""
+    shards.put("other", OTHER)
+    whole(shards.through(a_cache(folder, 7 * B), "other"))
+    shards.store.gave.clear()
+    assert whole(file) == DATA
+    assert not shards.store.gave
+
+
+def test_what_was_in_use_while_the_lock_was_held_is_said_later(shards, folder):
+    whole(shards.through(a_cache(folder), "a"))
+    clock = FakeClock()
+    cache = a_cache(folder, clock=clock)
+    with (folder / "account").open("rb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        file = shards.through(cache, "a")
+
+    clock.advance(61)
+    whole(file)
+    require_stays(shards, folder, file)
+
+
+def test_what_is_in_use_is_said_once_and_behind_what_a_full_disk_cut_short(shards, folder):
+    shards.put("b", OTHER)
+    cache = a_cache(folder)
+    whole(shards.through(cache, "b"))
+    (user,) = (folder / "users").iterdir()
+    with user.open("ab") as torn:
+        torn.write(b"12345")
+
+    for _ in range(2):
+        file = shards.through(cache, "a")
+        whole(file)
+
+    assert user.stat().st_size == 32
+    require_stays(shards, folder, file)
+
+
+def test_what_is_in_use_is_said_anew_in_a_directory_that_was_made_anew(shards, folder):
+    clock = FakeClock()
+    cache = a_cache(folder, clock=clock)
+    file = shards.through(cache, "a")
+    whole(file)
+    shutil.rmtree(folder)
+    a_cache(folder)
+
+    whole(file)
+    require_stays(shards, folder, file)
+
+
+def test_the_cap_holds_on_a_disk_that_gives_no_room_ahead(folder, monkeypatch):
+    monkeypatch.setattr("os.posix_fallocate", lambda *_: None)
+    limit, shards = 7 * B, Shards()
+    one, other = a_cache(folder, limit), a_cache(folder, limit)
+    version = CopyVersion("taken", 3 * B, 3)
+    files, fitting = one.directory.take_up(version, [0, 1, 2])  # and not written yet
+    (folder / "account").write_bytes(b"")
+    for number in range(8):
+        shards.put(str(number), DATA)
+        assert whole(shards.through(other, str(number))) == DATA
+    for block in fitting:
+        files.write(block * B, DATA[:B])
+        files.mark(block, 5)
+    files.retire()
+
+    assert len(fitting) == 3
+    assert 5 * B < taken_bytes(folder) <= other.directory.held_bytes() <= limit
+
+
+def test_what_a_disk_gave_before_it_refused_is_counted(shards, folder, monkeypatch):
+    cache, take = a_cache(folder), os.posix_fallocate
+
+    def half(descriptor, start, size):
+        take(descriptor, start, size // 2)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", half)
+        assert whole(shards.through(cache, "a")) == DATA
+
+    assert cache.directory.held_bytes() == taken_bytes(folder) > 2 * B
+    (folder / "account").unlink()
+    assert a_cache(folder).directory.held_bytes() == taken_bytes(folder), "nothing is claimed"
+
+
 def test_an_account_that_says_nonsense_is_counted_anew(shards, folder):
     whole(shards.through(a_cache(folder), "a"))
     for nonsense in (b"", b"x" * 16, (1 << 60).to_bytes(8, "little") + b"\0" * 8):
@@ -400,13 +609,16 @@ def test_a_directory_of_users_is_cleared_of_the_dead(folder):
     first = a_cache(folder)
     del first
     living = a_cache(folder)
-    assert len(list((folder / "users").iterdir())) == 2
+    assert len(list((folder / "users").iterdir())) == 1
+    later = a_cache(folder)
+    assert len(list((folder / "users").iterdir())) == 2, "the living, and whoever came"
+    del later
 
     # Whoever needs room looks who lives.
-    a_cache(folder, B).directory.take_up(CopyVersion("a", 2 * B, 2), [0, 1])
+    living.directory.limit_bytes = B
+    living.directory.take_up(CopyVersion("a", 2 * B, 2), [0, 1])
 
-    assert len(list((folder / "users").iterdir())) == 2, "the living, and whoever looked"
-    del living
+    assert len(list((folder / "users").iterdir())) == 1
 
 
 def test_a_store_is_a_place_of_its_own_and_no_folder_of_the_node():
