@@ -10,7 +10,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader as TorchLoader
 
 from omniload.base.errors import StateError
-from tests.support.trainer.host_ranks import run_ranks
+from tests.frameworks.forks import run_ranks
 from tests.support.trainer.loaders import Numbers, Stream, StreamWithState, plain
 from trainer_integration import DataLoader
 from trainer_integration.hosts.accelerate import Accelerator
@@ -94,9 +94,9 @@ def test_a_resumed_run_is_resumed_within_the_same_epoch(tmp_path):
         host.save_state(tmp_path / str(number))
 
 
-def test_two_ranks_are_dealt_to_as_by_accelerate_and_resume(warm_python, mix, tmp_path):
+def test_two_ranks_are_dealt_to_as_by_accelerate_and_resume(mix, tmp_path):
     """The cases and what they assert stand in the script that each rank runs."""
-    run_ranks(warm_python.path, "accelerate_rank.py", 2, str(mix), str(tmp_path))
+    run_ranks("accelerate_rank.py", 2, str(mix), str(tmp_path))
 
 
 def test_a_state_is_asked_for_with_each_batch_and_costs_microseconds():

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from omniload.base.errors import StateError
-from tests.support.trainer.host_ranks import run_ranks
+from tests.frameworks.forks import run_ranks
 from tests.support.trainer.loaders import Numbers, Stream, StreamWithState
 from trainer_integration.hosts.lightning import DataLoader
 
@@ -86,8 +86,8 @@ def test_a_mix_resumes(steps, mix, tmp_path):
     assert resumed == unbroken[2:]
 
 
-def test_two_ranks_resume(warm_python, tmp_path):
-    run_ranks(warm_python.path, "lightning_rank.py", 2, str(tmp_path))
+def test_two_ranks_resume(tmp_path):
+    run_ranks("lightning_rank.py", 2, str(tmp_path))
 
 
 def test_the_order_of_later_epochs_is_the_loaders_own():

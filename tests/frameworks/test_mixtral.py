@@ -1,8 +1,6 @@
 """The included model and Hugging Face's Mixtral: the same logits from the same files, both ways."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 
 from omniload.mix.schema.tokenizers import TiktokenTokenizer
 from omniload.source.tokenize import open_tokenizer
+from tests.frameworks.forks import omniload
 from tests.support.plane.ranks import TEXTS, ranks_of, trained, write_ranks
 from tests.support.trainer.moe_builders import a_microbatch, a_model, documents_of
 from trainer_integration.export.from_run import continued, model_of_run
@@ -63,14 +62,6 @@ def test_a_model_of_transformers_has_the_same_logits_here(tmp_path, shard):
     assert (our_logits(ours) - their_logits(theirs)).abs().max() <= 1e-5
 
 
-def omniload(*words):
-    command = [sys.executable, "-m", "omniload", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.started_for_real
 def test_a_run_goes_from_its_file_to_text_by_transformers(mix):
     """Trained on a mix with a tokenizer of its own, sampled from, exported, and both read back by their own classes."""
     folder = mix.parent

@@ -4,7 +4,7 @@ Loading takes a rank two to four seconds of processor time, a command or the dae
 half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
 that is run and in one job that is launched; daemons in ``test_secrets.py``, ``test_system.py``, under every
 supervisor and by every command that mounts; commands in ``test_docs_walks.py`` (the page of starts),
-``test_distribution.py``, ``test_launch.py`` (the job that comes back) and ``tests/frameworks``.
+``test_distribution.py`` and ``test_launch.py`` (the job that comes back). ``tests/frameworks`` fork from themselves.
 
     with WarmPython(folder, RANKS) as python:
         subprocess.Popen([python.path, "rank.py", "1"])

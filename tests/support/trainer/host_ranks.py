@@ -5,7 +5,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-__all__ = ["free_port", "run_ranks"]
+__all__ = ["free_port", "run_ranks", "variables_of_ranks"]
 
 LIMIT_S = 240
 
@@ -17,8 +17,8 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_ranks(python, script, world_size, *arguments, env=None):
-    """Run a script of this folder as every rank of a job, by this Python; fail with what the ranks said."""
+def variables_of_ranks(world_size):
+    """Return what a launcher tells each rank."""
     shared = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -28,16 +28,21 @@ def run_ranks(python, script, world_size, *arguments, env=None):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+
+
+def run_ranks(python, script, world_size, *arguments, env=None):
+    """Run a script of this folder as every rank of a job, by this Python; fail with what the ranks said."""
     line = [python, Path(__file__).with_name(script), *arguments]
     ranks = [
         subprocess.Popen(
             line,
-            env={**os.environ, **shared, **(env or {}), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **(env or {}), **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(world_size)
+        for variables in variables_of_ranks(world_size)
     ]
     try:
         said = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
