@@ -45,7 +45,8 @@ __all__ = ["COMMANDS", "OMNILOAD", "RANKS", "WarmPopen", "WarmPython", "is_comma
 
 RANKS = (
     *("torch", "torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
-    *("omniload.front.opening", "trainer_integration.run.external_rank"),
+    # Torch loads it when the first tensor is spread over ranks: a second in each of them.
+    *("torch._dynamo", "omniload.front.opening", "trainer_integration.run.external_rank"),
     # Ray is not among them: it takes settings from variables when it is loaded.
     *("omniload.actors.local.plane", "trainer_integration.run.trainer"),
     *("omniload.base.cli", "trainer_integration.cli", "trainer_integration.commands.run"),

@@ -5,8 +5,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -98,6 +98,19 @@ def reach(process, step):
     pytest.fail(f"the job ended before step {step}:\n{''.join(said)}")
 
 
+def rank_on(host):
+    """Return the process that stands for the one rank there."""
+    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            here = Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there
+            # After the interpreter, its options and the file that is run.
+            if here and process.cmdline()[3:7] == ["-u", "-m", "omniload", "train"]:
+                found.append(process)
+    (rank,) = found
+    return rank
+
+
 def events_in(run):
     return [line.what for line in read_log(run) if isinstance(line, EventLine)]
 
@@ -115,13 +128,12 @@ def test_torchrun_on_two_hosts_starts_all_again_after_a_kill_and_the_samples_are
         # Torch asks for the address of the host's name, which nobody here knows: the address is the name.
         named = ("unshare", "--uts", "sh", "-c", f'hostname {ADDRESSES[number]} && exec "$@"', "sh")
         train = ("-m", "omniload", "train", "run", config)
-        return (*named, sys.executable, "-m", "torch.distributed.run", *job, *train)
+        return (*named, warm_python.path, "-m", "torch.distributed.run", *job, *train)
 
     warm = environment(**warm_python.for_launchers)
     with started(hosts, words, lambda _: warm) as (first, second):
         said = reach(first, 20)
-        (rank,) = psutil.Process(second.pid).children()
-        rank.send_signal(signal.SIGKILL)
+        rank_on(hosts[1]).send_signal(signal.SIGKILL)
         said += [first.communicate(timeout=LIMIT_S)[0], second.communicate(timeout=LIMIT_S)[0]]
 
     assert (first.returncode, second.returncode) == (0, 0), "".join(said)
