@@ -8,7 +8,7 @@ Both ends of that are of one job.
 
 Shape suffixes:
     R  rows of the microbatch      T  tokens in a row
-    D  documents (pieces) of all rows, in order; padding at a row's end counts as one
+    D  pieces of all rows, in order; padding at a row's end counts as one
     K  pieces that hold samples, without the padding
     C  tokens in a context-parallel slice of a row
     B  bytes
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged, Ranges
 from omniload.batch.encoding import EncoderShare
+from omniload.batch.starts import positions_between, starts_inside, with_starts
 
 __all__ = [
     "IGNORE_LABEL",
@@ -37,7 +38,6 @@ __all__ = [
     "own_part",
     "rows_of",
     "to_bytes",
-    "unshifted",
 ]
 
 IGNORE_LABEL = -100
@@ -55,8 +55,9 @@ _NUMBERS = "biuf"
 class Microbatch:
     """Packed rows with everything a varlen attention needs.
 
-    Rows lie end to end: flattened, ``cu_seqlens`` bounds every document, and a row's
-    padding is a document of its own, so the bounds always cover all ``R * T`` tokens.
+    Rows lie end to end: flattened, ``cu_seqlens`` bounds every piece, and a row's padding is one of its own, so the
+    bounds always cover all ``R * T`` tokens. A piece is a document, unless its column ``document_starts`` says where
+    others begin inside: labels and positions leave none of them.
 
     What follows from tokens and bounds is made when it is first read, and kept: labels, positions
     and source numbers would be three quarters of what travels to a rank.
@@ -65,11 +66,11 @@ class Microbatch:
     tokens_RT: NDArray[np.int32]
     """Token ids; 0 in the padding."""
     cu_seqlens: NDArray[np.int32]
-    """Boundaries of the documents in the flattened rows, ``[D + 1]``, from 0 to ``R * T``."""
+    """Boundaries of the pieces in the flattened rows, ``[D + 1]``, from 0 to ``R * T``."""
     sources_D: NDArray[np.int16]
-    """Number of the source of each document; -1 for the padding of a row."""
+    """Number of the source of each piece; -1 for the padding of a row."""
     next_D: NDArray[np.int32]
-    """Label of the last token of each document: the token behind a cut, else ``IGNORE_LABEL``."""
+    """Label of the last token of each piece: the token behind a cut, else ``IGNORE_LABEL``."""
     trained_RT: NDArray[np.bool_] | None = None
     """False where a sample's ``loss_mask`` leaves the label out; ``None`` where no sample has one."""
     keys_K4: NDArray[np.int64]
@@ -82,6 +83,11 @@ class Microbatch:
     On the way to ranks that share the rows it brings the shares of all of them; see ``own_part``."""
 
     @cached_property
+    def document_starts(self) -> NDArray[np.int32]:
+        """Tokens of the flattened rows that documents inside pieces begin with, rising."""
+        return starts_inside(self.cu_seqlens, self.sources_D, self.columns_K)
+
+    @cached_property
     def labels_RT(self) -> NDArray[np.int32]:
         """The next token of the same document, also across a cut.
 
@@ -92,6 +98,7 @@ class Microbatch:
         # Of all rows in one go, over every bound: the last token of each document is put right below.
         labels[:-1] = tokens[1:]
         labels[self.cu_seqlens[1:] - 1] = self.next_D
+        labels[self.document_starts - 1] = IGNORE_LABEL
         self._fill_padding(labels, IGNORE_LABEL)
         if self.trained_RT is not None:
             labels[~self.trained_RT.reshape(-1)] = IGNORE_LABEL
@@ -99,9 +106,8 @@ class Microbatch:
 
     @cached_property
     def positions_RT(self) -> NDArray[np.int32]:
-        """Place of the token in its piece, from 0."""
-        positions = np.arange(self.tokens_RT.size, dtype=np.int32)
-        positions -= np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
+        """Place of the token in its document, from 0; of a preference pair, in the pair."""
+        positions = positions_between(with_starts(self.cu_seqlens, self.document_starts))
         self._fill_padding(positions, 0)
         return positions.reshape(self.tokens_RT.shape)
 
@@ -111,6 +117,12 @@ class Microbatch:
         ids: NDArray[np.int16] = np.repeat(self.sources_D, np.diff(self.cu_seqlens))
         return ids.reshape(self.tokens_RT.shape)
 
+    @property
+    def max_seqlen(self) -> int:
+        """Longest document."""
+        # Padding counts: kernels size their work by the longest document among the bounds, whatever it is of.
+        return int(np.diff(with_starts(self.cu_seqlens, self.document_starts)).max(initial=0))
+
     def _fill_padding(self, values: NDArray[np.int32], value: int) -> None:
         for at in np.flatnonzero(self.sources_D < 0).tolist():  # one of a row at most
             values[self.cu_seqlens[at] : self.cu_seqlens[at + 1]] = value
@@ -119,12 +131,6 @@ class Microbatch:
     def loss_mask_RT(self) -> NDArray[np.bool_]:
         """True where a label is predicted."""
         return np.not_equal(self.labels_RT, IGNORE_LABEL)
-
-    @property
-    def max_seqlen(self) -> int:
-        """Longest document."""
-        # Padding counts: kernels size their work by the longest document among the bounds, whatever it is of.
-        return int(np.diff(self.cu_seqlens).max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +142,13 @@ class CpSlice:
     labels_RC: NDArray[np.int32]
     """Labels: taken before slicing, so the last token of a slice still has its own."""
     positions_RC: NDArray[np.int32]
-    """Places of the tokens in their pieces."""
+    """Places of the tokens in their documents."""
     indices_C: NDArray[np.int64]
     """Columns of the row that the slice holds, in order."""
     cu_seqlens: NDArray[np.int32]
-    """Document bounds of the whole rows: attention reaches beyond the slice."""
+    """Bounds of the pieces of the whole rows: attention reaches beyond the slice."""
     sources_D: NDArray[np.int16]
-    """Number of the source of each document; -1 for the padding of a row."""
+    """Number of the source of each piece; -1 for the padding of a row."""
     keys_K4: NDArray[np.int64]
     """Keys of all pieces of the whole rows."""
     columns_K: Mapping[str, Ragged] = field(default_factory=dict)
@@ -176,18 +182,6 @@ def rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
     suffix = "RC" if isinstance(part, CpSlice) else "RT"
     rows: NDArray[Any] = getattr(part, f"{column}_{suffix}")
     return rows
-
-
-def unshifted(labels_RT: NDArray[Any]) -> NDArray[Any]:
-    """Return labels that a model which shifts by itself compares rightly.
-
-    Such a model compares the logits of token ``t`` with the label of ``t + 1``: the label that
-    belongs to ``t`` moves one to the right. The first column is compared with nothing, and the
-    last label of a row (its document goes on in another row) has no place.
-    """
-    moved = np.full_like(labels_RT, IGNORE_LABEL)
-    moved[:, 1:] = labels_RT[:, :-1]
-    return moved
 
 
 def joined(parts: Sequence[Microbatch | CpSlice]) -> Microbatch | CpSlice:

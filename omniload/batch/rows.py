@@ -1,6 +1,7 @@
 """Packed rows from pieces and their tokens; and their documents, as a model sees them and by name.
 
-A preference pair is one piece of a row, and two documents to a model.
+A preference pair is one piece of a row, and two documents to a model; a sample of joined documents that stay apart is
+one piece, and as many documents.
 
 Shape suffixes:
     R  rows        T  tokens in a row        K  pieces        D  documents, a row's padding among them
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ranges, gather_across
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
+from omniload.batch.starts import starts_inside, with_starts
 from omniload.mix.columns import COLUMNS, LOSS_MASK, NO_COLUMNS, REJECTED_AT
 from omniload.mix.pieces import PieceTable
 
@@ -31,6 +33,7 @@ __all__ = [
     "pieces_of",
     "split_rows",
     "stops_with_next",
+    "unshifted",
 ]
 
 
@@ -194,12 +197,25 @@ def _key_of(pieces: PieceTable, at: int) -> str:
     return f"(source {pieces.sources_P[at]}, position {pieces.positions_P[at]}, sub {pieces.subs_P[at]})"
 
 
+def unshifted(labels_RT: NDArray[Any]) -> NDArray[Any]:
+    """Return labels that a model which shifts by itself compares rightly.
+
+    Such a model compares the logits of token ``t`` with the label of ``t + 1``: the label that
+    belongs to ``t`` moves one to the right. The first column is compared with nothing, and the
+    last label of a row (its document goes on in another row) has no place.
+    """
+    moved = np.full_like(labels_RT, IGNORE_LABEL)
+    moved[:, 1:] = labels_RT[:, :-1]
+    return moved
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
     """The documents of some rows, as a model shall see them."""
 
     cu_seqlens: NDArray[np.int32]
-    """Bounds in the flattened rows, ``[D + 1]``; of a pair also the one between its sides."""
+    """Bounds in the flattened rows, ``[D + 1]``; also those between the sides of a pair, and between documents that a
+    sample joins and that stay apart."""
     positions: NDArray[np.int32]
     """Place of each token in its document; of cp peers, those of the slice."""
     pairs_P2: NDArray[np.int64]
@@ -207,7 +223,7 @@ class Documents:
 
 
 def documents_of(part: Microbatch | CpSlice) -> Documents:
-    """Return the documents of some rows, each side of a pair as one.
+    """Return the documents of some rows, each side of a pair as one, and each that a sample joins and keeps apart.
 
     Raises:
         ConfigError: Pairs lie in rows that are shared among cp peers.
@@ -220,16 +236,18 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
             raise ConfigError(
                 "rows of preference pairs are shared among cp peers, which no pair is laid out for; set cp to 1"
             )
-        return _without_pairs(part.cu_seqlens, part.positions_RC)
+        starts = starts_inside(part.cu_seqlens, part.sources_D, part.columns_K)
+        return _without_pairs(with_starts(part.cu_seqlens, starts), part.positions_RC)
+    bounds = with_starts(part.cu_seqlens, part.document_starts)
     if rejected_K is None or none:
-        return _without_pairs(part.cu_seqlens, part.positions_RT)
+        return _without_pairs(bounds, part.positions_RT)
     starts_D = part.cu_seqlens[:-1]
     is_piece_D = part.sources_D >= 0
     is_pair_K = rejected_K.lengths_N > 0
     starts_P = starts_D[is_piece_D][is_pair_K]
     stops_P = part.cu_seqlens[1:][is_piece_D][is_pair_K]
     between_P = starts_P + rejected_K.values_V
-    bounds = np.sort(np.concatenate((part.cu_seqlens, between_P)))
+    bounds = with_starts(bounds, between_P)
     # Steps whose sum is taken off: by the length of the first side from the second on, and back at the pair's end.
     back = np.zeros(part.positions_RT.size + 1, np.int32)
     back[between_P] = rejected_K.values_V
@@ -240,7 +258,7 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
     # Sought, not counted: each pair moves the numbers of all documents behind it by one.
     second_P = np.searchsorted(bounds, between_P)
     return Documents(
-        cu_seqlens=bounds.astype(np.int32),
+        cu_seqlens=bounds,
         positions=positions,
         pairs_P2=np.column_stack((second_P - 1, second_P)).astype(np.int64),
     )
@@ -255,7 +273,7 @@ def _without_pairs(cu_seqlens: NDArray[np.int32], positions: NDArray[np.int32]) 
 # Equal only to itself: arrays have no truth, and two pieces are told apart by their keys.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """A document, or the part of one that lies in a row."""
+    """A document, or the part of one that lies in a row; or the documents that one sample joins."""
 
     key: tuple[int, int, int, int]
     """Number of its source, position in the source's order, sub (of records that hold several samples), and the token

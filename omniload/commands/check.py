@@ -1,7 +1,7 @@
 """``omniload mix check``: is the file valid, and is what it names there?"""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,6 +118,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
         if source.doubt
     ]
     doubts += [placed(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
+    doubts += [placed(said, ("tokenizer",), file) for said in _joined_without_an_end(mix)]
     warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
     tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     shards = _shards_kept(mix, spec.base_dir)
@@ -215,6 +216,28 @@ def _held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[s
                 "none is held out; raise the share, or add data"
             )
     return said
+
+
+def _joined_without_an_end(mix: MixConfig) -> Iterator[str]:
+    """Yield what a model cannot see: where one joined text ends and the next begins."""
+    # Of bytes there is always one; of conversations the template has its own.
+    if mix.tokenizer is None or getattr(mix.tokenizer, "end_of_document", "") is not None:
+        return
+    joined = [
+        name
+        for name, source in mix.sources.items()
+        if source.concat_transform is not None
+        and source.holds_text
+        and not source.is_nested
+        and not source.keeps_documents_apart
+    ]
+    if joined:
+        more = f" and of {len(joined) - 1} more" if len(joined) > 1 else ""
+        yield (
+            f"tokenizer.end_of_document is not set, and concat joins texts of sources.{joined[0]}{more} with nothing "
+            "between the last token of one and the first of the next; name the token that ends documents, or have "
+            "concat keep them apart (documents: apart)"
+        )
 
 
 def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:

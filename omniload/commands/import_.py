@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -61,6 +62,12 @@ __all__ = ["import_mix"]
     help="Token that ends a document of flat files.",
 )
 @click.option(
+    "--documents",
+    type=click.Choice(["joined", "apart"]),
+    help="Whether attention goes across the documents of a row that is cut from them, of megatron, nanotron and "
+    "olmo-core.",
+)
+@click.option(
     "--template",
     type=click.Path(path_type=Path),
     help="File of the chat template (Jinja), where the tool keeps one of its own.",
@@ -96,6 +103,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     source_type: str | None,
     dtype: str | None,
     end_of_document: int | None,
+    documents: Literal["joined", "apart"] | None,
     template: Path | None,
     placeholder: str | None,
     state: Path | None,
@@ -104,20 +112,18 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
 ) -> None:
     """Read FILE of another tool as a mix file.
 
-    Each key is carried over, noted as one without an equivalent that changes no sample, or refuses
-    the file: nothing is left out silently. What a tool keeps in code or on its command line is given
-    by options. The mix file is checked as far as it goes by itself; `omniload mix check` reads its data.
+    Each key is carried over, noted as one without an equivalent that changes no sample, or refuses the file: nothing is
+    left out silently. Options give what a tool keeps in code or on its command line. `omniload mix check` reads data.
 
-    A state is read of llm-foundry, as JSON: of Mosaic Streaming. The records that its unfinished epoch had
-    drawn are written beside the mix file, which names them: the first epoch leaves them out, and none is lost.
+    A state is read of llm-foundry, as JSON: of Mosaic Streaming. The records that its unfinished epoch had drawn are
+    written beside the mix file, which names them: the first epoch leaves them out, and none is lost.
 
     \b
     Example:
       omniload mix import blend.yaml --from energon --length 4Ki --batch 512Ki --tokenizer model/ -o mix.yaml
       omniload mix check mix.yaml
     """  # noqa: D301 -- click's own marker
-    report = Report(left_out=frozenset(leave_out))
-    beside = _folder_of(output)
+    report, beside = Report(left_out=frozenset(leave_out)), _folder_of(output)
     asked = Asked(
         file=file,
         report=report,
@@ -125,6 +131,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         tokens=tokens,
         dtype=dtype,
         end_of_document=end_of_document,
+        documents=documents,
         source_type=source_type,
         template=None if template is None else _seen_from(beside, template),
         placeholder=placeholder and _token(placeholder),

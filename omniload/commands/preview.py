@@ -12,6 +12,7 @@ from rich.text import Text
 from omniload.base.errors import ConfigError
 from omniload.base.writing import write_whole
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch
+from omniload.batch.rows import documents_of
 from omniload.commands.display import (
     Cell,
     colour_of,
@@ -157,6 +158,8 @@ def _row(
     # Bounds run on through all rows of a microbatch; no document crosses from one row into the next.
     inside = np.flatnonzero(starts // length == row)
     bounds = [*(starts[inside] - row * length).tolist(), length]
+    # As a model is shown them: those between the sides of a pair, and between joined documents, among them.
+    begin, seen = row * length, documents_of(microbatch).cu_seqlens
     documents = []
     for d, start, stop in zip(inside.tolist(), bounds, bounds[1:], strict=False):
         if held[d]:
@@ -176,7 +179,7 @@ def _row(
         dp_rank=dp_rank,
         microbatch=number,
         row=row,
-        cu_seqlens=tuple(bounds),
+        cu_seqlens=tuple((seen[(seen >= begin) & (seen <= begin + length)] - begin).tolist()),
         documents=tuple(documents),
         padding=length - sum(document.length for document in documents),
     )

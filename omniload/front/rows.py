@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.batch.images import EncodingArrays, ImageArrays, dealt_images, own_images
-from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of, unshifted
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch, joined, rows_of
 from omniload.batch.rows import (
     DocumentLosses,
     Documents,
@@ -23,6 +23,7 @@ from omniload.batch.rows import (
     documents_of,
     losses_by_document,
     pieces_of,
+    unshifted,
 )
 
 __all__ = ["Arrays", "Fields", "Labels", "NumpyArrays", "PackedRows", "SideStream", "TrainingBatch"]
@@ -149,10 +150,11 @@ class PackedRows:
     @cached_property
     def document_sources(self) -> Any:  # noqa: ANN401
         """Number of the source of each document of ``cu_seqlens`` ``[D]``, int64; -1 for padding."""
-        if isinstance(self._part, CpSlice):
-            return self._tensor(self._part.sources_D, np.int64)
-        starts_D = self._documents.cu_seqlens[:-1]
-        return self._tensor(self._part.source_ids_RT.reshape(-1)[starts_D], np.int64)
+        # By the pieces that they begin in: a pair, or joined documents, are one with several bounds.
+        pieces_D = np.searchsorted(
+            self._part.cu_seqlens, self._documents.cu_seqlens[:-1], side="right"
+        )
+        return self._tensor(self._part.sources_D[pieces_D - 1], np.int64)
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -205,8 +207,8 @@ class PackedRows:
         """Return a column of whole samples, one that ``batch.columns`` of the mix names.
 
         Returns:
-            Values ``[V]``, and their bounds by piece ``[K + 1]``, int64; pieces as in ``cu_seqlens``, without
-            the padding. A piece that goes on with a cut document has none: they are with its first piece.
+            Values ``[V]``, and their bounds by piece ``[K + 1]``, int64; pieces as ``pieces`` gives
+            them. A piece that goes on with a cut document has none: they are with its first piece.
 
         Raises:
             ConfigError: The rows bring no such column.
@@ -225,6 +227,8 @@ class PackedRows:
     def pieces(self) -> list[Piece]:
         """Return the documents of the rows one by one, each with its key and tokens; numpy arrays on the host.
 
+        Documents that a sample joins are one piece.
+
         Raises:
             ConfigError: The rows are shared among cp peers.
         """
@@ -241,7 +245,7 @@ class PackedRows:
         return dealt_images(self._part, self._tensor)
 
     def losses_by_document(self, losses: Any) -> DocumentLosses:  # noqa: ANN401
-        """Return what was lost on each document.
+        """Return what was lost on each document; on documents that a sample joins together.
 
         Args:
             losses: Loss of each of ``labels``, ``[R, T]``, as ``cross_entropy(..., reduction="none")`` gives it.

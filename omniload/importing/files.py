@@ -17,12 +17,20 @@ _TYPES = {
 
 def of_token_files(asked: Asked) -> Imported:
     """Begin a mix of files of token ids, cut into rows as they lie; of documents where the user says what ends them."""
-    if asked.end_of_document is not None:
+    if asked.documents == "apart":
+        if asked.end_of_document is None:
+            asked.report.refuse(
+                "",
+                "files of token ids say nothing of their documents, which are to stay apart; give --end-of-document "
+                "ID, the token that ends each",
+            )
+        return Imported(base=Path.cwd(), sequences=True, documents="apart")
+    if asked.end_of_document is not None and asked.documents is None:
         return Imported(base=Path.cwd(), method="concat_and_split")
     asked.report.note(
         "",
         "rows are cut from each file as it lies, across documents, as there; for documents of their own give "
-        "--end-of-document ID",
+        "--end-of-document ID, and --documents apart with it for such rows within which attention stays in documents",
     )
     return Imported(base=Path.cwd(), sequences=True)
 
@@ -45,7 +53,7 @@ def numpy_source(paths: list[str], asked: Asked, *, dtype: str | None = None) ->
             "",
             "files of OLMo are flat although they end in .npy: if check says so, give --dtype uint32 (or uint16)",
         )
-    if asked.end_of_document is not None:
+    if asked.end_of_document is not None and asked.documents != "joined":
         source["end_of_document"] = asked.end_of_document
     return source
 

@@ -42,6 +42,8 @@ class Asked:
     """Token that ends every document of flat files."""
     source_type: str | None = None
     """Type of the sources, where their paths do not say."""
+    documents: Literal["joined", "apart"] | None = None
+    """Whether attention goes across the documents of a row that is cut from them."""
     template: str | None = None
     """File of the chat template, where the tool has one of its own."""
     placeholder: int | str | None = None
@@ -63,6 +65,8 @@ class Imported:
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
     sequences: bool = False
     """Whether a row is cut from the documents of one source, laid end to end, and weights count such rows."""
+    documents: Literal["joined", "apart"] = "joined"
+    """Whether attention goes across the documents of such a row."""
     method: Literal["best_fit", "concat_and_split", "none"] = "best_fit"
     overlong: Literal["split", "truncate"] = "split"
     """What becomes of documents that are longer than a row."""
@@ -144,7 +148,7 @@ def mix_text(
         **({} if tokenizer is None else {"tokenizer": dict(tokenizer)}),
         "sources": {
             name: {
-                **(_of_rows(source, row) if found.sequences else source),
+                **(_of_rows(source, row, found.documents) if found.sequences else source),
                 "path": _paths(source["path"], found.base, beside),
             }
             for name, source in found.sources.items()
@@ -167,11 +171,12 @@ def mix_text(
     return without_secrets(head) + body
 
 
-def _of_rows(source: JsonObject, row: int) -> JsonObject:
+def _of_rows(source: JsonObject, row: int, documents: str) -> JsonObject:
     """Return a source that gives rows: files of token ids are cut as they lie, documents are joined before."""
     if source["type"] == "numpy":
         return {**source, "row_tokens": row}
-    return {**source, "transforms": [{"type": "concat", "tokens": row}]}
+    apart = {} if documents == "joined" else {"documents": documents}
+    return {**source, "transforms": [{"type": "concat", "tokens": row, **apart}]}
 
 
 def _comment(text: str) -> str:

@@ -23,7 +23,7 @@ def _read(document: object, asked: Asked) -> Imported:
     report = asked.report
     words = _words(document, asked)
     weights, prefixes = _weights_and_prefixes(words, asked)
-    found = Imported(base=Path.cwd(), sequences=True)
+    found = Imported(base=Path.cwd(), sequences=True, documents=asked.documents or "joined")
     if not prefixes:
         report.refuse("", "holds no prefix; give the words that --data-path takes")
         return found
@@ -33,11 +33,18 @@ def _read(document: object, asked: Asked) -> Imported:
         found.sources[name] = {"type": "megatron", "path": prefix}
         by_name[name] = weight
     found.stages.append((0, by_name))
-    report.note(
-        "",
-        "samples are cut from the joined documents of one prefix and attend across them, as in Megatron by default; "
-        "with --reset-attention-mask leave level and transforms out, and write pack: {method: concat_and_split}",
-    )
+    if found.documents == "joined":
+        report.note(
+            "",
+            "samples are cut from the joined documents of one prefix and attend across them, as in Megatron by "
+            "default; for a run with --reset-attention-mask and --reset-position-ids give --documents apart",
+        )
+    else:
+        report.note(
+            "",
+            "attention and positions stay within documents, as in Megatron with --reset-attention-mask and "
+            "--reset-position-ids; the last token of a document has no label, as there with --eod-mask-loss",
+        )
     report.note(
         "", "--split of Megatron's command line is not in this file: every document is trained on"
     )

@@ -14,6 +14,7 @@
 Steps begin at 1 there and at 0 here.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from omniload.importing.fields import Fields, is_count
@@ -36,8 +37,9 @@ _OF_TRAINING = (
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file whose content is ``document``."""
-    found = of_token_files(asked)
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
+    asked = _with_documents(top, asked)
+    found = of_token_files(asked)
     tokens, parallel = top.inner("tokens"), top.inner("parallelism")
     row = tokens.take("sequence_length", int, 0)
     micro = tokens.take("micro_batch_size", int, 1)
@@ -59,6 +61,28 @@ def _read(document: object, asked: Asked) -> Imported:
     top.take("tokenizer", dict, {})
     top.end()
     return found
+
+
+def _with_documents(top: Fields, asked: Asked) -> Asked:
+    """Return what is asked for, documents apart where the model has a mask of them."""
+    model = top.peek("model")
+    config = model.get("model_config") if isinstance(model, dict) else None
+    if (
+        asked.documents
+        or not isinstance(config, dict)
+        or config.get("_use_doc_masking") is not True
+    ):
+        return asked
+    asked = replace(asked, documents="apart")
+    end = config.get("eos_token_id")
+    if asked.end_of_document is None and isinstance(end, int) and not isinstance(end, bool):
+        asked.report.note(
+            "model.model_config.eos_token_id",
+            f"is {end}, and is taken for the token that ends documents, which stay apart (_use_doc_masking); give "
+            "--end-of-document for another, or --documents joined",
+        )
+        return replace(asked, end_of_document=end)
+    return asked
 
 
 def _read_stage(stage: Fields, asked: Asked, found: Imported) -> None:

@@ -71,5 +71,10 @@ def read_as(name: str, document: object, asked: Asked) -> Imported:
         )
         raise ConfigError(f"{asked.file}: is no file of {name}, which has {tool.sign}; {remedy}")
     found = tool.read(document, asked)
+    if asked.documents is not None and not found.sequences:
+        raise ConfigError(
+            f"--documents is {asked.documents}, and nothing that {asked.file} declares is cut from joined documents; "
+            "leave it out"
+        )
     leave_undrawn_out(found, asked.report)
     return found

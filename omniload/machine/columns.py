@@ -1,4 +1,4 @@
-"""What goes with the tokens of samples: masks and images as the planner knows them, and images that ranks encode.
+"""What goes with the tokens of samples: masks, documents and images, as planned; and images that ranks encode.
 
 Shape suffixes:
     N  samples held of one source        P  pieces        Q  pieces and spans that meet
@@ -22,11 +22,20 @@ from omniload.batch.encoding import EncoderShare, counts_by_rank
 from omniload.batch.rows import stops_with_next
 from omniload.batch.slices import cp_places
 from omniload.machine.messages import SliceRequest
-from omniload.mix.columns import GRIDS, IMAGE_SPANS, IMAGES, LOSS_SPANS, ColumnRanges
+from omniload.mix.columns import (
+    DOCUMENT_STARTS,
+    GRIDS,
+    IMAGE_SPANS,
+    IMAGES,
+    LOSS_SPANS,
+    ColumnRanges,
+    overlap_of,
+)
 from omniload.mix.pieces import SUB_LIMIT, PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
+from omniload.plan.records import documents_between
 
 __all__ = ["ImageRequests", "LossSpans", "PieceFacts", "Route", "SampleMetadata", "routes_of"]
 
@@ -114,17 +123,8 @@ class LossSpans(_ReportedSpans):
                 here, rows = each.rows_of(keys_P)
                 if len(here):
                     spans_P = each.spans_N.take(rows)
-                    left_out -= _overlap(spans_P, starts_P[at[here]], stops_P[at[here]])
+                    left_out -= overlap_of(spans_P, starts_P[at[here]], stops_P[at[here]])
         return left_out
-
-
-def _overlap(spans_P: Ragged, starts_P: NDArray[np.int32], stops_P: NDArray[np.int32]) -> int:
-    """Return the tokens that lie both in a piece's range and in one of its spans."""
-    bounds_Q2 = spans_P.values_V.reshape(-1, 2)
-    piece_Q = np.repeat(np.arange(len(spans_P)), spans_P.lengths_N // 2)
-    common = np.minimum(bounds_Q2[:, 1], stops_P[piece_Q])
-    common -= np.maximum(bounds_Q2[:, 0], starts_P[piece_Q])
-    return int(np.maximum(common, 0).sum(dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -158,6 +158,23 @@ class _ImageSpans(_ReportedSpans):
         )
 
 
+@dataclass(slots=True)
+class _DocumentStarts(_ReportedSpans):
+    """Where documents begin inside samples that join them and keep them apart."""
+
+    column: ClassVar[str] = DOCUMENT_STARTS
+
+    def documents_of(self, pieces: PieceTable) -> Ragged | None:
+        """Return the lengths of the documents of each piece; ``None`` where each is one. No such sample is cut."""
+        ends_P = np.cumsum(pieces.lengths_P, dtype=np.int64)
+        begins_P, starts = ends_P - pieces.lengths_P, []
+        for at, keys_P, reported in self._pieces_of(pieces):
+            for here, rows, found in ((*each.rows_of(keys_P), each.spans_N) for each in reported):
+                found_P = found.take(rows)
+                starts.append(np.repeat(begins_P[at[here]], found_P.lengths_N) + found_P.values_V)
+        return documents_between(begins_P, ends_P, starts)
+
+
 class PieceFacts(TypedDict):
     """What ``place`` is told of the pieces of a step beside their lengths."""
 
@@ -165,6 +182,8 @@ class PieceFacts(TypedDict):
     """Labels that are not trained on."""
     images: ImageTable | None
     """Their images; ``None`` where they hold none."""
+    documents: Ragged | None
+    """Lengths of the documents of each; ``None`` where each is one."""
 
 
 @dataclass(slots=True)
@@ -173,27 +192,33 @@ class SampleMetadata:
 
     _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
     _image_spans: _ImageSpans = field(default_factory=_ImageSpans, init=False)
+    _starts: _DocumentStarts = field(default_factory=_DocumentStarts, init=False)
+
+    @property
+    def _all(self) -> tuple[_ReportedSpans, ...]:
+        return self._loss_spans, self._image_spans, self._starts
 
     def add(self, source: int, table: SampleTable) -> None:
         """Take in what was reported of a source."""
-        self._loss_spans.add(source, table)
-        self._image_spans.add(source, table)
+        for kept in self._all:
+            kept.add(source, table)
 
     def forget(self, source: int, position: int) -> None:
         """Let go of a source's samples from a position on: they are reported again."""
-        self._loss_spans.forget(source, position)
-        self._image_spans.forget(source, position)
+        for kept in self._all:
+            kept.forget(source, position)
 
     def release(self, floors: Mapping[int, int]) -> None:
         """Let go of samples before these positions."""
-        self._loss_spans.release(floors)
-        self._image_spans.release(floors)
+        for kept in self._all:
+            kept.release(floors)
 
     def of(self, pieces: PieceTable) -> PieceFacts:
         """Return what is to be known of the pieces of a step."""
         return {
             "labels_left_out": self._loss_spans.labels_left_out(pieces),
             "images": self._image_spans.table_of(pieces),
+            "documents": self._starts.documents_of(pieces),
         }
 
 

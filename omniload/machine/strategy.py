@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from omniload.base.ragged import Ragged
 from omniload.batch.rows import stops_with_next
 from omniload.mix.config import MixConfig
 from omniload.mix.state import MixState
@@ -18,7 +19,7 @@ from omniload.plan.images.table import ImageTable
 from omniload.plan.membership import Membership
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import num_microbatches_of
-from omniload.plan.records import StepPlan
+from omniload.plan.records import StepPlan, of_documents
 from omniload.plan.strategies import (
     PlacementRequest,
     columns_of,
@@ -31,7 +32,7 @@ from omniload.plan.strategies import (
 __all__ = ["dealt_by_chain", "place", "place_again"]
 
 
-def place(
+def place(  # noqa: PLR0913 -- what is known of the pieces of a step, each by its name
     mix: MixConfig,
     tree: ClientPlaceTree,
     state: MixState,
@@ -39,11 +40,12 @@ def place(
     *,
     labels_left_out: int = 0,
     images: ImageTable | None = None,
+    documents: Ragged | None = None,
 ) -> StepPlan:
     """Deal the rows of a step to data-parallel ranks and microbatches, balanced by cost.
 
     ``labels_left_out`` of its labels are masked: they are not in ``loss_tokens``. ``images`` are those of its
-    pieces, where it has any.
+    pieces, where it has any; ``documents`` the lengths of the documents of each, where some hold several.
     """
     pieces = membership.pieces
     lengths = pieces.lengths_P
@@ -62,14 +64,15 @@ def place(
         - labels_left_out,
         mix_revision=state.mix_revision,
         image_table=images,
-        **_dealt(mix, tree, state.step, membership, images),
+        documents=documents,
+        **_dealt(mix, tree, state.step, membership, images, documents),
     )
 
 
 def place_again(mix: MixConfig, tree: ClientPlaceTree, plan: StepPlan) -> StepPlan:
     """Return the plan of the same step for other ranks, as it would be had they been there from the start."""
     # What is in the step stays as it was drawn, and so does its digest: only places change.
-    return replace(plan, **_dealt(mix, tree, plan.step, plan, plan.image_table))
+    return replace(plan, **_dealt(mix, tree, plan.step, plan, plan.image_table, plan.documents))
 
 
 def _dealt(
@@ -78,6 +81,7 @@ def _dealt(
     step: int,
     membership: Membership | StepPlan,
     images: ImageTable | None,
+    documents: Ragged | None,
 ) -> dict[str, Any]:
     """Return where each row and image goes, how many microbatches there are for it, and how even that is."""
     dp, num_rows = tree.size_of("dp"), len(membership.row_offsets) - 1
@@ -85,7 +89,9 @@ def _dealt(
     # The chain takes longer than the rest of a small step's plan: where there is one bucket, and no image to deal,
     # none is run.
     if dp * num_microbatches > 1 or deals_images(mix.balance.strategy):
-        dealt = dealt_by_chain(mix, tree, step, membership, num_microbatches, images=images)
+        dealt = dealt_by_chain(
+            mix, tree, step, membership, num_microbatches, images=images, documents=documents
+        )
         return {"num_microbatches": num_microbatches, **dealt}
     # One array for both: neither is ever written to.
     everything = np.zeros(num_rows, np.int32)
@@ -99,7 +105,7 @@ def _dealt(
     }
 
 
-def dealt_by_chain(
+def dealt_by_chain(  # noqa: PLR0913 -- what is known of the pieces of a step, each by its name
     mix: MixConfig,
     tree: ClientPlaceTree,
     step: int,
@@ -107,6 +113,7 @@ def dealt_by_chain(
     num_microbatches: int,
     *,
     images: ImageTable | None = None,
+    documents: Ragged | None = None,
 ) -> dict[str, Any]:
     """Return the rank and microbatch of each row by the mix's strategy, how even that is, and where images go.
 
@@ -119,6 +126,8 @@ def dealt_by_chain(
     if images is None and deals_images(name):
         images = ImageTable.empty()
     cost, cost_columns = cost_of(mix.balance)
+    # To costs and strategies a document is a piece, and an image lies in a document.
+    costed = of_documents(pieces, membership.row_offsets, images, documents)
     request = PlacementRequest(
         tree=tree,
         step=step,
@@ -127,12 +136,12 @@ def dealt_by_chain(
         cost=cost,
         cost_columns=cost_columns,
         method=mix.balance.method,
-        images=images,
+        images=costed.images,
         encoder_cost=QuadraticCost(mix.balance.encoder_linear, mix.balance.encoder_quadratic),
         source_tags=[source.tags for source in mix.sources.values()],
     )
-    columns = columns_of(pieces, request.source_tags, cost_columns, images)
-    rows = DGraph.of_rows(pieces.lengths_P, membership.row_offsets, columns)
+    columns = columns_of(costed.pieces, request.source_tags, cost_columns, costed.images)
+    rows = DGraph.of_rows(costed.pieces.lengths_P, costed.row_offsets, columns)
     placement = placed_by(strategy_of(name), name, rows, request)
     planned = None
     if images is not None and placement.encoders_I is not None:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from omniload.base.ragged import Ragged, Ranges
 
 __all__ = [
+    "ALWAYS_USED",
     "COLUMNS",
+    "DOCUMENT_STARTS",
     "GRIDS",
     "IMAGES",
     "IMAGE_COLUMNS",
@@ -37,7 +39,9 @@ __all__ = [
     "WholeColumn",
     "joined_ranges",
     "metadata_of",
+    "overlap_of",
     "spans_of",
+    "starts_in",
 ]
 
 WholeColumn = Literal["scores", "text"]
@@ -45,7 +49,14 @@ WholeColumn = Literal["scores", "text"]
 TableColumn = Literal["loss_mask", "scores", "text"]
 """Columns that are read from a column of a table."""
 ColumnName = Literal[
-    "loss_mask", "scores", "text", "images", "grids", "image_places", "rejected_at"
+    "loss_mask",
+    "scores",
+    "text",
+    "images",
+    "grids",
+    "image_places",
+    "rejected_at",
+    "document_starts",
 ]
 """Columns beside the tokens. A closed list: whoever adds one says in ``COLUMNS`` how it is cut."""
 LOSS_MASK: ColumnName = "loss_mask"
@@ -59,8 +70,13 @@ IMAGE_PLACES: ColumnName = "image_places"
 """First placeholder of each image in its sample, and how many it has."""
 REJECTED_AT: ColumnName = "rejected_at"
 """Of a preference pair: the token of the sample that its rejected side begins with; the chosen side lies before it."""
+DOCUMENT_STARTS: ColumnName = "document_starts"
+"""Of documents that were joined and stay apart: the tokens of the sample that each of them begins with, but for the
+first; rising. Such a sample is never cut."""
 IMAGE_COLUMNS: tuple[ColumnName, ...] = (IMAGES, GRIDS, IMAGE_PLACES)
 """Columns that a transform of images makes; they go together."""
+ALWAYS_USED: tuple[ColumnName, ...] = (LOSS_MASK, REJECTED_AT, DOCUMENT_STARTS, *IMAGE_COLUMNS)
+"""Columns that become part of a batch wherever a source has them, without a word of the mix."""
 LOSS_SPANS = "loss_spans"
 """Metadata: where the tokens of a sample that are trained on begin and stop, in turns."""
 IMAGE_SPANS = "image_spans"
@@ -87,6 +103,7 @@ COLUMNS: Mapping[str, ColumnKind] = MappingProxyType(
         "grids": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
         "image_places": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
         "rejected_at": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
+        "document_starts": ColumnKind(dtype=np.dtype(np.int32), aligned=False),
     }
 )
 assert set(COLUMNS) == set(get_args(ColumnName)), "every column has a kind"
@@ -199,9 +216,59 @@ def spans_of(mask: Ragged) -> Ragged:
     return Ragged(values_V=bounds.astype(np.int32).reshape(-1), offsets=offsets)
 
 
+def starts_in(starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> Ragged:
+    """Return the column ``document_starts`` of sequences that lie end to end.
+
+    Args:
+        starts: Where documents begin among the values of all, rising.
+        offsets: Boundaries of the sequences; none is empty.
+    """
+    # From the left: where a sequence begins or the last one stops nothing begins inside.
+    owners = np.searchsorted(offsets, starts) - 1
+    inside = (owners >= 0) & (owners < len(offsets) - 1)
+    inside[inside] = starts[inside] < offsets[owners[inside] + 1]
+    starts, owners = starts[inside], owners[inside]
+    sizes = np.bincount(owners, minlength=len(offsets) - 1)
+    return Ragged(
+        values_V=(starts - offsets[owners]).astype(np.int32),
+        offsets=np.concatenate(([0], np.cumsum(sizes))),
+    )
+
+
+def _all_but(starts: Ragged) -> Ragged:
+    """Return spans of everything but some tokens of each sample, without an end: a piece has its own.
+
+    ::
+
+        3 7    ->    0 3 4 7 8 ...
+    """
+    offsets = 2 * (starts.offsets + np.arange(len(starts) + 1))
+    bounds_V = np.empty(int(offsets[-1]), np.int32)
+    is_inner_V = np.ones(len(bounds_V), np.bool_)
+    is_inner_V[offsets[:-1]] = is_inner_V[offsets[1:] - 1] = False
+    bounds_V[offsets[:-1]] = 0
+    bounds_V[offsets[1:] - 1] = np.iinfo(np.int32).max
+    bounds_V[is_inner_V] = np.repeat(starts.values_V, 2)
+    bounds_V[is_inner_V] += np.tile(np.array([0, 1], np.int32), len(starts.values_V))
+    return Ragged(values_V=bounds_V, offsets=offsets)
+
+
+def overlap_of(spans_P: Ragged, starts_P: NDArray[np.int32], stops_P: NDArray[np.int32]) -> int:
+    """Return the tokens that lie both in a piece's range and in one of its spans."""
+    bounds_Q2 = spans_P.values_V.reshape(-1, 2)
+    piece_Q = np.repeat(np.arange(len(spans_P)), spans_P.lengths_N // 2)
+    common = np.minimum(bounds_Q2[:, 1], stops_P[piece_Q])
+    common -= np.maximum(bounds_Q2[:, 0], starts_P[piece_Q])
+    return int(np.maximum(common, 0).sum(dtype=np.int64))
+
+
 def metadata_of(others: Mapping[str, Ragged]) -> dict[str, Ragged]:
-    """Return what the planner needs of further columns: it counts labels by the spans of a mask, and deals images."""
+    """Return what the planner needs of further columns: labels by spans, costs by documents, images to deal."""
     found = {LOSS_SPANS: spans_of(others[LOSS_MASK])} if LOSS_MASK in others else {}
+    if DOCUMENT_STARTS in others:
+        found[DOCUMENT_STARTS] = others[DOCUMENT_STARTS]
+        # A mask has left them out already where there is one.
+        found.setdefault(LOSS_SPANS, _all_but(others[DOCUMENT_STARTS]))
     if GRIDS in others:
         grids, places = others[GRIDS], others[IMAGE_PLACES]
         patches_I = grids.values_V[::2] * grids.values_V[1::2]

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from omniload.base.config import StrictModel, fault_at, raise_faults, validated
 from omniload.base.settings.include import read_settings
 from omniload.base.settings.quantities import Count
-from omniload.mix.columns import IMAGE_COLUMNS, LOSS_MASK, REJECTED_AT, WholeColumn
+from omniload.mix.columns import ALWAYS_USED, WholeColumn
 from omniload.mix.runtime import LoaderConfig, RuntimeConfig
 from omniload.mix.schema.amounts import faults_of_amounts
 from omniload.mix.schema.caps import faults_of_caps, faults_of_waits
@@ -103,8 +103,8 @@ class BatchConfig(StrictModel):
 
     @property
     def columns_used(self) -> tuple[str, ...]:
-        """Every column that becomes part of a batch: masks, pairs and images do wherever a source has them."""
-        return (LOSS_MASK, REJECTED_AT, *IMAGE_COLUMNS, *self.columns)
+        """Every column that becomes part of a batch; masks, pairs, images and documents wherever it has any."""
+        return (*ALWAYS_USED, *self.columns)
 
 
 class BalanceConfig(StrictModel):

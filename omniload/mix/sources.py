@@ -204,9 +204,11 @@ class NumpySource(SourceBase):
     header: Bytes = Field(default=0, le=1 << 20)
     """Bytes before the ids of a flat file."""
     end_of_document: int | None = Field(default=None, ge=0, lt=1 << 31)
-    """Token that ends every document; it stays its last token. What follows the last one is a document too."""
+    """Token that ends every document; it stays its last token. What follows the last one is a document too. With
+    ``row_tokens`` records are rows, as they lie, and this says where documents begin inside: attention, positions,
+    labels and costs stay within documents."""
     row_tokens: Annotated[Count, Field(ge=1, le=1 << 28)] | None = None
-    """Tokens of a row, where there are no documents; the last row of a file may be shorter."""
+    """Tokens of a row, cut as the file lies; the last row of a file may be shorter."""
     unit: UnitBytes = 4 << 20
     """Records of about this size are read together."""
 
@@ -216,7 +218,7 @@ class NumpySource(SourceBase):
             if self.row_tokens is not None and isinstance(transform, MiddleTransform):
                 raise fault_at(
                     f"fim rearranges documents, and row_tokens {self.row_tokens} cuts rows that may hold parts of "
-                    "several; say end_of_document instead, or leave fim out",
+                    "several; say end_of_document alone, or leave fim out",
                     *("transforms", i),
                 )
         return self
@@ -229,13 +231,31 @@ class NumpySource(SourceBase):
         is_whole = all(isinstance(each, FilterTransform) for each in self.transforms)
         return self.row_tokens if joined is None and is_whole else joined
 
+    @property
+    @override
+    def sequence_key(self) -> tuple[str | int, ...]:
+        return super().sequence_key or ("row_tokens",)
+
+    @property
+    @override
+    def keeps_documents_apart(self) -> bool:
+        return super().keeps_documents_apart or self.rows_hold_documents
+
+    @property
+    def rows_hold_documents(self) -> bool:
+        """Whether a record is a row of several documents, of which each is known to begin behind a token."""
+        return self.row_tokens is not None and self.end_of_document is not None
+
     @model_validator(mode="after")
-    def _one_way_to_cut(self) -> Self:
-        if self.end_of_document is not None and self.row_tokens is not None:
-            raise fault_at(
-                f"end_of_document is {self.end_of_document} and row_tokens is {self.row_tokens}; name one of them",
-                "row_tokens",
-            )
+    def _rows_of_documents_stay_rows(self) -> Self:
+        for i, transform in enumerate(self.transforms):
+            if self.rows_hold_documents and not isinstance(transform, FilterTransform):
+                raise fault_at(
+                    f"transforms[{i}]: {transform.type} changes rows, and row_tokens {self.row_tokens} with "
+                    f"end_of_document {self.end_of_document} keeps documents apart inside of them; leave "
+                    "end_of_document or row_tokens out, or the transform",
+                    *("transforms", i),
+                )
         return self
 
     @property

@@ -1,7 +1,7 @@
 """What a plan says: the pieces of every row of a step, and where each row goes.
 
 Shape suffixes:
-    R  rows of the step
+    R  rows of the step        P  their pieces
 """
 
 import hashlib
@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.ragged import Ragged
 from omniload.mix.pieces import PieceTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
 
-__all__ = ["StepPlan"]
+__all__ = ["CostedRows", "StepPlan", "documents_between", "of_documents"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class StepPlan:
     """Labels predicted in the whole step."""
     image_table: ImageTable | None = None
     """The images of the step, for placing it anew; not in parts of it."""
+    documents: Ragged | None = None
+    """Lengths of the documents of each piece; ``None`` where each is one. As ``image_table``, not in parts of it."""
     images: ImagePlan | None = None
     """Where images are encoded; ``None`` where each rank encodes those of its rows, or there are none."""
     mix_revision: int = 0
@@ -85,6 +88,7 @@ class StepPlan:
             dp_ranks_R=self.dp_ranks_R[rows],
             microbatches_R=self.microbatches_R[rows],
             image_table=None,
+            documents=None,
             images=None if self.images is None else self.images.part_of(dp_ranks),
         )
 
@@ -104,3 +108,61 @@ def _are_among(dp_ranks_R: NDArray[np.int32], dp_ranks: Sequence[int]) -> NDArra
     if last - first + 1 == len(set(dp_ranks)):
         return (dp_ranks_R >= first) & (dp_ranks_R <= last)
     return np.isin(dp_ranks_R, dp_ranks)
+
+
+def documents_between(
+    begins_P: NDArray[np.int64], ends_P: NDArray[np.int64], starts: Sequence[NDArray[np.int64]]
+) -> Ragged | None:
+    """Return the lengths of the documents of each piece; ``None`` where each is one.
+
+    Args:
+        begins_P: Where each piece begins among the tokens of all, end to end.
+        ends_P: Where it ends.
+        starts: Where documents begin inside of pieces, in any order.
+    """
+    if not sum(map(len, starts)):
+        return None
+    bounds = np.sort(np.concatenate((begins_P, ends_P[-1:], *starts)))
+    return Ragged(
+        values_V=np.diff(bounds).astype(np.int32),
+        offsets=np.append(np.searchsorted(bounds, begins_P), len(bounds) - 1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedRows:
+    """The rows of a step as costs and strategies see them: each document is a piece."""
+
+    pieces: PieceTable
+    row_offsets: NDArray[np.int64]
+    images: ImageTable | None
+
+
+def of_documents(
+    pieces: PieceTable,
+    row_offsets: NDArray[np.int64],
+    images: ImageTable | None,
+    documents: Ragged | None,
+) -> CostedRows:
+    """Return the rows of a step with each document that a sample joins and keeps apart as a piece of its own.
+
+    Args:
+        pieces: The pieces, grouped by row.
+        row_offsets: Boundaries of the rows in the pieces, ``[R + 1]``.
+        images: The images of the step, where it has any.
+        documents: Lengths of the documents of each piece; ``None`` where each is one.
+    """
+    if documents is None:
+        return CostedRows(pieces=pieces, row_offsets=row_offsets, images=images)
+    owners = np.repeat(np.arange(len(pieces)), documents.lengths_N)
+    ends = np.cumsum(documents.values_V, dtype=np.int64)
+    # From the begin of the piece: of those that hold several documents none is cut, and so that of its sample.
+    before_P = np.append(0, ends)[documents.offsets[:-1]]
+    stops = (ends - before_P[owners] + pieces.starts_P[owners]).astype(np.int32)
+    found = replace(
+        pieces.take(owners), starts_P=stops - documents.values_V.astype(np.int32), stops_P=stops
+    )
+    if images is not None:
+        # A piece with images is one document.
+        images = replace(images, pieces_I=documents.offsets[images.pieces_I])
+    return CostedRows(pieces=found, row_offsets=documents.offsets[row_offsets], images=images)

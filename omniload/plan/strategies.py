@@ -33,11 +33,12 @@ from omniload.base.settings.registry import registered
 from omniload.mix.config import BalanceConfig, MixConfig
 from omniload.mix.pieces import PieceTable
 from omniload.plan.balance_methods import BalanceMethod
-from omniload.plan.cost import CostFunction, QuadraticCost, require_costs
+from omniload.plan.cost import CostFunction, QuadraticCost, require_costs, row_costs
 from omniload.plan.dgraph import DGraph
 from omniload.plan.images.table import ImageTable
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.placement import Placement, imbalance_of
+from omniload.plan.records import StepPlan, of_documents
 
 __all__ = [
     "BUILT_IN",
@@ -47,7 +48,7 @@ __all__ = [
     "by_length",
     "columns_of",
     "cost_of",
-    "costs_of_pieces",
+    "costs_of_rows",
     "deals_images",
     "hybrid",
     "in_order",
@@ -249,27 +250,29 @@ def columns_of(
     return {"sources": pieces.sources_P} | patches | of_sources
 
 
-def costs_of_pieces(
-    mix: MixConfig, pieces: PieceTable, images: ImageTable | None
-) -> NDArray[np.float64]:
-    """Return what each piece of a step costs by the mix file.
+def costs_of_rows(mix: MixConfig, plan: StepPlan) -> NDArray[np.float64]:
+    """Return what each row of a step costs by the mix file.
 
     Raises:
         ConfigError: The cost is a user's and fails, or asks for a column that the step has not.
     """
     cost, wanted = cost_of(mix.balance)
     # As where the step is placed: a strategy that deals images finds them in a step without any too.
+    images = plan.image_table
     if images is None and deals_images(mix.balance.strategy):
         images = ImageTable.empty()
+    costed = of_documents(plan.pieces, plan.row_offsets, images, plan.documents)
     tags_S = [source.tags for source in mix.sources.values()]
-    columns = {"lengths": pieces.lengths_P} | columns_of(pieces, tags_S, wanted, images)
+    pieces = costed.pieces
+    columns = {"lengths": pieces.lengths_P} | columns_of(pieces, tags_S, wanted, costed.images)
     try:
-        return require_costs(cost, columns, wanted, "backbone")
+        costs_P = require_costs(cost, columns, wanted, "backbone")
     except Exception as error:
         raise ConfigError(
             f"balance.cost {mix.balance.cost!r} failed on {len(pieces)} pieces: {type(error).__name__}: {error}; mend "
             "it, or use 'quadratic'"
         ) from error
+    return row_costs(costs_P, costed.row_offsets)
 
 
 def require_strategy(balance: BalanceConfig) -> None:

@@ -105,6 +105,7 @@ def _of_placed(
     *,
     labels_left_out: int,
     images: None,
+    documents: None,
 ) -> Key:
     drawn = _of_pieces(membership.pieces), membership.row_offsets.tobytes()
     return id(mix), tree, state.step, state.mix_revision, drawn, labels_left_out

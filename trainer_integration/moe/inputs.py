@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
+from omniload.batch.rows import documents_of
 from omniload.batch.slices import cp_indices
 from trainer_integration.moe.documents import DocumentGroups, on_device
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
@@ -31,7 +32,7 @@ class ModelInputs:
     labelled_L: Tensor
     """Which tokens have a label, int64. Known here: asked of a device, it would wait for all layers before."""
     positions_N: Tensor
-    """Place within the piece, int64, from 0."""
+    """Place within the document, int64, from 0."""
     rows_N: Tensor
     """Row of the microbatch, int64, never falling."""
     num_rows: int
@@ -82,18 +83,16 @@ class ModelInputs:
         kept = np.flatnonzero(real)
         # Tokens ahead of each place: it turns bounds of the padded rows into bounds without padding.
         before = np.concatenate(([0], np.cumsum(real)))
-        labels = microbatch.labels_RT.reshape(-1)[kept]
+        labels, documents = microbatch.labels_RT.reshape(-1)[kept], documents_of(microbatch)
         return cls(
             tokens_N=on_device(microbatch.tokens_RT.reshape(-1)[kept], device),
             labels_N=on_device(labels, device),
             labelled_L=on_device(np.flatnonzero(labels != IGNORE_LABEL), device),
-            positions_N=on_device(microbatch.positions_RT.reshape(-1)[kept], device),
+            positions_N=on_device(documents.positions.reshape(-1)[kept], device),
             rows_N=on_device(kept // max(1, row_length), device),
             num_rows=num_rows,
             tokens_in_rows_R=on_device(real.reshape(num_rows, row_length).sum(-1), device),
-            documents=DocumentGroups.of(
-                before[microbatch.cu_seqlens], device=device, varlen=varlen
-            ),
+            documents=DocumentGroups.of(before[documents.cu_seqlens], device=device, varlen=varlen),
             tokens_of_peers=(len(kept),),
         )
 
@@ -123,7 +122,9 @@ class ModelInputs:
             rows_N=on_device(kept[peers.rank] // max(1, length), device),
             num_rows=num_rows,
             tokens_in_rows_R=on_device(real.reshape(num_rows, length).sum(-1), device),
-            documents=DocumentGroups.of(before[piece.cu_seqlens], places, device, varlen=varlen),
+            documents=DocumentGroups.of(
+                before[documents_of(piece).cu_seqlens], places, device, varlen=varlen
+            ),
             # From the bounds of the whole rows, which every peer has: nobody asks another.
             tokens_of_peers=tuple(map(len, kept)),
             places_M=on_device(places, device),

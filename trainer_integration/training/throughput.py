@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from omniload.batch.microbatch import Batch
+from omniload.batch.rows import documents_of
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.flops import cost_of
 
@@ -28,10 +29,10 @@ def token_pairs(batch: Batch) -> float:
     total = 0.0
     for microbatch in batch.microbatches:
         # Wide: the square of a long document is beyond int32.
-        lengths_D = np.diff(microbatch.cu_seqlens).astype(np.float64)
+        lengths_D = np.diff(documents_of(microbatch).cu_seqlens).astype(np.float64)
         # Padding is a document of its row, and none of the model's.
-        lengths_D[microbatch.sources_D < 0] = 0
-        total += float((lengths_D**2).sum())
+        padding_D = np.diff(microbatch.cu_seqlens)[microbatch.sources_D < 0].astype(np.float64)
+        total += float((lengths_D**2).sum() - (padding_D**2).sum())
     return total
 
 

@@ -1,4 +1,4 @@
-"""What sources of images and of preference pairs ask of the rest of a mix: what may not be cut.
+"""What sources of images, of preference pairs and of joined documents ask of the rest of a mix: what may not be cut.
 
 And what weights that count sequences ask of sources: samples of the length of a row.
 """
@@ -38,7 +38,7 @@ class Packing(Protocol):
 def documents_cut(
     sources: Mapping[str, SourceBase], pack: Packing
 ) -> Iterator[PydanticCustomError]:
-    """Yield packing that would cut images or pairs, and sources whose patches differ.
+    """Yield packing that would cut images, pairs or joined documents, and sources whose patches differ.
 
     Args:
         sources: The sources by name.
@@ -46,6 +46,7 @@ def documents_cut(
     """
     yield from _images_cut(sources, pack)
     yield from _pairs_cut(sources, pack)
+    yield from _joined_cut(sources, pack)
 
 
 def no_sequences(
@@ -134,3 +135,38 @@ def _pairs_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Pyd
             )
             # Once: where it is said for all sources, each of them would say it again.
             break
+
+
+def _joined_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[PydanticCustomError]:
+    """Yield packing that would lose what was joined, or cut documents that a sample keeps apart."""
+    for name, source in sources.items():
+        at = ("sources", name, *source.sequence_key)
+        tokens, overlong = source.sequence_tokens, source.overlong or pack.overlong
+        if tokens is None or tokens <= pack.length:
+            continue
+        # Of rows that lie in files it may be meant: a run of shorter ones has the first tokens of each.
+        if overlong != "split" and source.concat_transform is not None:
+            lost = (
+                "every whole sequence would be left out"
+                if overlong == "drop"
+                else f"{tokens - pack.length} tokens of every whole sequence would be cut off"
+            )
+            yield fault_at(
+                f"sequences are {tokens} tokens, more than pack.length {pack.length}, and overlong is {overlong}: "
+                f"{lost}; use {pack.length} tokens, or overlong: split",
+                *at,
+            )
+        elif source.keeps_documents_apart:
+            yield fault_at(
+                f"sequences are {tokens} tokens, more than pack.length {pack.length}, and their documents stay apart, "
+                f"which a cut would lose; use at most {pack.length} tokens",
+                *at,
+            )
+    apart = [name for name, source in sources.items() if source.keeps_documents_apart]
+    if apart and pack.method == "concat_and_split":
+        yield fault_at(
+            f"method is concat_and_split, which cuts documents anywhere, and sources.{apart[0]} joins documents that "
+            "stay apart, which is lost where a sequence is cut; use best_fit or none, or leave the joining out: "
+            "concat_and_split fills rows to the last token too, and keeps documents apart",
+            *("pack", "method"),
+        )

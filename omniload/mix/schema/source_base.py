@@ -109,6 +109,17 @@ class SourceBase(StrictModel):
         return None if self.concat_transform is None else self.concat_transform.tokens
 
     @property
+    def sequence_key(self) -> tuple[str | int, ...]:
+        """Key below the source that says how long its samples are; none where lengths are their own."""
+        joined = self.concat_transform
+        return () if joined is None else ("transforms", self.transforms.index(joined), "tokens")
+
+    @property
+    def keeps_documents_apart(self) -> bool:
+        """Whether its samples hold several documents, and say where each begins."""
+        return self.concat_transform is not None and self.concat_transform.documents == "apart"
+
+    @property
     def image_members(self) -> tuple[str, ...]:
         """Where its images are: a column, or the extensions of members; none where it holds none."""
         return ()

@@ -210,13 +210,24 @@ class ConcatTransform(StrictModel):
     """Joins the documents of a unit, end to end in the order of the file, and cuts them into samples of one length.
 
     As llm-foundry, nanotron and Megatron have their sequences: nothing is lost, so the last sample of a unit may be
-    short. A mask is joined and cut with the tokens. A sample is one document from then on: attention goes across what
-    was joined. Behind it a ``filter`` goes by the length of samples.
+    short. A mask is joined and cut with the tokens. Behind it a ``filter`` goes by the length of samples.
     """
 
     type: Literal["concat"]
     tokens: Count = Field(ge=2, le=_MOST_TOKENS)
     """Tokens of a sample; ``pack.length`` where weights are to count sequences."""
+    documents: Literal["joined", "apart"] = "joined"
+    """``joined``: a sample is one document from then on, and attention goes across what was joined. ``apart``: batches
+    say where each document begins inside, so that attention, positions, labels and costs stay within documents; such a
+    sample is never cut."""
+
+    @model_serializer(mode="wrap")
+    def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write what changes nothing as releases know it that had no such key: their runs are gone on with."""
+        content: dict[str, Any] = handler(self)
+        if content.get("documents") == "joined":
+            del content["documents"]
+        return content
 
 
 Mark = Annotated[str, Field(min_length=1, max_length=256)] | Annotated[int, Field(ge=0, lt=1 << 31)]

@@ -20,10 +20,9 @@ from omniload.base.units import format_bytes
 from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance_methods import balance
-from omniload.plan.cost import row_costs
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.records import StepPlan
-from omniload.plan.strategies import costs_of_pieces
+from omniload.plan.strategies import costs_of_rows
 
 __all__ = [
     "Forecast",
@@ -217,8 +216,7 @@ def steps_per_epoch(
 
 def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
     """Measure a planned step against its rows dealt to ``dp`` ranks in order."""
-    costs_P = costs_of_pieces(mix, plan.pieces, plan.image_table)
-    costs_R = row_costs(costs_P, plan.row_offsets)
+    costs_R = costs_of_rows(mix, plan)
     return StepFigures(
         tokens=int(plan.pieces.lengths_P.sum()),
         capacity=plan.num_rows * mix.pack.length,

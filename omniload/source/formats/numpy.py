@@ -1,7 +1,8 @@
 """Token ids in ``.npy`` files and in flat files, as nanoGPT and OLMo keep them.
 
 A file is one run of ids. Documents end with a token of their own, or there are rows of one length:
-those of a matrix, those that ``row_tokens`` cuts, or else the whole file. Units are ranges of bytes.
+those of a matrix, those that ``row_tokens`` cuts, or else the whole file. Units are ranges of bytes. Of rows that say
+what ends a document it is known where documents begin inside.
 
 Shape suffixes:
     V  ids of a unit
@@ -21,6 +22,7 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.mix.columns import DOCUMENT_STARTS, starts_in
 from omniload.mix.sources import NumpySource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
@@ -82,14 +84,14 @@ class NumpyFormat(Format):
                 f"{file.path}: {where} hold {len(offsets) - 1} records, {rows} in the index; "
                 "the file is not the one that was indexed, start anew"
             )
-        return _records(token_ids(ids, f"{file.path}: {where}"), offsets)
+        return self._records(token_ids(ids, f"{file.path}: {where}"), offsets)
 
     @override
     def first_records(self) -> Records:
         # By its records, not by its size: an empty array has a header.
         filled = np.flatnonzero(self._units.rows_U)
         if not len(filled):
-            return _records(np.empty(0, np.int32), np.zeros(1, np.int64))
+            return self._records(np.empty(0, np.int32), np.zeros(1, np.int64))
         shard = int(self._units.shards_U[filled[0]])
         file = self._files[shard]
         with reading(file, "its first ids"):
@@ -100,7 +102,7 @@ class NumpyFormat(Format):
         offsets = self._offsets(ids, layout)
         if layout.start + len(data) < file.size_bytes:
             offsets = offsets[:-1]  # the last may be cut off
-        return _records(token_ids(ids[: offsets[-1]], f"{file.path}: its first ids"), offsets)
+        return self._records(token_ids(ids[: offsets[-1]], f"{file.path}: its first ids"), offsets)
 
     def _layout_of(self, shard: int) -> _Layout:
         if self._layout is None or self._layout[0] != shard:
@@ -116,6 +118,14 @@ class NumpyFormat(Format):
             # Where a unit ends is added below, with an end of a document there or without.
             stops = stops[stops < len(ids_V)]
         return np.concatenate(([0], stops, [len(ids_V)] if len(ids_V) else [])).astype(np.int64)
+
+    def _records(self, ids_V: NDArray[np.int32], offsets: NDArray[np.int64]) -> Records:
+        column = Ragged(values_V=ids_V, offsets=offsets)
+        others: dict[str, Ragged] = {}
+        if self._config.rows_hold_documents:
+            starts = np.flatnonzero(ids_V == self._config.end_of_document) + 1
+            others[DOCUMENT_STARTS] = starts_in(starts, offsets)
+        return Records(column=column, bad_B=np.zeros(len(column), np.bool_), others=others)
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
@@ -134,11 +144,6 @@ class NumpyFormat(Format):
         return FileUnits(
             rows=np.diff(found), starts=starts, stops=stops, content=digest.hexdigest()
         )
-
-
-def _records(ids_V: NDArray[np.int32], offsets: NDArray[np.int64]) -> Records:
-    column = Ragged(values_V=ids_V, offsets=offsets)
-    return Records(column=column, bad_B=np.zeros(len(column), np.bool_))
 
 
 def _row_ends(file: ShardFile, layout: _Layout) -> NDArray[np.int64]:

@@ -15,15 +15,17 @@ Shape suffixes:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
+from omniload.mix.columns import DOCUMENT_STARTS, LOSS_MASK, starts_in
 from omniload.mix.order import Span
 from omniload.mix.pieces import SUB_LIMIT
+from omniload.mix.schema.transforms import ConcatTransform
 from omniload.source.block import Block
 from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import drained
@@ -65,19 +67,21 @@ class Sequences:
         )
 
 
-def concatenated(samples: Samples, length: int) -> tuple[Samples, NDArray[np.int64]]:
-    """Join samples end to end, and cut them into sequences; nothing is copied.
+def concatenated(samples: Samples, config: ConcatTransform) -> tuple[Samples, NDArray[np.int64]]:
+    """Join samples end to end, and cut them into sequences; no token is copied.
 
     Args:
         samples: Documents, with no columns but aligned ones; empty ones are none.
-        length: Tokens of a sequence; the last one may have fewer.
+        config: Tokens of a sequence, the last one may have fewer; and whether documents stay apart. Then the column
+            ``document_starts`` says where each begins inside a sequence, and no mask trains on its first token, which
+            nothing before it predicts.
 
     Returns:
         The sequences, and the number of the document in which each begins, never falling, ``[Q]``.
     """
     offsets = samples.tokens.offsets
     begin, stop = int(offsets[0]), int(offsets[-1])
-    bounds = np.append(np.arange(begin, stop, length), stop)
+    bounds = np.append(np.arange(begin, stop, config.tokens), stop)
     # From the right: of documents that begin at one place all but the last are empty.
     owners_Q = np.searchsorted(offsets, bounds[:-1], side="right") - 1
 
@@ -85,6 +89,14 @@ def concatenated(samples: Samples, length: int) -> tuple[Samples, NDArray[np.int
         return Ragged(values_V=column.values_V[begin:stop], offsets=bounds - begin)
 
     others = {name: cut(column) for name, column in samples.others.items()}
+    if config.documents == "apart":
+        # Of documents that begin at one place all but one are empty.
+        starts = np.unique(offsets[:-1][samples.tokens.lengths_N > 0]) - begin
+        others[DOCUMENT_STARTS] = starts_in(starts, bounds - begin)
+        if (mask := others.get(LOSS_MASK)) is not None and mask.values_V[starts].any():
+            values_V = mask.values_V.copy()
+            values_V[starts] = False
+            others[LOSS_MASK] = replace(mask, values_V=values_V)
     return Samples(tokens=cut(samples.tokens), others=others), owners_Q
 
 
@@ -112,7 +124,7 @@ def sequences_of(
     """
     assert pipeline.concat is not None, "documents are joined"
     together = _TOGETHER if pipeline.takes_text else max(1, len(block.usable_R))
-    length, (span, share) = pipeline.concat.tokens, whole
+    config, (span, share) = pipeline.concat, whole
     positions_R = np.empty(len(block.usable_R), np.int64)
     positions_R[share.rows_N] = span.start + share.places_N
     counts_R = np.zeros(len(block.usable_R), np.int64)
@@ -130,7 +142,7 @@ def sequences_of(
                     judge(rows, made)
                     skipped_R[rows[made.bad_N]] = True
                 documents.append(made)
-            joined, owners_Q = concatenated(_end_to_end(documents), length)
+            joined, owners_Q = concatenated(_end_to_end(documents), config)
             joined = pipeline.of_sequences(joined)
             given = np.flatnonzero(joined.tokens.lengths_N)
             columns: Mapping[str, Ragged] = {_TOKENS: joined.tokens, **joined.others}
@@ -141,8 +153,8 @@ def sequences_of(
         held = memory.hold(writer.finish())
     if (most := int(counts_R.max(initial=0))) > SUB_LIMIT:
         raise IntegrityError(
-            f"{most:,} sequences of {length} tokens begin in one record, and a record gives at most {SUB_LIMIT:,}; "
-            "raise tokens of the transform concat"
+            f"{most:,} sequences of {config.tokens} tokens begin in one record, and a record gives at most "
+            f"{SUB_LIMIT:,}; raise tokens of the transform concat"
         )
     return Sequences(
         held=held, firsts_R=np.concatenate(([0], np.cumsum(counts_R))), skipped_R=skipped_R

@@ -56,14 +56,27 @@ def an_order(units, method="block", block_units=2):
 
 
 def a_source(
-    units, method="block", *, tokens=None, least=None, drawn=(), block_units=2, fim=False, held=None
+    units,
+    method="block",
+    *,
+    tokens=None,
+    documents="joined",
+    least=None,
+    drawn=(),
+    block_units=2,
+    fim=False,
+    held=None,
 ):
     """Return a source, joined to ``tokens`` where that is said, less what another loader had drawn."""
     held = held or (ListFormat(units) if fim else MaskedFormat(units))
     table = held.units()
     transforms = [
         *([FIM] if fim else []),
-        *([] if tokens is None else [ConcatTransform(type="concat", tokens=tokens)]),
+        *(
+            []
+            if tokens is None
+            else [ConcatTransform(type="concat", tokens=tokens, documents=documents)]
+        ),
         *([] if least is None else [FilterTransform(type="filter", min_tokens=least)]),
     ]
     filler = MiddleFiller(rate=0.5, spm=0.5, marks=(200, 201, 202), end=None, key=9)
@@ -97,8 +110,11 @@ def group_texts(examples, block_size):
     }
 
 
-def expected_of(plain, order, epoch, length):
-    """Return the sequences of an epoch by position, made of the documents that a source not joined gives of it."""
+def expected_of(plain, order, epoch, length, *, apart=False):
+    """Return the sequences of an epoch by position, made of the documents that a source not joined gives of it.
+
+    Where they stay apart each has where another document begins than that of the token before.
+    """
     n = plain.positions_per_epoch
     found = order.locate(epoch * n, (epoch + 1) * n)
     places = list(zip(found.units_N.tolist(), found.rows_N.tolist(), strict=True))
@@ -109,8 +125,19 @@ def expected_of(plain, order, epoch, length):
         there = sorted(place for place in documents if place[0] == unit)
         if not there:
             continue
+        if apart:
+            for number, place in enumerate(there):
+                document = documents[place]
+                document["document_starts"] = [number] * len(document["tokens"])
+                if "loss_mask" in document:
+                    document["loss_mask"][:1] = [False] * len(document["loss_mask"][:1])
         names = sorted(documents[there[0]])
         cut = group_texts({k: [documents[place][k] for place in there] for k in names}, length)
+        if apart:
+            cut["document_starts"] = [
+                [i for i in range(1, len(of)) if of[i] != of[i - 1]]
+                for of in cut["document_starts"]
+            ]
         owners = list(chain(*([place] * len(documents[place]["tokens"]) for place in there)))
         begun = [owners[i * length] for i in range(len(cut["tokens"]))]
         expected += [
@@ -130,20 +157,24 @@ def _all(source, epoch):
     methods,
     st.integers(2, 7),
     st.booleans(),
+    st.booleans(),
     st.sets(st.integers(0, 47), max_size=9),
     st.integers(0, 2),
 )
 def test_an_epoch_gives_what_the_documents_of_each_unit_come_to_end_to_end(
-    units, method, length, fim, drawn, epoch
+    units, method, length, fim, apart, drawn, epoch
 ):
     total = sum(map(len, units))
     made = {"fim": fim, "drawn": {each for each in drawn if each < total}}
     plain = a_source(units, method, **made)
+    documents = "apart" if apart else "joined"
 
-    found = rows_of(_all(a_source(units, method, tokens=length, **made), epoch))
+    found = rows_of(
+        _all(a_source(units, method, tokens=length, documents=documents, **made), epoch)
+    )
 
     assert sorted(found) == found
-    assert found == expected_of(plain, an_order(units, method), epoch, length)
+    assert found == expected_of(plain, an_order(units, method), epoch, length, apart=apart)
 
 
 @given(contents, methods, st.integers(2, 7), st.integers(0, 2))
@@ -164,6 +195,7 @@ def test_nothing_is_lost_and_the_last_sample_of_a_unit_alone_is_short(units, met
     st.integers(1, 4),
     st.integers(2, 7),
     st.booleans(),
+    st.sampled_from(["joined", "apart"]),
     st.none() | st.integers(2, 4),
     st.integers(1, 4),
     st.integers(0, 60),
@@ -172,10 +204,29 @@ def test_nothing_is_lost_and_the_last_sample_of_a_unit_alone_is_short(units, met
     st.sampled_from([None, 1, 200]),
 )
 def test_any_split_of_a_range_among_any_readers_gives_the_same_sequences(
-    units, method, block_units, length, fim, least, readers, start, lengths, fates, limit_bytes
+    units,
+    method,
+    block_units,
+    length,
+    fim,
+    documents,
+    least,
+    readers,
+    start,
+    lengths,
+    fates,
+    limit_bytes,
 ):
     def make():
-        return a_source(units, method, tokens=length, fim=fim, least=least, block_units=block_units)
+        return a_source(
+            units,
+            method,
+            tokens=length,
+            documents=documents,
+            fim=fim,
+            least=least,
+            block_units=block_units,
+        )
 
     stops = (start + np.cumsum([0, *lengths])).tolist()
     whole = make().read(start, stops[-1])

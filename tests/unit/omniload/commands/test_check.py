@@ -14,6 +14,7 @@ from omniload.commands.check import check
 from omniload.commands.plan import plan
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
+from tests.support.chats import CHATML, write_model
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
 
@@ -35,12 +36,15 @@ batch: {tokens: 64, micro_tokens: 64}
 """
 
 
-def checked(folder, *, source="text: text", pack="", rest="", records=100):
+def checked(
+    folder, *, source="text: text", pack="", rest="", records=100, tokenizer="{type: bytes}"
+):
     """Check a mix of one source; return its exit code and the lines it shows."""
     lines = (json.dumps({"text": "word " * 6, "lang": "en"}) for _ in range(records))
     (folder / "web.jsonl").write_text("\n".join(lines) + "\n")
     file = folder / "mix.yaml"
-    file.write_text(MIX.replace("SOURCE", source).replace("PACK", pack) + rest)
+    mix = MIX.replace("SOURCE", source).replace("PACK", pack)
+    file.write_text(mix.replace("{type: bytes}", tokenizer) + rest)
     shown = CliRunner().invoke(check, [str(file), "--cache-dir", str(folder / "cache")])
     said = str(shown.exception) if isinstance(shown.exception, ConfigError) else shown.output
     return shown.exit_code, [line.replace(f"{file}:", "mix.yaml:") for line in said.splitlines()]
@@ -215,3 +219,34 @@ def test_a_step_of_epochs_without_end_is_told_in_a_few_digits():
 
     assert "goes through web over 1,000,000.0 times" in warning
     assert len(warning) < 200
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "source", "said"),
+    [
+        (
+            "{type: bpe, path: .}",
+            "transforms: [{type: concat, tokens: 16}]",
+            "mix.yaml:3: tokenizer.end_of_document is not set, and concat joins texts of sources.web with nothing",
+        ),
+        (
+            '{type: bpe, path: ., end_of_document: "<eos>"}',
+            "transforms: [{type: concat, tokens: 16}]",
+            "",
+        ),
+        ("{type: bpe, path: .}", "transforms: [{type: concat, tokens: 16, documents: apart}]", ""),
+        ("{type: bpe, path: .}", "text: text", ""),
+        ("{type: bytes}", "transforms: [{type: concat, tokens: 16}]", ""),
+    ],
+)
+def test_texts_that_are_joined_without_an_end_between_are_a_warning(
+    tmp_path, tokenizer, source, said
+):
+    write_model(tmp_path, CHATML)
+
+    code, lines = checked(tmp_path, source=source, tokenizer=tokenizer)
+
+    warnings = [line for line in lines if line.startswith("warning: ")]
+    assert code == 0, lines
+    assert len(warnings) == bool(said)
+    assert all(line.startswith(f"warning: {said}") for line in warnings)

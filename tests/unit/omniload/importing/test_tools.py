@@ -60,7 +60,18 @@ class TestMegatron:
         assert (mix.mix.level, mix.pack.method) == ("sequence", "best_fit")
         assert [source.concat_transform.tokens for source in mix.sources.values()] == [64, 64]
         assert "--split" in notes
-        assert "with --reset-attention-mask leave level and transforms out" in notes
+        assert [source.keeps_documents_apart for source in mix.sources.values()] == [False, False]
+        assert "for a run with --reset-attention-mask and --reset-position-ids give --doc" in notes
+
+    def test_documents_stay_apart_where_that_is_asked_for(self, folder):
+        mix, notes = imported(folder, "megatron", "1 a 1 b", documents="apart")
+
+        assert [source.concat_transform.documents for source in mix.sources.values()] == [
+            "apart",
+            "apart",
+        ]
+        assert mix.mix.level == "sequence"
+        assert "as in Megatron with --reset-attention-mask and --reset-position-ids" in notes
 
     def test_the_training_split_of_a_file_of_splits_is_read(self, folder):
         splits = {"train": ["1", "a", "3", "b"], "valid": ["c"], "test": None}
@@ -142,6 +153,22 @@ class TestOlmoCore:
         assert (mix.sources["web"].row_tokens, mix.sources["code"].row_tokens) == (64, 64)
         assert "for documents of their own give --end-of-document ID" in notes
 
+    def test_rows_of_documents_that_stay_apart_need_the_token_that_ends_them(self, folder):
+        """As OLMo-core has them by ``generate_doc_lengths``."""
+        mix, _ = imported(
+            folder, "olmo-core", OLMO, dtype="uint32", end_of_document=3, documents="apart"
+        )
+        joined, _ = imported(
+            folder, "olmo-core", OLMO, dtype="uint32", end_of_document=3, documents="joined"
+        )
+
+        rows = [(s.row_tokens, s.end_of_document) for s in mix.sources.values()]
+        assert rows == [(64, 3), (64, 3)]
+        assert (mix.mix.level, mix.pack.method) == ("sequence", "best_fit")
+        assert joined.sources["web"].end_of_document is None
+        with pytest.raises(ConfigError, match="to stay apart; give --end-of-document ID"):
+            imported(folder, "olmo-core", OLMO, dtype="uint32", documents="apart")
+
 
 NANOTRON = {
     "data_stages": [
@@ -179,6 +206,36 @@ NANOTRON = {
 
 
 class TestNanotron:
+    @pytest.mark.parametrize(
+        ("config", "asked", "found"),
+        [
+            ({"_use_doc_masking": True, "eos_token_id": 2}, {}, (32, 2)),
+            ({"_use_doc_masking": True, "eos_token_id": 2}, {"end_of_document": 0}, (32, 0)),
+            ({"_use_doc_masking": True}, {"end_of_document": 0}, (32, 0)),
+            ({"_use_doc_masking": True, "eos_token_id": 2}, {"documents": "joined"}, (32, None)),
+            ({"_use_doc_masking": False, "eos_token_id": 2}, {}, (32, None)),
+            ({"_use_doc_masking": None}, {}, (32, None)),
+        ],
+    )
+    def test_a_mask_of_documents_in_the_model_keeps_them_apart(self, folder, config, asked, found):
+        content = NANOTRON | {"model": {"model_config": config}}
+
+        mix, notes = imported(
+            folder, "nanotron", content, sizes={"row_tokens": None, "step_tokens": None}, **asked
+        )
+
+        rows = {(s.row_tokens, s.end_of_document) for s in mix.sources.values()}
+        assert rows == {found}
+        assert mix.mix.level == "sequence"
+        guessed = "eos_token_id: is 2, and is taken for the token that ends documents"
+        assert (guessed in notes) == (found[1] == 2)
+
+    def test_a_mask_of_documents_without_a_token_that_ends_them_is_refused(self, folder):
+        content = NANOTRON | {"model": {"model_config": {"_use_doc_masking": True}}}
+
+        with pytest.raises(ConfigError, match="to stay apart; give --end-of-document ID"):
+            imported(folder, "nanotron", content)
+
     def test_stages_sizes_and_folders(self, folder):
         mix, notes = imported(
             folder, "nanotron", NANOTRON, sizes={"row_tokens": None, "step_tokens": None}
@@ -1057,3 +1114,8 @@ def test_a_file_of_another_tool_is_told_as_such_in_one_line(folder, tool, conten
 )
 def test_a_file_is_of_one_tool(tool, content):
     assert [name for name in TOOLS if tool_of(name).holds(content)] == [tool]
+
+
+def test_what_becomes_of_joined_documents_is_not_asked_of_a_tool_that_joins_none(folder):
+    with pytest.raises(ConfigError, match=r"--documents is apart, and nothing that .* is cut from"):
+        imported(folder, "veomni", VEOMNI, documents="apart")

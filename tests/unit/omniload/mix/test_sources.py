@@ -49,7 +49,14 @@ def test_another_type_is_refused_with_those_there_are():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"end_of_document": 1, "row_tokens": 4}, "name one of them"),
+        (
+            {
+                "end_of_document": 1,
+                "row_tokens": 4,
+                "transforms": [{"type": "clamp", "tokens": 2}],
+            },
+            "clamp changes rows, and row_tokens 4 with end_of_document 1 keeps documents apart",
+        ),
         ({"end_of_document": -1}, "greater than or equal to 0"),
         (
             {

@@ -1,13 +1,19 @@
 """The model's inputs from rows that the data plane built, not from a test's own."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from omniload.base.ragged import Ragged, Ranges
-from omniload.batch.microbatch import IGNORE_LABEL
+from omniload.batch.microbatch import IGNORE_LABEL, Batch
 from omniload.batch.rows import build_rows, stops_with_next
+from omniload.batch.slices import slice_for_cp
+from omniload.mix.columns import DOCUMENT_STARTS
 from omniload.plan.records import PieceTable
 from tests.support.trainer.moe_builders import a_model, all_close
 from trainer_integration.moe.inputs import ModelInputs
+from trainer_integration.moe.parallel.collectives import Peers
+from trainer_integration.training.throughput import token_pairs
 
 
 def built_rows(pieces, row_offsets, samples, *, length):
@@ -52,6 +58,24 @@ def test_a_cut_document_predicts_across_the_cut_and_attends_only_within_its_piec
     assert IGNORE_LABEL not in inputs.labels_N.tolist()[8:]
     assert inputs.positions_N.tolist() == [*range(5), *range(3), *range(8)]
     assert sorted(count for count, _ in inputs.documents.groups) == [3]
+
+
+def test_joined_documents_that_stay_apart_attend_each_to_itself_on_sequence_peers_too():
+    rows = built_rows([(0, 0, 5), (1, 0, 12)], [0, 1, 2], SAMPLES, length=16)
+    starts = Ragged.of([np.array([], np.int32), np.array([2, 9], np.int32)])
+    microbatch = replace(rows, columns_K={DOCUMENT_STARTS: starts})
+
+    inputs = ModelInputs.of(microbatch)
+    peer = ModelInputs.of(slice_for_cp(microbatch, 0, 2), Peers(rank=0, size=2))
+
+    expected = [*range(5), *range(2), *range(7), *range(3)]
+    assert inputs.positions_N.tolist() == expected
+    assert inputs.documents.cu_seqlens.tolist() == [0, 5, 5, 7, 14, 17, 17]
+    assert peer.documents.cu_seqlens.tolist() == inputs.documents.cu_seqlens.tolist()
+    assert inputs.labels_N.tolist()[5:] == [21, -100, *range(23, 29), -100, 30, 31, -100]
+    # Padding is none of the model's work: 11 tokens of the first row, 4 of the second.
+    batch = Batch(step=0, microbatches=(microbatch,), loss_tokens=1, imbalance=1.0, bound=1.0)
+    assert token_pairs(batch) == 25 + 4 + 49 + 9
 
 
 def test_rows_of_the_data_plane_give_each_document_its_own_logits():

@@ -154,3 +154,79 @@ def test_joining_another_length_is_another_mix():
     ]
 
     assert {key for key in parts[0] if parts[0][key] != parts[1][key]} == {"sources.web"}
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate"])
+@pytest.mark.parametrize("by_source", [False, True])
+def test_sequences_that_are_longer_than_a_row_and_would_be_lost_are_refused(overlong, by_source):
+    """With the value, the limit, what would be lost, and what to write."""
+    own = {"overlong": overlong} if by_source else {}
+    pack = {} if by_source else {"overlong": overlong}
+    lost = {
+        "drop": "every whole sequence would be left out",
+        "truncate": "8 tokens of every whole sequence would be cut off",
+    }[overlong]
+    said = (
+        f"sequences are 40 tokens, more than pack.length 32, and overlong is {overlong}: {lost}; "
+        "use 32 tokens, or overlong: split"
+    )
+
+    with pytest.raises(ValidationError) as raised:
+        a_mix(sources={"web": a_source(JOINED | {"tokens": 40}, **own)}, length=32, pack=pack)
+
+    assert said in str(raised.value)
+    for tokens in (32, 16):
+        a_mix(sources={"web": a_source(JOINED | {"tokens": tokens}, **own)}, length=32, pack=pack)
+    a_mix(
+        sources={"web": a_source(JOINED | {"tokens": 40}, overlong="split")}, length=32, pack=pack
+    )
+
+
+def test_the_fault_of_a_sequence_too_long_is_at_the_line_of_its_length():
+    file = FILE.replace("  length: 32", "  length: 16\n  overlong: drop").replace(
+        "  level: sequence\n", ""
+    )
+
+    with pytest.raises(ConfigError) as raised:
+        parse_yaml(
+            file.format(row=16, transforms="{type: concat, tokens: 32}", method="best_fit"),
+            MixConfig,
+            name="mix.yaml",
+        )
+
+    assert str(raised.value).startswith(
+        "mix.yaml:5: sources.web.transforms.0.tokens: sequences are 32 tokens"
+    ), str(raised.value)
+
+
+BEFORE_THERE_WAS_A_CHOICE = "9799c9beb468"
+"""Digest of a source that joins its documents, of the release before they could stay apart."""
+APART = JOINED | {"documents": "apart"}
+FLAT = {
+    "type": "numpy",
+    "path": "x",
+    "dtype": "uint16",
+    "row_tokens": 32,
+    "end_of_document": 0,
+}
+
+
+@pytest.mark.parametrize("source", [a_source(APART), FLAT])
+def test_packing_that_would_cut_documents_that_stay_apart_is_refused(source):
+    with pytest.raises(ValidationError, match="method is concat_and_split, which cuts documents"):
+        a_mix(sources={"web": source}, length=32, pack={"method": "concat_and_split"})
+    with pytest.raises(ValidationError, match="use at most 31 tokens"):
+        a_mix(sources={"web": source}, length=31)
+    for method in ("best_fit", "none"):
+        mix = a_mix(sources={"web": source}, length=32, pack={"method": method})
+        assert mix.sources["web"].keeps_documents_apart
+
+
+def test_documents_apart_are_another_mix_and_joined_ones_the_mix_they_were():
+    facts = some_facts([5])
+
+    def part(transform):
+        return fingerprint_of(a_mix(sources={"web": a_source(transform)}), facts)["sources.web"]
+
+    assert part(JOINED | {"documents": "joined"}) == part(JOINED) == BEFORE_THERE_WAS_A_CHOICE
+    assert part(APART) != part(JOINED)
