@@ -48,6 +48,7 @@ from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.forecast.stages import with_expected_steps
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
+from omniload.source.stores.shard_cache import open_shard_cache
 
 __all__ = ["plan"]
 
@@ -163,6 +164,8 @@ def _most_rehearsed(mix: MixConfig) -> int:
 
 
 def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
+    shards = open_shard_cache(spec.mix.loader.shard_cache, spec.base_dir)
+
     def measure(name: str) -> SourceProfile:
         return profile(
             name,
@@ -170,6 +173,7 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
             tokenizer=spec.mix.tokenizer,
             base_dir=spec.base_dir,
             cache_dir=spec.cache_dir,
+            shard_cache=shards,
         )
 
     with (

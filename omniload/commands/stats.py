@@ -22,6 +22,7 @@ from omniload.mix.config import MixConfig
 from omniload.plan.forecast.forecast import forecast, steps_per_epoch
 from omniload.plan.forecast.sizes import SourceSizes
 from omniload.plan.forecast.stages import with_expected_steps
+from omniload.source.stores.shard_cache import open_shard_cache
 from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
 from omniload.source.survey.duplicates import DuplicateCounter
 
@@ -123,6 +124,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         lengths=[LengthHistogram() for _ in names],
         bad=[0] * len(names),
     )
+    shards = open_shard_cache(mix.loader.shard_cache, spec.base_dir)
     with ThreadPoolExecutor(_THREADS) as pool:
         surveys = list(
             pool.map(
@@ -132,6 +134,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
                     tokenizer=mix.tokenizer,
                     base_dir=spec.base_dir,
                     cache_dir=spec.cache_dir,
+                    shard_cache=shards,
                     sample=sample,
                 ),
                 names,

@@ -19,6 +19,7 @@ from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.kept_profile import KeptProfile, keep
 from omniload.source.parsing.image_cells import ENCODED
+from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 
@@ -64,13 +65,14 @@ class SourceProfile:
         return self.sampled_records == self.records
 
 
-def profile(
+def profile(  # noqa: PLR0913 -- what the file says, and how much of it
     name: str,
     config: SourceConfig,
     *,
     tokenizer: TokenizerConfig | None,
     base_dir: Path,
     cache_dir: Path | None = None,
+    shard_cache: ShardCache | None = None,
     units: int = 4,
 ) -> SourceProfile:
     """Measure a source: its records exactly, its tokens from a few units.
@@ -84,13 +86,14 @@ def profile(
         tokenizer: Tokenizer of the mix; needed when the source holds text.
         base_dir: Folder that relative paths start at.
         cache_dir: Folder that keeps the index, and what was measured for later starts.
+        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores.
         units: Most units to decode.
 
     Raises:
         OmniloadError: As for ``open_source``; a record that cannot be decoded is counted.
     """
     cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(name, config, base_dir=base_dir, cache=cache)
+    opened = open_format(name, config, base_dir=base_dir, cache=cache, shard_cache=shard_cache)
     rows_U = opened.format.units().rows_U
     filled = np.flatnonzero(rows_U)
     if not len(filled):
@@ -106,8 +109,6 @@ def profile(
     means = [float(sample.lengths.mean()) for sample in sampled]
     bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
     block_units = config.shuffle.units_together(len(filled))
-    # The first unit pays for what is loaded once, so the cheapest one speaks for all.
-    preprocess_s = min(sample.preprocess_s_per_token for sample in sampled)
     made = SourceProfile(
         name=name,
         records=int(rows_U.sum()),
@@ -119,7 +120,8 @@ def profile(
         longest_tokens=int(lengths.max(initial=0)),
         # From above: the shuffle may have the largest units meet in one block.
         block_bytes=round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record),
-        preprocess_s_per_token=min(preprocess_s, 1.0),
+        # The first unit pays for what is loaded once, so the cheapest one speaks for all.
+        preprocess_s_per_token=min(1.0, *(sample.preprocess_s_per_token for sample in sampled)),
     )
     _keep(made, cache_dir)
     return made

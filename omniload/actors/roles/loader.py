@@ -103,7 +103,7 @@ class LoaderShell:
         readers, start = self._readers.get(opening.name, 1), self._start_reader
         if start is None or readers == 1:
             return own
-        return DividedSource(own, readers, partial(start, opening))
+        return DividedSource(own, readers, partial(start, opening), self._caches.shards)
 
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
         """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""

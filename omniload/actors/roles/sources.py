@@ -8,7 +8,7 @@ from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
-from omniload.source.parts.divided import PartReader
+from omniload.source.parts.divided import OpenPart, PartReader
 from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, open_source
@@ -82,12 +82,12 @@ class SourceOpening:
             calls=calls,
         )
 
-    def open_part(self, part: Part) -> RecordSource:
+    def open_part(self, part: Part) -> OpenPart:
         """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""
         caches = Caches.of(self.mix, self.base_dir, readers=part.of)
         source = self.open(caches)
         source.share(caches.memory)
-        return source
+        return OpenPart(source=source, part=part, shards=caches.shards)
 
 
 StartReaderOf = Callable[[SourceOpening, Part], PartReader]

@@ -26,9 +26,11 @@ from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.sample_block import SampleBlock, merged
 from omniload.source.parts.share import Bad, Part
 from omniload.source.source import RecordSource, Source
+from omniload.source.stores.shard_cache import ShardCache, Traffic
 
 __all__ = [
     "DividedSource",
+    "OpenPart",
     "PartRead",
     "PartReader",
     "ReaderLostError",
@@ -54,19 +56,24 @@ class PartRead:
     block: SampleBlock
     bad: Bad
     """All that it has left out so far."""
+    traffic: Traffic
+    """What its shards took since it was asked before."""
 
-    @classmethod
-    def of(
-        cls,
-        source: RecordSource,
-        start: int,
-        stop: int,
-        part: Part,
-        without: tuple[int, ...] = (),
-    ) -> "PartRead":
-        """Read a part of a range, less some shards."""
-        block = source.read_part(start, stop, part, without)
-        return cls(block=block, bad=source.found_bad())
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPart:
+    """A source that a reader has open, to read one part of it."""
+
+    source: RecordSource
+    part: Part
+    shards: ShardCache | None = None
+    """That of this reader alone."""
+
+    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> PartRead:
+        """Read the part of a range, less some shards."""
+        block = self.source.read_part(start, stop, self.part, without)
+        traffic = Traffic() if self.shards is None else self.shards.traffic_since()
+        return PartRead(block=block, bad=self.source.found_bad(), traffic=traffic)
 
 
 class PartReader(Protocol):
@@ -99,9 +106,14 @@ StartReader = Callable[[Part], PartReader]
 class DividedSource(Source):
     """A source and its further readers. For one thread, as every source."""
 
-    def __init__(self, own: RecordSource, readers: int, start: StartReader) -> None:
-        """Have ``readers`` readers, this one included; the others are started at the first read."""
-        self.own = own
+    def __init__(
+        self, own: RecordSource, readers: int, start: StartReader, shards: ShardCache | None = None
+    ) -> None:
+        """Have ``readers`` readers, this one included; the others are started at the first read.
+
+        What the others read of shards is counted by ``shards``.
+        """
+        self.own, self._shards = own, shards
         self.name, self.positions_per_epoch = own.name, own.positions_per_epoch
         self.fingerprint, self.transforms_digest = own.fingerprint, own.transforms_digest
         self.shards_digest, self.content_digest = own.shards_digest, own.content_digest
@@ -141,6 +153,8 @@ class DividedSource(Source):
             return self.own.read(start, stop, without)
         for part in parts:
             self.own.add_bad(part.bad)
+            if self._shards is not None:
+                self._shards.add(part.traffic)
         # Those that were lost count in a row: a host that ends a process now and then is lived with.
         self._lost = 0
         return merged([mine, *(part.block for part in parts)])
@@ -192,21 +206,18 @@ class DividedSource(Source):
 class ThreadReader(PartReader):
     """Opens the source once more, and reads its part of it."""
 
-    def __init__(self, open_source: Callable[[Part], RecordSource], part: Part) -> None:
-        self._part = part
+    def __init__(self, open_part: Callable[[Part], OpenPart], part: Part) -> None:
         self._thread = DaemonPool(1, "omniload-part-reader")
         # In the thread that reads: a source is for one thread.
-        self._opening = self._thread.submit(lambda: open_source(part))
+        self._opening = self._thread.submit(lambda: open_part(part))
 
     @override
     def facts(self) -> SourceFacts | None:
-        return self._opening.result().facts if self._opening.done() else None
+        return self._opening.result().source.facts if self._opening.done() else None
 
     @override
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
-        return self._thread.submit(
-            lambda: PartRead.of(self._opening.result(), start, stop, self._part, without)
-        ).result
+        return self._thread.submit(lambda: self._opening.result().read(start, stop, without)).result
 
     @override
     def close(self) -> None:

@@ -1,7 +1,10 @@
 """Ranges of a file of a store, what tells one version of it from another, and one store from another."""
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import fsspec
@@ -22,13 +25,15 @@ __all__ = [
 
 _TAG_KEYS = ("ETag", "etag")
 _STAMP_KEYS = (
-    *(*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated"),
+    *(*_TAG_KEYS, "mtime", "LastModified", "last_modified", "updated", "Last-Modified"),
     *("modification_time", "modificationTime", "created"),  # the first two are of clients of HDFS
 )
 _LEAST_MS = 1e11
 """From here on a number is of milliseconds, as HDFS counts; in seconds it would be the year 5138."""
 _HTTP = ("http://", "https://")
 _MUCH_BYTES = 8 << 20
+_TAG_OF_A_TIME = re.compile('"?([0-9a-f]{8})-[0-9a-f]+"?')
+"""As nginx makes them, and others after it: seconds since 1970, and the size."""
 _SETTLED_S = 60.0
 """How old a time of writing must be to tell versions apart for ever: finer than any store's, and any clock's, error."""
 _GIVE_RANGES: set[str] = set()
@@ -49,7 +54,8 @@ def tag_of(entry: Mapping[str, Any]) -> str:
 def is_settled(stamp: str, tag: str, now_s: float) -> bool:
     """Tell whether a stamp stands for one content for ever, and not for the time until it is looked at again.
 
-    A tag does. A time of writing does once it is past: two writes within one second may bear the same one.
+    A tag does, unless it is made of a time. A time of writing does once it is past: two writes within one second may
+    bear the same one.
 
     Args:
         stamp: As ``stamp_of`` has it.
@@ -57,18 +63,24 @@ def is_settled(stamp: str, tag: str, now_s: float) -> bool:
         now_s: The time, in seconds since 1970.
     """
     if tag:
+        if (made := _TAG_OF_A_TIME.fullmatch(tag)) is not None:
+            return now_s - int(made[1], 16) > _SETTLED_S
         # A weak one stands for what means the same, not for the same bytes.
         return not tag.startswith("W/")
-    try:
+    written_s = _seconds_of(stamp)
+    return written_s is not None and now_s - written_s > _SETTLED_S
+
+
+def _seconds_of(stamp: str) -> float | None:
+    """Return a time of writing in seconds since 1970; ``None`` of what is none."""
+    with suppress(ValueError):
         written_s = float(stamp)
-        written_s /= 1000 if written_s > _LEAST_MS else 1
-    except ValueError:
-        try:
-            written = datetime.fromisoformat(stamp)
-        except ValueError:
-            return False
-        written_s = written.replace(tzinfo=written.tzinfo or UTC).timestamp()
-    return now_s - written_s > _SETTLED_S
+        return written_s / 1000 if written_s > _LEAST_MS else written_s
+    for read in (datetime.fromisoformat, parsedate_to_datetime):  # the second as HTTP writes them
+        with suppress(ValueError):
+            written = read(stamp)
+            return written.replace(tzinfo=written.tzinfo or UTC).timestamp()
+    return None
 
 
 def ranges_of(

@@ -132,9 +132,20 @@ class ShardCache:
         """Return those of some blocks, in their order, that are kept and sound."""
         self._catch_up()
         found = self._asked(lambda: self._sound(version, wanted), reads=True) or {}
-        with self._lock:
-            self.traffic.disk_bytes += sum(map(len, found.values()))
+        self.add(Traffic(disk_bytes=sum(map(len, found.values()))))
         return found
+
+    def traffic_since(self) -> Traffic:
+        """Return the traffic since this was asked before, for one who counts it elsewhere."""
+        with self._lock:
+            since, self.traffic = self.traffic, Traffic()
+        return since
+
+    def add(self, traffic: Traffic) -> None:
+        """Count bytes that came, to this process or to one that reads for it."""
+        with self._lock:
+            self.traffic.disk_bytes += traffic.disk_bytes
+            self.traffic.store_bytes += traffic.store_bytes
 
     def figures(self) -> dict[str, float]:
         """Return the traffic, by the names of figures of a role."""
@@ -158,11 +169,6 @@ class ShardCache:
                 f"is full at {limit} with shards that runs on this node use; what is not in it is read from its "
                 "store each time: raise loader.shard_cache.limit",
             )
-
-    def count(self, size_bytes: int) -> None:
-        """Count bytes that came from a store."""
-        with self._lock:
-            self.traffic.store_bytes += size_bytes
 
     def version_now(self, store: fsspec.AbstractFileSystem, path: str) -> tuple[Any, str]:
         """Ask a store itself, and no listing that its client keeps, for size and stamp of a file."""
@@ -318,7 +324,7 @@ class KeptShard:
 
     def _from_store(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         found = ranges_of(self.store, self.path, self.version.size_bytes, ranges)
-        self.cache.count(sum(map(len, found)))
+        self.cache.add(Traffic(store_bytes=sum(map(len, found))))
         return found
 
 

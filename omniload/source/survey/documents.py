@@ -23,6 +23,7 @@ from omniload.source.estimate import evenly
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
+from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.survey.duplicates import hashes_of
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
@@ -113,13 +114,14 @@ def _hashes_of(made: Samples, given: NDArray[np.int64]) -> NDArray[np.uint64]:
     return hashes_of(Ragged(values_V=both.reshape(-1), offsets=np.arange(len(both) + 1) * 2))
 
 
-def open_survey(
+def open_survey(  # noqa: PLR0913 -- what the file says, and how much of it
     name: str,
     config: SourceConfig,
     *,
     tokenizer: TokenizerConfig | None,
     base_dir: Path,
     cache_dir: Path | None = None,
+    shard_cache: ShardCache | None = None,
     sample: int | None,
 ) -> Survey:
     """Open a source to look at its documents.
@@ -130,13 +132,14 @@ def open_survey(
         tokenizer: Tokenizer of the mix; needed when the source holds text.
         base_dir: Folder that relative paths start at.
         cache_dir: Folder that keeps the index.
+        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores.
         sample: Documents to look at, evenly over at most 16 units; ``None`` for all.
 
     Raises:
         OmniloadError: As for ``open_source``.
     """
     cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
-    opened = open_format(name, config, base_dir=base_dir, cache=cache)
+    opened = open_format(name, config, base_dir=base_dir, cache=cache, shard_cache=shard_cache)
     rows_U = opened.format.units().rows_U
     if not rows_U.any():
         raise ConfigError(

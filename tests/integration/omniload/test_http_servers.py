@@ -5,11 +5,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.sources import JsonlSource
 from omniload.source.files import reading
 from omniload.source.formats.opening import open_format
 from omniload.source.patterns import find_files
+from tests.support.plane.shard_caches import a_cache
 
 LINE = b'{"text": "a document"}\n'
 SIZES = {"small": len(LINE) * 100, "large": 9 << 20}
@@ -43,12 +44,34 @@ class WholeFiles(BaseHTTPRequestHandler):
         pass
 
 
+class Dated(WholeFiles):
+    """Gives parts, no tag, and the time of writing."""
+
+    content, written, gave = LINE * 100, "Fri, 02 Jan 2026 11:58:00 GMT", 0
+
+    def do_HEAD(self):
+        self.answer(200, self.content, sends=False)
+
+    def do_GET(self):
+        start, stop = self.headers["Range"].removeprefix("bytes=").split("-")
+        type(self).gave += 1
+        self.answer(206, self.content[int(start) : int(stop) + 1], sends=True)
+
+    def answer(self, status, data, *, sends):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Last-Modified", self.written)
+        self.end_headers()
+        if sends:
+            self.wfile.write(data)
+
+
 @pytest.fixture
 def serve():
     servers = []
 
-    def start(**settings):
-        kind = type("Kind", (WholeFiles,), settings)
+    def start(base=WholeFiles, **settings):
+        kind = type("Kind", (base,), settings)
         servers.append(server := ThreadingHTTPServer(("127.0.0.1", 0), kind))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return kind, f"http://127.0.0.1:{server.server_port}"
@@ -99,3 +122,26 @@ def test_a_server_that_says_no_size_is_told_as_one(serve, tmp_path):
 
     with pytest.raises(ConfigError, match=r"its store gives no size; .* a Content-Length"):
         opened(tmp_path, f"{url}/small")
+
+
+def test_a_file_of_a_server_without_tags_is_kept_by_its_time_and_refused_once_it_is_replaced(
+    serve, tmp_path
+):
+    kind, url = serve(Dated)
+
+    def found():
+        (file,) = a_cache(tmp_path / "near").through(
+            find_files([f"{url}/small"], tmp_path, source="web")
+        )
+        return file
+
+    assert found().read_range(0, 2000) == kind.content[:2000]
+    file = found()
+    asked = kind.gave
+    assert file.read_range(0, 2000) == kind.content[:2000]
+    assert kind.gave == asked
+
+    kind.content, kind.written = kind.content.upper(), "Fri, 02 Jan 2026 11:58:09 GMT"
+    with pytest.raises(IntegrityError, match="changed since the source was opened"):
+        file.require_unchanged()
+    assert found().read_range(0, 2000) == kind.content[:2000]

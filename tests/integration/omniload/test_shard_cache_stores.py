@@ -207,6 +207,11 @@ batch: {{tokens: 4096, micro_tokens: 4096}}
     assert full["kept"] == full["shards"] == 1
     assert 0 < full["kept_bytes"] <= full["size_bytes"]
     assert full["held"] <= full["limit"] == 64_000_000
+    s3.asked()
+    for verb in (["stats", "--all", "--measure", "0"], ["plan", "--steps", "10"]):
+        done = CliRunner().invoke(command, [verb[0], str(cached), *verb[1:]])
+        assert done.exit_code == 0, done.output
+    assert not of_shards(s3.asked()), "they read through the cache as well"
     line = CliRunner().invoke(command, ["check", str(cached)]).output
     assert "shard cache: " in line
     (tmp_path / "near" / "omniload-shard-cache.json").unlink()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError, StateError
-from omniload.source.parts.divided import DividedSource, PartRead, ReaderLostError
+from omniload.source.parts.divided import DividedSource, OpenPart, ReaderLostError
 from tests.property.omniload.test_source_records import a_source, contents, samples
 
 
@@ -26,7 +26,7 @@ class Reader:
         def answer():
             if next(self.fate) == "lost":
                 raise ReaderLostError("it was killed")
-            return PartRead.of(self.source, start, stop, self.part, without)
+            return OpenPart(source=self.source, part=self.part).read(start, stop, without)
 
         return answer
 

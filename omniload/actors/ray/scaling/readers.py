@@ -41,12 +41,12 @@ class ReaderActor:
 
     def open(self, opening: SourceOpening, part: Part) -> SourceFacts:
         """Open the source, before any read; return what was found."""
-        self._source, self._part = opening.open_part(part), part
-        return self._source.facts
+        self._opened = opening.open_part(part)
+        return self._opened.source.facts
 
     def read(self, start: int, stop: int, without: tuple[int, ...]) -> PartRead:
         """Read its part of a range."""
-        return PartRead.of(self._source, start, stop, self._part, without)
+        return self._opened.read(start, stop, without)
 
 
 class RayReader(PartReader):

@@ -1,11 +1,17 @@
 """Ranges are read in parts of about a quarter of a second each, whatever a record takes."""
 
+import json
+import os
+
 import pytest
 
-from omniload.actors.roles.sources import PartReads
+from omniload.actors.roles.sources import Caches, PartReads, SourceOpening
 from omniload.base.clock import FakeClock
 from omniload.base.ragged import Ragged
+from omniload.mix.config import load_mix
+from omniload.source.parts.divided import DividedSource, ThreadReader
 from omniload.source.parts.sample_block import SampleBlock
+from omniload.source.parts.share import Part
 from tests.support.plane.builders import a_table
 
 
@@ -59,3 +65,43 @@ def test_a_range_of_nothing_is_read_as_one():
 
     assert len(PartReads(reading.clock).read(5, 5, reading.read).table) == 0
     assert reading.sizes == [0]
+
+
+def test_what_further_readers_read_of_shards_is_counted_by_their_loader(tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"text": f"{i} " * 50}) for i in range(500)))
+    os.utime(texts, (1_700_000_000, 1_700_000_000))
+    mix_file = tmp_path / "mix.yaml"
+    mix_file.write_text(f"""
+version: 1
+seed: 1
+tokenizer: {{type: bytes}}
+sources: {{web: {{type: jsonl, path: "local://{texts}", unit: 8KiB}}}}
+mix: {{stages: [{{from_step: 0, weights: {{web: 1}}}}]}}
+pack: {{length: 512}}
+batch: {{tokens: 4096, micro_tokens: 4096}}
+loader: {{shard_cache: {{path: near, limit: 64MB}}}}
+""")
+    opening = SourceOpening(mix=load_mix(mix_file)[0], number=0, base_dir=tmp_path, cache_dir=None)
+
+    def read_bytes(readers):
+        """Open it, and return what reading of all of it takes from the disk: all of it lies there."""
+        caches = Caches.of(opening.mix, tmp_path)
+        parts = [ThreadReader(opening.open_part, Part(n, readers)) for n in range(1, readers)]
+        for part in parts:
+            while part.facts() is None:
+                os.sched_yield()
+        ready = iter(parts)
+        source = DividedSource(opening.open(caches), readers, lambda _: next(ready), caches.shards)
+        opened = caches.figures()["shard_disk_bytes_total"]
+        source.read(0, 500)
+        source.close()
+        figures = caches.figures()
+        assert figures["shard_store_bytes_total"] == 0
+        return figures["shard_disk_bytes_total"] - opened
+
+    opening.open(Caches.of(opening.mix, tmp_path))  # what is read, it keeps
+    alone = read_bytes(1)
+    shared = read_bytes(2)
+
+    assert shared >= alone > texts.stat().st_size

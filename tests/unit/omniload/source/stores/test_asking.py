@@ -16,6 +16,7 @@ def test_a_tag_goes_before_a_time():
     assert (stamp_of({"mtime": 5.0}), tag_of({"mtime": 5.0})) == ("5.0", "")
     assert stamp_of({"modification_time": 1_795_748_722_827}) == "1795748722827"
     assert stamp_of({"modificationTime": 1_795_748_722_827, "mtime": ""}) == "1795748722827"
+    assert stamp_of({"Last-Modified": "Fri, 02 Jan 2026 11:58:00 GMT"}).endswith("GMT")
     assert (stamp_of({"ETag": ""}), tag_of({})) == ("", "")
 
 
@@ -33,6 +34,15 @@ def test_a_tag_goes_before_a_time():
         (str(NOW - 59), "", False),
         (str(int(NOW - 61) * 1000), "", True),  # as HDFS counts
         (str(int(NOW - 59) * 1000), "", False),
+        ("Fri, 02 Jan 2026 11:58:00 GMT", "", True),  # as HTTP writes it
+        ("Fri, 02 Jan 2026 11:59:30 GMT", "", False),
+        (
+            f'"{int(NOW - 61):x}-1f4"',
+            f'"{int(NOW - 61):x}-1f4"',
+            True,
+        ),  # a tag of nginx: time and size
+        (f'"{int(NOW - 59):x}-1f4"', f'"{int(NOW - 59):x}-1f4"', False),
+        ('"9b2cf535f27731c974343645a3985328-2"', '"9b2cf535f27731c974343645a3985328-2"', True),
         ("yesterday", "", False),
         ("nan", "", False),
         ("", "", False),
