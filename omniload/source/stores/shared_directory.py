@@ -5,6 +5,7 @@ not because it lies there. Whoever takes room or removes a copy holds the lock o
 nothing.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -34,7 +35,14 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError
 from omniload.base.linux.file_lock import locked
 from omniload.base.writing import write_whole
-from omniload.source.stores.blocks import CLAIMED, extent_of, room_for, room_of, runs_of
+from omniload.source.stores.blocks import (
+    BLOCK_BYTES,
+    CLAIMED,
+    extent_of,
+    room_for,
+    room_of,
+    runs_of,
+)
 
 __all__ = ["SharedDirectory"]
 
@@ -46,6 +54,7 @@ _DRAFT = f".{_MARKER}."
 _SUM = struct.Struct("<QQ")  # bytes that are taken, and the same with every bit turned over
 _EVERY_BIT = (1 << 64) - 1
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOW = 0.95
 """Share of the cap that is left once copies have to leave: each time costs a look at all of them."""
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002
@@ -71,7 +80,7 @@ class SharedDirectory(CopyFolder):
         super().__init__(root)
         self.root, self.limit_bytes = root, limit_bytes
         self._clock = clock or SystemClock()
-        self._user = -1
+        self._user, self._user_path = -1, root
         self._end_use: Callable[[], object] | None = None
         self._names: set[str] = set()
         self._unsaid: list[str] = []
@@ -162,8 +171,19 @@ class SharedDirectory(CopyFolder):
             The files, for the caller to write, mark and retire, and the blocks that have room there; ``None`` for none.
 
         Raises:
-            OSError: The disk refuses, or another process holds the lock for too long.
+            OSError: The disk refuses, or another process holds the lock for too long. Of a disk that is full copies
+                that nobody uses have left, for the next who asks.
         """
+        try:
+            return self._take_up(version, blocks)
+        except OSError as error:
+            if error.errno in _FULL:
+                self._give_way(len(blocks) * BLOCK_BYTES, version.name)
+            raise
+
+    def _take_up(
+        self, version: CopyVersion, blocks: Sequence[int]
+    ) -> tuple[CopyFiles, Sequence[int]] | None:
         with self._locked() as account, ExitStack() as undoing:
             self._say_use()
             opened = self._sound(version, account)
@@ -254,28 +274,40 @@ class SharedDirectory(CopyFolder):
         found = list(self._found())
         used = sum(size for _, size in found)
         if used + wanted > self.limit_bytes:
-            in_use = {*self._in_use(), name}
             # More than is wanted, so that the next look at all copies comes after a share of the cap and not at once.
             target = min(self.limit_bytes - wanted, int(_LOW * self.limit_bytes))
-            for leaving, size in found:
-                if used <= target:
-                    break
-                if leaving not in in_use:
-                    self._remove(leaving)
-                    used -= size
+            used = self._without(found, target, name)
+        return used
+
+    def _give_way(self, wanted: int, name: str) -> None:
+        """Make room on a disk that is full below the cap: others fill it as well."""
+        with self._locked() as account:
+            found = list(self._found())
+            target = int(_LOW * sum(size for _, size in found)) - wanted
+            _note(account, self._without(found, target, name))
+
+    def _without(self, found: Sequence[tuple[str, int]], target: int, name: str) -> int:
+        """Remove copies that nobody uses, but for one, until ``target`` bytes are taken; return what is taken then."""
+        used, in_use = sum(size for _, size in found), {*self._in_use(), name}
+        for leaving, size in found:
+            if used <= target:
+                break
+            if leaving not in in_use:
+                self._remove(leaving)
+                used -= size
         return used
 
     def _begin_use(self) -> None:
         """Make the file that says what this process uses; the lock on it ends with the last who has it open."""
         if self._end_use is not None:
-            if os.fstat(self._user).st_nlink:
+            if self._user_path.exists():
                 return
             # Gone with the directory, which was made anew.
             self._end_use()
             self._end_use, self._unsaid = None, list(self._names)
-        path = self.root / _USERS / uuid.uuid4().hex
+        self._user_path = self.root / _USERS / uuid.uuid4().hex
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._user = os.open(path, flags, 0o600)
+        self._user = os.open(self._user_path, flags, 0o600)
         # Closed and not unlocked: what was forked goes on using it.
         self._end_use = weakref.finalize(self, os.close, self._user)
         fcntl.flock(self._user, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -509,6 +509,33 @@ def test_what_a_disk_gave_before_it_refused_is_counted(shards, folder, monkeypat
     assert a_cache(folder).directory.held_bytes() == taken_bytes(folder), "nothing is claimed"
 
 
+@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate"])  # as it grows, and is made
+def test_what_nobody_uses_gives_way_on_a_disk_that_others_have_filled(
+    shards, folder, monkeypatch, call
+):
+    shards.put("b", OTHER)
+    whole(shards.through(a_cache(folder), "b"))
+    living = shards.through(a_cache(folder), "a")
+    whole(living)
+    held, clock = taken_bytes(folder), FakeClock()
+    cache = a_cache(folder, clock=clock)
+    shards.put("c", DATA)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"os.{call}", full)
+        assert whole(shards.through(cache, "c")) == DATA
+
+    assert held / 2 <= taken_bytes(folder) == cache.directory.held_bytes() < held / 2 + 3 * 8192
+    clock.advance(61)
+    assert whole(shards.through(cache, "c")) == DATA
+    shards.store.gave.clear()
+    assert whole(shards.through(cache, "c")) == whole(living) == DATA
+    assert not shards.store.gave
+
+
 def test_an_account_that_says_nonsense_is_counted_anew(shards, folder):
     whole(shards.through(a_cache(folder), "a"))
     for nonsense in (b"", b"x" * 16, (1 << 60).to_bytes(8, "little") + b"\0" * 8):
