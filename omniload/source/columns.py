@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
 
-__all__ = ["PLAIN_TEXTS", "as_binary", "drained", "take", "text_array", "text_bytes"]
+__all__ = ["PLAIN_TEXTS", "TextLayer", "as_binary", "drained", "take", "text_array", "text_bytes"]
 
 PLAIN_TEXTS: dict[pa.DataType, type[np.signedinteger[Any]]] = {
     pa.string(): np.int32,
     pa.large_string(): np.int64,
 }
 """Types of texts whose offsets are read as they lie, and the type of those."""
+_LEAST_ROOM = 1 << 16
+_SLACK = 4
+"""Part of texts that room beyond them may be."""
 
 
 def as_binary(column: Ragged) -> pa.LargeBinaryArray:
@@ -81,8 +84,7 @@ def drained(columns: list[Ragged], dtype: np.dtype[Any]) -> Ragged:
         return columns.pop()
     offsets = np.zeros(sum(map(len, columns)) + 1, np.int64)
     size = sum(len(column.values_V) for column in columns)
-    # Of Arrow's memory, which it keeps for a while: numpy's own would be new pages for every block.
-    values = np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype, size)
+    values = _room(size * dtype.itemsize).view(dtype)
     row = at = 0
     # Taken from the end, where that moves no other, and each goes as soon as it is copied.
     columns.reverse()
@@ -92,6 +94,45 @@ def drained(columns: list[Ragged], dtype: np.dtype[Any]) -> Ragged:
         offsets[row + 1 : row + 1 + len(column)] = column.offsets[1:] + at
         row, at = row + len(column), at + len(column.values_V)
     return Ragged(values_V=values, offsets=offsets)
+
+
+class TextLayer:
+    """Lays texts end to end as they are decoded, a few at a time: each is copied while it lies in the cache.
+
+    What a reader holds of a whole row group it has moved about as it grew, and is copied once more.
+    """
+
+    def __init__(self, likely_bytes: int) -> None:
+        """Begin with room for so many bytes; more of them are moved, as seldom as twice the room each time allows."""
+        self._values_V = _room(max(likely_bytes, _LEAST_ROOM))
+        self._ends: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
+        self._at = 0
+
+    def append(self, texts: pa.Array) -> None:
+        """Add texts behind those that are there."""
+        column = text_bytes(texts)
+        stop = self._at + len(column.values_V)
+        if stop > len(self._values_V):
+            grown_V = _room(max(stop, 2 * len(self._values_V)))
+            grown_V[: self._at] = self._values_V[: self._at]
+            self._values_V = grown_V
+        self._values_V[self._at : stop] = column.values_V
+        self._ends.append(column.offsets[1:] + self._at)
+        self._at = stop
+
+    def finish(self) -> Ragged:
+        """Return all texts; nothing is added any more."""
+        values_V = self._values_V[: self._at]
+        # Room beyond that stays taken for as long as the texts are held: of much of it they are moved once more.
+        if len(self._values_V) > max(_LEAST_ROOM, self._at + self._at // _SLACK):
+            values_V = _room(self._at)
+            values_V[:] = self._values_V[: self._at]
+        return Ragged(values_V=values_V, offsets=np.concatenate(self._ends))
+
+
+def _room(size_bytes: int) -> NDArray[np.uint8]:
+    # Of Arrow's memory, which it keeps for a while: numpy's own would be new pages for every block.
+    return np.frombuffer(pa.allocate_buffer(size_bytes), np.uint8, size_bytes)
 
 
 def text_array(column: Ragged) -> pa.LargeStringArray:

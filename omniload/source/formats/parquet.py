@@ -6,11 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ParquetSource
+from omniload.source.columns import PLAIN_TEXTS, TextLayer
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
@@ -20,6 +23,8 @@ from omniload.source.parsing.arrow_columns import (
     as_objects,
     index_kind,
     kept_of,
+    laid_out,
+    nulls_of,
     records_of,
     require_table,
     with_keys,
@@ -31,6 +36,10 @@ from omniload.source.patterns import FileNames
 __all__ = ["FORMAT", "ParquetFormat"]
 
 _FIRST_ROWS = 64
+_TEXT_AT_ONCE = 1 << 20
+"""Bytes of texts that are decoded at once, about: what a core has in its cache."""
+_MOST_TIMES = 16
+"""Times the bytes of its file that room for the texts of a row group is made at first, at most."""
 _IMAGES_AT_ONCE = 16
 """Rows whose images are decoded before what they take is looked at."""
 
@@ -49,10 +58,14 @@ class ParquetFormat(Format):
         others = (*config.columns.values(), *([] if self._key is None else [self._key]))
         self._columns = list(dict.fromkeys((*self._texts_in, *others, *config.where)))
         """What is read of a row group at once: all but images."""
+        self._beside = list(dict.fromkeys((*others, *config.where)))
+        """What is, where texts are laid end to end as they are decoded."""
         kind = index_kind("parquet", config)
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
+        self._lies_plain = False
+        """Whether texts of the opened shard are given as they lie."""
 
     @override
     def units(self) -> UnitTable:
@@ -65,10 +78,12 @@ class ParquetFormat(Format):
         part = f"row group {group}"
         with reading(self._files[shard], part):
             opened = self._shard(shard)
+            laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
+            columns = self._columns if laid is None else self._beside
             # In one thread: loaders are many, and each has a core of its own.
-            table = opened.read_row_group(group, columns=self._columns, use_threads=False)
+            table = opened.read_row_group(group, columns=columns, use_threads=False)
             images = self._images_of(opened, group, self._files[shard].path)
-            column = self._texts(table)
+            column = self._texts(table) if laid is None else laid[0]
         where = f"{self._files[shard].path}: {part}"
         for rows in (len(column), *([] if images is None else [len(images)])):
             if rows != self._units.rows_U[unit]:
@@ -76,7 +91,11 @@ class ParquetFormat(Format):
                     f"{where}: holds {rows} rows of the {self._units.rows_U[unit]} in its footer"
                 )
         kept_B = kept_of(config.where, table, len(column))
-        records = records_of(column, where, self._holds, kept_B)
+        records = (
+            records_of(column, where, self._holds, kept_B)
+            if laid is None
+            else laid_out(*laid, where, kept_B)
+        )
         others = {name: table[other] for name, other in config.columns.items()}
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
@@ -121,6 +140,36 @@ class ParquetFormat(Format):
             _require_room(size_bytes, path, group)
         return pa.chunked_array(parts, type=shard.schema_arrow.field(column).type)
 
+    def _laid_texts(
+        self, shard: pq.ParquetFile, group: int, file_bytes: int
+    ) -> tuple[Ragged, NDArray[np.bool_]] | None:
+        """Return the texts of a row group end to end, and which are null, ``[B]``.
+
+        A few are decoded at a time: Arrow moves what it decodes whenever that outgrows its room, and pages that it
+        moves to are new ones. ``None`` where texts do not come as they lie, or one is not UTF-8: the row group is then
+        read as a whole.
+        """
+        column, metadata = self._texts_in[0], shard.metadata.row_group(group)
+        if not self._lies_plain:
+            return None
+        # Of lengths and values as they are written; of a dictionary it is less than they take, and the layer grows.
+        size_bytes, rows = _size_of(metadata, column), metadata.num_rows
+        # A damaged footer claims more than any file holds.
+        layer = TextLayer(min(size_bytes, _MOST_TIMES * file_bytes))
+        at_once = max(1, min(rows, rows * _TEXT_AT_ONCE // max(1, size_bytes)))
+        nulls = []
+        for batch in shard.iter_batches(
+            at_once, row_groups=[group], columns=[column], use_threads=False
+        ):
+            texts = batch.column(0)
+            try:
+                texts.validate(full=True)
+            except pa.ArrowInvalid:
+                return None
+            layer.append(texts)
+            nulls.append(nulls_of(texts))
+        return layer.finish(), np.concatenate([np.zeros(0, np.bool_), *nulls])
+
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
         names = self._texts_in
         return table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
@@ -130,6 +179,11 @@ class ParquetFormat(Format):
             # Let go of first: two footers at once are not needed, and may be large.
             self._opened = None
             self._opened = shard, _open(self._files[shard])
+            # Worked out here: a schema of Arrow is made of that of Parquet whenever it is asked for.
+            self._lies_plain = (
+                len(self._texts_in) == 1
+                and self._opened[1].schema_arrow.field(self._texts_in[0]).type in PLAIN_TEXTS
+            )
         return self._opened[1]
 
     def _index(self, file: ShardFile) -> FileUnits:

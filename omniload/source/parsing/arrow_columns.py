@@ -30,6 +30,8 @@ __all__ = [
     "as_objects",
     "index_kind",
     "kept_of",
+    "laid_out",
+    "nulls_of",
     "records_of",
     "require_table",
     "token_ids",
@@ -126,10 +128,15 @@ def records_of(
     # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
     if found is None:
         return _checked(column, where, kept_B)
-    bad_B, reason = _nulls(column), ""
-    if column.null_count:
-        bad_B = bad_B if kept_B is None else bad_B & kept_B
-        reason = f"{where}: row {bad_B.argmax()}: is null" if bad_B.any() else ""
+    return laid_out(found, nulls_of(column), where, kept_B)
+
+
+def laid_out(
+    found: Ragged, null_B: NDArray[np.bool_], where: str, kept_B: NDArray[np.bool_] | None
+) -> Records:
+    """Show a column that lies end to end as records; a null is a bad one."""
+    bad_B = null_B if kept_B is None else null_B & kept_B
+    reason = f"{where}: row {bad_B.argmax()}: is null" if bad_B.any() else ""
     return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
 
 
@@ -211,7 +218,7 @@ def with_others(
         other = _other(name, column, where)
         # What else is wrong with a record that is left out already is all one.
         sound_B = records.usable_B
-        unlike_B = _nulls(column) & sound_B
+        unlike_B = nulls_of(column) & sound_B
         fault = "is null"
         if COLUMNS[name].aligned:
             uneven_B = (other.lengths_N != records.column.lengths_N) & sound_B & ~unlike_B
@@ -254,7 +261,7 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> R
     """Add what records are known by; a record without it is bad. An integer is its decimal digits."""
     if column is None:
         return records
-    null_B = _nulls(column) & records.usable_B
+    null_B = nulls_of(column) & records.usable_B
     # Numbers become digits as text, and text is taken as bytes: a key need not be UTF-8.
     texts = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     return replace(
@@ -333,10 +340,11 @@ def _is_tokens(found: pa.DataType) -> bool:
     return _is_list(found) and bool(pa.types.is_integer(found.value_type))
 
 
-def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+def nulls_of(column: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
+    """Return which rows of a column are null, ``[B]``."""
     if not column.null_count:
         return np.zeros(len(column), np.bool_)
-    return np.asarray(column.is_null().to_numpy(), np.bool_)
+    return np.asarray(column.is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _text_column(column: pa.ChunkedArray) -> Ragged | None:

@@ -3,11 +3,12 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.config import ShuffleConfig
-from omniload.mix.order import Order
+from omniload.mix.order import Order, sorted_places
 
 
 @st.composite
@@ -110,3 +111,21 @@ def test_first_rows_of_a_block_are_uniform_over_epochs():
 
     # 400 expected of each; six standard deviations of a binomial are 114.
     assert np.abs(np.bincount(firsts, minlength=10) - 400).max() < 114
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 2**64 - 64]), st.integers(0, 63)), min_size=2),
+    st.lists(st.integers(0, 2**64 - 1)),
+)
+def test_places_of_draws_are_those_of_a_stable_sort(near, far):
+    # Alike in all bits but a few low ones, or in every bit: what draws of a source are once in a long while.
+    draws = np.array([*(high + low for high, low in near), *far], np.uint64)
+
+    assert sorted_places(draws).tolist() == np.argsort(draws, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5_000])
+def test_places_of_any_number_of_draws_are_those_of_a_stable_sort(count):
+    draws = np.random.Philox(key=count).random_raw(count) >> np.uint64(50)
+
+    assert sorted_places(draws).tolist() == np.argsort(draws, kind="stable").tolist()

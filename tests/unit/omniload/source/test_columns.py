@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.ragged import Ragged
-from omniload.source.columns import as_binary, drained, take, text_array, text_bytes
+from omniload.source import columns
+from omniload.source.columns import (
+    TextLayer,
+    as_binary,
+    drained,
+    take,
+    text_array,
+    text_bytes,
+)
 
 INT32 = np.dtype(np.int32)
 
@@ -99,3 +107,36 @@ def test_a_slice_of_text_holds_its_own_bytes_only():
 def test_no_text_is_an_empty_column():
     assert len(text_bytes(pa.array([], pa.string()))) == 0
     assert text_array(text_bytes(pa.array([], pa.string()))).to_pylist() == []
+
+
+@given(
+    st.lists(st.lists(st.text(max_size=9) | st.none(), max_size=5), max_size=6),
+    st.sampled_from([pa.string(), pa.large_string()]),
+    st.integers(0, 100),
+)
+def test_texts_that_are_laid_a_few_at_a_time_are_those_of_one_array(parts, kind, likely_bytes):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(columns, "_LEAST_ROOM", 1)
+        layer = TextLayer(likely_bytes)
+        for part in parts:
+            # A slice, as Arrow may hand out: it begins somewhere in its buffers.
+            layer.append(pa.array(["before", *part], kind).slice(1))
+        laid = layer.finish()
+
+    every = [text or "" for part in parts for text in part]
+    assert text_array(laid).to_pylist() == every
+    assert laid.offsets.dtype == np.int64
+
+
+@pytest.mark.parametrize("likely_bytes", [0, 1_000_000, 1_200_000, 40_000_000])
+def test_texts_that_are_laid_keep_at_most_a_quarter_more_room_than_they_take(likely_bytes):
+    before = pa.total_allocated_bytes()
+    layer = TextLayer(likely_bytes)
+    for _ in range(10):
+        layer.append(pa.array(["a" * 100_000], pa.string()))
+
+    laid = layer.finish()
+    del layer
+
+    assert len(laid.values_V) == 1_000_000
+    assert pa.total_allocated_bytes() - before <= 1_250_000

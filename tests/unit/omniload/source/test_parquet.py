@@ -4,6 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.sources import ParquetSource
@@ -273,3 +275,66 @@ def test_an_image_that_a_dictionary_holds_for_many_rows_is_counted_as_often(
 
     assert small == (1000, 1000)
     assert pa.total_allocated_bytes() - held_before < 500_000
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text(max_size=30) | st.none(), min_size=1, max_size=40),
+    st.integers(1, 15),
+    st.sampled_from([1, 40, 1 << 20]),
+    st.booleans(),
+    st.sampled_from(["none", "zstd"]),
+    st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]),
+)
+def test_texts_are_those_that_pyarrow_reads_however_many_are_decoded_at_once(
+    shard, opened, column, group_rows, at_once, dictionary, codec, kind
+):
+    path = shard(
+        pa.array(column, kind),
+        "text",
+        group_rows,
+        use_dictionary=dictionary,
+        compression=codec,
+        data_page_size=16,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(parquet, "_TEXT_AT_ONCE", at_once)
+        reader = opened("text", holds_text=True)
+        read = [reader.read_unit(unit) for unit in range(len(reader.units()))]
+
+    stored = pq.read_table(path)["text"].to_pylist()
+    assert [t for records in read for t in texts(records)] == [t or "" for t in stored]
+    assert np.concatenate([r.bad_B for r in read]).tolist() == [t is None for t in stored]
+
+
+def test_a_dictionary_says_less_than_its_texts_take(shard, opened):
+    shard(["a long text" * 20_000] * 9, "text", group_rows=9, use_dictionary=True)
+
+    assert texts(opened("text", holds_text=True).read_unit(0)) == ["a long text" * 20_000] * 9
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_a_text_that_is_not_utf8_is_found_wherever_it_is_decoded(
+    shard, opened, monkeypatch, at_once
+):
+    monkeypatch.setattr(parquet, "_TEXT_AT_ONCE", at_once)
+    raw = pa.array([b"one", b"two", None, b"a\xff", b"five"], pa.binary())
+    shard(raw.view(pa.string()), "text", group_rows=5)
+
+    records = opened("text", holds_text=True).read_unit(0)
+
+    assert records.bad_B.tolist() == [False, False, True, True, False]
+    assert "row 2: is null" in records.reason
+    assert texts(records.first(2)) == ["one", "two"]
+
+
+def test_what_stands_beside_texts_keeps_to_their_rows(shard, opened, monkeypatch):
+    monkeypatch.setattr(parquet, "_TEXT_AT_ONCE", 1)
+    shard(["one", "two", "three"], "text", group_rows=3)
+
+    # The text itself among them: it is then read as a condition too.
+    conditions = {"id": (1, 2), "text": ("one", "two")}
+    records = opened("text", holds_text=True, where=conditions).read_unit(0)
+
+    assert texts(records) == ["one", "two", "three"]
+    assert records.kept_B.tolist() == [False, True, False]
