@@ -31,7 +31,16 @@ from omniload.source.tokenize import ByteEncoder, open_tokenizer
 from omniload.source.transforms.encoders import PlainEncoder
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["CHAT_FILE", "MODEL", "Way", "chat_ways", "reading_ways", "tokenising_ways"]
+__all__ = [
+    "CHAT_FILE",
+    "MODEL",
+    "Way",
+    "batch_ways",
+    "chat_ways",
+    "lines_ways",
+    "reading_ways",
+    "tokenising_ways",
+]
 
 Way = Callable[[], tuple[int, float]]
 """Reads all once; returns how much, and processor seconds of this process."""
@@ -95,6 +104,34 @@ def reading_ways(folder: Path) -> dict[str, dict[str, Way]]:
     }
 
 
+def batch_ways(folder: Path) -> dict[str, Way]:
+    """Return the ways to read a column of Parquet a batch at a time; ours first."""
+    shards = sorted(folder.glob("*.parquet"))
+    return {
+        **_both_orders(folder, ParquetSource(type="parquet", path="*.parquet", text="text")),
+        "iter_batches": lambda: _timed(_batches_of(shards)),
+        "iter_batches, mapped": lambda: _timed(_batches_of(shards, memory_map=True)),
+        "iter_batches, 1,024 rows": lambda: _timed(_batches_of(shards, rows=_READ)),
+    }
+
+
+def lines_ways(folder: Path) -> dict[str, Way]:
+    """Return the ways to read compressed lines; ours first."""
+    zipped = sorted(folder.glob("*.jsonl.zst"))
+    return {
+        **_both_orders(folder, JsonlSource(type="jsonl", path="*.jsonl.zst", text="text")),
+        "json.read_json": lambda: _timed(_objects_of(zipped)),
+    }
+
+
+def _both_orders(folder: Path, config: SourceConfig) -> dict[str, Way]:
+    stored = config.model_copy(update={"shuffle": ShuffleConfig(method="none")})
+    return {
+        "in order": lambda: _ours(folder, stored),
+        "shuffled": lambda: _ours(folder, config),
+    }
+
+
 def _ours(folder: Path, config: SourceConfig) -> tuple[int, float]:
     cache = IndexCache(folder=folder / "index", source=config.type)
     opened = open_format(config.type, config, base_dir=folder, cache=cache)
@@ -121,9 +158,12 @@ def _letters_of(texts: pa.Array) -> int:
     return int(ends[-1]) - int(ends[0])
 
 
-def _batches_of(shards: Sequence[Path]) -> Iterator[pa.Array]:
+def _batches_of(
+    shards: Sequence[Path], *, rows: int = 65_536, memory_map: bool = False
+) -> Iterator[pa.Array]:
     for path in shards:
-        for batch in pq.ParquetFile(path).iter_batches(columns=["text"], use_threads=False):
+        opened = pq.ParquetFile(path, memory_map=memory_map)
+        for batch in opened.iter_batches(rows, columns=["text"], use_threads=False):
             yield batch.column(0)
 
 

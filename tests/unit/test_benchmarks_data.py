@@ -14,7 +14,21 @@ from benchmarks.data.libraries import (
     write_chats,
     write_texts,
 )
-from benchmarks.data.library_ways import CHAT_FILE, MODEL, reading_ways, tokenising_ways
+from benchmarks.data.library_ways import (
+    CHAT_FILE,
+    MODEL,
+    batch_ways,
+    lines_ways,
+    reading_ways,
+    tokenising_ways,
+)
+from benchmarks.data.parquet_reading import (
+    Case,
+    cases_of,
+    ratios_of,
+    table_of_ratios,
+    write_case,
+)
 from omniload.mix.config import load_mix
 from tests.support.chats import MARKED, write_model
 from tests.support.plane.bad_inputs import Outcomes
@@ -33,6 +47,39 @@ def test_every_way_of_reading_reads_all_letters(tmp_path):
 
     assert set(letters.values()) == {sum(len(text.encode()) for text in TEXTS)}
     assert {form for form, _ in letters} == {"parquet", "jsonl.zst"}
+
+
+def test_files_of_each_kind_are_read_alike_by_all_ways(tmp_path):
+    for number, case in enumerate(cases_of(1, large=False)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_case(folder, case, TEXTS * 40)
+        ways = batch_ways(folder) if case.group_mib else lines_ways(folder)
+
+        assert len({way()[0] for way in ways.values()}) == 1, case
+        assert list(ways)[:2] == ["in order", "shuffled"]
+
+
+def test_ratios_are_of_turns_and_shown_by_their_median():
+    case = Case(letters=2_000, codec="zstd", group_mib=8, mib=64)
+    rates = {"in order": [2e6, 9e6, 4e6], "shuffled": [1e6, 1e6, 1e6], "theirs": [1e6, 3e6, 4e6]}
+
+    table = table_of_ratios("x", {case: rates})
+
+    assert ratios_of(rates, "in order", "theirs") == [2.0, 3.0, 1.0]
+    assert table.columns[1:] == (
+        "in order, over theirs",
+        "shuffled, over theirs",
+        "MB a CPU second, theirs",
+    )
+    assert table.rows == (
+        (
+            "2,000 letters, zstd, groups of 8 MiB",
+            "2.00 (1.00 to 3.00)",
+            "0.33 (0.25 to 1.00)",
+            "3",
+        ),
+    )
 
 
 def test_documents_of_one_size_hold_the_same_letters():

@@ -1,0 +1,172 @@
+"""Reading text of Parquet and of compressed JSON lines, per core, beside pyarrow's own readers: by documents and files.
+
+python -m benchmarks.data.parquet_reading --help
+"""
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from benchmarks.data.libraries import documents_of, even_texts, rates_of
+from benchmarks.data.library_ways import batch_ways, lines_ways
+from benchmarks.report import Table, print_table, write_report
+
+__all__ = ["Case", "cases_of", "main", "ratios_of", "table_of_ratios", "write_case"]
+
+_LETTERS = (50, 2_000, 50_000)
+_CODECS = ("none", "snappy", "zstd")
+_SOURCE_MIB = 24
+_DISTINCT = 16
+"""Documents of a file that is written as a dictionary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One kind of file."""
+
+    letters: int
+    """Of a document, most of them of one byte."""
+    codec: str
+    """How pages are compressed; of lines zstd."""
+    group_mib: int
+    """Of a row group, as text; 0 for lines."""
+    mib: int
+    """Of the file, as text."""
+    dictionary: bool = False
+    """Whether texts are few, and written as a dictionary."""
+
+    def __str__(self) -> str:
+        if not self.group_mib:
+            return f"{self.letters:,} letters, jsonl.zst"
+        written = ", dictionary" if self.dictionary else ""
+        return f"{self.letters:,} letters, {self.codec}{written}, groups of {self.group_mib} MiB"
+
+
+def cases_of(mib: int, *, large: bool) -> Iterator[Case]:
+    """Return the kinds of files of ``mib`` MiB, and where ``large`` of 256 MiB with row groups of 128."""
+    for letters in _LETTERS:
+        for codec in _CODECS:
+            yield Case(letters=letters, codec=codec, group_mib=8, mib=mib)
+        yield Case(letters=letters, codec="snappy", group_mib=8, mib=mib, dictionary=True)
+        if large:
+            yield Case(letters=letters, codec="zstd", group_mib=128, mib=256)
+        yield Case(letters=letters, codec="zstd", group_mib=0, mib=mib)
+
+
+def write_case(folder: Path, case: Case, texts: Sequence[str]) -> None:
+    """Write one file of a kind, of ``texts`` again and again until it is as large."""
+    documents = even_texts(texts, case.letters)
+    if case.dictionary:
+        documents = documents[:_DISTINCT]
+    count = max(1, (case.mib << 20) // case.letters)
+    column = list(itertools.islice(itertools.cycle(documents), count))
+    if not case.group_mib:
+        lines = (orjson.dumps({"id": i, "text": text}) + b"\n" for i, text in enumerate(column))
+        (folder / "0.jsonl.zst").write_bytes(zstandard.compress(b"".join(lines)))
+        return
+    pq.write_table(
+        pa.table({"id": range(count), "text": column}),
+        folder / "0.parquet",
+        row_group_size=max(1, (case.group_mib << 20) // case.letters),
+        compression=case.codec,
+        use_dictionary=case.dictionary,
+        dictionary_pagesize_limit=64 << 20,
+    )
+
+
+def ratios_of(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> list[float]:
+    """Return of each turn how many times theirs ours is: what else a machine does slows both of a turn alike."""
+    return [a / b for a, b in zip(rates[ours], rates[theirs], strict=True)]
+
+
+def table_of_ratios(caption: str, found: Mapping[Case, Mapping[str, Sequence[float]]]) -> Table:
+    """Return, of each kind of file, the medians of ratios with their least and most, and what pyarrow reads."""
+    _, *theirs = (name for name in next(iter(found.values())) if not name.startswith("shuffled"))
+    ours = ("in order", "shuffled")
+    return Table(
+        columns=(
+            "documents and file",
+            *(f"{way}, over {name}" for name in theirs for way in ours),
+            f"MB a CPU second, {theirs[0]}",
+        ),
+        rows=tuple(
+            (
+                str(case),
+                *(_shown(ratios_of(rates, way, name)) for name in theirs for way in ours),
+                f"{median(rates[theirs[0]]) / 1e6:.0f}",
+            )
+            for case, rates in found.items()
+        ),
+        caption=caption,
+    )
+
+
+def _shown(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+NOTES = """\
+Files in the page cache, one core, {repeats} turns of all ways after a first one; a ratio is of the processor time of
+one process within a turn, its median with the least and most, above 1 where omniload reads more. Ours gives documents
+1,024 at a time with their positions, their UTF-8 looked at, in the order of the file or shuffled within blocks of four
+row groups, less what the tokenizer takes. pyarrow's iter_batches gives 65,536 rows at a time as it comes, mapped with
+memory_map=True, or 1,024; nothing is looked at or shuffled. Load of the machine by other work as this began: {load}."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--mib", default=64, show_default=True, type=click.IntRange(1, 1024))
+@click.option(
+    "--large/--no-large", default=True, show_default=True, help="Row groups of 128 MiB too."
+)
+@click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
+def main(repeats: int, mib: int, large: bool, report: bool) -> None:
+    """Compare a core's reading of text with pyarrow's own, by size of documents, codec and row groups.
+
+    \b
+    Example:
+      python -m benchmarks.data.parquet_reading --repeats 3 --no-large --no-report
+    """  # noqa: D301 -- click's own marker
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    texts = documents_of(_SOURCE_MIB << 20)
+    found: dict[bool, dict[Case, dict[str, list[float]]]] = {False: {}, True: {}}
+    for case in cases_of(mib, large=large):
+        with tempfile.TemporaryDirectory() as made:
+            write_case(Path(made), case, texts)
+            ways = (batch_ways if case.group_mib else lines_ways)(Path(made))
+            found[not case.group_mib][case] = rates_of(ways, repeats)
+        # Told as it goes: all of them take some time.
+        click.echo(
+            " | ".join(table_of_ratios("", {case: found[not case.group_mib][case]}).rows[0]),
+            err=True,
+        )
+    tables = [
+        table_of_ratios("Parquet, one column of text", found[False]),
+        table_of_ratios("JSON lines", found[True]),
+    ]
+    for table in tables:
+        print_table(table)
+    if report:
+        path = write_report(
+            "parquet_reading",
+            "Reading text of Parquet and JSON lines, per core, beside pyarrow",
+            f"python -m benchmarks.data.parquet_reading --repeats {repeats} --mib {mib}"
+            f"{'' if large else ' --no-large'}",
+            tables,
+            NOTES.format(repeats=repeats, load=load).replace("\n", " "),
+        )
+        click.echo(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()
