@@ -6,7 +6,8 @@
          ▲                                                  resize(0, 3), on ranks that stay ── steps from 17 on
          └──────────── dp 3 from step 17 on ─────────────────────┘
 
-The note in the folder holds the secret of the plane's Ray: it is for its owner alone, as the folder is.
+The note in the folder holds the secret of the plane's Ray: it is for its owner alone, as the folder is. It counts as
+long as its server has it locked: one that was killed leaves its note, and Ray waits minutes for what is not there.
 """
 
 import os
@@ -27,7 +28,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.extras import refuse_namesake
-from omniload.base.linux.file_lock import FileLock
+from omniload.base.linux.file_lock import FileLock, is_locked, locked
 from omniload.base.linux.network import host_id
 from omniload.base.reading import read_kept_file
 from omniload.base.state import Json
@@ -94,6 +95,8 @@ class ServedPlane:
             )
             place = folder / _NOTE_NAME
             write_whole(place, note.model_dump_json().encode(), mode=0o600)
+            # For as long as this process lives, whatever ends it; by then the kernel lets go.
+            self._opened.enter_context(locked(place, writable=True))
             # Run before the plane ends: nobody is to join one that is on its way out.
             self._opened.callback(place.unlink, missing_ok=True)
         except BaseException:
@@ -265,31 +268,44 @@ def _claimed(folder: Path) -> FileLock:
 
 
 def _read(folder: Path, timeout_s: float) -> _Note:
-    """Wait for the note of a plane."""
+    """Wait for the note of a plane that is served."""
     place, until_s = folder / _NOTE_NAME, time.monotonic() + timeout_s
     # It is put there whole: as soon as it is there it can be read.
-    while not place.exists():
+    while (note := _note_at(place)) is None:
         if time.monotonic() >= until_s:
+            was = ", and the process that served one has ended" if place.exists() else ""
             raise UnavailableError(
-                f"no plane is served at {folder} within {timeout_s:g} s; start the process that calls omniload.serve"
+                f"no plane is served at {folder} within {timeout_s:g} s{was}; start the process that calls "
+                "omniload.serve"
             )
         time.sleep(_LOOK_S)
-    # Whoever writes the note decides which Ray this process connects to, and so what runs in it.
-    if (owner := place.stat().st_uid) not in (os.geteuid(), _ROOT):
-        raise ConfigError(
-            f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"
-        )
+    return note
+
+
+def _note_at(place: Path) -> _Note | None:
+    """Return the note of a plane that is served now; ``None`` where there is none, or its server has ended."""
     try:
-        note = _Note.model_validate_json(
-            read_kept_file(place, most_bytes=_MOST_BYTES, what="the address of a plane")
-        )
+        owner = place.stat().st_uid
+        # Whoever writes the note decides which Ray this process connects to, and so what runs in it.
+        if owner not in (os.geteuid(), _ROOT):
+            raise ConfigError(
+                f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"
+            )
+        content = read_kept_file(place, most_bytes=_MOST_BYTES, what="the address of a plane")
+        served = is_locked(place)
+    except FileNotFoundError:
+        return None
+    try:
+        note = _Note.model_validate_json(content)
     except ValidationError as error:
         raise IntegrityError(
             f"{place} is no address of a plane that this release serves ({error.error_count()} faults); install one "
             "release everywhere"
         ) from error
+    # Before its lock counts: that of another host may not be seen here.
     if note.plane.host != host_id():
         raise ConfigError(
-            f"the plane at {folder} runs on another host; a plane that ranks join later serves ranks of its own host"
+            f"the plane at {place.parent} runs on another host; a plane that ranks join later serves ranks of its own "
+            "host"
         )
-    return note
+    return note if served else None

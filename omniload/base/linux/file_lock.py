@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["FileLock", "locked"]
+__all__ = ["FileLock", "is_locked", "locked"]
 
 _LONGEST_HOLDER = 256
 
@@ -45,6 +45,23 @@ def _let_go(descriptor: int) -> None:
     # Said, not only closed: a process that was forked meanwhile holds the descriptor as well.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a process that runs has locked a file alone.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Shared: of several that ask at once none takes another's question for a holder.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        _let_go(descriptor)
+    return False
 
 
 class FileLock:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import ExitStack
 
 import pytest
 
@@ -9,7 +10,7 @@ import omniload
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
-from omniload.base.linux.file_lock import FileLock
+from omniload.base.linux.file_lock import FileLock, locked
 from omniload.base.linux.network import host_id
 from omniload.client import Client
 from omniload.front import served_plane
@@ -17,9 +18,17 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.mix_commands import a_mix_file
 
+_SERVERS = ExitStack()
 
-def a_note(folder, **changes):
-    """Write what a plane for four ranks leaves for those who join."""
+
+@pytest.fixture(autouse=True)
+def _servers_end():
+    yield
+    _SERVERS.close()
+
+
+def a_note(folder, *, served=True, **changes):
+    """Write what a plane for four ranks leaves for those who join, locked as by the one who serves it."""
     plane = {
         "cluster": "127.0.0.1:1",
         "namespace": "omniload-0",
@@ -39,6 +48,8 @@ def a_note(folder, **changes):
     }
     folder.mkdir(exist_ok=True)
     (folder / "plane.json").write_text(json.dumps(note | changes))
+    if served:
+        _SERVERS.enter_context(locked(folder / "plane.json"))
     return folder
 
 
@@ -72,6 +83,20 @@ def test_losses_that_a_rank_reports_are_kept_in_the_folder_of_the_run_that_is_se
 def test_without_a_plane_a_rank_says_what_to_start(tmp_path):
     with pytest.raises(UnavailableError, match=r"no plane is served at .*omniload.serve"):
         omniload.join(tmp_path / "none", rank=0, world_size=1, timeout=1e-9)
+
+
+def test_the_address_of_a_plane_whose_server_was_killed_is_none(tmp_path):
+    a_note(tmp_path, served=False)
+
+    with pytest.raises(UnavailableError, match=r"no plane is served .* that served one has ended"):
+        omniload.join(tmp_path, rank=0, world_size=4, timeout=1e-9)
+
+
+def test_ranks_that_look_at_an_address_at_once_do_not_take_one_another_for_its_server(tmp_path):
+    with locked(a_note(tmp_path, served=False) / "plane.json", shared=True):
+        assert served_plane._note_at(tmp_path / "plane.json") is None
+    with locked(tmp_path / "plane.json"):
+        assert served_plane._note_at(tmp_path / "plane.json").names == ("docs",)
 
 
 @pytest.mark.parametrize(
