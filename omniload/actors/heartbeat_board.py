@@ -35,10 +35,11 @@ class Figures:
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
 
-    def count(self, name: str, by: float = 1.0) -> None:
-        """Add to a figure."""
+    def count(self, name: str, by: float = 1.0) -> float:
+        """Add to a figure, and return what it is then."""
         with self._lock:
-            self._values[name] = self._values.get(name, 0.0) + by
+            value = self._values[name] = self._values.get(name, 0.0) + by
+        return value
 
     def note(self, **values: float) -> None:
         """Set figures to what they are now."""

@@ -45,11 +45,21 @@ FIGURES = {
 
 
 def count_skipped(name: str, skipped: int, figures: Figures) -> None:
-    """Count records of a source that were skipped by policy."""
-    if skipped:
-        SAMPLES_SKIPPED.labels(name).inc(skipped)
-        figures.count(SKIPPED + name, skipped)
-        _LOG.warning("source %s: skipped %d records that cannot be decoded", name, skipped)
+    """Count records of a source that were skipped by policy; tell of the first, and each time that they doubled.
+
+    Not of each read: where one record in a hundred is bad, that is a line for every step.
+    """
+    if not skipped:
+        return
+    SAMPLES_SKIPPED.labels(name).inc(skipped)
+    total = int(figures.count(SKIPPED + name, skipped))
+    if (total - skipped).bit_length() < total.bit_length():
+        _LOG.warning(
+            "source %s: records that cannot be decoded were skipped, %d so far; told again at %d",
+            name,
+            total,
+            1 << total.bit_length(),
+        )
 
 
 def measure(plans: Sequence[StepPlan], names: Sequence[str]) -> None:
