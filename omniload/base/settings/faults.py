@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from pydantic_core import ErrorDetails
 
-__all__ = ["joined", "said_of_fault", "value_shown"]
+__all__ = ["NAME_PATTERN", "joined", "said_of_fault", "value_shown"]
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
+"""Of names that a user gives: they stand in labels of metrics, in names of files and in arguments ``NAME=WEIGHT``."""
 _SHOWN_WIDTH = 60
 
 _LIMITS = {
@@ -42,7 +44,7 @@ def said_of_fault(fault: ErrorDetails) -> str:
     if kind in _LIMITS and isinstance(given, int | float | str):
         key, limit = _LIMITS[kind]
         return f"found {value_shown(given)}; give {limit.format(_plain(context[key]))}"
-    wanted = _WANTED.get(kind) or (None if given else _EMPTY.get(kind))
+    wanted = _WANTED.get(kind) or (None if given else _EMPTY.get(kind)) or _name_wanted(fault)
     if wanted and isinstance(given, str | int | float | list | dict | None):
         return f"found {value_shown(given)}; give {wanted}"
     if kind in _SAID:
@@ -60,6 +62,15 @@ def said_of_fault(fault: ErrorDetails) -> str:
         if near:
             return f"{fault['msg']}{_input_shown(fault)}; did you mean {near[0]!r}?"
     return fault["msg"].removeprefix("Value error, ") + _input_shown(fault)
+
+
+def _name_wanted(fault: ErrorDetails) -> str | None:
+    """Return what a name may be, and one that would do, where the fault is of a name."""
+    if fault["type"] != "string_pattern_mismatch" or fault["ctx"]["pattern"] != NAME_PATTERN:
+        return None
+    fit = re.sub(r"[^A-Za-z0-9_.]+", "-", str(fault["input"])).strip("-_.")
+    meant = f", as {fit!r}" if fit else ""
+    return f"a name of the letters a to z and A to Z, digits, _, - and . that begins with a letter or a digit{meant}"
 
 
 def joined(said: Iterable[str]) -> list[str]:

@@ -27,6 +27,7 @@ from pydantic import AfterValidator, Field
 
 from omniload.base.config import fault_at
 from omniload.base.ragged import Ragged
+from omniload.base.settings.faults import NAME_PATTERN
 
 __all__ = ["TRAIN", "Name", "Splits", "content_keys", "in_split", "key_of", "share_of"]
 
@@ -34,7 +35,7 @@ TRAIN = "train"
 """The split that is what no other takes."""
 _KEYS = 1 << 64
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=128)]
 """Name of a source, a split or a tag."""
 
 

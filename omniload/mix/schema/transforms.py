@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from omniload.base.config import LocalPath, StrictModel, fault_at
+from omniload.base.settings.faults import NAME_PATTERN
 from omniload.base.settings.quantities import Count
 
 __all__ = [
@@ -259,7 +260,7 @@ Option = (
     | Annotated[StrictFloat, Field(allow_inf_nan=False)]
     | StrictStr
 )
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=128)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=128)]
 
 
 class MapTransform(StrictModel):

@@ -123,6 +123,19 @@ def test_a_source_name_cannot_leave_a_folder():
         a_mix(sources={"../web": {"type": "parquet", "path": "x", "tokens": "t"}})
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("web crawl (v2)", ", as 'web-crawl-v2'"), ("../web", ", as 'web'"), ("табл", "")],
+)
+def test_a_name_with_other_characters_is_told_which_it_may_have_and_one_that_would_do(name, near):
+    found = fault_of({"sources": {name: {"type": "parquet", "path": "x", "tokens": "t"}}})
+
+    assert (
+        f"found {name!r}; give a name of the letters a to z and A to Z, digits, _, - and ." in found
+    )
+    assert f"begins with a letter or a digit{near}\n" in found + "\n"
+
+
 def test_a_source_of_token_ids_needs_no_tokenizer():
     assert a_mix().tokenizer is None
 
