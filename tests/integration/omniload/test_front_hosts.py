@@ -17,7 +17,7 @@ import yaml
 from omniload.actors.reaper_process import MARKS
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
-from tests.support.plane.two_hosts import ADDRESSES, NO_TOKEN, on, two_hosts
+from tests.support.plane.two_hosts import ADDRESSES, begin_ray, on, two_hosts, wait_for_ray
 
 pytestmark = [
     pytest.mark.ray,
@@ -182,20 +182,10 @@ def a_ray_of_others(hosts, scratch):
     places = (["--head", "--port=21999", "--include-dashboard=false"], [f"--address={head}"])
     begun = []
     try:
-        for host, address, place in zip(hosts, ADDRESSES, places, strict=True):
-            ray = Path(sys.executable).with_name("ray")
-            node = on(
-                host,
-                *(ray, "start", "--block", f"--node-ip-address={address}", *place),
-                *("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats"),
-                f"--temp-dir={scratch}/{host[-1]}",
-                env=environment(PYTHONUNBUFFERED="1", **{MARKS: str(scratch)}, **NO_TOKEN),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            begun.append(node)
-            while "Ray runtime started" not in (line := node.stdout.readline()):
-                assert line, f"{' '.join(node.args)} did not start"
+        for host, place in zip(hosts, places, strict=True):
+            env = environment(**{MARKS: str(scratch)})
+            begun.append(begin_ray(host, *place, folder=scratch / host[-1], env=env))
+            wait_for_ray(begun[-1])
         yield head, begun
     finally:
         for node in begun:

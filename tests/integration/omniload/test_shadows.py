@@ -23,7 +23,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.shadow_rank import ANSWER
-from tests.support.plane.two_hosts import ADDRESSES, NO_TOKEN, on, two_hosts
+from tests.support.plane.two_hosts import ADDRESSES, begin_ray, on, two_hosts, wait_for_ray
 from tests.support.trainer.run_lines import write_mix
 
 pytest.importorskip("ray")
@@ -157,19 +157,14 @@ class TwoNodes:
         self.head = f"{ADDRESSES[0]}:21998"
 
     def start(self, number, *place):
-        ray = Path(sys.executable).with_name("ray")
-        node = on(
+        node = begin_ray(
             self.hosts[number],
-            *(ray, "start", "--block", f"--node-ip-address={ADDRESSES[number]}", *place),
-            *("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats"),
-            f"--temp-dir={self.scratch}/{number}",
-            env=environment(self.scratch) | {"PYTHONUNBUFFERED": "1"} | NO_TOKEN,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            *place,
+            folder=self.scratch / f"{number}",
+            env=environment(self.scratch),
         )
         self.begun.append(node)
-        while "Ray runtime started" not in (line := node.stdout.readline()):
-            assert line, f"{' '.join(node.args)} did not start"
+        wait_for_ray(node)
 
     def open(self, mix, run, keywords, nodes=2):
         script = ROOT / "tests" / "support" / "plane" / "shadow_rank.py"

@@ -2,16 +2,25 @@
 
 import secrets
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.namespaces import inside
 
-__all__ = ["ADDRESSES", "NO_TOKEN", "on", "two_hosts"]
+__all__ = ["ADDRESSES", "begin_ray", "on", "two_hosts", "wait_for_ray"]
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
-"""For ``ray start``, which asks for the token of a user whose home has one, as any ``ray.init()`` leaves it there."""
+_OF_RAY = {
+    # ``ray start`` asks for the token of a user whose home has one, as any ``ray.init()`` leaves it there.
+    "RAY_AUTH_MODE": "disabled",
+    # Processes that nobody has asked for yet: each loads Ray.
+    "RAY_prestart_worker_first_driver": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+_SMALL = ("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats")
+# What looks after clouds and logs takes a processor a second to start, each.
+_BARE = ("--no-monitor", "--include-log-monitor=false")
 _ETC = Path("/etc/netns")
 
 
@@ -52,3 +61,22 @@ def two_hosts():
 def on(host, *words, **options):
     """Start a command on a host."""
     return subprocess.Popen([*inside(host), *map(str, words)], text=True, **options)
+
+
+def begin_ray(host, *place, folder, env):
+    """Begin a node of a Ray of others on a host, as users do; ``wait_for_ray`` waits for it."""
+    address = ADDRESSES[host.endswith("b")]
+    return on(
+        host,
+        *(Path(sys.executable).with_name("ray"), "start", "--block", *place, *_SMALL, *_BARE),
+        *(f"--node-ip-address={address}", f"--temp-dir={folder}"),
+        env=env | _OF_RAY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def wait_for_ray(node):
+    """Wait until a node says that it is up; fail with its command where it ends before."""
+    while "Ray runtime started" not in (line := node.stdout.readline()):
+        assert line, f"{' '.join(node.args)} did not start"
