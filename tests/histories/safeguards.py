@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -49,8 +50,8 @@ class Safeguard:
             LookupError: It stands in none, or in several places.
         """
         found: list[Path] = []
-        for module in sorted((ROOT / "omniload").rglob("*.py")):
-            found += [module] * module.read_text(encoding="utf-8").count(self.before)
+        for module, text in _texts().items():
+            found += [module] * text.count(self.before)
         if len(found) != 1:
             raise LookupError(f"{self.holds}: its text stands {len(found)} times")
         return found[0]
@@ -67,6 +68,13 @@ class Caught:
     seconds: float
 
 
+@cache
+def _texts() -> dict[Path, str]:
+    """Return the text of every module of the data plane."""
+    modules = sorted((ROOT / "omniload").rglob("*.py"))
+    return {module: module.read_text(encoding="utf-8") for module in modules}
+
+
 def safeguards() -> list[Safeguard]:
     """Return all of them."""
     entries = tomllib.loads((HERE / "safeguards.toml").read_text(encoding="utf-8"))
@@ -76,6 +84,7 @@ def safeguards() -> list[Safeguard]:
 def caught(found: Sequence[Safeguard], seeds: Iterable[int] | None = None) -> Iterator[Caught]:
     """Take each away, and run histories until one breaks: its known one, or those of ``seeds`` in order."""
     importers = _importers()
+    _texts()  # read here once, not in each process
     for safeguard in found:
         began_s = time.monotonic()
         known = [] if safeguard.seed is None else [safeguard.seed]

@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -23,6 +24,11 @@ def test_mutants_are_spread_over_all_packages_and_told_apart():
     assert len({(m.package, m.holds) for m in ALL}) == len(ALL)
 
 
+@cache
+def code_of(module):
+    return ast.dump(ast.parse(module.read_text(encoding="utf-8")))
+
+
 @pytest.mark.parametrize("mutant", ALL, ids=lambda m: f"{m.package}: {m.holds}")
 def test_a_mutant_applies_once_and_is_code(mutant):
     found = modules_with(mutant)
@@ -30,7 +36,7 @@ def test_a_mutant_applies_once_and_is_code(mutant):
 
     text = found[0].read_text(encoding="utf-8").replace(mutant.before, mutant.after)
 
-    assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(found[0].read_text(encoding="utf-8")))
+    assert ast.dump(ast.parse(text)) != code_of(found[0])
 
 
 def test_every_test_that_is_to_catch_one_is_there():
