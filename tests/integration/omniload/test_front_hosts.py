@@ -179,11 +179,7 @@ def alive(processes):
 def a_ray_of_others(hosts, scratch):
     """A node on each host, started as users do; gives the address of its head."""
     head = f"{ADDRESSES[0]}:21999"
-    # Of what neither plane nor test asks for, each process would load all of Ray.
-    places = (
-        ["--head", "--port=21999", "--include-dashboard=false", "--no-monitor"],
-        [f"--address={head}"],
-    )
+    places = (["--head", "--port=21999", "--include-dashboard=false"], [f"--address={head}"])
     begun = []
     try:
         for host, place in zip(hosts, places, strict=True):
