@@ -15,7 +15,29 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
 
-__all__ = ["EncoderShare", "counts_by_rank"]
+__all__ = ["NO_ROUTE", "EncoderShare", "Route", "counts_by_rank"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What one rank encodes for a microbatch, and how its embeddings travel; see ``EncoderShare``."""
+
+    images: NDArray[np.int64]
+    """Images of the plan that it encodes, in this order."""
+    sends_C2: NDArray[np.int64]
+    receives_C2: NDArray[np.int64]
+    places_E: NDArray[np.int64]
+    order_M: NDArray[np.int64] | None
+
+
+NO_ROUTE = Route(
+    images=np.empty(0, np.int64),
+    sends_C2=np.empty((0, 2), np.int64),
+    receives_C2=np.empty((0, 2), np.int64),
+    places_E=np.empty(0, np.int64),
+    order_M=None,
+)
+"""That of a rank which encodes nothing and gets nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

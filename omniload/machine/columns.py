@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged, Ranges
-from omniload.batch.encoding import EncoderShare, counts_by_rank
+from omniload.batch.encoding import NO_ROUTE, EncoderShare, Route, counts_by_rank
 from omniload.batch.rows import stops_with_next
 from omniload.batch.slices import cp_places
 from omniload.machine.messages import SliceRequest
@@ -37,7 +37,7 @@ from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
 from omniload.plan.records import documents_between
 
-__all__ = ["ImageRequests", "LossSpans", "PieceFacts", "Route", "SampleMetadata", "routes_of"]
+__all__ = ["ImageRequests", "LossSpans", "PieceFacts", "SampleMetadata", "routes_of"]
 
 
 @dataclass(slots=True)
@@ -222,28 +222,6 @@ class SampleMetadata:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """What one rank encodes for a microbatch, and how its embeddings travel; see ``EncoderShare``."""
-
-    images: NDArray[np.int64]
-    """Images of the plan that it encodes, in this order."""
-    sends_C2: NDArray[np.int64]
-    receives_C2: NDArray[np.int64]
-    places_E: NDArray[np.int64]
-    order_M: NDArray[np.int64] | None
-
-
-_NO_ROUTE = Route(
-    images=np.empty(0, np.int64),
-    sends_C2=np.empty((0, 2), np.int64),
-    receives_C2=np.empty((0, 2), np.int64),
-    places_E=np.empty(0, np.int64),
-    order_M=None,
-)
-"""That of a rank which encodes nothing and gets nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class ImageRequests:
     """The images of one step that some ranks encode; a sample is asked for once, with all its images."""
@@ -313,7 +291,7 @@ class ImageRequests:
         return shares
 
     def _share(self, fetched: ColumnRanges, route: Route, values_per_patch: int) -> EncoderShare:
-        if route is _NO_ROUTE:
+        if route is NO_ROUTE:
             return EncoderShare.of_nothing(self.plan.num_ranks, values_per_patch)
         images, grids_I2 = self._images(fetched, route.images)
         return EncoderShare(
@@ -383,7 +361,7 @@ def routes_of(plan: ImagePlan, dp_rank: int, microbatch: int) -> Iterator[Route]
     takes = np.isin(ranks, takers_E)
     for rank, first, stop, takes_any in zip(ranks, *bounds, takes, strict=True):
         if first == stop and not takes_any:
-            yield _NO_ROUTE
+            yield NO_ROUTE
             continue
         images = encoded[first:stop]
         takers_M, _ = _embeddings_of(plan, images)
