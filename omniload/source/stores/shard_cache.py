@@ -8,7 +8,6 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -164,7 +163,7 @@ class ShardCache:
         if blocks and self._asked(lambda: self._put(version, blocks)) == 0:
             self._full_until_s = self._clock.now_s() + _AWAY_S
             limit = format_bytes(self.directory.limit_bytes)
-            self._tell(
+            self.tell(
                 "full",
                 f"is full at {limit} with shards that runs on this node use; what is not in it is read from its "
                 "store each time: raise loader.shard_cache.limit",
@@ -204,7 +203,7 @@ class ShardCache:
                     held[block] = data
                     continue
                 files.mark(block, CLAIMED)
-                self._tell("damaged", f"block {block} of {version.name} is damaged; read anew")
+                self.tell("damaged", f"block {block} of {version.name} is damaged; read anew")
             return held
         finally:
             files.retire()
@@ -232,7 +231,7 @@ class ShardCache:
             # Reading goes on: what lies on a disk that takes no more is good.
             if not reads:
                 self._away_until_s = self._clock.now_s() + _AWAY_S
-            self._tell("read" if reads else "away", f"{error}; going on from the store")
+            self.tell("read" if reads else "away", f"{error}; going on from the store")
             return None
 
     def _catch_up(self) -> None:
@@ -244,9 +243,9 @@ class ShardCache:
         if self._prepared and self.directory.has_unsaid:
             self._asked(self.directory.say_use)
 
-    def _tell(self, kind: str, message: str) -> None:
+    def tell(self, kind: str, message: str) -> None:
+        """Log a message, the first of its kind: thousands of blocks may fail alike."""
         with self._lock:
-            # Of thousands of blocks that fail alike the first is told.
             first = kind not in self._told
             self._told.add(kind)
         if first:
@@ -310,11 +309,11 @@ class KeptShard:
         Raises:
             IntegrityError: It is another. No other look says so while a client answers from a listing that it keeps.
         """
-        now = None
-        # Whatever its client raises: the next look says what it is.
-        with suppress(Exception):
+        try:
             now = self.cache.version_now(self.store, self.path)
-        if now is None:
+        except Exception as error:  # noqa: BLE001 -- whatever its client raises: the next look says what it is
+            said = f"{self.path} is not kept: its store does not say what it is now: {error}"
+            self.cache.tell("unasked", said)
             return False
         then = (self.version.size_bytes, self.stamp)
         # Clients quote a tag in one answer and not in another.

@@ -148,6 +148,17 @@ def test_two_versions_of_a_shard_are_not_read_as_one_where_a_client_keeps_its_li
             opened.read(B)
 
 
+def test_what_a_store_does_not_vouch_for_is_not_kept_and_said_once(shards, folder, caplog):
+    file = shards.through(a_cache(folder), "a")
+    shards.store.info = lambda path, **_: (_ for _ in ()).throw(PermissionError(13, "no HEAD"))
+
+    assert whole(file) == whole(file) == DATA
+
+    assert taken_bytes(folder) == 0
+    assert caplog.text.count("is not kept: its store does not say what it is now") == 1
+    assert "no HEAD" in caplog.text
+
+
 def test_a_tag_with_and_without_its_quotes_is_one_version(shards, folder):
     shards.put("a", DATA, tag='"first"')
     file = shards.through(a_cache(folder), "a")
@@ -479,6 +490,7 @@ def test_the_cap_holds_on_a_disk_that_gives_no_room_ahead(folder, monkeypatch):
     limit, shards = 7 * B, Shards()
     one, other = a_cache(folder, limit), a_cache(folder, limit)
     version = CopyVersion("taken", 3 * B, 3)
+    one.directory.use([version.name])
     files, fitting = one.directory.take_up(version, [0, 1, 2])  # and not written yet
     (folder / "account").write_bytes(b"")
     for number in range(8):
@@ -490,7 +502,7 @@ def test_the_cap_holds_on_a_disk_that_gives_no_room_ahead(folder, monkeypatch):
     files.retire()
 
     assert len(fitting) == 3
-    assert 5 * B < taken_bytes(folder) <= other.directory.held_bytes() <= limit
+    assert 3 * B < taken_bytes(folder) <= other.directory.held_bytes() <= limit
 
 
 def test_what_a_disk_gave_before_it_refused_is_counted(shards, folder, monkeypatch):
@@ -498,7 +510,7 @@ def test_what_a_disk_gave_before_it_refused_is_counted(shards, folder, monkeypat
 
     def half(descriptor, start, size):
         take(descriptor, start, size // 2)
-        raise OSError(28, "No space left on device")
+        raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", half)
