@@ -159,6 +159,17 @@ def test_a_stage_that_says_too_much_or_nothing_is_refused_by_line(tmp_path, stag
     assert re.search(said, str(refused.value)), refused.value
 
 
+@pytest.mark.parametrize(
+    "ramp", [{"ramp_steps": 16}, {"ramp_tokens": 1000}, {"ramp_tokens": "1Ki"}]
+)
+def test_a_stage_by_epochs_is_ramped_to_by_steps_or_tokens(ramp):
+    stage = {"from_epochs": {"web": 1}, "ramp": "cosine", "weights": {"code": 1}, **ramp}
+
+    mix = a_mix(version=2, rows=4, length=16, mix={"stages": [{"weights": {"web": 1}}, stage]})
+
+    assert (mix.mix.stages[1].ramp_steps, mix.mix.stages[1].waits) == (16, True)
+
+
 def test_the_first_stage_waits_for_nothing():
     with pytest.raises(ValidationError, match="the first stage starts at step 0; leave it out"):
         a_mix(version=2, mix={"stages": [{"from_epochs": {"web": 1}, "weights": {"web": 1}}]})
