@@ -10,7 +10,7 @@ import numpy as np
 from omniload.base.errors import ConfigError
 from omniload.simulation.clock import Host, Process
 from omniload.simulation.job import Job
-from omniload.simulation.loaders import SimulatedLoader, SimulatedReader
+from omniload.simulation.loaders import SimulatedLoader, SimulatedReader, SimulatedShadow
 from omniload.simulation.profile import Role
 from omniload.simulation.ranks import Rank, Trainer
 from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
@@ -251,8 +251,13 @@ class Meter:
     def _readers(self) -> Iterator[SimulatedReader]:
         return (each for loader in self.loaders for its in loader.readers.values() for each in its)
 
+    def _shadows(self) -> Iterator[SimulatedShadow]:
+        return (each for loader in self.loaders for each in loader.shadows)
+
     def _holders(self) -> Iterator[_Holds]:
-        return chain(self.loaders, self._readers(), self.constructors, self.ranks, (self.planner,))
+        readers, shadows = self._readers(), self._shadows()
+        planner = (self.planner,)
+        return chain(self.loaders, shadows, readers, self.constructors, self.ranks, planner)
 
     def _busy_s(self, process: Process) -> float:
         return process.busy_s - self._before[id(process)].busy_s

@@ -1,4 +1,4 @@
-"""Source loaders under a virtual clock, and the further readers of their sources.
+"""Source loaders under a virtual clock, the further readers of their sources, and the shadows that stand by.
 
 What a loader and each reader have of a range follows from the units of its blocks, as in a run
 (``source.parts``): a reader without a unit of a block gives nothing of it.
@@ -26,6 +26,7 @@ from omniload.simulation.wire import Wire
 __all__ = [
     "SimulatedLoader",
     "SimulatedReader",
+    "SimulatedShadow",
     "parts_of_blocks",
     "size_of_request",
     "size_of_table",
@@ -34,6 +35,7 @@ __all__ = [
 _SAMPLE_BYTES = 16  # position 8, sub 4, length 4
 _REQUESTED_BYTES = 20  # position 8, sub, first and last token 4 each
 _RANGE_BYTES = 16  # first and last position
+_STANDING_S = 1.0  # how often shadows are told where the plane is
 
 
 def size_of_table(table: SampleTable) -> int:
@@ -87,6 +89,32 @@ class SimulatedReader:
         return min(self.block_bytes, self.memory) if self.has_read else 0
 
 
+@dataclass(slots=True)
+class SimulatedShadow:
+    """A loader that stands by: has decoded the block of each source that its loader draws from."""
+
+    process: Process
+    memory: int
+    """Cap of what decoded blocks take; the rest lies on disk."""
+    _bytes: dict[int, int] = field(default_factory=dict, init=False)
+    """Of the decoded block of each source."""
+    _told_s: dict[int, float] = field(default_factory=dict, init=False)
+
+    def stand(self, source: int, costs: SourceCosts) -> None:
+        """Decode the block that its loader has come to, unless it was told of one of that source just now."""
+        now_s = self.process.host.clock.now_s
+        # Of blocks that go by faster than it is told, it decodes none.
+        if now_s - self._told_s.get(source, -_STANDING_S) < _STANDING_S:
+            return
+        self._told_s[source], self._bytes[source] = now_s, costs.block_bytes
+        self.process.work(costs.block_s, lambda: None)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds of decoded blocks."""
+        return min(sum(self._bytes.values()), self.memory)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
     """What each reader of a source has of a read."""
@@ -111,6 +139,7 @@ class SimulatedLoader:
     """Cap of what its samples take."""
     readers: Mapping[int, Sequence[SimulatedReader]] = field(default_factory=dict)
     """Further readers of each source that has some."""
+    shadows: Sequence[SimulatedShadow] = ()
     _blocks: dict[int, int] = field(default_factory=dict, init=False)
     """The block that each source has decoded."""
 
@@ -187,6 +216,9 @@ class SimulatedLoader:
             positions_B = ends_B - np.maximum(start, blocks_B * size)
         is_new_B = np.ones(len(blocks_B))
         is_new_B[0] = self._blocks.get(read.source) != blocks_B[0]
+        if is_new_B.any():
+            for shadow in self.shadows:
+                shadow.stand(read.source, costs)
         # One decoded block is held of each source: one that is come back to is decoded again.
         self._blocks[read.source] = int(blocks_B[-1])
         # Spread evenly over positions: of which block each token is was not measured.

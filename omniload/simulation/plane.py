@@ -20,7 +20,7 @@ from omniload.simulation.job import (
     reads_of,
     shares_of,
 )
-from omniload.simulation.loaders import SimulatedLoader, SimulatedReader
+from omniload.simulation.loaders import SimulatedLoader, SimulatedReader, SimulatedShadow
 from omniload.simulation.profile import BuildCosts, MessageCosts, Profile, Role
 from omniload.simulation.ranks import LocalRank, Rank, RayRank, Trainer
 from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
@@ -147,14 +147,15 @@ class _Run:
         self.ranks = self._ranks(only)
 
     def _process(self, host: Host, role: Role, width: float = 1.0) -> Process:
-        return host.process(role, width, clock=self.messages.roles[role].clock)
+        measured = self.messages.roles["loader" if role == "shadow" else role]
+        return host.process(role, width, clock=measured.clock)
 
     def _loaders(self, only: Process | None) -> list[SimulatedLoader]:
         mix, costs = self.job.spec.mix, self.job.costs(self.profile)
         shares = self.shares
         if only is not None:
             shares = (_whole(shares, tuple(range(len(mix.names)))),)
-        made = []
+        made: list[SimulatedLoader] = []
         for share in shares:
             process = only or self._process(self.hosts[0], "loader", self.profile.threads)
             # The local runtime reads with so many whatever the shares say: it has one loader.
@@ -172,9 +173,25 @@ class _Run:
                     lane=lane,
                     memory=mix.loader.memory,
                     readers={s: self._readers(s, only) for s in share.sources},
+                    shadows=() if only else self._shadows(len(made)),
                 )
             )
         return made
+
+    def _shadows(self, loader: int) -> list[SimulatedShadow]:
+        """Return those of a loader: on another host where there is one, dealt over them as loaders come."""
+        mix = self.job.spec.mix
+        places = self.hosts[1:] or self.hosts
+        each = mix.runtime.shadows
+        return [
+            SimulatedShadow(
+                self._process(
+                    places[(loader * each + number) % len(places)], "shadow", self.profile.threads
+                ),
+                mix.loader.memory,
+            )
+            for number in range(each)
+        ]
 
     def _readers(self, source: int, only: Process | None) -> list[SimulatedReader]:
         """Return the further readers of a source: processes beside its loader, or threads of the one process."""

@@ -33,9 +33,10 @@ Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=0, le=1 << 50)]
 """Bytes."""
 Length = Annotated[int, Field(ge=1, lt=1 << 31)]
-Role = Literal["planner", "loader", "reader", "constructor", "rank", "node", "process"]
+Role = Literal["planner", "loader", "shadow", "reader", "constructor", "rank", "node", "process"]
 """Kind of process: ``node`` is Ray's own of a host, ``process`` the one process of the local runtime."""
-ROLES: tuple[Role, ...] = get_args(Role)
+ROLES: tuple[Role, ...] = tuple(role for role in get_args(Role) if role != "shadow")
+"""Those that are measured: a shadow is a loader that nobody asks for samples."""
 
 
 class SourceCosts(StrictModel):

@@ -224,3 +224,47 @@ def test_a_message_that_costs_more_at_one_role_makes_that_role_work_more_by_as_m
     assert cheap["loader"].messages_step > 1
     assert beyond_s == pytest.approx(cheap["loader"].messages_step * 9e-4, rel=0.1)
     assert dear["planner"].messages_step == pytest.approx(cheap["planner"].messages_step, rel=0.1)
+
+
+def with_shadows(shadows, *, step_s=1.0, **changes):
+    """Return a plane whose sources come to another block of two records in most steps."""
+    mix = a_mix(rows=16, runtime={"kind": "ray", "loaders": 2, "shadows": shadows})
+    sources = {name: some_costs(s, block_positions=2) for s, name in enumerate(("web", "code"))}
+    return simulated(a_job(mix, step_s=step_s, **changes), a_profile(sources=sources))
+
+
+def test_shadows_are_processes_that_hold_what_their_loaders_have_decoded_on_the_one_host_there_is():
+    without, found = with_shadows(0), with_shadows(1)
+
+    roles = {role.role: role for role in found.roles}
+    assert (roles["loader"].count, roles["shadow"].count) == (2, 2)
+    assert roles["shadow"].connections == 0
+    more = found.memory.first_memory_bytes - without.memory.first_memory_bytes
+    assert more == 2 * (
+        (50 << 20) + 10_000
+    )  # two processes with the decoded block of a source each
+    assert found.tokens_per_step == without.tokens_per_step
+
+
+def test_shadows_are_on_another_host_than_their_loaders_where_there_is_one():
+    one, two = (with_shadows(n, hosts=2, ranks=2) for n in (0, 1))
+
+    assert two.memory.first_memory_bytes == one.memory.first_memory_bytes
+    assert two.memory.other_memory_bytes == one.memory.other_memory_bytes + 2 * (
+        (50 << 20) + 10_000
+    )
+
+
+def test_a_plane_without_shadows_has_no_such_role():
+    assert "shadow" not in {role.role for role in with_shadows(0).roles}
+
+
+def test_a_shadow_decodes_at_most_a_block_a_second_of_each_source_however_many_go_by():
+    slow, fast = (with_shadows(1, step_s=seconds) for seconds in (1.0, 0.0))
+
+    def busy_s(found):
+        return sum(role.cores for role in found.roles if role.role == "shadow") * found.seconds
+
+    assert fast.seconds < 1
+    assert busy_s(fast) <= 2 * 1e-3 + 1e-9  # two sources, whose block takes 1 ms
+    assert 0 < busy_s(slow) <= 2 * 1e-3 * (slow.seconds + 1)
