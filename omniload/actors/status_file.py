@@ -63,6 +63,8 @@ class PlaneStatus(StrictModel):
     pid: int
     """Process that opened the plane."""
     roles: tuple[RoleLine, ...]
+    has_ended: bool = False
+    """Whether that process has closed the plane: this is its last status."""
 
 
 def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[[], None]:
@@ -74,23 +76,22 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
         host: What roles call this host; by default its own name.
 
     Returns:
-        A function that ends it; the last status stays.
+        A function that ends it; the last status stays, and says that it is the last.
     """
     if folder is None:
         return lambda: None
-    ended = threading.Event()
+    ended, began_s = threading.Event(), time.monotonic()
     place, here = folder / STATUS_NAME, host or socket.gethostname()
 
-    began_s = time.monotonic()
-
     def keep() -> None:
-        before: dict[str, Progress] = {}
+        before, is_last = dict[str, Progress](), False
         while True:
-            roles = board.read()
-            _write(place, _status(roles, before, here, began_s))
-            before = roles
-            if ended.wait(_EVERY_S):
+            # At the end, some have gone: what they did last stays.
+            roles = (before if is_last else {}) | board.read()
+            _write(place, _status(roles, before, here, began_s), is_last)
+            if is_last:
                 return
+            before, is_last = roles, ended.wait(_EVERY_S)
 
     thread = threading.Thread(target=keep, name="omniload-status", daemon=True)
     thread.start()
@@ -151,8 +152,9 @@ def _memory_of(pid: int) -> int | None:
         return None
 
 
-def _write(place: Path, status: PlaneStatus) -> None:
+def _write(place: Path, status: PlaneStatus, is_last: bool) -> None:
     try:
-        write_whole(place, status.model_dump_json().encode())
+        said = status.model_copy(update={"has_ended": is_last})
+        write_whole(place, said.model_dump_json().encode())
     except OSError as error:
         _LOG.debug("the status of the run is not written: %s", error)

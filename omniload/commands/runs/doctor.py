@@ -114,6 +114,8 @@ def _looks(run: Path, seconds: float) -> list[PlaneStatus]:
                 looks.append(status)
             elif len(looks) == 1 and time.time() - status.written_at > _OLD_S:
                 break  # nobody writes it
+            if status.has_ended:
+                break
     return looks
 
 
@@ -140,6 +142,11 @@ def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]
     first, last = looks[0], looks[-1]
     seconds = last.written_at - first.written_at
     share = _waited_share(first, last)
+    if last.has_ended:
+        # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
+        return Diagnosis(
+            findings=(_closed(last, now_s),), looks=len(looks), seconds=seconds, waited_share=share
+        )
     found = [
         *_ended(last, now_s),
         *_in_trouble(last, logs),
@@ -150,6 +157,15 @@ def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]
         *_unsaved(last),
     ]
     return Diagnosis(findings=tuple(found), looks=len(looks), seconds=seconds, waited_share=share)
+
+
+def _closed(last: PlaneStatus, now_s: float) -> Finding:
+    return Finding(
+        role=f"process {last.pid} on {last.host}",
+        what="The plane has ended.",
+        seen=f"its process has closed it {max(0.0, now_s - last.written_at):.0f} s ago",
+        do="see omniload mix show for what it has drawn; where it should go on, the trainer's output says why it ended",
+    )
 
 
 def _ended(last: PlaneStatus, now_s: float) -> Iterator[Finding]:

@@ -68,6 +68,8 @@ def _roles_table(status: PlaneStatus) -> Table:
     # The host that wrote it has a clock of its own, which may be ahead.
     age_s = max(0.0, time.time() - status.written_at)
     said = f", {age_s:.0f} s ago: the plane has ended, or is stopped" if age_s > _OLD_S else ""
+    if status.has_ended:
+        said = f", which has closed it {age_s:.0f} s ago"
     columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]
     columns += [("waited", True), ("memory", True), ("heard", True), ("waits for", False)]
     rows = [_row(role) for role in status.roles]

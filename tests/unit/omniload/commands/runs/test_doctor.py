@@ -195,3 +195,21 @@ def test_what_will_cost_work_is_told_too(roles, said):
 )
 def test_what_is_as_it_should_be_is_no_finding(roles):
     assert diagnosed(a_look(0, *roles)).findings == ()
+
+
+def test_a_plane_that_was_closed_is_told_as_such_and_no_rank_of_its_last_moment_is_behind():
+    def a_last_look(*, has_ended):
+        ranks = (
+            a_role("rank dp=0", taken_steps_total=400.0),
+            a_role("rank dp=1", task_s=30.0, in_trouble=True, taken_steps_total=395.0),
+        )
+        return a_look(0, *ranks).model_copy(update={"has_ended": has_ended})
+
+    (finding,) = diagnosed(a_last_look(has_ended=True), now=90.0).findings
+    killed = diagnosed(a_last_look(has_ended=False), now=90.0).findings
+
+    assert (finding.what, "closed it 90 s ago" in finding.seen) == ("The plane has ended.", True)
+    assert killed[0].what.startswith(
+        "The plane has ended, or the process that opened it is stopped"
+    )
+    assert len(killed) > 1

@@ -1,0 +1,34 @@
+"""The status of a plane: its last one is of the end, whatever has gone by then."""
+
+from omniload.actors.heartbeat_board import Activity, MemoryBoard
+from omniload.actors.status_file import read_status, write_status
+
+
+def a_board():
+    board = MemoryBoard()
+    return board, board.add(Activity("rank dp=0"))
+
+
+def test_the_last_status_is_of_the_moment_in_which_the_plane_was_closed(tmp_path):
+    board, rank = a_board()
+    rank.rest("has step 3")
+    end = write_status(tmp_path, board)
+    rank.rest("has step 4")
+
+    end()
+
+    status = read_status(tmp_path)
+    assert (status.has_ended, [role.state for role in status.roles]) == (True, ["has step 4"])
+
+
+def test_roles_that_are_gone_as_the_plane_ends_stay_in_its_last_status(tmp_path, monkeypatch):
+    board, rank = a_board()
+    rank.rest("has step 4")
+
+    looks = [board.read()]
+    monkeypatch.setattr(board, "read", lambda: looks.pop() if looks else {})
+
+    write_status(tmp_path, board)()
+
+    status = read_status(tmp_path)
+    assert (status.has_ended, [role.name for role in status.roles]) == (True, ["rank dp=0"])
