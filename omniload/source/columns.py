@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
 
-__all__ = ["PLAIN_TEXTS", "TextLayer", "as_binary", "drained", "take", "text_array", "text_bytes"]
+__all__ = [
+    "PLAIN_TEXTS",
+    "Layer",
+    "TextLayer",
+    "as_binary",
+    "drained",
+    "take",
+    "text_array",
+    "text_bytes",
+]
 
 PLAIN_TEXTS: dict[pa.DataType, type[np.signedinteger[Any]]] = {
     pa.string(): np.int32,
@@ -96,24 +105,27 @@ def drained(columns: list[Ragged], dtype: np.dtype[Any]) -> Ragged:
     return Ragged(values_V=values, offsets=offsets)
 
 
-class TextLayer:
-    """Lays texts end to end as they are decoded, a few at a time: each is copied while it lies in the cache.
+class Layer:
+    """Lays columns end to end as they are made, one at a time: each is copied in the cache, and let go of.
 
-    What a reader holds of a whole row group it has moved about as it grew, and is copied once more.
+    All of them kept until the end would be new pages, and are copied once more.
     """
 
-    def __init__(self, likely_bytes: int) -> None:
+    def __init__(self, likely_bytes: int, dtype: np.dtype[Any]) -> None:
         """Begin with room for so many bytes; more of them are moved, as seldom as twice the room each time allows."""
-        self._values_V = _room(max(likely_bytes, _LEAST_ROOM))
+        self._values_V = _room(
+            max(likely_bytes, _LEAST_ROOM) // dtype.itemsize * dtype.itemsize
+        ).view(dtype)
         self._ends: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
         self._at = 0
 
-    def append(self, texts: pa.Array) -> None:
-        """Add texts behind those that are there."""
-        column = text_bytes(texts)
+    def lay(self, column: Ragged) -> None:
+        """Copy a column behind what is there."""
         stop = self._at + len(column.values_V)
         if stop > len(self._values_V):
-            grown_V = _room(max(stop, 2 * len(self._values_V)))
+            grown_V = _room(max(stop, 2 * len(self._values_V)) * self._values_V.itemsize).view(
+                self._values_V.dtype
+            )
             grown_V[: self._at] = self._values_V[: self._at]
             self._values_V = grown_V
         self._values_V[self._at : stop] = column.values_V
@@ -121,13 +133,29 @@ class TextLayer:
         self._at = stop
 
     def finish(self) -> Ragged:
-        """Return all texts; nothing is added any more."""
+        """Return all columns as one; nothing is laid any more."""
         values_V = self._values_V[: self._at]
-        # Room beyond that stays taken for as long as the texts are held: of much of it they are moved once more.
-        if len(self._values_V) > max(_LEAST_ROOM, self._at + self._at // _SLACK):
-            values_V = _room(self._at)
+        dtype = values_V.dtype
+        least = _LEAST_ROOM // dtype.itemsize
+        # Room beyond that stays taken for as long as the values are held: of much of it they are moved once more.
+        if len(self._values_V) > max(least, self._at + self._at // _SLACK):
+            values_V = _room(self._at * dtype.itemsize).view(dtype)
             values_V[:] = self._values_V[: self._at]
         return Ragged(values_V=values_V, offsets=np.concatenate(self._ends))
+
+
+class TextLayer(Layer):
+    """Lays texts end to end as they are decoded, a few at a time.
+
+    What a reader holds of a whole row group it has moved about as it grew, and is copied once more.
+    """
+
+    def __init__(self, likely_bytes: int) -> None:
+        super().__init__(likely_bytes, np.dtype(np.uint8))
+
+    def append(self, texts: pa.Array) -> None:
+        """Add texts behind those that are there."""
+        self.lay(text_bytes(texts))
 
 
 def _room(size_bytes: int) -> NDArray[np.uint8]:

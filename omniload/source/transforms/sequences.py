@@ -28,7 +28,7 @@ from omniload.mix.pieces import SUB_LIMIT
 from omniload.mix.schema.transforms import ConcatTransform
 from omniload.source.block import Block
 from omniload.source.block_memory import BlockMemory, HeldBlock
-from omniload.source.columns import drained
+from omniload.source.columns import Layer
 from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.parts.share import Share
 from omniload.source.transforms.encoders import Samples
@@ -132,17 +132,18 @@ def sequences_of(
     with memory.writing() as writer:
         for begin, stop in block.ranges():
             rows_N = begin + np.flatnonzero((block.usable_R & left_R)[begin:stop])
-            documents: list[Samples] = []
+            laid: dict[str, Layer] = {}
             # Once at least: of a unit without a document too it is known which columns there are.
-            for at in range(0, max(1, len(rows_N)), together):
+            parts = range(0, max(1, len(rows_N)), together)
+            for at in parts:
                 rows = rows_N[at : at + together]
                 # Lent, as sequences are held elsewhere before the block goes.
                 made = pipeline.of(block.encoded(rows, pipeline, lent=True), positions_R[rows])
                 if made.bad_N is not None:
                     judge(rows, made)
                     skipped_R[rows[made.bad_N]] = True
-                documents.append(made)
-            joined, owners_Q = concatenated(_end_to_end(documents), config)
+                _lay(laid, made, len(parts))
+            joined, owners_Q = concatenated(_samples_of(laid), config)
             joined = pipeline.of_sequences(joined)
             given = np.flatnonzero(joined.tokens.lengths_N)
             columns: Mapping[str, Ragged] = {_TOKENS: joined.tokens, **joined.others}
@@ -156,18 +157,20 @@ def sequences_of(
             f"{most:,} sequences of {config.tokens} tokens begin in one record, and a record gives at most "
             f"{SUB_LIMIT:,}; raise tokens of the transform concat"
         )
-    return Sequences(
-        held=held, firsts_R=np.concatenate(([0], np.cumsum(counts_R))), skipped_R=skipped_R
-    )
+    return Sequences(held=held, firsts_R=np.append(0, np.cumsum(counts_R)), skipped_R=skipped_R)
 
 
-def _end_to_end(parts: list[Samples]) -> Samples:
-    """Return samples of several parts as one."""
-    names = {name: column.values_V.dtype for name, column in parts[0].others.items()}
-    return Samples(
-        tokens=drained([part.tokens for part in parts], parts[0].tokens.values_V.dtype),
-        others={
-            name: drained([part.others[name] for part in parts], dtype)
-            for name, dtype in names.items()
-        },
-    )
+def _lay(laid: dict[str, Layer], part: Samples, parts: int) -> None:
+    """Lay all columns of a part of a unit behind those of the parts before."""
+    for name, column in {_TOKENS: part.tokens, **part.others}.items():
+        if name not in laid:
+            # As if all parts were like the first, and a little more.
+            likely_bytes = column.values_V.nbytes * parts * 17 // 16
+            laid[name] = Layer(likely_bytes, column.values_V.dtype)
+        laid[name].lay(column)
+
+
+def _samples_of(laid: Mapping[str, Layer]) -> Samples:
+    """Return the documents of a unit, of which all columns were laid end to end."""
+    others = {name: column.finish() for name, column in laid.items()}
+    return Samples(tokens=others.pop(_TOKENS), others=others)
