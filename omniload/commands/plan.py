@@ -368,9 +368,9 @@ def _sources_table(mix: MixConfig, costs: Sequence[SourceCost]) -> object:
     ]
     columns = [
         ("source", False),
-        ("P, cores", True),
-        ("T, cores", True),
-        ("M", True),
+        ("preparing P, cores", True),
+        ("transfer T, cores", True),
+        ("memory M", True),
         ("readers", True),
     ]
     left = len(costs) - len(rows)

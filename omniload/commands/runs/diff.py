@@ -83,7 +83,10 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
     rows: list[list[Cell]] = [
         [each.key, _shown(each.one), _shown(each.other)] for each in (*found.keys, *data)[:_SHOWN]
     ]
-    console.print(table("", [("key", False), (str(one), False), (str(other), False)], rows))
+    if rows:
+        console.print(table("", [("key", False), (str(one), False), (str(other), False)], rows))
+    else:
+        say(console, "no key differs")
     if (left := len(found.keys) + len(data) - len(rows)) > 0:
         say(console, f"and {left} more; --json has all")
     for line in (_said_of_draws(sides, found), _said_of_shards(found)):

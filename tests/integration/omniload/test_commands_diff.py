@@ -36,6 +36,10 @@ def test_files_are_compared_by_key_and_by_the_first_step_of_other_shares(mix_pat
     assert found["steps_compared"] == 0
     same = json_of("diff", mix_path, mix_path)
     assert (same["keys"], same["shares_differ_from_step"]) == ([], None)
+    assert run_mix("diff", mix_path, mix_path).stdout.splitlines() == [
+        "no key differs",
+        "shares are the same in every step",
+    ]
 
 
 def test_runs_are_compared_by_their_data_and_the_first_step_of_other_samples(mix_path, tmp_path):
