@@ -17,7 +17,6 @@ from omniload.base.ragged import Ragged
 __all__ = [
     "PLAIN_TEXTS",
     "Layer",
-    "TextLayer",
     "as_binary",
     "drained",
     "take",
@@ -108,7 +107,8 @@ def drained(columns: list[Ragged], dtype: np.dtype[Any]) -> Ragged:
 class Layer:
     """Lays columns end to end as they are made, one at a time: each is copied in the cache, and let go of.
 
-    All of them kept until the end would be new pages, and are copied once more.
+    All of them kept until the end would be new pages, and are copied once more; so is what a reader holds of a whole
+    row group, which it has moved about as it grew.
     """
 
     def __init__(self, likely_bytes: int, dtype: np.dtype[Any]) -> None:
@@ -142,20 +142,6 @@ class Layer:
             values_V = _room(self._at * dtype.itemsize).view(dtype)
             values_V[:] = self._values_V[: self._at]
         return Ragged(values_V=values_V, offsets=np.concatenate(self._ends))
-
-
-class TextLayer(Layer):
-    """Lays texts end to end as they are decoded, a few at a time.
-
-    What a reader holds of a whole row group it has moved about as it grew, and is copied once more.
-    """
-
-    def __init__(self, likely_bytes: int) -> None:
-        super().__init__(likely_bytes, np.dtype(np.uint8))
-
-    def append(self, texts: pa.Array) -> None:
-        """Add texts behind those that are there."""
-        self.lay(text_bytes(texts))
 
 
 def _room(size_bytes: int) -> NDArray[np.uint8]:

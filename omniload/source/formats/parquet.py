@@ -13,7 +13,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ParquetSource
-from omniload.source.columns import PLAIN_TEXTS, TextLayer
+from omniload.source.columns import PLAIN_TEXTS, Layer, text_bytes
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
@@ -157,7 +157,7 @@ class ParquetFormat(Format):
         if not self._lies_plain or size_bytes < _LAID_FROM_BYTES:
             return None
         # A damaged footer claims more than any file holds.
-        layer = TextLayer(min(size_bytes, _MOST_TIMES * file_bytes))
+        layer = Layer(min(size_bytes, _MOST_TIMES * file_bytes), np.dtype(np.uint8))
         at_once = max(1, min(rows, rows * _TEXT_AT_ONCE // max(1, size_bytes)))
         nulls = []
         for batch in shard.iter_batches(
@@ -168,7 +168,7 @@ class ParquetFormat(Format):
                 texts.validate(full=True)
             except pa.ArrowInvalid:
                 return None
-            layer.append(texts)
+            layer.lay(text_bytes(texts))
             nulls.append(nulls_of(texts))
         return layer.finish(), np.concatenate([np.zeros(0, np.bool_), *nulls])
 

@@ -39,6 +39,33 @@ def test_a_process_forks_while_a_client_of_hdfs_is_there(client: str, fork: str)
     subprocess.run([sys.executable, "-c", script], timeout=LIMIT_S, check=True)
 
 
+def test_a_process_forks_while_another_of_its_threads_does() -> None:
+    script = """
+        import os, subprocess, threading
+        import fsspec, hdfs_native.fsspec
+
+        forking = threading.Lock()
+
+        def fork_beside():
+            if forking.acquire(blocking=False):
+                run = dict(args=["true"], preexec_fn=lambda: None, check=True)
+                thread = threading.Thread(target=subprocess.run, kwargs=run)
+                thread.start()
+                thread.join()
+
+        # What is registered later is called before: clients are held, and no lock of Python's own is.
+        os.register_at_fork(before=fork_beside)
+        import omniload.base.concurrency.forks
+
+        fsspec.filesystem("hdfs", host="127.0.0.1", port=1)
+        if (copy := os.fork()) == 0:
+            os._exit(0)
+        assert os.waitpid(copy, 0)[1] == 0
+        assert forking.locked(), "no thread forked"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=LIMIT_S, check=True)
+
+
 def test_what_a_fork_held_is_let_go_of_in_the_parent() -> None:
     script = """
         import os, sys, weakref

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omniload.base.ragged import Ragged
 from omniload.source import columns
 from omniload.source.columns import (
-    TextLayer,
+    Layer,
     as_binary,
     drained,
     take,
@@ -117,10 +117,10 @@ def test_no_text_is_an_empty_column():
 def test_texts_that_are_laid_a_few_at_a_time_are_those_of_one_array(parts, kind, likely_bytes):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(columns, "_LEAST_ROOM", 1)
-        layer = TextLayer(likely_bytes)
+        layer = Layer(likely_bytes, np.dtype(np.uint8))
         for part in parts:
             # A slice, as Arrow may hand out: it begins somewhere in its buffers.
-            layer.append(pa.array(["before", *part], kind).slice(1))
+            layer.lay(text_bytes(pa.array(["before", *part], kind).slice(1)))
         laid = layer.finish()
 
     every = [text or "" for part in parts for text in part]
@@ -131,9 +131,9 @@ def test_texts_that_are_laid_a_few_at_a_time_are_those_of_one_array(parts, kind,
 @pytest.mark.parametrize("likely_bytes", [0, 1_000_000, 1_200_000, 40_000_000])
 def test_texts_that_are_laid_keep_at_most_a_quarter_more_room_than_they_take(likely_bytes):
     before = pa.total_allocated_bytes()
-    layer = TextLayer(likely_bytes)
+    layer = Layer(likely_bytes, np.dtype(np.uint8))
     for _ in range(10):
-        layer.append(pa.array(["a" * 100_000], pa.string()))
+        layer.lay(text_bytes(pa.array(["a" * 100_000], pa.string())))
 
     laid = layer.finish()
     del layer
