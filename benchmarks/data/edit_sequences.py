@@ -13,7 +13,7 @@ import click
 from benchmarks.report import Table, print_table, write_report
 from tests.support.plane.edit_sequences import EditedRun, run_sequence
 
-__all__ = ["Found", "main"]
+__all__ = ["Found", "found_in", "main"]
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.data import live_change, many_sources, shuffle, since
+from benchmarks.data import edit_sequences, live_change, many_sources, shuffle, since
 from benchmarks.data.bad_inputs import table_of as bad_table
 from benchmarks.data.libraries import (
     even_texts,
@@ -163,6 +163,24 @@ def test_this_tree_is_compared_with_the_earlier_one():
     assert since.table_of({32_768: rates}).rows == (
         ("32k", "2.0", "3.0", "1.50", "1.0", "2.0", "2.00"),
     )
+
+
+def test_a_sequence_of_edits_that_loses_a_token_is_named_by_its_seed(monkeypatch):
+    run = edit_sequences.run_sequence(3)
+
+    def runs(seed):
+        if seed == 1:
+            raise AssertionError("a token is lost")
+        return run
+
+    monkeypatch.setattr(edit_sequences, "run_sequence", runs)
+    found = edit_sequences.found_in(range(3))
+    rows = dict(found.table().rows)
+
+    assert found.broken == {1: "AssertionError: a token is lost"}
+    assert found.table().caption == "3 sequences, 1 of them lost or repeated a token"
+    assert rows["lives of a run"] == f"{2 * run.lives:,}"
+    assert rows["tokens in them, each compared"] == f"{2 * run.found().total():,}"
 
 
 def test_spoilt_inputs_are_added_up():
