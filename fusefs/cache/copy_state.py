@@ -75,7 +75,7 @@ class CopyState:
     def retire(self) -> None:
         """Let the files go, as soon as nobody uses them."""
         if self.files is not None:
-            self.files.retire()
+            self.files.release()
             self.files = None
 
     def clear(self) -> None:

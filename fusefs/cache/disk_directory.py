@@ -34,7 +34,7 @@ Stamp = tuple[int, int, int]
 
 
 class CopyFiles:
-    """Open descriptors of one copy; the last user closes them once they are let go.
+    """Open descriptors of one copy. Whoever opened them is their first user; the last one closes them.
 
     Not safe in threads by itself: its cache counts users under a lock.
     """
@@ -42,22 +42,18 @@ class CopyFiles:
     def __init__(self, data: int, table: int) -> None:
         self._data = data
         self._table = table
-        self._users = 0
-        self._let_go = False
+        self._users = 1
 
     def acquire(self) -> None:
         """Count a user."""
         self._users += 1
 
     def release(self) -> None:
-        """Count a user less."""
+        """Count a user less; the last one closes the descriptors."""
         self._users -= 1
-        self._close_if_unused()
-
-    def retire(self) -> None:
-        """Close as soon as nobody uses the descriptors."""
-        self._let_go = True
-        self._close_if_unused()
+        if not self._users:
+            os.close(self._data)
+            os.close(self._table)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Return bytes of the copy, fewer at its end."""
@@ -102,11 +98,6 @@ class CopyFiles:
         """Return what changes when anybody writes to the copy's data."""
         found = os.fstat(self._data)
         return found.st_ino, found.st_size, found.st_mtime_ns
-
-    def _close_if_unused(self) -> None:
-        if self._let_go and not self._users:
-            os.close(self._data)
-            os.close(self._table)
 
 
 class CopyFolder:

@@ -6,6 +6,8 @@ from collections import Counter
 from tests.house.modules import ROOT, faults, source_files, statements_of
 
 MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
+CLASS_METHODS, CROWDED_CLASSES = 10, 12
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 ROOM_MODULES = 5
 """From so many on, a folder has a README."""
 FOLDER_MODULES = 16
@@ -89,11 +91,7 @@ def lines_over_the_limit(path):
 
 
 def longer_functions(path):
-    functions = (
-        node
-        for node in statements_of(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+    functions = (node for node in statements_of(path) if isinstance(node, FUNCTION))
     sizes = {f"{f.name}:{f.lineno}": (f.end_lineno or 0) - f.lineno + 1 for f in functions}
     return {name: size for name, size in sizes.items() if size > FUNCTION_LINES}
 
@@ -117,3 +115,19 @@ def test_every_folder_of_several_modules_says_what_it_is_for():
 
     rooms = [folder for folder, num in modules.items() if num >= ROOM_MODULES]
     assert [str(room) for room in rooms if not (ROOT / room / "README.md").is_file()] == []
+
+
+def classes_of_many_methods(path):
+    classes = (node for node in statements_of(path) if isinstance(node, ast.ClassDef))
+    numbers = {
+        found.name: sum(isinstance(part, FUNCTION) for part in found.body) for found in classes
+    }
+    return {name: number for name, number in numbers.items() if number > CLASS_METHODS}
+
+
+def test_few_classes_of_fusefs_have_many_methods_but_for_stores_and_bridges_whose_calls_they_answer():
+    crowded = faults(
+        [path for path in source_files() if path.parts[0] == "fusefs"], classes_of_many_methods
+    )
+
+    assert sum(map(len, crowded.values())) <= CROWDED_CLASSES, crowded

@@ -206,7 +206,7 @@ class ShardCache:
                 self.tell("damaged", f"block {block} of {version.name} is damaged; read anew")
             return held
         finally:
-            files.retire()
+            files.release()
 
     def _put(self, version: CopyVersion, blocks: Mapping[int, memoryview]) -> int:
         """Keep blocks; return how many."""
@@ -220,7 +220,7 @@ class ShardCache:
                 # Behind the bytes, though order is not what is relied on: the checksum is.
                 files.mark(block, _checksum(blocks[block]))
         finally:
-            files.retire()
+            files.release()
         return len(fitting)
 
     def _asked(self, call: Callable[[], _Answer], *, reads: bool = False) -> _Answer | None:

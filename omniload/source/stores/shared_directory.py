@@ -189,7 +189,7 @@ class SharedDirectory(CopyFolder):
             opened = self._sound(version, account)
             new = 0 if opened is not None else footprint(version.num_units)
             if opened is not None:
-                undoing.callback(opened[0].retire)
+                undoing.callback(opened[0].release)
             sizes = [room_for(version.size_bytes, block) for block in blocks]
             used = self._with_room(account, new + sum(sizes), version.name)
             fitting = blocks[: _fitting(sizes, self.limit_bytes - used - new)]
@@ -199,7 +199,7 @@ class SharedDirectory(CopyFolder):
                 return None
             if opened is None:
                 opened = self.make(version), np.zeros(version.num_units, np.uint64)
-                undoing.callback(opened[0].retire)
+                undoing.callback(opened[0].release)
             files, sums_U = opened
             claimed, before = 0, files.taken_bytes()
             try:
@@ -260,7 +260,7 @@ class SharedDirectory(CopyFolder):
             return None
         if (sums_U := decode_map(opened[1], version)) is not None:
             return opened[0], sums_U
-        opened[0].retire()
+        opened[0].release()
         self._remove(version.name)
         _note(account, self._counted())
         return None

@@ -8,13 +8,13 @@ class Files:
     """Descriptors of a copy: only their users are counted."""
 
     def __init__(self):
-        self.users, self.is_retired = 0, False
+        self.users = 1
 
     def acquire(self):
         self.users += 1
 
-    def retire(self):
-        self.is_retired = True
+    def release(self):
+        self.users -= 1
 
 
 def a_copy():
@@ -74,9 +74,11 @@ def test_files_are_borrowed_until_they_are_retired_and_retired_once():
     copy.files = files = Files()
 
     assert copy.borrowed() is files
+    assert files.users == 2
+    copy.retire()
     copy.retire()
 
-    assert (files.users, files.is_retired, copy.borrowed()) == (1, True, None)
+    assert (files.users, copy.borrowed()) == (1, None)
 
 
 # The account

@@ -499,7 +499,7 @@ def test_the_cap_holds_on_a_disk_that_gives_no_room_ahead(folder, monkeypatch):
     for block in fitting:
         files.write(block * B, DATA[:B])
         files.mark(block, 5)
-    files.retire()
+    files.release()
 
     assert len(fitting) == 3
     assert 3 * B < taken_bytes(folder) <= other.directory.held_bytes() <= limit
