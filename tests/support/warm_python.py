@@ -81,7 +81,7 @@ _MOST_FILES = 64
 _KEPT: list[object] = []
 _NONE = ctypes.c_ulong(0)
 _ROOT = str(Path(__file__).parents[2])
-_STARTED_S = 60
+_STARTED_S = 300
 # A fork has the thread alone that forks.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 

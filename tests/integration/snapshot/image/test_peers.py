@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -153,10 +152,10 @@ def networks(count):
 class Node:
     """One process; ``peers`` of none is a node alone."""
 
-    def __init__(self, image, cache, peers=(), address="", prefix=(), token=None):
+    def __init__(self, python, image, cache, peers=(), address="", prefix=(), token=None):
         words = [image, str(cache), ",".join(peers), address, token or ""]
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, peer_process.__file__, *words],
+            [*prefix, python.path, peer_process.__file__, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -192,20 +191,20 @@ def started(nodes):
 
 
 def test_eight_nodes_that_start_together_read_the_registry_about_once(
-    registry, tmp_path, record_property, leaves_nothing_behind
+    registry, warm_commands, tmp_path, record_property, leaves_nothing_behind
 ):
     _, size, _ = registry
     token = tmp_path / "token"
     token.write_text("a-token-of-some-length")
     with networks(NODES) as (gateway, places), relayed(registry, gateway, RATE) as relay:
         image = f"http://{relay.address}/a/hot:v"
-        alone = Node(image, tmp_path / "alone", prefix=places[0][0])
+        alone = Node(warm_commands, image, tmp_path / "alone", prefix=places[0][0])
         with started([alone]):
             single = alone.told()
         one_copy = relay.sent_bytes
         peers = [address for _, address, _ in places]
         nodes = [
-            Node(image, tmp_path / f"{i}", peers, address, prefix, str(token))
+            Node(warm_commands, image, tmp_path / f"{i}", peers, address, prefix, str(token))
             for i, (prefix, address, _) in enumerate(places)
         ]
         with started(nodes):
@@ -231,7 +230,7 @@ def test_eight_nodes_that_start_together_read_the_registry_about_once(
 
 
 def test_nodes_that_are_killed_or_cut_off_while_all_start_cost_the_others_no_byte(
-    registry, tmp_path, leaves_nothing_behind
+    registry, warm_commands, tmp_path, leaves_nothing_behind
 ):
     with networks(4) as (gateway, places), relayed(registry, gateway, RATE) as relay:
         image = f"http://{relay.address}/a/hot:v"
@@ -239,7 +238,7 @@ def test_nodes_that_are_killed_or_cut_off_while_all_start_cost_the_others_no_byt
         token.write_text("a-token-of-some-length")
         peers = [address for _, address, _ in places]
         nodes = [
-            Node(image, tmp_path / f"{i}", peers, address, prefix, str(token))
+            Node(warm_commands, image, tmp_path / f"{i}", peers, address, prefix, str(token))
             for i, (prefix, address, _) in enumerate(places)
         ]
         with started(nodes):
