@@ -3,34 +3,31 @@
 The model is ``reference_digests``, which filters what is known ahead of a step by the edits of that step.
 """
 
-import json
 from contextlib import suppress
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError
 from omniload.mix.edits.edit import SetWeights, SkipShard, Undo
 from omniload.mix.edits.history import History
-from omniload.mix.journal.reading import state_before
-from omniload.mix.journal.records import StepRecord
-from omniload.mix.progress import weights_by_state
-from omniload.mix.state import MixState
 from tests.property.omniload.test_machine_edits import (
     NAMES,
     STEPS,
-    epochs,
     keys_by_step,
     mixes,
     simulated,
+    six_epochs,
     skipping,
     skips,
-    taken_in,
+    three_epochs,
     weights,
     worlds,
 )
 from tests.property.omniload.test_machine_edits import changes as other_changes
+from tests.support.examples import few
 from tests.support.plane.builders import a_mix
+from tests.support.plane.promises import require_journal_folds, taken_in
 from tests.support.plane.reference import SHARDS, reference_digests, shard_of
 from tests.support.plane.simulation import Simulation
 
@@ -54,21 +51,25 @@ def changes(draw):
     return asked
 
 
-lengths_of_six = st.lists(epochs, min_size=6, max_size=6)
-
-
-@given(mixes(), changes(), worlds(), lengths_of_six)
-def test_a_run_that_leaves_shards_out_is_the_one_that_mix_and_edits_alone_decide(
-    mix, asked, world, lengths
+@given(mixes(), changes(), worlds(), worlds(), six_epochs, st.data())
+def test_a_run_that_leaves_shards_out_is_what_mix_and_edits_decide_and_goes_on_in_another_world(
+    mix, asked, world, other, lengths, data
 ):
-    simulation, digests = simulated(mix, lengths, world, changes=asked)
+    run, digests = simulated(mix, lengths, world, changes=asked)
 
-    assert digests == reference_digests(simulation.history, lengths, num_steps=STEPS)
-    assert simulation.published == list(range(STEPS))
+    assert digests == reference_digests(run.history, lengths, num_steps=STEPS)
+    assert run.published == list(range(STEPS))
+    require_journal_folds(run)
+
+    at = data.draw(st.sampled_from(sorted(run.states)))
+    state = taken_in(run, at, run.history)
+    resumed, rest = simulated(mix, lengths, other, state=state, edits=run.history.edits)
+    assert rest == digests[at:]
+    assert all(resumed.states[step] == run.states[step] for step in resumed.states)
 
 
-@settings(max_examples=12)
-@given(mixes(), changes(), worlds(), lengths_of_six)
+@few(10, soak=200)
+@given(mixes(), changes(), worlds(), six_epochs)
 def test_a_replay_that_knows_them_from_the_start_gives_the_same_steps(mix, asked, world, lengths):
     history = History(mix)
     for change, step in asked:
@@ -80,40 +81,11 @@ def test_a_replay_that_knows_them_from_the_start_gives_the_same_steps(mix, asked
     assert replay.run() == reference_digests(history, lengths, num_steps=STEPS)
 
 
-@given(mixes(), changes(), worlds(), worlds(), lengths_of_six, st.data())
-def test_a_killed_run_goes_on_in_another_world_without_the_same_shards(
-    mix, asked, world, other, lengths, data
-):
-    first, digests = simulated(mix, lengths, world, changes=asked)
-    at = data.draw(st.sampled_from(sorted(first.states)))
-    state = taken_in(first, at, first.history)
-    second, rest = simulated(mix, lengths, other, state=state, edits=first.history.edits)
-
-    assert rest == digests[at:]
-    assert all(second.states[step] == first.states[step] for step in second.states)
-
-
-@settings(max_examples=12)
-@given(mixes(), changes(), worlds(), lengths_of_six)
-def test_the_journal_and_the_edits_fold_to_the_planners_own_states(mix, asked, world, lengths):
-    simulation, _ = simulated(mix, lengths, world, changes=asked)
-    history, names = simulation.history, simulation.history.latest.names
-    read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
-    start = MixState.start(len(mix.names))
-
-    for step, saved in simulation.states.items():
-        folded = state_before(step, start, read, weights_by_state(history), history.entering)
-        revision = folded.mix_revision
-        found = history.found_by(revision, simulation.planner.fingerprint)
-        carried = history.carried_by(revision)
-        assert folded.to_json(history.of_revision(revision).names, found, carried) == saved
-
-
-@given(mixes(), worlds(), lengths_of_six, st.integers(0, STEPS - 2), st.integers(1, SHARDS - 1))
+@given(mixes(), worlds(), three_epochs, st.integers(0, STEPS - 2), st.integers(1, SHARDS - 1))
 def test_of_a_shard_only_what_is_begun_is_drawn_and_of_the_others_each_record_once_in_order(
     mix, world, lengths, step, number
 ):
-    name, lengths = NAMES[1], lengths[:3]
+    name = NAMES[1]
     source = mix.names.index(name)
     history = History(mix).edited(skipped(name, number), step)
     simulation, _ = simulated(mix, lengths, world, edits=history.edits)
@@ -147,8 +119,8 @@ def test_of_a_shard_only_what_is_begun_is_drawn_and_of_the_others_each_record_on
         assert {key for key in drawn if key[0] == s} == due
 
 
-@settings(max_examples=12)
-@given(mixes(), changes(), worlds(), worlds(), lengths_of_six, skips, st.data())
+@few(10, soak=200)
+@given(mixes(), changes(), worlds(), worlds(), six_epochs, skips, st.data())
 def test_steps_are_skipped_of_a_run_that_leaves_shards_out(
     mix, asked, world, other, lengths, skip, data
 ):
@@ -170,7 +142,7 @@ def test_steps_are_skipped_of_a_run_that_leaves_shards_out(
     assert rest == digests[at:]
 
 
-@settings(max_examples=5)
+@few(5, soak=50)
 @given(st.sampled_from([1, 4]), st.integers(0, 1 << 30))
 def test_loaders_hold_nothing_of_a_shard_that_is_left_out(prefetch, seed):
     """A shard may be larger than memory: all of it lies between two records that are drawn."""
@@ -188,11 +160,11 @@ def test_loaders_hold_nothing_of_a_shard_that_is_left_out(prefetch, seed):
     assert simulation.most_held < large
 
 
-@given(mixes(), worlds(), lengths_of_six, st.lists(weights, min_size=1, max_size=2))
+@given(mixes(), worlds(), three_epochs, st.lists(weights, min_size=1, max_size=2))
 def test_undone_at_its_own_step_a_shard_was_never_left_out(mix, world, lengths, given_weights):
     history = History(mix).edited(SetWeights(weights={NAMES[0]: 1 + sum(given_weights)}), 2)
     before = history
     history = history.edited(skipped(NAMES[0], 1), 5).edited(Undo(), 5)
-    _, digests = simulated(mix, lengths[:3], world, edits=history.edits)
+    _, digests = simulated(mix, lengths, world, edits=history.edits)
 
-    assert digests == reference_digests(before, lengths[:3], num_steps=STEPS)
+    assert digests == reference_digests(before, lengths, num_steps=STEPS)

@@ -1,0 +1,77 @@
+"""What holds of every simulated run, whatever was changed in it and whoever was lost."""
+
+import json
+from collections.abc import Sequence
+
+from omniload.mix.edits.edits_file import edits_in
+from omniload.mix.edits.found import require_reached
+from omniload.mix.edits.history import History
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.possible import require_possible
+from omniload.mix.progress import weights_by_state
+from omniload.mix.state import MixState
+from tests.support.plane.simulation import Simulation
+
+__all__ = ["require_each_sample_once", "require_journal_folds", "taken_in"]
+
+
+def taken_in(simulation: Simulation, step: int, history: History) -> MixState:
+    """Return the state before a step as a plane takes it: the folder has all edits, the state those before it."""
+    saved = json.loads(json.dumps(simulation.states[step]))
+    carried = edits_in(saved)
+    revision = len(carried)
+    edited = history.of_revision(revision)
+    found = history.found_by(revision, simulation.planner.fingerprint)
+    state = MixState.from_json(saved, edited.names, found)
+    require_reached(history, state, revision)
+    records_S = [len(epoch) for epoch in simulation.epochs]
+    require_possible(state, edited, records_S, skipped_steps=history.skipped_steps(revision))
+    assert history.edits[:revision] == carried
+    return state
+
+
+def require_each_sample_once(
+    simulation: Simulation, lengths: Sequence[Sequence[Sequence[int]]]
+) -> None:
+    """Find that no sample is lost or trained on twice; ``lengths`` are those of the records of every source."""
+    mix, last = simulation.mix, max(simulation.states)
+    pieces = [
+        key
+        for (step, _), batch in simulation.batches.items()
+        if step < last
+        for m in batch.microbatches
+        for key in m.keys_K4.tolist()
+    ]
+    assert len({tuple(piece) for piece in pieces}) == len(pieces)
+    state = simulation.states[last]
+    waiting = {tuple(row[:3]) for row in state["carried"]}
+    names = list(state["sources"])
+    for number, name in enumerate(simulation.history.latest.names):
+        if name not in names or mix.pack.method == "concat_and_split":
+            continue
+        position, sub, token = state["sources"][name]["cursor"]
+        epoch = lengths[number]
+        drawn = {
+            (p, i)
+            for p in range(position + 1)
+            for i in range(len(epoch[p % len(epoch)]))
+            if (p, i) < (position, sub) or ((p, i) == (position, sub) and token)
+        }
+        seen = {(k[1], k[2]) for k in pieces if k[0] == number}
+        held = {(p, i) for s, p, i in waiting if s == name}
+        assert seen | held == drawn
+
+
+def require_journal_folds(simulation: Simulation) -> None:
+    """Find that the journal and the edits fold to the planner's own states."""
+    history = simulation.history
+    names = history.latest.names
+    read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
+    start = MixState.start(len(simulation.mix.names))
+    for step, saved in simulation.states.items():
+        folded = state_before(step, start, read, weights_by_state(history), history.entering)
+        revision = folded.mix_revision
+        found = history.found_by(revision, simulation.planner.fingerprint)
+        carried = history.carried_by(revision)
+        assert folded.to_json(history.of_revision(revision).names, found, carried) == saved
