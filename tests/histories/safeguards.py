@@ -16,14 +16,14 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["Caught", "Safeguard", "caught", "safeguards"]
+__all__ = ["Caught", "Safeguard", "broken_undisturbed", "caught", "safeguards"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -91,6 +91,19 @@ def caught(found: Sequence[Safeguard], seeds: Iterable[int] | None = None) -> It
         seed, broken = _in_a_fork(safeguard, importers, known if seeds is None else list(seeds))
         seconds = time.monotonic() - began_s
         yield Caught(safeguard=safeguard, seed=seed, broken=broken, seconds=seconds)
+
+
+def broken_undisturbed(found: Sequence[Safeguard]) -> Iterator[str]:
+    """Import anew each module that has a safeguard, as it is, and yield what breaks in their known histories."""
+    importers, of_module = _importers(), defaultdict(list)
+    for safeguard in found:
+        of_module[safeguard.module].append(safeguard)
+    for group in of_module.values():
+        as_it_is = replace(group[0], after=group[0].before)
+        seeds = [safeguard.seed for safeguard in group if safeguard.seed is not None]
+        _, broken = _in_a_fork(as_it_is, importers, seeds)
+        if broken:
+            yield broken
 
 
 def _importers() -> dict[str, set[str]]:

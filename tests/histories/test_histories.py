@@ -13,12 +13,10 @@ from tests.histories.plane import SOMETIMES, FaultyPlane
 from tests.histories.safeguards import ROOT, safeguards
 from tests.histories.worlds import World, world_of
 
-FEW, MANY = 120, 5_000
+FEW, MANY = 60, 5_000
 NOTHING_TAKEN_AWAY = """
-from dataclasses import replace
-from tests.histories.safeguards import caught, safeguards
-for each in caught([replace(each, after=each.before) for each in safeguards()]):
-    print(each.seed, each.broken)
+from tests.histories.safeguards import broken_undisturbed, safeguards
+print(*broken_undisturbed(safeguards()), len(safeguards()))
 """
 
 
@@ -116,4 +114,4 @@ def test_histories_break_for_want_of_a_safeguard_alone():
         command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=600
     )
 
-    assert told.stdout == "None \n" * len(safeguards())
+    assert told.stdout == f"{len(safeguards())}\n"
