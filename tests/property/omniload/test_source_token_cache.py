@@ -21,7 +21,7 @@ from omniload.source.token_cache.cache import open_token_cache
 from omniload.source.transforms.pipeline import Pipeline
 from tests.support.chats import CHATML, conversations, write_model
 
-RECORDS = 60
+RECORDS = 24
 BYTES = ByteTokenizer(type="bytes")
 SKIP = {"policy": "skip", "limit": 1000}
 SOURCES = {
@@ -105,7 +105,7 @@ def folder(tmp_path_factory):
     for shard in range(2):
         lines, texts = [], []
         for i in range(RECORDS):
-            text = f"{'' if i % 13 == 0 else f'record {shard} {i % 40} é ' * (i % 4)}"
+            text = f"{'' if i % 13 == 0 else f'record {shard} {i % 16} é ' * (i % 4)}"
             texts.append(text)
             line = {"text": text, "lang": "en" if i % 3 else "de"}
             line |= {"some": text} if i % 7 else {}
@@ -161,7 +161,7 @@ def entries(cache):
     return sorted(path for path in Path(cache).rglob("*") if path.is_file())
 
 
-END = 2 * RECORDS + 30
+END = 2 * RECORDS + 12
 """Of what is read: behind the first epoch."""
 cuts = st.lists(st.integers(0, 2 * RECORDS), max_size=8).map(lambda x: sorted({0, *x, END}))
 
@@ -200,7 +200,7 @@ def test_samples_are_the_same_with_a_cache_without_and_half_filled(
 
 @pytest.mark.parametrize("kind", sorted(SOURCES))
 def test_after_an_epoch_no_text_is_tokenised(folder, kind, tmp_path, monkeypatch):
-    stops = [0, 50, 120]
+    stops = [0, 20, 2 * RECORDS]
     expected = everything(opened(folder, kind, None), stops)
     filling = opened(folder, kind, tmp_path)
     filling.read(0, filling.positions_per_epoch)
@@ -242,10 +242,10 @@ def test_a_parquet_file_that_was_written_anew_is_tokenised_anew(folder, tmp_path
         changed.write_bytes(changed.read_bytes())
     before = len(entries(tmp_path / "cache"))
 
-    now = everything(opened(tmp_path / "data", "parquet", tmp_path / "cache"), [0, 120])
+    now = everything(opened(tmp_path / "data", "parquet", tmp_path / "cache"), [0, 2 * RECORDS])
 
-    assert now == everything(opened(tmp_path / "data", "parquet", None), [0, 120])
-    assert len(entries(tmp_path / "cache")) == before + 7
+    assert now == everything(opened(tmp_path / "data", "parquet", None), [0, 2 * RECORDS])
+    assert len(entries(tmp_path / "cache")) == before + -(-RECORDS // 9)
 
 
 def test_another_tokenizer_uses_no_entry(folder, tmp_path):
@@ -272,7 +272,7 @@ def test_other_names_of_roles_use_no_entry(folder, tmp_path):
     names = {"role": "from", "content": "value", "roles": roles}
 
     turned = {"transforms": [{"type": "chat", "messages": names}]}
-    other = everything(opened(folder, "names", tmp_path, **turned), [0, 120])
+    other = everything(opened(folder, "names", tmp_path, **turned), [0, 2 * RECORDS])
 
-    assert other == everything(opened(folder, "names", None, **turned), [0, 120])
+    assert other == everything(opened(folder, "names", None, **turned), [0, 2 * RECORDS])
     assert len(entries(tmp_path)) == 2 * before

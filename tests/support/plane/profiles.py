@@ -1,27 +1,23 @@
 """Profiles with round figures, for simulations whose outcome can be worked out."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from omniload.actors.plane import PlaneSpec
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.simulation import windows as windows_module
 from omniload.simulation.job import Job
 from omniload.simulation.profile import (
     ROLES,
     BuildCosts,
     MessageCosts,
+    PlannerCosts,
     Profile,
     RoleCosts,
     SourceCosts,
 )
-from omniload.simulation.windows import with_planner
 from tests.support.plane.builders import a_mix
 
 __all__ = ["a_job", "a_profile", "planned", "some_costs"]
@@ -80,16 +76,10 @@ def a_job(mix: MixConfig | None = None, *, ranks: int = 1, **changes: Any) -> Jo
 
 
 def planned(profile: Profile, job: Job, **costs: float) -> Profile:
-    """Return the profile with what planning takes for a job: measured, but for what is said."""
-    # Once: how long it took is not looked at.
-    with patch.object(windows_module, "_PASSES", 1):
-        measured = with_planner(profile, job, _unseen)
+    """Return the profile with what planning takes for a job: round figures, and what is said."""
     rounded = {"report_s": 1e-4, "taken_s": 1e-5, "step_s": 1e-3, "part_s": 1e-4} | costs
-    last = measured.planners[-1].model_copy(update=rounded)
-    return measured.model_copy(update={"planners": (*measured.planners[:-1], last)})
-
-
-@contextmanager
-def _unseen(what: str, total: float) -> Iterator[Callable[[float], None]]:
-    assert total > 0, what
-    yield lambda amount: None
+    mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
+    size = {"ranks": ranks, "sources": len(mix.names), "tokens": mix.batch.tokens}
+    last = PlannerCosts(**size, **rounded)
+    others = tuple(each for each in profile.planners if each != profile.planner_of(**size))
+    return profile.model_copy(update={"planners": (*others, last)})
