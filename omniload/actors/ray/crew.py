@@ -1,7 +1,7 @@
 """The actors of a plane: how a member of each role is started, opened, told of others, and ended."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -17,7 +17,7 @@ from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.hosts.placing import Placing, nodes_with_room
 from omniload.actors.ray.hosts.relay import BEATS
 from omniload.actors.ray.layout import PLANNER, ranks_with_threads
-from omniload.actors.ray.processes import HeldProcess, Process
+from omniload.actors.ray.processes import EndWatch, HeldProcess, Process
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import LoaderShare
 from omniload.machine.replacement import Member, Roster
@@ -91,6 +91,7 @@ class Crew:
         self.facts: dict[int, SourceFacts] = {}
         """What the first loaders found in each source; those after them must find the same."""
         self._processes: dict[Member, HeldProcess] = {}
+        self._ends = EndWatch()
 
     def roles(self) -> list[str]:
         """Return the names of all roles."""
@@ -222,10 +223,14 @@ class Crew:
         """Return the actor that holds a role."""
         return self.actors[self.holders[role]]
 
-    def take_hold(self, member: Member, process: Process) -> None:
-        """Hold the process of a member, to look at it and to end it; one of another machine is Ray's to end."""
+    def take_hold(self, member: Member, process: Process, ended: Callable[[], None]) -> None:
+        """Hold the process of a member, to look at it, to be told of its end, and to end it.
+
+        One of another machine is Ray's to end, and to tell of.
+        """
         with suppress(ProcessLookupError):
-            self._processes[member] = HeldProcess(process)
+            held = self._processes[member] = HeldProcess(process)
+            self._ends.add(held, ended)
 
     def stopped(self) -> frozenset[str]:
         """Return the names of members whose process is stopped."""
@@ -233,15 +238,31 @@ class Crew:
         return frozenset(member.name for member, process in held if process.is_stopped())
 
     def end(self, member: Member, *, is_replaced: bool = False) -> None:
-        """End a member for good, also one that is stopped; it may have ended already."""
+        """See to it that a member never speaks again, also one that is stopped; it may have ended already."""
         self.placing.end(member, is_replaced=is_replaced)
         process = self._processes.pop(member, None)
-        # Before Ray is asked: a process that is stopped hears nothing, and Ray waits for it.
-        if process is not None:
-            process.kill()
-            process.close()
-        actor = self.actors.get(member)
-        if actor is not None:
+        if process is None:
+            self._end_by_ray(member)
+            return
+        process.kill()
+        self._ends.forget(process)
+        process.close()
+
+    def bury(self, member: Member) -> None:
+        """Have Ray, and who reads heartbeats, know of the end of a member.
+
+        Behind whatever else its end calls for, as Ray takes up to 25 ms: ranks wait for whoever takes over.
+        """
+        self._end_by_ray(member)
+        self.board.forget(member.name)
+
+    def _end_by_ray(self, member: Member) -> None:
+        if (actor := self.actors.get(member)) is not None:
             with suppress(RayError):
                 ray.kill(actor, no_restart=True)
-        self.board.forget(member.name)
+
+    def close(self) -> None:
+        """Let go of the processes that are held; they go on."""
+        self._ends.close()
+        while self._processes:
+            self._processes.popitem()[1].close()

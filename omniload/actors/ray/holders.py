@@ -14,8 +14,9 @@ from omniload.mix.columns import ColumnRanges, SampleColumns
 
 __all__ = ["LoaderHolders", "Loaders", "Serving"]
 
-_TURN_S = 0.2
-"""Another holder is looked for so often while the one that was asked gives no answer."""
+_TURN_S = 0.02
+"""Another holder is looked for so often while the one that was asked gives no answer: a lost one is replaced before
+Ray says that it is lost."""
 _ASK_AGAIN_S = 1.0
 """Longest wait for another holder once a call was lost: the same one may have been cut off for a moment only."""
 

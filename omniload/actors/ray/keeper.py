@@ -150,6 +150,7 @@ class Keeper:
             self._events.put(StepsReleased(done.result()))
 
     def _carry(self, commands: Iterable[RosterCommand]) -> None:
+        ended: list[Member] = []
         for command in commands:
             match command:
                 case StartMember(member=member):
@@ -161,6 +162,7 @@ class Keeper:
                     # First: an answer that is on its way would put it on the board again.
                     self._relay.forget(member.name)
                     self._crew.end(member, is_replaced=is_replaced)
+                    ended.append(member)
                 case HandOver(member=member):
                     self._handing_over.to(member)
                 case Abandoned(role=role, why=why):
@@ -172,6 +174,8 @@ class Keeper:
                     self._handing_over.fail(UnavailableError(why))
                 case _:
                     assert_never(command)
+        for member in ended:
+            self._crew.bury(member)
 
     def _start(self, member: Member) -> None:
         self._crew.start(member)
@@ -221,9 +225,11 @@ class Keeper:
         opening.add_done_callback(heard)
 
     def _hold(self, member: Member, process: Process) -> None:
-        self._crew.take_hold(member, process)
+        ended = MemberEnded(member, "its process has ended")
+        self._crew.take_hold(member, process, partial(self._events.put, ended))
         if member not in self._roster.members():
             self._crew.end(member)  # it was stopped, and says only now which process it is
+            self._crew.bury(member)
         elif self._crew.placing.is_astray(member, process.node):
             why = "Ray has started it on another node than it was to be on"
             self._carry(self._roster.handle(MemberEnded(member, why)))

@@ -201,6 +201,7 @@ class RayPlane(DataPlane):
             scaling.close()
         if (keeper := getattr(self, "_keeper", None)) is not None:
             keeper.close()
+            self._crew.close()
         is_used = not self._gate.close(_CLOSE_S)
         for handle in self._handles:
             is_used |= not handle.leave(_CLOSE_S)

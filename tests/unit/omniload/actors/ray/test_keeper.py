@@ -37,7 +37,8 @@ class FakeCrew:
     """Actors that answer when they are told to; what is done to their processes is put down in order."""
 
     def __init__(self):
-        self.done = queue.Queue()
+        self.done, self.buried = queue.Queue(), queue.Queue()
+        self.ended = {}
         self.sources_of, self.dp_ranks_of, self.facts = {"loader-0": (0,)}, {}, {}
         self.actors = {FIRST: self.actor()}
         self.planner = SimpleNamespace(released_to=Method(), outstanding=Method())
@@ -66,11 +67,15 @@ class FakeCrew:
     def open_loader(self, member):
         return self.actors[member].open.remote()
 
-    def take_hold(self, member, process):
+    def take_hold(self, member, process, ended):
+        self.ended[member] = ended
         self.done.put(("hold", member))
 
     def end(self, member, *, is_replaced=False):
         self.done.put(("end", member))
+
+    def bury(self, member):
+        self.buried.put(member)
 
 
 @pytest.fixture
@@ -133,3 +138,37 @@ def test_the_process_of_a_member_that_is_one_is_held(crew):
     crew.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
 
     assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
+
+
+def test_the_end_of_a_process_that_is_held_is_heard_from_the_kernel_before_ray_tells_of_it(crew):
+    crew.actors[FIRST].process.answers[0].set_result(Process(7, "here"))
+    assert crew.done.get(timeout=LIMIT_S) == ("hold", FIRST)
+
+    crew.ended[FIRST]()
+
+    assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [
+        ("end", FIRST),
+        ("start", Member("loader-0", 1)),
+    ]
+    # Ray, which tells of it later, replaces nobody once more.
+    crew.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
+    crew.actors[Member("loader-0", 1)].process.answers[0].set_result(Process(8, "here"))
+    assert crew.done.get(timeout=LIMIT_S) == ("hold", Member("loader-0", 1))
+
+
+def test_ray_is_told_of_an_end_behind_all_that_the_end_calls_for():
+    order = queue.Queue()
+    made = FakeCrew()
+    made.end = lambda member, **_: order.put(("end", member))
+    made.bury = lambda member: order.put(("bury", member))
+    made.start = lambda member: (
+        made.actors.update({member: made.actor()}),
+        order.put(("start", member)),
+    )
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
+    keeper.begin()
+    made.actors[FIRST].stay.answers[0].set_exception(UnavailableError("killed"))
+    found = [order.get(timeout=LIMIT_S)[0] for _ in range(3)]
+    keeper.close()
+
+    assert found == ["end", "start", "bury"]
