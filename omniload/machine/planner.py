@@ -52,8 +52,8 @@ from omniload.machine.steps import PlannedSteps, RankSteps, next_world, steps_to
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
-from omniload.mix.edits.found import taken_up
-from omniload.mix.edits.history import History, require_open
+from omniload.mix.edits.found import require_open, taken_up
+from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.possible import require_samples
 from omniload.mix.state import MixState

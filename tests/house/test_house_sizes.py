@@ -67,7 +67,7 @@ LONGER = {
         345,
         "reads ahead, reads again, stands by, answers, looks for shards, and hands sources over",
     ),
-    "omniload/actors/roles/planner.py": (360, "one thread that speaks to every other role"),
+    "omniload/actors/roles/planner.py": (365, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         205,
         "where members are, and for how long a node is left alone",

@@ -313,7 +313,7 @@ def _changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:
         change = shard_meant(change, names, [plane.loader.look_for_shard(change)])
     if isinstance(change, AddSource):
         history = plane.planner.history()
-        mix = history.edited(change, request.at or history.edited_to).latest
+        mix = history.tried(change, request.at).latest
         facts = plane.loader.open_also(len(mix.names) - 1, mix)
         # Before the planner, which may plan the source's first rows at once.
         plane.constructor.know(mix)

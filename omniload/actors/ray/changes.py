@@ -82,7 +82,7 @@ def _looked_for(crew: Crew, change: SkipShard, before: History) -> SkipShard:
 def _added(crew: Crew, asked: ChangeAsked, before: History) -> EditTaken:
     """Have the loader with the fewest sources open one more; then tell constructors, then the planner."""
     number, asks_planner = len(before.latest.names), False
-    history = before.edited(asked.change, asked.at or before.edited_to)
+    history = before.tried(asked.change, asked.at)
     _forget(crew, number)  # of a change that came to nothing
     serving = {name: sources for name, sources in crew.sources_of.items() if sources}
     role = min(serving, key=lambda name: len(serving[name]))

@@ -28,6 +28,7 @@ from omniload.base.state import JsonObject
 from omniload.machine.messages import (
     ChangeAsked,
     ConstructorReplaced,
+    EndOfData,
     KeepEdits,
     LoaderReplaced,
     PlannerCommand,
@@ -45,7 +46,9 @@ from omniload.machine.messages import (
 from omniload.machine.planner import Planner
 from omniload.machine.progress import Task
 from omniload.mix.edits.answers import EditTaken
+from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import write_history
+from omniload.mix.edits.found import never_reached
 from omniload.mix.edits.history import History
 from omniload.mix.journal.journal import Journal
 from omniload.plan.world import World
@@ -329,6 +332,10 @@ class PlannerShell:
                 self._constructors.tell(command)
                 if isinstance(command, PublishPlans):
                     measure(command.plans, self._planner.names)
+                elif isinstance(command, EndOfData):
+                    for edit in never_reached(self._planner.history, command.step):
+                        said = said_of(edit.change)
+                        _LOG.warning("the run ends before edit %d holds: %s", edit.revision, said)
 
     def _on_report(self, future: "Future[SamplesReported]") -> None:
         if future.cancelled():  # the data plane is closing

@@ -43,14 +43,16 @@ from omniload.mix.edits.edit import (
     require_no_secrets,
 )
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history, write_history
-from omniload.mix.edits.found import found_in
-from omniload.mix.edits.history import History, require_open
+from omniload.mix.edits.found import found_in, require_open
+from omniload.mix.edits.history import History
 from omniload.mix.edits.shards import ShardsFound, shard_meant, shards_like
+from omniload.mix.edits.stages import gone_through_in
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import fingerprint_in, fold, records_in
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
+from omniload.mix.state import MixState
 from omniload.source.formats.opening import shards_of
 from omniload.source.index import index_folder
 
@@ -182,7 +184,7 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
     if isinstance(change, SkipSteps):
         after = _skipping(run, history, change, planned)
         write_history(run, after)
-        return EditTaken.of(history, after, planned, planned)
+        return EditTaken.of(history, after, planned, planned, at_rest=True)
     step = planned if at is None else at
     if isinstance(change, SkipShard):
         # As steps are skipped: the run goes on from a checkpoint of this step or before.
@@ -191,28 +193,44 @@ def _noted(run: Path, change: Change, at: int | None) -> EditTaken:
         # What was trained once stays as it was: attempts of a run see the same samples.
         require_open(step, planned=planned, end=None, ended=False)
     # Edited without facts first: that mix has the new source, under the number that it is opened by.
-    facts = _facts_of(life, history.edited(change, step)) if isinstance(change, AddSource) else None
-    after = history.edited(change, step, found_in(change, facts), at_rest=True)
+    facts = _facts_of(life, history.tried(change, step)) if isinstance(change, AddSource) else None
+
+    def was_gone_through(name: str, epochs: float) -> bool:
+        # Looked up when a stage waits for a source that is drawn no more, which is seldom: a journal may be long.
+        state, records_S = _stand_of(run, history, min(step, planned))
+        return gone_through_in(history, state, records_S)(name, epochs)
+
+    found = found_in(change, facts)
+    after = history.edited(change, step, found, at_rest=True, gone_through=was_gone_through)
     if after.edits[-1].amounts is not None:
         _require_drawable(run, history, after, planned, facts)
     write_history(run, after)
-    return EditTaken.of(history, after, planned, planned)
+    return EditTaken.of(history, after, planned, planned, at_rest=True)
 
 
 def _require_drawable(
     run: Path, before: History, after: History, planned: int, facts: SourceFacts | None
 ) -> None:
     """Refuse amounts that the run has passed; how far it is, its journal says."""
-    base, records = read_journal(journal_of(run))
-    fingerprint = fingerprint_in(base)
-    state = fold(before, base, records, fingerprint, planned)
-    found = before.found_by(len(before.edits), fingerprint)
-    records_S = records_in(found, before.latest.names)
+    state, records_S = _stand_of(run, before, planned)
     # The journal's fingerprint does not have the source yet that this edit brings.
     if facts is not None:
         records_S.append(facts.positions_per_epoch)
     _, entered = before.entered(state)
     require_drawable(before, after, entered, records_S)
+
+
+def _stand_of(run: Path, history: History, step: int) -> tuple[MixState, list[int]]:
+    """Return the state before a step, as the journal of a run gives it, and the raw records of each source.
+
+    Raises:
+        StateError: The journal does not reach back to it, or is damaged.
+    """
+    base, records = read_journal(journal_of(run))
+    fingerprint = fingerprint_in(base)
+    found = history.found_by(len(history.edits), fingerprint)
+    state = fold(history, base, records, fingerprint, step)
+    return state, records_in(found, history.latest.names)
 
 
 def planned_to(run: Path, history: History) -> int:

@@ -7,12 +7,25 @@ from pathlib import Path
 from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 
-__all__ = ["Pulse"]
+__all__ = ["Pulse", "said_of_end"]
 
 _GONE_S = 60.0
 """A status that is older is of a plane that has ended: a restart of its job takes less, or one looks again."""
 _UP_S = 5.0
 """One that is younger is of a plane that is up."""
+
+
+def said_of_end(run: Path) -> str:
+    """Say that the run of a folder has ended, by its last status; nothing where its plane may be up."""
+    try:
+        status = read_status(run)
+    except StateError:
+        return ""
+    age_s = time.time() - status.written_at
+    if status.has_ended:
+        return "the run has ended"
+    # One that was killed could not say so.
+    return f"the run was killed, or was not heard of for {age_s:.0f} s" if age_s > _GONE_S else ""
 
 
 class Pulse:

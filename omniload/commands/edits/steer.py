@@ -12,7 +12,7 @@ from omniload.base.settings.registry import registered
 from omniload.base.state import JsonObject
 from omniload.commands.display import emit_json, output, say
 from omniload.commands.edits.asking import change_mix, planned_to
-from omniload.commands.edits.pulse import Pulse
+from omniload.commands.edits.pulse import Pulse, said_of_end
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.edits.edit import MOST_EDITS, SetWeights
 from omniload.mix.edits.edits_file import read_history
@@ -100,6 +100,7 @@ class Steering:
             taken = change_mix(self.run, SetWeights(weights=shares), None, _ANSWER_S)
             step = taken.edit.step
             said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
+            said |= {"unsure": taken.unsure} if taken.unsure else {}
         # Behind the change: one that the plane did not answer is decided again, from the same losses.
         self.losses_from, self.decided_at = max(losses_to, rewards_to), step
         return said
@@ -149,13 +150,20 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
     if once:
         said = steering.look(now=True)
         if said is None:
-            raise StateError(
-                f"{run}: no {config.policy.type} was reported from step {steering.losses_from} on; call loader.observe "
-                "in the loop"
-            )
+            raise StateError(_nothing_reported(run, config.policy.type, steering))
         _tell(said, as_json=as_json)
         return
     _decide_until_it_ends(run, steering, as_json=as_json)
+
+
+def _nothing_reported(run: Path, what: str, steering: Steering) -> str:
+    said = f"no {what} was reported from step {steering.losses_from} on"
+    if not (ended := said_of_end(run)):
+        return f"{run}: {said}; call loader.observe in the loop"
+    return (
+        f"{run}: {ended}, before step {steering.decided_at}, and {said}: there is nothing to decide by; resume it, "
+        "with loader.observe in the loop, and steer it then"
+    )
 
 
 def _decide_until_it_ends(run: Path, steering: Steering, *, as_json: bool) -> None:
@@ -204,3 +212,5 @@ def _tell(said: JsonObject, *, as_json: bool) -> None:
         f"{name} {before[name]:.2%} to {after[name]:.2%}" for name in list(after)[:12]
     )
     say(output(), f"edit {said['revision']} of {MOST_EDITS}, from step {said['step']} on: {moves}")
+    if "unsure" in said:
+        say(output(), str(said["unsure"]))

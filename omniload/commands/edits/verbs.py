@@ -263,6 +263,8 @@ def _skip_shard(
             f"omniload train run FILE --resume {step}",
         )
     _say_ahead(console, taken)
+    if taken.unsure:
+        say(console, taken.unsure)
 
 
 def _range(steps: str) -> dict[str, object]:
@@ -320,6 +322,8 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
     console.print(_amounts(taken) if taken.amounts else _shares(taken))
     say(console, f"edit {taken.edit.revision} holds from step {taken.edit.step:,} on")
     _say_ahead(console, taken)
+    if taken.unsure:
+        say(console, taken.unsure)
     if taken.taken_back:
         numbers = ", ".join(map(str, taken.taken_back))
         say(

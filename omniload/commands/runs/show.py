@@ -18,6 +18,7 @@ from omniload.machine.progress import is_rank
 from omniload.machine.status import SKIPPED
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import read_history
+from omniload.mix.edits.found import never_reached
 from omniload.mix.journal.groups import GroupProgress, group_progress
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
@@ -47,6 +48,7 @@ def show(run: Path, as_json: bool) -> None:
     progress = progress_of(history, base, records)
     groups = group_progress(run, history.latest.names)
     pace = _pace_of(run)
+    ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
         edits = history.carried_by(len(history.edits))
         emit_json(
@@ -55,10 +57,12 @@ def show(run: Path, as_json: bool) -> None:
                 "sizes": life.sizes,
                 **asdict(progress),
                 "edits": edits,
+                "edits_ahead": ahead,
                 "stages_by_epochs": stages_by_epochs_json(history),
                 "groups": None if groups is None else asdict(groups),
                 "skipped": pace.skipped,
                 "steps_per_s": pace.steps_per_s,
+                "has_ended": pace.has_ended,
                 "tokens_per_s": pace.steps_per_s * history.latest.batch.tokens,
             }
         )
@@ -76,8 +80,12 @@ def show(run: Path, as_json: bool) -> None:
         say(console, f"{pace.steps_per_s:.3g} steps/s, {tokens} tokens/s, since its latest start")
     if groups is not None:
         _show_groups(console, groups)
+    stands = "ended before" if pace.has_ended else "is planned up to"
     for edit in history.edits:
-        say(console, f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}")
+        said = f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}"
+        if edit.revision in ahead:
+            said += f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
+        say(console, said)
     for stage in history.latest.mix.stages:
         if stage.waits:
             say(console, f"a stage waits until {said_epochs(stage.from_epochs or {})}")
@@ -90,6 +98,8 @@ class _Pace:
     steps_per_s: float = 0.0
     skipped: dict[str, int] = field(default_factory=dict)
     """Records that could not be decoded, by source; those of none are left out."""
+    has_ended: bool = False
+    """Whether they have closed the plane."""
 
 
 def _pace_of(run: Path) -> _Pace:
@@ -110,6 +120,7 @@ def _pace_of(run: Path) -> _Pace:
             for name, count in role.figures.items()
             if name.startswith(SKIPPED)
         },
+        has_ended=status.has_ended,
     )
 
 

@@ -58,16 +58,42 @@ class EditTaken(StrictModel):
     """Edits of weights that no longer hold: they were made behind the beginning of a stage that waits for epochs, which
     is found anew."""
 
+    unsure: str = Field(default="", exclude_if=lambda value: not value)
+    """What has to be for the run to come to the edit's step, where nobody knows whether it does."""
+
     @classmethod
-    def of(cls, before: History, after: History, planned: int, slowest: int) -> Self:
-        """Return what an edit has changed."""
+    def of(
+        cls,
+        before: History,
+        after: History,
+        planned: int,
+        slowest: int,
+        *,
+        at_rest: bool = False,
+    ) -> Self:
+        """Return what an edit has changed.
+
+        Args:
+            before: The history without it.
+            after: The history with it.
+            planned: First step that was not planned.
+            slowest: Step that the slowest rank wants next.
+            at_rest: Whether no plane of the run is up.
+        """
         # Behind it a stage that waited for epochs may have begun already.
         edit = after.edits[len(before.edits)]
         after = History(after.base, after.edits[: edit.revision])
+        unsure = _unsure(after, edit, planned, at_rest=at_rest)
         if edit.amounts is not None:
             found = differing(before.latest.mix.amounts or {}, edit.amounts)
             return cls(
-                edit=edit, planned=planned, slowest=slowest, before={}, after={}, amounts=found
+                edit=edit,
+                planned=planned,
+                slowest=slowest,
+                before={},
+                after={},
+                amounts=found,
+                unsure=unsure,
             )
         # Weights that are set end where a later stage begins; other changes go on through all of them.
         holds = edit.stages[1:] if isinstance(edit.change, SetWeights) else ()
@@ -80,6 +106,7 @@ class EditTaken(StrictModel):
             taken_back=taken_back(before, edit.step, edit.undoes),
             until=next((stage.from_step for stage in holds[:1] if not stage.waits), None),
             until_epochs=next((stage.from_epochs for stage in holds[:1] if stage.waits), None),
+            unsure=unsure,
         )
 
     @property
@@ -88,7 +115,22 @@ class EditTaken(StrictModel):
         return (
             f"edit {self.edit.revision} ({said_of(self.edit.change)}) holds from step {self.edit.step} on; "
             f"steps before {self.planned} were planned already, ranks wait for step {self.slowest}"
+            + (f"; {self.unsure}" if self.unsure else "")
         )
+
+
+def _unsure(after: History, edit: Edit, planned: int, *, at_rest: bool) -> str:
+    if edit.step < planned:
+        return ""  # steps that are skipped, or planned anew: those there are
+    if at_rest:
+        return f"no data plane is up: it holds once the run goes on to step {edit.step:,}"
+    stop = after.base.mix.stop
+    if stop == "never" or edit.step == planned:
+        return ""
+    return (
+        f"the run ends with its data (stop is {stop}), at a step that nobody knows yet: should that be before step "
+        f"{edit.step:,}, the edit never holds"
+    )
 
 
 class EditAnswer(StrictModel):

@@ -347,7 +347,7 @@ def _weights(
         weight = float(f"{shares[i][name] * whole:.12g}")
         change: Change = AddSource(name=name, source=sources[name], weight=weight)
         # Tried on what holds with those before it: one that is refused is told before any is asked for.
-        history = history.edited(change, _step_of(wanted[i]) if i else step)
+        history = history.tried(change, _step_of(wanted[i]) if i else step)
         yield change, wanted[i].from_step if i else None
     leaving = [name for name in names if name not in file.names]
     if any(not any(map(stage.weights.get, file.names)) for stage in held()):
@@ -355,7 +355,7 @@ def _weights(
     for name in leaving:
         if any(stage.weights.get(name) for stage in held()):
             change = RetireSource(name=name)
-            history = history.edited(change, step)
+            history = history.tried(change, step)
             yield change, None
     for i, stage in enumerate(wanted):
         if _differ(shares[i], _shares(held()[i], file.names)):
@@ -363,7 +363,7 @@ def _weights(
             known = {n: w for n, w in stage.weights.items() if n in history.latest.names}
             # Every source of the stage by name: one that is not named keeps its weight.
             change = SetWeights(weights=gone | known)
-            history = history.edited(change, _step_of(stage) if i else step)
+            history = history.tried(change, _step_of(stage) if i else step)
             yield change, stage.from_step if i else None
 
 
@@ -395,5 +395,5 @@ def _wanted_amounts(
     # Behind those that come: the last source of a run cannot be retired.
     changes += [RetireSource(name=name) for name in held if name not in wanted]
     for change in changes:
-        history = history.edited(change, step)
+        history = history.tried(change, step)
         yield change, None

@@ -6,10 +6,20 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.mix.edits.amounts import require_drawable
 from omniload.mix.edits.edit import AddSource, Change, Edit
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import gone_through_in
 from omniload.mix.fingerprint import SourceFacts, source_parts
 from omniload.mix.state import MixState
 
-__all__ = ["found_in", "merged", "require_found", "require_named", "require_reached", "taken_up"]
+__all__ = [
+    "found_in",
+    "merged",
+    "never_reached",
+    "require_found",
+    "require_named",
+    "require_open",
+    "require_reached",
+    "taken_up",
+]
 
 
 def found_in(change: Change, facts: SourceFacts | None) -> dict[str, str]:
@@ -47,9 +57,17 @@ def taken_up(
     # As its step begins: behind what is skipped there, and with amounts spread anew.
     _, state = history.entered(reached[0])
     records_S = [*reached[1], *([] if facts is None else [facts.positions_per_epoch])]
-    after = history.edited(change, step, found_in(change, facts))
+    over = gone_through_in(history, state, records_S)
+    after = history.edited(change, step, found_in(change, facts), gone_through=over)
     require_drawable(history, after, state, records_S)
     return after, records_S
+
+
+def never_reached(history: History, end: int) -> tuple[Edit, ...]:
+    """Return the edits that a run does not come to which ends before step ``end``; without those that are undone."""
+    gone = {edit.undoes for edit in history.edits}
+    behind = (edit for edit in history.edits if edit.step >= end and edit.undoes is None)
+    return tuple(edit for edit in behind if edit.revision not in gone)
 
 
 def merged(kept: History, carried: Sequence[Edit]) -> History:
@@ -132,3 +150,25 @@ def require_found(history: History, facts_S: Sequence[SourceFacts]) -> None:
                 f"source {edit.change.name!r}, which edit {edit.revision} added, is not what it was then: "
                 f"{', '.join(changed)} differ; go on with the old data"
             )
+
+
+def require_open(step: int, *, planned: int, end: int | None, ended: bool) -> None:
+    """Refuse a step that an edit can not begin to hold at.
+
+    Args:
+        step: The step.
+        planned: First step that is not planned.
+        end: First step that there is none of, where that is known.
+        ended: Whether the data has ended.
+
+    Raises:
+        ConfigError: It is planned already, or the run ends before it.
+    """
+    if ended or (end is not None and step >= end):
+        last = planned if ended or end is None else end
+        raise ConfigError(f"step {step} is not part of the run, which ends before step {last}")
+    if step < planned:
+        raise ConfigError(
+            f"step {step} is planned already, and ranks may have it; the first step that can be changed is {planned}: "
+            f"say --at {planned} or later, or --at next"
+        )

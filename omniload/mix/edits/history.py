@@ -35,9 +35,10 @@ from omniload.mix.edits.stages import dated, declared_at
 from omniload.mix.schedule import boundaries, stages_from, weights_at
 from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.caps import beyond_fractions
+from omniload.mix.schema.stages import GoneThrough
 from omniload.mix.state import MixState
 
-__all__ = ["History", "require_open"]
+__all__ = ["History"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,7 @@ class History:
         behind: MixState | None = None,
         *,
         at_rest: bool = False,
+        gone_through: GoneThrough | None = None,
     ) -> "History":
         """Return the history with one more edit.
 
@@ -228,6 +230,8 @@ class History:
             found: Parts of the fingerprint of a source that is added.
             behind: State behind steps that are skipped.
             at_rest: Whether no plane of the run is up: then skipped steps may be drawn after all.
+            gone_through: Tells which epochs of sources are over, so that a stage waits for them no more; none by
+                default.
 
         Raises:
             ConfigError: It names a source that is not there, or leaves a stage without weights, or there is
@@ -249,7 +253,7 @@ class History:
         amounts = amounts_under(self, change, undoes)
         stages = self._stages_of(change, step, undoes) if amounts is None else []
         if stages:
-            self._require_stages(stages, step)
+            self._require_stages(stages, step, gone_through)
         edit = Edit(
             revision=len(self.edits) + 1,
             step=step,
@@ -265,6 +269,15 @@ class History:
         for fault in beyond_fractions(after.latest.sources, declared_at(self, step), stages):
             raise ConfigError(fault.message())
         return after
+
+    def tried(self, change: Change, step: int | None) -> "History":
+        """Return the history with one more edit where nobody knows how far the run is; it is taken up elsewhere.
+
+        Raises:
+            ConfigError: As for ``edited``, but that stages may wait for epochs of a source that is drawn no more.
+        """
+        at = self.edited_to if step is None else step
+        return self.edited(change, at, gone_through=lambda _name, _epochs: True)
 
     def _stages_of(self, change: Change, step: int, undoes: int | None) -> list[Stage]:
         """Return the stages from ``step`` on that a change makes; none where weights stay."""
@@ -360,7 +373,9 @@ class History:
             case _:
                 raise AssertionError(f"{change.kind} gives no weights")
 
-    def _require_stages(self, stages: Sequence[Stage], step: int) -> None:
+    def _require_stages(
+        self, stages: Sequence[Stage], step: int, gone_through: GoneThrough | None
+    ) -> None:
         """Hold the weights from ``step`` on to the rules of a mix file."""
         # Counted from the step: by the rules of a file its first stage begins at 0. Those that wait are behind all.
         moved = [
@@ -369,32 +384,11 @@ class History:
             for s in stages
         ]
         content = self.base.mix.model_dump() | {"stages": moved}
+        known = {} if gone_through is None else {"gone_through": gone_through}
         try:
-            WeightsConfig.model_validate(content)
+            WeightsConfig.model_validate(content, context=known)
         except ValidationError as error:
             raise ConfigError(
                 f"the weights from step {step} on are refused (stages are counted from there): "
                 + "; ".join(str(fault["msg"]) for fault in error.errors())
             ) from error
-
-
-def require_open(step: int, *, planned: int, end: int | None, ended: bool) -> None:
-    """Refuse a step that an edit can not begin to hold at.
-
-    Args:
-        step: The step.
-        planned: First step that is not planned.
-        end: First step that there is none of, where that is known.
-        ended: Whether the data has ended.
-
-    Raises:
-        ConfigError: It is planned already, or the run ends before it.
-    """
-    if ended or (end is not None and step >= end):
-        last = planned if ended or end is None else end
-        raise ConfigError(f"step {step} is not part of the run, which ends before step {last}")
-    if step < planned:
-        raise ConfigError(
-            f"step {step} is planned already, and ranks may have it; the first step that can be changed is {planned}: "
-            f"say --at {planned} or later, or --at next"
-        )

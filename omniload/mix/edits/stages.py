@@ -18,13 +18,13 @@ from omniload.mix.config import Stage, WeightsConfig
 from omniload.mix.edits.edit import BeginStage, Edit, SkipShard, SkipSteps
 from omniload.mix.schedule import stage_at
 from omniload.mix.schema.amounts import Amount
-from omniload.mix.schema.stages import UNDATED
+from omniload.mix.schema.stages import UNDATED, GoneThrough
 from omniload.mix.state import MixState
 
 if TYPE_CHECKING:
     from omniload.mix.edits.history import History
 
-__all__ = ["by_epochs", "dated", "declared_at", "taken_back", "with_begun"]
+__all__ = ["by_epochs", "dated", "declared_at", "gone_through_in", "taken_back", "with_begun"]
 
 
 def with_begun(history: "History", state: MixState, records_S: Sequence[int]) -> "History":
@@ -46,7 +46,8 @@ def with_begun(history: "History", state: MixState, records_S: Sequence[int]) ->
     ends = before.from_step + max(1, before.ramp_steps)
     if state.step == before.from_step < ends:
         ends = _end_of_uncut(history, before)
-    if state.step < ends or not _were_gone_through(stage, history, state, records_S):
+    over, waited = gone_through_in(history, state, records_S), stage.from_epochs or {}
+    if state.step < ends or not all(over(name, epochs) for name, epochs in waited.items()):
         return history
     assert stage.from_epochs is not None, "it waits"
     edit = Edit(
@@ -58,16 +59,16 @@ def with_begun(history: "History", state: MixState, records_S: Sequence[int]) ->
     return replace(history, edits=(*history.edits, edit))
 
 
-def _were_gone_through(
-    stage: Stage, history: "History", state: MixState, records_S: Sequence[int]
-) -> bool:
+def gone_through_in(history: "History", state: MixState, records_S: Sequence[int]) -> GoneThrough:
+    """Return what tells whether a source of the file was gone through so many times before the step of a state."""
     names = history.base.names
-    # By the cursor, as amounts and ``omniload mix show`` count: what is behind it was drawn to its end.
-    return all(
-        state.cursors_S[names.index(name)][0]
-        >= Amount(epochs=n).units(records_S[names.index(name)])
-        for name, n in (stage.from_epochs or {}).items()
-    )
+
+    def was_gone_through(name: str, epochs: float) -> bool:
+        # By the cursor, as amounts and ``omniload mix show`` count: what is behind it was drawn to its end.
+        number = names.index(name)
+        return state.cursors_S[number][0] >= Amount(epochs=epochs).units(records_S[number])
+
+    return was_gone_through
 
 
 def _end_of_uncut(history: "History", stage: Stage) -> int:

@@ -1,10 +1,16 @@
 """What a mix file says of weights over time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from omniload.base.config import StrictModel, fault_at
 from omniload.base.settings.quantities import Count
@@ -16,6 +22,7 @@ from omniload.mix.schema.weights import GroupCap, Weights, group_caps, is_nested
 __all__ = [
     "LARGEST_STEP",
     "UNDATED",
+    "GoneThrough",
     "Stage",
     "WeightsConfig",
     "came_with_version_2",
@@ -29,6 +36,8 @@ UNDATED = 1 << 40
 further apart than any ramp is long, so that it is found by no step."""
 Epochs = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 """Times that the records of a source are gone through."""
+GoneThrough: TypeAlias = Callable[[str, float], bool]
+"""Tells whether a source was gone through so many times already."""
 
 
 def said_epochs(epochs: Mapping[str, float]) -> str:
@@ -304,7 +313,9 @@ class WeightsConfig(StrictModel):
         return content
 
     @model_validator(mode="after")
-    def _stages_follow_each_other(self) -> Self:
+    def _stages_follow_each_other(self, info: ValidationInfo) -> Self:
+        # Of a run under way: what was waited for may be over, and its source drawn no more.
+        over: GoneThrough = (info.context or {}).get("gone_through", lambda _name, _epochs: False)
         if self.stages[0].from_step != 0:
             raise fault_at(
                 f"stages[0].from_step is {self.stages[0].from_step}; the first stage starts at step 0",
@@ -320,7 +331,7 @@ class WeightsConfig(StrictModel):
         for i, (earlier, later) in enumerate(
             zip(self.stages, self.stages[1:], strict=False), start=1
         ):
-            self._require_some_end(i, earlier, later)
+            self._require_some_end(i, earlier, later, over)
             # Else the later ramp would begin from weights that were never reached.
             if later.from_step < earlier.from_step + max(1, earlier.ramp_steps):
                 raise fault_at(
@@ -330,7 +341,7 @@ class WeightsConfig(StrictModel):
                 )
         return self
 
-    def _require_some_end(self, i: int, earlier: Stage, later: Stage) -> None:
+    def _require_some_end(self, i: int, earlier: Stage, later: Stage, over: GoneThrough) -> None:
         """Refuse a stage that would wait for ever, or one of a step behind a stage that waits."""
         if earlier.waits and not later.waits:
             raise fault_at(
@@ -341,7 +352,7 @@ class WeightsConfig(StrictModel):
         for name, epochs in (later.from_epochs or {}).items() if later.waits else ():
             waits = f"stages[{i}] waits until {name!r} was gone through {epochs:g} times, and "
             at = ("stages", i, "from_epochs", name)
-            if not earlier.weights.get(name):
+            if not earlier.weights.get(name) and not over(name, epochs):
                 raise fault_at(
                     f"{waits}the stage before gives it no weight: it would wait for ever; give it one there, however "
                     "small, or correct the name",

@@ -160,6 +160,68 @@ def test_what_cannot_be_is_refused_and_the_run_goes_on(mix_path, run_dir, books,
         change_mix(tmp_path / "nowhere", Undo(), None, 1.0)
 
 
+def test_an_edit_that_the_run_may_never_come_to_says_so_and_is_shown_so(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stages = [{"weights": {"ids": 3, "text": 1}}]
+    path = a_mix_file(tmp_path, rows=6, micro_rows=1, mix={"stages": stages, "stop": "each_once"})
+    run = tmp_path / "run"
+    write_run_record(run, path, {"dp": 1})
+
+    with LocalPlane(a_spec(path, run_dir=run)) as plane:
+        client = Client(plane.handle(0))
+        taken_by([client], 1)
+        late = json_of("set", run, "ids=1", "--at", 500)
+        steps = 1 + sum(1 for _ in iter(client.next_batch, None))
+        with pytest.raises(ConfigError, match=f"which ends before step {steps}"):
+            json_of("set", run, "ids=1")
+    at_rest = json_of("set", run, "ids=2")
+
+    assert "should that be before step 500, the edit never holds" in late["unsure"]
+    assert "the run ends before edit 1 holds: set ids=1" in caplog.text
+    assert at_rest["unsure"].endswith(f"it holds once the run goes on to step {steps}")
+    shown = run_mix("show", run).stdout
+    assert (
+        f"from step 500 on: set ids=1; holds once the run comes there, it ended before step {steps}"
+        in (" ".join(shown.split()))
+    )
+    found = json_of("show", run)
+    assert (found["edits_ahead"], found["has_ended"]) == ([1, 2], True)
+
+
+def test_a_stage_that_is_due_behind_the_last_step_is_shown_as_not_reached(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stages = [
+        {"weights": {"ids": 1, "text": 1}},
+        {"from_epochs": {"ids": 1}, "weights": {"ids": 1, "text": 9}},
+    ]
+    path = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"stages": stages})
+    for name in ("long", "short"):
+        write_run_record(tmp_path / name, path, {"dp": 1})
+    with LocalPlane(a_spec(path, run_dir=tmp_path / "long", num_steps=60)) as plane:
+        digests = taken_by([Client(plane.handle(0))], 60)
+    (began,) = read_history(tmp_path / "long", load_mix(path)[0]).edits
+    run, steps = tmp_path / "short", began.step
+
+    with LocalPlane(a_spec(path, run_dir=run, num_steps=steps)) as plane:
+        client = Client(plane.handle(0))
+        assert taken_by([client], steps) == digests[:steps]
+        assert client.next_batch() is None
+        state = json.loads(json.dumps(client.state_dict()))
+
+    found = json_of("show", run)
+    assert [edit["step"] for edit in found["edits"]] == [steps]
+    assert found["edits_ahead"] == [1]
+    # Who goes on from there finds the same, with the folder or without it.
+    for folder in (run, tmp_path / "other"):
+        spec = a_spec(path, run_dir=folder, state=state, num_steps=60)
+        with LocalPlane(spec) as plane:
+            assert taken_by([Client(plane.handle(0))], 60 - steps) == digests[steps:]
+        assert read_history(folder, load_mix(path)[0]).edits == (began,)
+    assert json_of("show", run)["edits_ahead"] == []
+
+
 def test_edits_that_are_damaged_or_of_another_mix_are_refused(mix_path, run_dir):
     with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
         taken_by([client], 1)

@@ -144,6 +144,30 @@ def test_a_run_that_has_ended_is_told_as_one(mix_path, tmp_path, monkeypatch, ag
     assert ("no data plane of" in result.stderr) == (age_s < 3)
 
 
+def test_a_decision_for_a_run_that_has_ended_says_that_it_has(mix_path, tmp_path):
+    run, file = tmp_path / "run", a_file(tmp_path, type="loss", rate=1.0)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        loader.next_batch()
+    planned = json_of("show", run)["next_step"]
+
+    ended = run_mix("steer", run, file, "--once")
+    status = read_status(run).model_copy(update={"has_ended": False, "written_at": 1e9})
+    (run / STATUS_NAME).write_text(status.model_dump_json())
+    killed = run_mix("steer", run, file, "--once")
+
+    assert isinstance(ended.exception, StateError)
+    assert f"the run has ended, before step {planned}, and no loss was reported from step 0" in str(
+        ended.exception
+    )
+    assert "the run was killed, or was not heard of for" in str(killed.exception)
+    with omniload.open(mix_path, run_dir=tmp_path / "other", arrays="numpy") as loader:
+        taken(loader, 2, {})
+    said = run_mix("steer", tmp_path / "other", file, "--once")
+    assert "no data plane is up: it holds once the run goes on to step" in " ".join(
+        said.output.split()
+    )
+
+
 def test_what_moves_nothing_is_no_edit(mix_path, tmp_path):
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:

@@ -392,6 +392,40 @@ def test_journal_and_folder_give_the_planners_own_states(mix, asked, world, leng
         assert folded.to_json(**kept) == saved
 
 
+@settings(max_examples=24)
+@given(mixes(), worlds(), worlds(), many, st.data())
+def test_a_source_is_dropped_once_nothing_waits_for_its_epochs_any_more_and_not_before(
+    mix, world, other, lengths, data
+):
+    first, digests = simulated(mix, lengths, world)
+    at = data.draw(st.sampled_from(sorted(first.states)[-5:]))
+    state = state_of(first.states[at], first.history, first.planner.fingerprint)
+    name = data.draw(st.sampled_from(NAMES))
+    number = mix.names.index(name)
+
+    def is_over(history, state):
+        waits = [s.from_epochs.get(name, 0) for s in history.latest.mix.stages if s.waits]
+        records, gone = len(lengths[number]), history.entered(state)[1].cursors_S[number][0]
+        return all(gone >= int(epochs * records) for epochs in waits)
+
+    second, rest = simulated(
+        mix,
+        lengths,
+        other,
+        state=state,
+        edits=first.history.edits,
+        changes=[(RetireSource(name=name), at)],
+    )
+
+    history = second.history
+    dropped = [edit for edit in history.edits if isinstance(edit.change, RetireSource)]
+    if dropped:
+        before = History(mix, history.edits[: dropped[0].revision - 1])
+        assert is_over(before, state)
+    assert digests[:at] + rest == reference_digests(history, lengths, num_steps=STEPS)
+    require_due(history, first.states | second.states, lengths)
+
+
 @given(mixes(), changes(), st.integers(0, 20))
 def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step):
     history, number = History(mix), 0

@@ -18,7 +18,7 @@ from omniload.mix.edits.edit import (
     Undo,
 )
 from omniload.mix.edits.found import merged, require_found, require_reached
-from omniload.mix.edits.history import History, require_open
+from omniload.mix.edits.history import History
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix, some_facts
@@ -185,19 +185,6 @@ def test_a_mix_that_goes_through_each_source_once_may_not_pause_one():
 
     with pytest.raises(ConfigError, match="gives 'web' no weight"):
         history.edited(SetWeights(weights={"web": 0}), 10)
-
-
-@pytest.mark.parametrize(
-    ("step", "end", "ended", "said"),
-    [
-        (7, None, False, "step 7 is planned already.*first step that can be changed is 8"),
-        (50, 50, False, "ends before step 50"),
-        (9, None, True, "ends before step 8"),
-    ],
-)
-def test_a_step_that_no_edit_can_hold_at_is_refused(step, end, ended, said):
-    with pytest.raises(ConfigError, match=said):
-        require_open(step, planned=8, end=end, ended=ended)
 
 
 def test_a_state_of_other_edits_than_the_folders_is_refused():

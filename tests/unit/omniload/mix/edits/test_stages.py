@@ -17,7 +17,7 @@ from omniload.mix.edits.edit import (
 )
 from omniload.mix.edits.edits_file import read_history, write_history
 from omniload.mix.edits.history import History
-from omniload.mix.edits.stages import with_begun
+from omniload.mix.edits.stages import gone_through_in, with_begun
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
 
@@ -76,6 +76,30 @@ def test_a_source_that_is_waited_for_keeps_a_weight_until_then():
             history.edited(change, 3)
     begun = with_begun(history, standing(7, 20), RECORDS_S)
     assert begun.edited(RetireSource(name="web"), 9).shares_at(9) == {"code": 1, "web": 0}
+
+
+def test_a_source_whose_epochs_are_over_is_dropped_though_a_stage_waits_for_its_ramp_yet():
+    history, over = ramped(), gone_through_in(ramped(), standing(7, 20), RECORDS_S)
+
+    with pytest.raises(ConfigError, match=r"'web' was gone through 2 times, .* wait for ever"):
+        history.edited(RetireSource(name="web"), 7)
+    dropped = history.edited(RetireSource(name="web"), 7, gone_through=over)
+    # Nor is anything else held up by it from then on.
+    dropped = dropped.edited(SetWeights(weights={"code": 5}), 8, gone_through=over)
+
+    assert dropped.shares_at(8) == {"code": 1, "web": 0}
+    assert with_begun(dropped, standing(8, 20), RECORDS_S) is dropped
+    assert with_begun(dropped, standing(9, 20), RECORDS_S).edits[-1].step == 9  # the ramp ended
+
+
+def ramped():
+    """One stage of a ramp that ends at step 12, and one that waits."""
+    stages = [
+        {"weights": {"web": 3, "code": 1}},
+        {"from_step": 4, "ramp_steps": 8, "weights": {"web": 1, "code": 1}},
+        {"from_epochs": {"web": 2}, "weights": {"code": 1}},
+    ]
+    return History(a_mix(version=2, mix={"stages": stages}))
 
 
 def test_a_beginning_is_not_undone_and_an_undo_behind_it_does_not_undo_it():
