@@ -215,14 +215,22 @@ def _read_chat(
     """Read how a conversation becomes text, and what of it is trained on."""
     source["text"] = dataset.take("field_messages", str, form.column)
     source["overlong"] = of_all.overlong
+    tools = dataset.take("field_tools", str, "")
+    beside = "a system text" if tools else "a system text or tools"
     asked.report.note(
         "field_messages",
-        "messages alone are read: a system text or tools in columns beside them are not",
+        f"messages alone are read: {beside} in columns beside them are not"
+        + (
+            ""
+            if tools
+            else "; where there are tools, name their column under tools of the transform"
+        ),
     )
     roles = _roles(dataset)
     template: JsonObject = {
         "type": "chat",
         "messages": {**_keys(dataset, form), "roles": {**roles}},
+        **({"tools": tools} if tools else {}),
     }
     key = form.names_template
     named = dataset.take(key, str, of_all.template or form.template)

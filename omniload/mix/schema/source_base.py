@@ -87,8 +87,14 @@ class SourceBase(StrictModel):
         return False
 
     @property
+    def beside_columns(self) -> tuple[str, ...]:
+        """Keys or columns that are read beside that of the text: those of pairs, and of the tools of conversations."""
+        first = encoding_of(self.transforms)
+        return first.beside if isinstance(first, ChatTransform | PreferenceTransform) else ()
+
+    @property
     def pair_columns(self) -> tuple[str, ...]:
-        """Keys or columns that are read beside that of the text: those of preference pairs; none without such."""
+        """Those of them that are of preference pairs; none without such."""
         first = encoding_of(self.transforms)
         return first.beside if isinstance(first, PreferenceTransform) else ()
 

@@ -77,6 +77,8 @@ class _OfMessages(StrictModel):
         content: dict[str, Any] = handler(self)
         if content.get("messages") == MessageNames().model_dump():
             del content["messages"]
+        if content.get("tools", ()) is None:
+            del content["tools"]
         return content
 
 
@@ -98,6 +100,14 @@ class ChatTransform(_OfMessages):
     """Day that ``strftime_now`` of the template gives: samples stay the same. Without it there is no such function."""
     messages: MessageNames = MessageNames()
     """What messages call their keys and roles, where that is not ``role`` and ``content``."""
+    tools: Word | None = None
+    """Key or column of the tools that a conversation may call, where they stand beside its messages: a list, or a text
+    that is JSON of one. A null is none, and so is a line of JSON without the key. Not named, they are not read."""
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Keys or columns beside that of the messages."""
+        return () if self.tools is None else (self.tools,)
 
 
 class PreferenceTransform(_OfMessages):

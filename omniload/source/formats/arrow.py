@@ -78,7 +78,7 @@ class ArrowFormat(Format):
     @override
     def read_unit(self, unit: int) -> Records:
         config = self._config
-        every = (config.column, *config.pair_columns, *config.columns.values(), config.key_column)
+        every = (config.column, *config.beside_columns, *config.columns.values(), config.key_column)
         table, place = self._columns_of(unit, (*every, *config.where, *config.image_members))
         records = self._records(table, place)
         others = {name: table[column] for name, column in config.columns.items()}
@@ -92,14 +92,14 @@ class ArrowFormat(Format):
         if not len(filled):
             return Records.of_texts([])
         config = self._config
-        asked = (config.column, *config.pair_columns, *config.where)
+        asked = (config.column, *config.beside_columns, *config.where)
         table, place = self._columns_of(int(filled[0]), asked)
         first = {name: column.slice(0, _FIRST_ROWS) for name, column in table.items()}
         return self._records(first, place)
 
     def _records(self, table: Mapping[str, pa.ChunkedArray], place: str) -> Records:
         config = self._config
-        names = (config.column, *config.pair_columns)
+        names = (config.column, *config.beside_columns)
         column = table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
         kept_B = kept_of(config.where, table, len(column))
         return records_of(column, place, config.holds, kept_B)

@@ -70,7 +70,8 @@ class JsonlFormat(Format):
             key=config.text,
             nested=config.is_nested,
             known_by=config.key_column,
-            beside=config.pair_columns,
+            beside=config.beside_columns,
+            may_lack=not config.pair_columns,
             where=config.where,
         )
         self._compressed = ForwardReader()
@@ -269,6 +270,8 @@ class _LineReader:
     """Key of what the line is known by, where that is asked for."""
     beside: tuple[str, ...] = ()
     """Keys that are read with that of the text; the text of a line is then an object of all of them, as JSON."""
+    may_lack: bool = False
+    """Whether those may be missing in a line, and are null then: not every conversation has tools."""
     where: Mapping[str, Condition]
     """Conditions; of a line for which they do not hold nothing else is read."""
 
@@ -289,7 +292,7 @@ class _LineReader:
         if self.where and not keeps(self.where, value):
             return b"", 0, False
         if self.beside:
-            text = object_in(value, (self.key, *self.beside))
+            text = object_in(value, (self.key, *self.beside), may_lack=self.may_lack)
         else:
             text = text_in(value, self.key, nested=self.nested)
         known = 0 if self.known_by is None else key_of(key_in(value, self.known_by))

@@ -83,7 +83,7 @@ class LanceFormat(Format):
             return Records.of_texts([])
         unit, config = int(filled[0]), self._config
         rows = min(_FIRST_ROWS, int(self._units.rows_U[unit]))
-        asked = (config.column, *config.pair_columns, *config.where)
+        asked = (config.column, *config.beside_columns, *config.where)
         table, where = self._rows(unit, rows, asked)
         return self._records(table, where)
 
@@ -107,12 +107,12 @@ class LanceFormat(Format):
         return table, f"{file.path}: {part}"
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
-        names = (self._config.column, *self._config.pair_columns)
+        names = (self._config.column, *self._config.beside_columns)
         return table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
 
     def _columns(self) -> list[str]:
         config = self._config
-        every = (config.column, *config.pair_columns, *config.columns.values(), config.key_column)
+        every = (config.column, *config.beside_columns, *config.columns.values(), config.key_column)
         named = (*every, *config.where, *config.image_members)
         return list(dict.fromkeys(name for name in named if name is not None))
 

@@ -56,7 +56,7 @@ class ParquetFormat(Format):
         self._files, self._config = files, config
         # Said once: a property of the configuration is worked out whenever it is asked for, and units are many.
         self._holds, self._key = config.holds, config.key_column
-        self._texts_in = (config.column, *config.pair_columns)
+        self._texts_in = (config.column, *config.beside_columns)
         others = (*config.columns.values(), *([] if self._key is None else [self._key]))
         self._columns = list(dict.fromkeys((*self._texts_in, *others, *config.where)))
         """What is read of a row group at once: all but images."""

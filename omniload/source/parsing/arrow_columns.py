@@ -58,7 +58,7 @@ def index_kind(type_: str, config: TableSource) -> str:
     """
     read = [
         *(type_, config.holds, config.column, dict(config.columns), list(config.image_members)),
-        *(config.key_column, list(config.pair_columns)),
+        *(config.key_column, list(config.beside_columns)),
         {name: wanted_kind(condition) for name, condition in config.where.items()},
     ]
     return orjson.dumps(read).decode()
@@ -70,7 +70,7 @@ def require_table(schema: pa.Schema, config: TableSource, path: str) -> None:
     Raises:
         ConfigError: With what the shard has.
     """
-    for column in (config.column, *config.pair_columns):
+    for column in (config.column, *config.beside_columns):
         _require_column(schema, column, path, config.holds)
     _require_others(schema, config.columns, path)
     _require_key(schema, config.key_column, path)

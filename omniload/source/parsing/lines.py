@@ -117,14 +117,20 @@ def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> byte
     return _utf8(text, key)
 
 
-def object_in(value: dict[str, object], keys: Sequence[str]) -> bytes:
+def object_in(value: dict[str, object], keys: Sequence[str], *, may_lack: bool = False) -> bytes:
     """Return what stands under several keys of an object, as an object in JSON.
+
+    Args:
+        value: The object.
+        keys: The keys.
+        may_lack: Whether all but the first may be missing, and are null then.
 
     Raises:
         BadLineError: There is no such key, or its value cannot be written as JSON.
     """
+    found = {key: value_in(value, key) for key in (keys[:1] if may_lack else keys)}
     try:
-        return orjson.dumps({key: value_in(value, key) for key in keys})
+        return orjson.dumps({key: found.get(key, value.get(key)) for key in keys})
     except TypeError as error:
         raise BadLineError(f"{', '.join(keys)} cannot be written as JSON: {error}") from error
 

@@ -27,6 +27,7 @@ __all__ = [
     "TemplateFiles",
     "named",
     "read_template",
+    "with_tools",
 ]
 
 _LARGEST_BYTES = 16 << 20
@@ -197,6 +198,38 @@ def _variables(record: str, names: MessageNames) -> dict[str, Any]:
         "tools": given.get("tools"),
         "documents": given.get("documents"),
     }
+
+
+def with_tools(record: str, messages_key: str, tools_key: str) -> str:
+    """Return a conversation and the tools beside it as the object that ``ChatTemplate.render`` takes.
+
+    Args:
+        record: JSON of an object with both, as it was read; either may be a text that is JSON itself.
+        messages_key: What the record calls its messages.
+        tools_key: What it calls the tools; a null is none.
+
+    Raises:
+        BadConversationError: Its tools are no list, nor JSON of one.
+    """
+    found = orjson.loads(record)
+    messages, tools = found[messages_key], found[tools_key]
+    try:
+        tools = orjson.loads(tools) if isinstance(tools, str) and tools else tools or None
+    except orjson.JSONDecodeError as error:
+        raise BadConversationError(
+            f"{tools_key} is the text {tools!r:.{_SHOWN}}, not a list of tools, nor JSON of one"
+        ) from error
+    if tools is not None and not isinstance(tools, list):
+        raise BadConversationError(
+            f"{tools_key} is {json.dumps(tools):.{_SHOWN}}, not a list of tools"
+        )
+    if isinstance(messages, str):
+        try:
+            messages = orjson.loads(messages)
+        except orjson.JSONDecodeError:
+            return str(messages)  # of which is told what any other text is told
+    given = messages if isinstance(messages, dict) else {"messages": messages}
+    return orjson.dumps(given if tools is None else given | {"tools": tools}).decode()
 
 
 def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:

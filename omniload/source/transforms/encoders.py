@@ -31,6 +31,7 @@ from omniload.source.transforms.chat_template import (
     ChatTemplate,
     Rendered,
     named,
+    with_tools,
 )
 
 __all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples"]
@@ -75,8 +76,12 @@ class PlainEncoder(Encoder):
 class ChatEncoder(Encoder):
     """Renders conversations one by one and tokenises them together."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, chat: ChatTransform) -> None:
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, chat: ChatTransform, key: str = ""
+    ) -> None:
+        """Take what the mix file says; ``key`` is that of the messages, where tools are read beside them."""
         self._template, self._tokenizer, self._names = template, tokenizer, chat.messages
+        self._key, self._tools = key, chat.tools
         self._masks = chat.loss == "assistant"
 
     @override
@@ -86,14 +91,12 @@ class ChatEncoder(Encoder):
         bad_N = np.zeros(len(records), np.bool_)
         for i, record in enumerate(records):
             try:
-                rendered.append(
-                    self._template.render(record, wants_spans=self._masks, names=self._names)
-                )
+                rendered.append(self._rendered(record) if record else _NOTHING)
             except BadConversationError as error:
                 bad_N[i] = True
                 reason = reason or str(error)
                 # It keeps its place among the others, and has no token.
-                rendered.append(Rendered("", ()))
+                rendered.append(_NOTHING)
         tokens, mask = self._tokenizer.encode_spans(
             [each.text for each in rendered], [each.spans for each in rendered]
         )
@@ -101,6 +104,11 @@ class ChatEncoder(Encoder):
         return Samples(
             tokens=tokens, others=others, bad_N=bad_N if bad_N.any() else None, reason=reason
         )
+
+    def _rendered(self, record: str) -> Rendered:
+        if self._tools is not None:
+            record = with_tools(record, self._key, self._tools)
+        return self._template.render(record, wants_spans=self._masks, names=self._names)
 
 
 class PreferenceEncoder(Encoder):

@@ -99,7 +99,13 @@ def _of_chat(
     folder: tuple[Path, Path],
 ) -> Pipeline:
     template, digest = _template_of(name, chat, folder)
-    return Pipeline(ChatEncoder(template, opened, chat), config.transforms, digest)
+    encoder = ChatEncoder(template, opened, chat, _text_key(config))
+    return Pipeline(encoder, config.transforms, digest)
+
+
+def _text_key(config: SourceConfig) -> str:
+    """Return the key or column of the text; empty of a source whose records have no such."""
+    return str(getattr(config, "column", None) or getattr(config, "text", None) or "")
 
 
 def _of_pairs(
@@ -110,7 +116,7 @@ def _of_pairs(
     *,
     folder: tuple[Path, Path],
 ) -> Pipeline:
-    chosen: str = getattr(config, "column", None) or getattr(config, "text")  # noqa: B009 -- by type of source
+    chosen = _text_key(config)
     if pairs.form == "text":
         return Pipeline(PreferenceEncoder(pairs, chosen, None, opened), config.transforms)
     template, digest = _template_of(name, pairs, folder)

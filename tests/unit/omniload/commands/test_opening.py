@@ -190,6 +190,25 @@ def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
     )
 
 
+def test_a_blank_line_among_conversations_is_no_sample_to_a_check_either(tmp_path):
+    said = '{"messages": [{"role": "user", "content": "a"}]}\r\n'
+    (tmp_path / "chats.jsonl").write_bytes(f"{said}\r\n{said}".encode())
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    file = tmp_path / "mix.yaml"
+    file.write_text(
+        "version: 1\nseed: 1\ntokenizer: {type: bytes}\n"
+        "sources:\n"
+        "  sft:\n    type: jsonl\n    path: chats.jsonl\n    text: messages\n"
+        "    transforms: [{type: chat, template: plain.jinja, loss: all}]\n"
+        "mix: {stages: [{from_step: 0, weights: {sft: 1}}]}\n"
+        "pack: {length: 16}\nbatch: {tokens: 64, micro_tokens: 64}\n"
+    )
+
+    (found,) = find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"), file)
+
+    assert (found.records, found.tokens_per_record) == (3, 2 / 3)
+
+
 class OpenedError(Exception):
     """A source was opened again."""
 

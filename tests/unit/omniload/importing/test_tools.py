@@ -813,6 +813,17 @@ class TestAxolotl:
         assert source.transforms[0].loss == "assistant"
         assert "a system text or tools in columns beside them are not" in notes
 
+    def test_a_column_of_tools_that_is_named_is_read(self, folder):
+        chats = AXOLOTL["datasets"][1] | {"field_tools": "functions"}
+
+        mix, notes = imported(
+            folder, "axolotl", AXOLOTL | {"datasets": [chats]}, leave_out=["conversation"]
+        )
+
+        (source,) = mix.sources.values()
+        assert source.transforms[0].tools == "functions"
+        assert "a system text in columns beside them are not" in notes
+
     def test_a_template_stands_for_that_of_sharegpt(self, folder):
         chats = AXOLOTL["datasets"][1] | {"type": "sharegpt", "conversation": "chatml"}
         content = AXOLOTL | {"datasets": [chats], "chat_template": "chatml"}

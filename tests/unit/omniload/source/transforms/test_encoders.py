@@ -16,7 +16,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import LOSS_SPANS
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import ChatTransform, ClampTransform, FilterTransform
-from omniload.mix.sources import JsonlSource, OnError, ParquetSource
+from omniload.mix.sources import JsonlSource, OnError, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
 from omniload.source.tokenize import open_tokenizer
 from omniload.source.transforms.chat_template import ChatTemplate, read_template
@@ -336,6 +336,75 @@ def test_tools_reach_the_template(models):
 
     text = open_tokenizer(BPE, folder).decode(block.tokens[0])
     assert text.startswith(json.dumps(record["tools"]))
+
+
+TOOLS = [{"name": "look <up>"}]
+
+
+@pytest.mark.parametrize("written", ["list", "text", "table", "texts"])
+def test_tools_beside_the_messages_reach_the_template(models, tmp_path, written):
+    folder, chats = models / "marked", conversations(3)
+    # Of the second line of JSON there is no such key; of a table a null is all that there can be.
+    rows = [{"messages": chats[0], "tools": TOOLS}, {"messages": chats[1]}]
+    rows.append({"messages": chats[2], "tools": [] if written == "list" else None})
+    if written in ("text", "texts"):
+        rows[0]["tools"] = json.dumps(TOOLS)
+    if written == "texts":
+        rows = [row | {"messages": json.dumps(row["messages"])} for row in rows]
+    path, kind = tmp_path / "chats.jsonl", JsonlSource
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    if written == "table":
+        path, kind = tmp_path / "chats.parquet", ParquetSource
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    config = kind(
+        type=path.suffix[1:],
+        path=str(path),
+        text="messages",
+        transforms=(ChatTransform(type="chat", tools="tools"),),
+        shuffle={"method": "none"},
+    )
+
+    block = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=folder).read(0, 3)
+
+    as_one = [{"messages": chats[0], "tools": TOOLS}, *chats[1:]]
+    expected = a_source(folder, as_one).read(0, 3)
+    assert [block.tokens[i].tolist() for i in range(3)] == [
+        expected.tokens[i].tolist() for i in range(3)
+    ]
+    assert block.others["loss_mask"].values_V.tolist() == (
+        expected.others["loss_mask"].values_V.tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [("look it up", "tools is the text 'look it up', not a list"), ({"a": 1}, "not a list of")],
+)
+def test_tools_that_are_no_list_make_a_bad_record(models, tmp_path, tools, said):
+    (tmp_path / "chats.jsonl").write_bytes(
+        orjson.dumps({"messages": conversations(1)[0], "tools": tools}) + b"\n"
+    )
+    config = JsonlSource(
+        type="jsonl",
+        path=str(tmp_path / "chats.jsonl"),
+        text="messages",
+        transforms=(ChatTransform(type="chat", tools="tools"),),
+    )
+    source = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=models / "marked")
+
+    with pytest.raises(IntegrityError, match=said):
+        source.read(0, 1)
+
+
+def test_tools_are_read_where_a_record_has_several_keys():
+    chat = ChatTransform(type="chat", tools="tools")
+
+    with pytest.raises(ValidationError, match="chat with tools reads several keys"):
+        WebDatasetSource(type="webdataset", path="a.tar", text="json", transforms=(chat,))
+
+
+def test_a_chat_without_tools_is_written_as_before_there_were_any():
+    assert ChatTransform(type="chat").model_dump().keys() == {"type", "template", "loss", "date"}
 
 
 def test_a_conversation_that_ends_with_an_answer_is_not_rendered_whole_twice(models, monkeypatch):
