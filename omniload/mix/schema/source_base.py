@@ -227,20 +227,14 @@ def _require_transforms_fit(source: SourceBase) -> None:
         if isinstance(transform, _MAKES_TOKENS) and not (
             source.holds_text and all(map(is_of_text, before))
         ):
-            why = (
-                "comes after another"
-                if source.holds_text
-                else "needs text, and the source holds token ids"
-            )
-            raise fault_at(
-                f"transforms[{i}]: {transform.type} {why}; make it the first transform of a source of text",
-                *at,
-            )
+            raise fault_at(f"transforms[{i}]: {_why_not_of_text(source, i)}", *at)
         if isinstance(transform, MapTransform):
             _require_mapped(source, i)
-        if isinstance(transform, PreferenceTransform) and not source.holds_objects:
+        several = isinstance(transform, PreferenceTransform) or source.beside_columns
+        if transform.type in ("chat", "preference") and several and not source.holds_objects:
+            what = "" if isinstance(transform, PreferenceTransform) else " with tools"
             raise fault_at(
-                f"transforms[{i}]: preference reads several keys of a record, and the source is of type "
+                f"transforms[{i}]: {transform.type}{what} reads several keys of a record, and the source is of type "
                 f"{_type_of(source)}; use jsonl, parquet or arrow",
                 *at,
             )
@@ -254,6 +248,22 @@ def _require_transforms_fit(source: SourceBase) -> None:
         if isinstance(transform, ConcatTransform):
             _require_joinable(source, i)
     _require_patches(source)
+
+
+def _why_not_of_text(source: SourceBase, i: int) -> str:
+    """Say why a transform that makes tokens of text cannot do so there, and what to do."""
+    type_ = source.transforms[i].type
+    first = "make it the first transform of a source of text"
+    if not source.holds_text:
+        return f"{type_} needs text, and the source holds token ids; {first}"
+    others = [each.type for each in source.transforms[:i] if isinstance(each, _MAKES_TOKENS)]
+    if not others:
+        return f"{type_} comes after another; {first}"
+    # To put it first helps nobody here: the other one would be refused in its place.
+    return (
+        f"{type_} comes after another, {others[0]}, and one transform makes tokens of a record; leave one of them out: "
+        "conversations and pairs with images in them are not read"
+    )
 
 
 def _require_mapped(source: SourceBase, i: int) -> None:

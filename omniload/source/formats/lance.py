@@ -74,7 +74,9 @@ class LanceFormat(Format):
         others = {name: table[column] for name, column in config.columns.items()}
         keys = None if config.key_column is None else table[config.key_column]
         records = with_keys(with_others(records, others, where), keys, where)
-        return with_images(records, table[config.images]) if config.images else records
+        if not config.images:
+            return records
+        return with_images(records, table[config.images], where)
 
     @override
     def first_records(self) -> Records:

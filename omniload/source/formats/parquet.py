@@ -101,7 +101,7 @@ class ParquetFormat(Format):
         others = {name: table[other] for name, other in config.columns.items()}
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
-        return records if images is None else with_images(records, images)
+        return records if images is None else with_images(records, images, where)
 
     @override
     def first_records(self) -> Records:

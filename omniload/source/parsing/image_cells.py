@@ -11,6 +11,7 @@ from itertools import chain, islice
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
@@ -28,7 +29,8 @@ ENCODED = "encoded_images"
 """Column of a block: bytes of all images of a record, end to end."""
 ENCODED_SIZES = "encoded_image_sizes"
 """Column of a block: bytes of each of them."""
-_FIELD = "bytes"
+_FIELD, _PATH = "bytes", "path"
+_TEXTS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
 
 
 def encoded_columns(images_B: Sequence[Sequence[bytes | memoryview]]) -> dict[str, Ragged]:
@@ -60,26 +62,69 @@ def require_images(schema: pa.Schema, column: str, path: str) -> None:
         )
 
 
-def with_images(records: Records, column: pa.ChunkedArray) -> Records:
-    """Add the images of a column to records; a null is no image."""
+def with_images(records: Records, column: pa.ChunkedArray, where: str) -> Records:
+    """Add the images of a column to records; a null or an empty one is no image, and a path without bytes is bad.
+
+    Args:
+        records: The records.
+        column: Their cells.
+        where: Its place, for reasons.
+    """
     images_B = [cell for chunk in column.chunks for cell in _images_of(chunk)]
-    return replace(records, others={**records.others, **encoded_columns(images_B)})
+    lost_B = np.concatenate([np.zeros(0, np.bool_), *map(_paths_alone, column.chunks)])
+    # What else is wrong with a record that is left out already is all one.
+    lost_B &= records.usable_B
+    reason = (
+        f"{where}: row {lost_B.argmax()}: an image has a path and no {_FIELD}, and nothing is read from other files; "
+        f"write its {_FIELD} into the table"
+        if lost_B.any()
+        else ""
+    )
+    return replace(
+        records,
+        bad_B=records.bad_B | lost_B,
+        reason=records.reason or reason,
+        others={**records.others, **encoded_columns(images_B)},
+    )
 
 
 def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
     """Yield the images of each cell."""
-    if _is_list(cells.type):
-        lengths = cells.value_lengths().fill_null(0).to_pylist()
-        # By ``flatten``, which leaves out what lies under a null; ``values`` would not.
-        cells = cells.flatten()
-    else:
-        lengths = [1] * len(cells)
+    flat, lengths_B = _flat(cells)
     # What stands beside the bytes, such as a path, is not decoded: it need not be UTF-8.
-    values = pc.struct_field(cells, _FIELD) if pa.types.is_struct(cells.type) else cells
+    values = pc.struct_field(flat, _FIELD) if pa.types.is_struct(flat.type) else flat
     found = iter(values.to_pylist())
-    for length in lengths:
-        # An object without bytes names a path, on whichever machine it was written: that is no image.
+    for length in lengths_B.tolist():
         yield [image for image in islice(found, length) if image]
+
+
+def _paths_alone(cells: pa.Array) -> NDArray[np.bool_]:
+    """Return which cells hold an image that is a path alone, on whichever machine it was written, ``[B]``."""
+    flat, lengths_B = _flat(cells)
+    lost_B = np.zeros(len(cells), np.bool_)
+    if not pa.types.is_struct(flat.type) or flat.type.get_field_index(_PATH) < 0:
+        return lost_B
+    paths = pc.struct_field(flat, _PATH)
+    if not (_is_binary(paths.type) or paths.type in _TEXTS):
+        return lost_B
+    alone = pc.and_(
+        _says_something(paths), pc.invert(_says_something(pc.struct_field(flat, _FIELD)))
+    )
+    lost_B[np.repeat(np.arange(len(cells)), lengths_B)[alone.to_numpy(zero_copy_only=False)]] = True
+    return lost_B
+
+
+def _says_something(values: pa.Array) -> pa.Array:
+    return pc.fill_null(pc.greater(pc.binary_length(values), 0), fill_value=False)
+
+
+def _flat(cells: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return what may be images, end to end, and how many of them each cell has."""
+    if not _is_list(cells.type):
+        return cells, np.ones(len(cells), np.int64)
+    lengths = cells.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    # By ``flatten``, which leaves out what lies under a null; ``values`` would not.
+    return cells.flatten(), lengths.astype(np.int64)
 
 
 def _is_image(found: pa.DataType) -> bool:

@@ -42,7 +42,8 @@ _FAULTS = (
 def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uint8]:
     """Return the pixels of an image, turned upright and resized to whole tokens, ``[height, width, 3]``.
 
-    Of several frames the first one counts. Transparency is left out.
+    Of several frames the first one counts. Transparency is left out: what lies under it shows. Of 16 bits of a colour
+    the upper 8 count.
 
     Raises:
         BadImageError: It is none, is cut short, or has more pixels than ``max_pixels``.
@@ -56,7 +57,7 @@ def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uin
                     f"has {width} x {height} pixels, more than max_pixels {config.max_pixels}"
                 )
             # Turned before it is resized: a quarter turn changes height and width.
-            upright = ImageOps.exif_transpose(image).convert("RGB")
+            upright = _of_eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
     except _FAULTS as error:
         if isinstance(error, BadImageError):
             raise
@@ -68,3 +69,11 @@ def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uin
     # Bicubic, as most encoders of images are trained with.
     resized = upright.resize((columns, rows), Image.Resampling.BICUBIC)
     return np.asarray(resized, np.uint8)
+
+
+def _of_eight_bits(image: Image.Image) -> Image.Image:
+    """Return grey of 16 bits as grey of 8; others as they are, for Pillow reads colours of 16 bits so itself."""
+    if not image.mode.startswith("I"):
+        return image
+    # ``convert`` would cut off at 255, which most of its values are above: the image would be white.
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -16,10 +16,13 @@ OBJECT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 def images_in(column):
     """Return the images of each row, by the two columns that a block keeps."""
-    records = with_images(Records.of_texts([""] * len(column)), column)
+    return images_of(with_images(Records.of_texts([""] * len(column)), column, "a.parquet"))
+
+
+def images_of(records):
     data, sizes = records.others[ENCODED], records.others[ENCODED_SIZES]
     found = []
-    for row in range(len(column)):
+    for row in range(len(data)):
         ends = np.cumsum(sizes[row]).tolist()
         bounds = zip([0, *ends], ends, strict=False)
         found.append([data[row].tobytes()[start:stop] for start, stop in bounds])
@@ -30,6 +33,12 @@ def plainly(cell):
     cells = cell if isinstance(cell, list) else [cell]
     images = [each["bytes"] if isinstance(each, dict) else each for each in cells]
     return [image for image in images if image]
+
+
+def has_a_path_alone(cell):
+    cells = cell if isinstance(cell, list) else [cell]
+    objects = [each for each in cells if isinstance(each, dict)]
+    return any(each["path"] and not each["bytes"] for each in objects)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,21 @@ def test_images_are_what_a_cell_holds_wherever_an_array_was_cut(kind, cells, dat
 
     column = pa.chunked_array([whole.slice(0, cut), whole.slice(cut)])
 
-    assert images_in(column) == [plainly(cell) for cell in rows]
+    records = with_images(Records.of_texts([""] * len(rows)), column, "a.parquet")
+    assert images_of(records) == [plainly(cell) for cell in rows]
+    assert records.bad_B.tolist() == [has_a_path_alone(cell) for cell in rows]
+
+
+def test_a_path_without_bytes_is_told_with_its_row_and_not_of_a_record_that_is_left_out():
+    cells = pa.array([{"bytes": b"one", "path": None}, {"bytes": None, "path": "b.png"}], OBJECT)
+    column = pa.chunked_array([cells])
+
+    told = with_images(Records.of_texts(["a", "b"]), column, "a.parquet: row group 0")
+    left_out = with_images(Records.of_texts(["a", None], "row 1: is null"), column, "a.parquet")
+
+    assert told.bad_B.tolist() == [False, True]
+    assert told.reason.startswith("a.parquet: row group 0: row 1: an image has a path and no bytes")
+    assert left_out.reason == "row 1: is null"
 
 
 def test_a_path_that_is_not_utf_8_takes_no_image_away():

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from PIL import Image
+from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.config import BpeTokenizer, ByteTokenizer, OnError
-from omniload.mix.schema.transforms import ClampTransform, FilterTransform
+from omniload.mix.schema.transforms import ChatTransform, ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
 from omniload.source.transforms.image_patches import patches_of, pixels_of
@@ -291,6 +292,40 @@ def test_a_record_of_too_many_patches_is_bad_before_all_are_decoded(tmp_path):
     block = a_source(tmp_path, transforms=(few,), policy="skip").read(0, 2)
 
     assert [len(block.others[GRIDS][i]) // 2 for i in range(len(block.tokens))][-1] == 1
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint8])
+def test_grey_of_16_bits_is_its_upper_8(tmp_path, kind):
+    grey = (np.arange(64, dtype=np.uint16).reshape(8, 8) * 1024).astype(np.uint16)
+    out = io.BytesIO()
+    Image.fromarray((grey >> (0 if kind is np.uint16 else 8)).astype(kind)).save(out, "PNG")
+    written(tmp_path, ["a"], [[out.getvalue()]])
+
+    block = a_source(tmp_path).read(0, 1)
+
+    (grid,) = block.others[GRIDS][0].reshape(-1, 2).tolist()
+    pixels = pixels_of(block.others[IMAGES][0].reshape(-1, 4 * 4 * 3), grid, 4, 1)
+    assert (pixels == (grey >> 8)[..., None]).all()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_conversation_with_images_is_refused_with_what_helps_in_either_order(order):
+    both = [IMAGE, ChatTransform(type="chat")][::order]
+
+    with pytest.raises(ValidationError, match="one transform makes tokens of a record; leave one"):
+        ParquetSource(type="parquet", path="a", text="t", images="pictures", transforms=both)
+
+
+def test_a_row_that_names_the_path_of_an_image_and_not_its_bytes_is_bad(tmp_path):
+    objects = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    cells = [{"bytes": png_of(ramp(4, 4)), "path": None}, {"bytes": None, "path": "b.png"}]
+    written(tmp_path, ["a", "b"], cells, objects)
+
+    with pytest.raises(IntegrityError, match="row 1: an image has a path and no bytes"):
+        a_source(tmp_path).read(0, 2)
+    skipping = a_source(tmp_path, policy="skip").read(0, 2)
+
+    assert [shown(skipping, i) for i in range(len(skipping.tokens))] == ["#a$"]
 
 
 def test_a_picture_is_turned_upright(tmp_path):
