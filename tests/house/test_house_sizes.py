@@ -23,7 +23,7 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        270,
+        275,
         "carries out every command of the roster, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
@@ -32,8 +32,8 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        250,
-        "every actor of a plane, who holds what, and which sources",
+        270,
+        "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
         280,
