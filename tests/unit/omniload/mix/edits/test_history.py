@@ -1,4 +1,4 @@
-"""What a change makes of a mix, by cases; ``test_machine_edits`` has what holds for all of them."""
+"""What a change makes of a mix, by cases; ``tests/property/omniload/machine`` has what holds for all of them."""
 
 import json
 from dataclasses import replace

@@ -25,8 +25,8 @@ from omniload.source.source import RecordSource
 from omniload.source.transforms import sequences
 from omniload.source.transforms.fill_in_middle import MiddleFiller
 from omniload.source.transforms.pipeline import Pipeline
-from tests.property.omniload.test_source_parts import divided
-from tests.property.omniload.test_source_records import ListFormat, contents
+from tests.property.omniload.source.test_parts import divided
+from tests.property.omniload.source.test_records import ListFormat, contents
 
 METHODS = ("none", "shards", "block", "units", "full")
 FIM = MiddleTransform(type="fim", prefix=200, suffix=201, middle=202)

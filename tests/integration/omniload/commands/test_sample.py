@@ -10,7 +10,7 @@ from omniload.commands.sample import MIX_NAME
 from omniload.mix.config import load_mix
 from tests.support.plane.mix_commands import json_of, run_mix
 
-QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[4] / "examples" / "quickstart.yaml"
 SIZE = ("--size", "128KiB")
 SCHEMA = "mix.schema.json"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError
 from omniload.mix.edits.edit import SetWeights, SkipShard, Undo
 from omniload.mix.edits.history import History
-from tests.property.omniload.test_machine_edits import (
+from tests.property.omniload.machine.test_edits import (
     NAMES,
     STEPS,
     keys_by_step,
@@ -24,7 +24,7 @@ from tests.property.omniload.test_machine_edits import (
     weights,
     worlds,
 )
-from tests.property.omniload.test_machine_edits import changes as other_changes
+from tests.property.omniload.machine.test_edits import changes as other_changes
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
 from tests.support.plane.promises import require_journal_folds, taken_in

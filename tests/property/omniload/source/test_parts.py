@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.source.parts.divided import DividedSource, OpenPart, ReaderLostError
-from tests.property.omniload.test_source_records import a_source, contents, samples
+from tests.property.omniload.source.test_records import a_source, contents, samples
 
 
 class Reader:
