@@ -118,6 +118,40 @@ def test_signals_that_its_starter_blocks_are_blocked(warm_commands):
     assert any(line.split() == ["SigBlk:", f"{1 << 2:016x}"] for line in forked["status"])
 
 
+@pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGXFSZ])
+def test_signals_that_every_python_ignores_are_ignored_where_its_starter_handles_them(
+    warm_commands, number
+):
+    kept = signal.signal(number, lambda *_: None)
+    try:
+        forked, _, _ = told(warm(warm_commands))
+        for_real, _, _ = told(subprocess.Popen)
+    finally:
+        signal.signal(number, kept)
+
+    assert forked["status"] == for_real["status"]
+
+
+def test_what_is_read_as_hdfs_is_first_asked_for_reaches_a_fork(warm_commands):
+    variables = os.environ | {"ARROW_LIBHDFS_DIR": "/of/hadoop"}
+
+    forked, _, _ = told(warm(warm_commands), env=variables)
+
+    assert forked["variables"]["ARROW_LIBHDFS_DIR"] == "/of/hadoop"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_that_its_starter_ignores_is_heeded_by_one_that_is_started_for_real(
+    warm_commands, number
+):
+    kept = signal.signal(number, signal.SIG_IGN)
+    try:
+        with warm(warm_commands)([sys.executable, "-c", ""]) as process:
+            assert not process.is_forked
+    finally:
+        signal.signal(number, kept)
+
+
 @pytest.mark.parametrize(
     ("ends", "code"),
     [

@@ -64,15 +64,16 @@ OMNILOAD = Path(sys.executable).with_name("omniload")
 _AS_TEXT = "from omniload.base.cli import main; main()"
 # Read by an interpreter, or by a library, as it begins.
 _READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "GRPC_", "ARROW_", "MIMALLOC_")
+# Read later all the same: by launchers, by our own code, and by Arrow as it first connects to HDFS.
+_READ_LATE = {"PYTHON_EXEC", "PYTHONPATH", "ARROW_LIBHDFS_DIR"}
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _SYS_CLONE3 = 435
 _PR_SET_NAME, _PR_SET_MM, _PR_GET_TID_ADDRESS = 15, 35, 40
 _PR_SET_MM_MAP = 14
-_OF_STATUS = (
-    *("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:"),
-    "SigIgn",
-)
+_OF_STATUS = ("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:")
+# Every Python ignores them from its beginning, whatever its starter does: Java, in that one, has handlers of them.
+_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 # Java, where a test has begun one, raises that of open files, and blocks a signal.
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 _OF_CHILDREN = ".children"
@@ -240,9 +241,8 @@ def is_command(words: object) -> bool:
 def _read_early(variables: Mapping[Any, Any]) -> dict[str, str]:
     """Return the variables that a process which runs already would not heed any more."""
     named = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
-    # PYTHON_EXEC is no interpreter's: launchers read it.
     early = {name for name in named if name.startswith(_READ_EARLY)}
-    return {name: named[name] for name in early - {"PYTHON_EXEC", "PYTHONPATH"}}
+    return {name: named[name] for name in early - _READ_LATE}
 
 
 def _folders(variables: Mapping[Any, Any]) -> list[str]:
@@ -256,9 +256,11 @@ def _folders(variables: Mapping[Any, Any]) -> list[str]:
 def _inherited() -> tuple[object, ...]:
     """Return what a process has from the one that starts it, beside what is handed over."""
     status = Path("/proc/thread-self/status").read_text(encoding="utf-8").splitlines()
+    (ignored,) = (int(line.split()[1], 16) for line in status if line.startswith("SigIgn"))
     places = Path("/proc/thread-self/ns")
     return (
         [line for line in status if line.startswith(_OF_STATUS)],
+        ignored & ~sum(1 << number - 1 for number in _IGNORED_BY_PYTHON),
         Path("/proc/self/oom_score_adj").read_bytes(),
         Path("/proc/self/root").readlink(),
         {place.name: str(place.readlink()) for place in places.iterdir()},
