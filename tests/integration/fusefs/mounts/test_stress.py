@@ -71,8 +71,9 @@ def test_fio_maps_files_and_writes_through_the_mapping(mounted, folder):
     assert said.count("err= 0") == 2
 
 
-def test_dbench_runs_with_four_clients(mounted, folder):
-    said = mounted.run("dbench", "-t", "3", "-D", folder, "4")
+@pytest.mark.parametrize("seconds", ["1", pytest.param("20", marks=pytest.mark.soak)])
+def test_dbench_runs_with_four_clients(mounted, folder, seconds):
+    said = mounted.run("dbench", "-t", seconds, "-D", folder, "4")
 
     assert "Throughput" in said
     assert "4 clients" in said
@@ -102,12 +103,13 @@ SIZES += ["--mmap-bytes", "1m", "--rename-ops", "3000"]
         for name in STRESSORS
     ],
 )
-def test_stress_ng_finds_nothing_wrong(mounted, folder, group):
+@pytest.mark.parametrize("seconds", ["1", pytest.param("10", marks=pytest.mark.soak)])
+def test_stress_ng_finds_nothing_wrong(mounted, folder, group, seconds):
     names = STRESSORS[group].split()
     one_of_each = [word for name in names for word in (f"--{name}", "1")]
 
     said = mounted.run(
-        "stress-ng", "--temp-path", folder, "--verify", "-t", "2", *SIZES, *one_of_each,
+        "stress-ng", "--temp-path", folder, "--verify", "-t", seconds, *SIZES, *one_of_each,
         cwd=folder, timeout=100,
     )  # fmt: skip
 
