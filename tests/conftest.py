@@ -19,7 +19,15 @@ from hypothesis import HealthCheck, settings
 
 from omniload.base import secrets
 from tests.lanes import LANES, lane_of
-from tests.support.warm_python import COMMANDS, RANKS, WarmPopen, WarmPython, is_command
+from tests.support.warm_python import (
+    COMMANDS,
+    RANKS,
+    WORKERS,
+    WarmPopen,
+    WarmPython,
+    is_command,
+    is_for_workers,
+)
 
 # Programs that tests start load hundreds of modules each: compiled once, not by every one of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -128,7 +136,11 @@ class WarmPythons:
 
     def for_words(self, words):
         """Return the one for a command of ours, unless the test asks for more."""
-        if self.for_real or not is_command(words):
+        if self.for_real:
+            return None
+        if is_for_workers(words):
+            return self.of(WORKERS)
+        if not is_command(words):
             return None
         return self.of(RANKS if "train" in words else COMMANDS)
 

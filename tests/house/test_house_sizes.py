@@ -32,7 +32,7 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        270,
+        280,
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
@@ -48,8 +48,8 @@ LONGER = {
         "starts, joins, looks at and ends a Ray: our own, and another's",
     ),
     "omniload/actors/ray/hosts/node.py": (
-        180,
-        "starts a node of Ray without the processes that no data plane asks",
+        205,
+        "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
     "omniload/actors/ray/plane.py": (215, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (

@@ -1,10 +1,11 @@
-"""Python, warm: a process is forked from one that has loaded what ranks need (``RANKS``), or commands (``COMMANDS``).
+"""Python, warm: a process is forked from one that has loaded what ranks need, or commands, or workers of Ray.
 
 Loading takes a rank two to four seconds of processor time, a command or the daemon of a mount one half to one and a
 half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
-that is run and in one job that is launched; daemons in ``test_secrets.py``, ``test_system.py``, under every
-supervisor and by every command that mounts; commands in ``test_docs_walks.py`` (the page of starts),
-``test_distribution.py`` and ``test_launch.py`` (the job that comes back). ``tests/frameworks`` fork from themselves.
+that is run and in one job that is launched; what workers of Ray are forked from wherever another process than that of
+the tests opens the plane; daemons in ``test_secrets.py``, ``test_system.py``, under every supervisor and by every
+command that mounts; commands in ``test_docs_walks.py`` (the page of starts), ``test_distribution.py`` and
+``test_launch.py`` (the job that comes back). ``tests/frameworks`` fork from themselves.
 
     with WarmPython(folder, RANKS) as python:
         subprocess.Popen([python.path, "rank.py", "1"])
@@ -41,7 +42,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["COMMANDS", "OMNILOAD", "RANKS", "WarmPopen", "WarmPython", "is_command"]
+from omniload.actors.ray.hosts import worker
+from omniload.actors.reaper_process import MARKS
+
+__all__ = [
+    "COMMANDS",
+    "OMNILOAD",
+    "RANKS",
+    "WORKERS",
+    "WarmPopen",
+    "WarmPython",
+    "is_command",
+    "is_for_workers",
+]
 
 RANKS = (
     *("torch", "torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
@@ -60,12 +73,14 @@ COMMANDS = (
     *("fusefs.cli", "omniload.cli", "snapshot.commands.env", "snapshot.commands.image"),
     *("omniload.commands.mix_tables", "omniload.commands.opening", "rich.table"),
 )
+WORKERS = worker.BEFORE_RAY
 OMNILOAD = Path(sys.executable).with_name("omniload")
 _AS_TEXT = "from omniload.base.cli import main; main()"
 # Read by an interpreter, or by a library, as it begins.
 _READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "GRPC_", "ARROW_", "MIMALLOC_")
-# Read later all the same: by launchers, by our own code, and by Arrow as it first connects to HDFS.
-_READ_LATE = {"PYTHON_EXEC", "PYTHONPATH", "ARROW_LIBHDFS_DIR"}
+# Read later all the same: by launchers, by our own code, by Arrow as it first connects to HDFS, and by `breakpoint`,
+# for which Ray sets it in each process that connects.
+_READ_LATE = {"PYTHON_EXEC", "PYTHONPATH", "ARROW_LIBHDFS_DIR", "PYTHONBREAKPOINT"}
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 _SYS_CLONE3 = 435
@@ -131,9 +146,11 @@ class WarmPython:
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         path = os.pathsep.join(self._folders)
+        # Without marks: begun while a plane starts, it would end with that.
+        unmarked = {name: value for name, value in os.environ.items() if name != MARKS}
         self._process = subprocess.Popen(
             [sys.executable, __file__, self._address, *modules],
-            env=os.environ | _ONE_THREAD | {"PYTHONPATH": path},
+            env=unmarked | _ONE_THREAD | {"PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -236,6 +253,11 @@ def is_command(words: object) -> bool:
         case ["-c", text, *_]:
             return text == _AS_TEXT
     return False
+
+
+def is_for_workers(words: object) -> bool:
+    """Return whether these are the words of what workers of a Ray of our own are forked from."""
+    return isinstance(words, list) and words[1:3] == [worker.__file__, worker.AHEAD]
 
 
 def _read_early(variables: Mapping[Any, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -30,17 +31,30 @@ _LEAST_LOADER_THREADS = 5
 _PLANNER_THREADS = 6
 
 
-def _actor_of(shell: type, *, threads: int, node: str, is_away: bool = False) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
-    """Return the actor class of a shell whose methods run in so many threads, on a node."""
+@cache
+def _remote(shell: type, *, is_away: bool) -> Any:  # noqa: ANN401 -- Ray's decorated classes have no static type
+    """Return the actor class of a shell: one for all members, which Ray sends to its head once a plane."""
+    # Ray disassembles all methods that the class itself has, 0.1 s of processor time each time that it is sent.
+    bare = type(
+        shell.__name__, (shell,), {"__module__": shell.__module__, "__doc__": shell.__doc__}
+    )
     # Not restarted by Ray: a restart would run __init__ again and lose what was held. The
     # supervisor starts the whole plane again from the last saved state instead.
-    remote: Any = ray.remote
-    # Another host may be gone by now: then Ray starts it where it can.
-    here = NodeAffinitySchedulingStrategy(node_id=node, soft=is_away)
-    options: dict[str, Any] = {"max_concurrency": threads, "scheduling_strategy": here}
+    options: dict[str, Any] = {"max_restarts": 0, "num_cpus": 0}
     if is_away:  # it has no folder of this host's heartbeats: the keeper asks for them
         options["concurrency_groups"] = {BEATS: 1}
-    return remote(max_restarts=0, num_cpus=0, **options)(shell)
+    remote: Any = ray.remote
+    return remote(**options)(bare)
+
+
+def _actor_of(
+    shell: type, member: Member, *, threads: int, node: str, is_away: bool = False
+) -> Any:  # noqa: ANN401 -- as above
+    """Return what starts the actor of a member, whose methods run in so many threads, on a node."""
+    # Another host may be gone by now: then Ray starts it where it can.
+    here = NodeAffinitySchedulingStrategy(node_id=node, soft=is_away)
+    remote = _remote(shell, is_away=is_away)
+    return remote.options(name=member.name, max_concurrency=threads, scheduling_strategy=here)
 
 
 class Crew:
@@ -144,19 +158,15 @@ class Crew:
             threads = max(_LEAST_LOADER_THREADS, wanted)
             node = self.placing.place(member)
             is_away = self.placing.is_away(member)
-            bare = _actor_of(LoaderActor, threads=threads, node=node, is_away=is_away)
-            actor = bare.options(name=member.name).remote(
-                member.name, None if is_away else self.board, self._address.logs
-            )
+            bare = _actor_of(LoaderActor, member, threads=threads, node=node, is_away=is_away)
+            actor = bare.remote(member.name, None if is_away else self.board, self._address.logs)
         elif member.role in self.dp_ranks_of:
             actor = self._start_constructor(member)
         else:
-            bare = _actor_of(PlannerActor, threads=_PLANNER_THREADS, node=self._node)
+            bare = _actor_of(PlannerActor, member, threads=_PLANNER_THREADS, node=self._node)
             # Only one that follows: the first is opened by a method, whose error says what is wrong with a run.
             opening = self._planner_opening(member) if member.number else None
-            actor = bare.options(name=member.name).remote(
-                member.name, self.board, self._address.logs, opening
-            )
+            actor = bare.remote(member.name, self.board, self._address.logs, opening)
         self.actors = {**self.actors, member: actor}
         return actor
 
@@ -167,9 +177,9 @@ class Crew:
         machine = DataConstructor.of(mix, ranks, cp_size=cp)
         node = self._address.node_of(member.role, self._node)
         most = ranks_with_threads(self.spec, len(ranks))
-        bare = _actor_of(ConstructorActor, threads=5 + 2 * most * cp, node=node)
+        bare = _actor_of(ConstructorActor, member, threads=5 + 2 * most * cp, node=node)
         board = FolderBoard(self._address.board_of(member.role))
-        return bare.options(name=member.name).remote(
+        return bare.remote(
             machine, self._loaders(self.serving), member.name, board, self._address.logs
         )
 

@@ -6,7 +6,7 @@ start on a small machine. Ray has no option against them, so this starts Ray's o
 as Ray's ``cluster_utils`` does, without them. The dashboard's agent on the node, 0.8 s more,
 is replaced by a process that does nothing, as a raylet ends when its agent does; the agent for
 environments of tasks, 0.6 s, by one that becomes it when somebody asks. Processes of actors
-load what roles need before they are given one (``worker``).
+are forked from one that loads what roles need while Ray starts (``worker``).
 """
 
 import subprocess
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from omniload.actors.ray.environment import ray
 from omniload.actors.ray.hosts import worker
-from omniload.actors.ray.hosts.node_plan import NodePlan, ports_of, without_agents
+from omniload.actors.ray.hosts.node_plan import NodePlan, begin_loading, ports_of, without_agents
 from omniload.base.clock import SystemClock
 from omniload.base.log import get_logger
 
@@ -53,6 +53,28 @@ class RayNode(Protocol):
         """End every process of the node."""
 
 
+class _Loads:
+    """What workers of a node are forked from."""
+
+    _raylet_socket_name: str | None
+    _loading: "subprocess.Popen[bytes] | None" = None
+
+    def load(self, begun: list[Any]) -> None:
+        """Begin it, once, while Ray's servers start, which takes as long; note that there is something to be ended."""
+        if self._loading is None:
+            self._loading = begin_loading(str(self._raylet_socket_name))
+            begun.append(self)
+
+    def kill_all_processes(
+        self, check_alive: bool = True, allow_graceful: bool = False, wait: bool = False
+    ) -> None:  # Ray's signature
+        """End it, and every process of Ray's."""
+        if self._loading is not None:
+            self._loading.kill()
+            self._loading.wait()
+        super().kill_all_processes(check_alive, allow_graceful, wait)  # type: ignore[misc]
+
+
 def start_node(plan: NodePlan) -> RayNode | None:
     """Start a node whose processes end with this one, however it ends.
 
@@ -68,10 +90,10 @@ def start_node(plan: NodePlan) -> RayNode | None:
         from ray._private.node import Node  # noqa: PLC0415
         from ray._private.parameter import RayParams  # noqa: PLC0415
 
-        class LeanNode(Node):
+        class LeanNode(_Loads, Node):
             @override
             def start_head_processes(self) -> None:
-                begun.append(self)
+                self.load(begun)
                 super().start_head_processes()  # type: ignore[no-untyped-call]
 
             @override
@@ -80,8 +102,7 @@ def start_node(plan: NodePlan) -> RayNode | None:
 
             @override
             def start_ray_processes(self) -> None:
-                if self not in begun:
-                    begun.append(self)
+                self.load(begun)
                 with _no_agents(self):
                     super().start_ray_processes()  # type: ignore[no-untyped-call]
                 look_often(self)
@@ -164,14 +185,17 @@ def _no_agents(node: Any) -> Iterator[None]:  # noqa: ANN401 -- Ray is untyped
     # Before the raylet is started, which reads them from its folder.
     _leave_out_services(node)
     services: Any = import_module("ray._private.services")
+    # Whether a dashboard could be started, Ray finds out by loading its web server: 0.2 s of processor time.
+    asked: Any = import_module("ray._private.utils")
 
     def start(command: Sequence[str], *words: Any, **named: Any) -> Any:  # noqa: ANN401 -- Ray is untyped
         return own(without_agents(command), *words, **named)
 
     with _PATCHING:
         own = services.start_ray_process
-        services.start_ray_process = start
+        could = asked.get_dashboard_dependency_error
+        services.start_ray_process, asked.get_dashboard_dependency_error = start, lambda: None
         try:
             yield
         finally:
-            services.start_ray_process = own
+            services.start_ray_process, asked.get_dashboard_dependency_error = own, could

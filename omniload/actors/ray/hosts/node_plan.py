@@ -1,16 +1,18 @@
-"""A node of Ray that is to be started, which ports its processes get, and what stands in for its agents."""
+"""A node of Ray that is to be started: its ports, what stands in for its agents, what its workers are forked from."""
 
+import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omniload.actors.ray.hosts import late_agent
+from omniload.actors.ray.hosts import late_agent, worker
 from omniload.base.linux.network import free_ports
 
-__all__ = ["NodePlan", "ports_of", "without_agents"]
+__all__ = ["NodePlan", "begin_loading", "ports_of", "without_agents"]
 
 _NO_AGENT = shutil.which("cat")
 """It reads the pipe that the raylet holds, and ends with it."""
@@ -67,3 +69,21 @@ def without_agents(command: Sequence[str]) -> list[str]:
         else:
             changed.append(word)
     return changed
+
+
+def begin_loading(raylet: str) -> "subprocess.Popen[bytes]":
+    """Begin the process that workers of a raylet are forked from, by the path of the raylet's socket."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        # Here, and not by the process: workers connect before anything is loaded, and wait for their answers.
+        listener.bind(worker.place_of(raylet))
+        listener.listen(socket.SOMAXCONN)
+        words = [worker.AHEAD, str(listener.fileno()), str(os.getpid())]
+        return subprocess.Popen(  # noqa: S603 -- our own module, our own interpreter
+            [sys.executable, worker.__file__, *words],
+            pass_fds=[listener.fileno()],
+            # A worker has files of Ray's for what it writes.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C at the terminal is for the opener
+        )

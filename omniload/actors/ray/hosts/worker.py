@@ -1,10 +1,11 @@
 """What a process of a Ray of our own runs: it has the roles loaded, then is Ray's worker as any other.
 
-Ray starts a process ahead of each actor. The first one on a node loads Ray and what roles need, and leaves a copy of
-itself behind, from which the others are forked: loading takes 1.4 s of processor time and 60 MB of memory that each
-of them would have to itself. A process that Ray starts then only asks for a fork in its place, and ends. Where nobody
-answers it loads by itself, as the first one did.
+Whoever starts a node begins one process beforehand, which loads what roles need while Ray's servers start, and Ray once
+somebody asks. Ray starts a process ahead of each actor: that asks for a fork of the loaded one in its place, and ends.
+Loading takes 1.2 s of processor time and 60 MB of memory that each of them would have to itself. Where nobody answers,
+it loads by itself.
 
+    python worker.py --ahead LISTENER OPENER
     python worker.py --raylet-name=SOCKET OPTIONS-OF-RAY...
 """
 
@@ -17,19 +18,40 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-__all__ = ["main"]
+__all__ = ["AHEAD", "BEFORE_RAY", "main", "place_of"]
 
+AHEAD = "--ahead"
+"""Before the number of the socket where a process is asked for forks, and that of the process which it ends with."""
 _ROOT = str(Path(__file__).parents[4])
 """Where this omniload lies; not always the one that Python would find by itself."""
 _RAYLET = "--raylet-name="
 _RAYLET_PID = "RAY_RAYLET_PID"
+_OF_NO_JOB = {"RAY_JOB_ID": "ffffffff"}
+"""What Ray tells a worker that it starts before there is a job, and that is given to any."""
+BEFORE_RAY = (
+    *(
+        "omniload.actors.planning",
+        "omniload.actors.planner_journal",
+        "omniload.actors.answering_edits",
+    ),
+    *("omniload.actors.roles.constructor", "omniload.actors.roles.loader"),
+    *("omniload.actors.roles.planner", "omniload.actors.roles.planner_metrics"),
+    # What Ray and its workers load of others.
+    *("argparse", "asyncio", "filelock", "google.protobuf.descriptor_pb2", "jsonschema", "psutil"),
+    *("pydantic.v1.fields", "pyarrow.json", "requests", "tqdm", "yaml"),
+)
+"""What is loaded before there is a raylet: Ray heeds whose worker it is as it is loaded itself."""
+_RAY = ("ray", "omniload.actors.ray.actors")
+"""Ray first: with it there, ours takes its settings as they came with the environment."""
+_IN_EVERY_WORKER = ("ray._common.usage.usage_lib", "ray._private.arrow_serialization")
 _ANSWERED_S = 90.0
-"""Longest wait for the first process to load, and to fork another one. Ray gives a worker up after 60 s: two at once
-would load no sooner, and where the first one ends, the others hear of it."""
+"""Longest wait for the process to load, and to fork another one. Ray gives a worker up after 60 s: two at once
+would load no sooner, and where the loaded one ends, the others hear of it."""
 _ASKED_S = 5.0
 """Longest wait for what somebody who has connected asks for."""
 _LENGTH_BYTES = 4
@@ -37,32 +59,29 @@ _MOST_BYTES = 4 << 20
 """Of a command line and an environment, of which Linux takes 2 MiB."""
 
 
+def place_of(raylet: str) -> str:
+    """Return the path of the socket where workers ask for a fork, by that of their raylet's socket."""
+    return f"{raylet}.roles"
+
+
 def main() -> None:
     """Have another process become Ray's worker in this one's place, or load and become it."""
-    places = [word.removeprefix(_RAYLET) for word in sys.argv if word.startswith(_RAYLET)]
-    # One worker has no other option of a name, and no process without the raylet's number could tell its end.
-    is_shared = len(places) == 1 and os.environ.get(_RAYLET_PID, "").isdigit()
-    listener = None
-    if is_shared:
-        with suppress(OSError):
-            listener = _listen_first(f"{places[0]}.roles")
-            if listener is None and _is_forked(f"{places[0]}.roles"):
-                return
-    _load()
-    if listener is not None:
-        with listener:
-            _leave_a_copy(listener)
+    del sys.path[0]  # this folder, which Python has put there for the script that it runs
+    if sys.argv[1:2] == [AHEAD]:
+        _fork_for_others(*map(int, sys.argv[2:]))
+    elif _is_forked():
+        return
+    else:
+        _load(_RAY)
     runpy.run_module("ray._private.workers.default_worker", run_name="__main__", alter_sys=True)
 
 
-def _load() -> None:
+def _load(modules: Sequence[str]) -> None:
     gc.disable()
-    # In place of this folder, which Python has put there for the script that it runs.
-    sys.path[0] = _ROOT
-    # Whatever is wrong is told where an actor asks for it, by Ray's own way of telling it.
-    with suppress(Exception):
-        # Ray first: with it there, ours takes its settings as they came with the environment.
-        for module in ("ray", "omniload.actors.ray.actors"):
+    sys.path.insert(0, _ROOT)
+    for module in modules:
+        # Whatever is wrong is told where an actor asks for it, by Ray's own way of telling it.
+        with suppress(Exception):
             import_module(module)
     del sys.path[0]
     # Neither looked at nor written to from now on: pages stay shared among forks.
@@ -70,69 +89,51 @@ def _load() -> None:
     gc.enable()
 
 
-def _listen_first(place: str) -> socket.socket | None:
-    """Listen at a path where nobody does, or return ``None``.
-
-    Others connect before anything is loaded, and wait for their answers.
-
-    Raises:
-        OSError: The folder takes no socket.
-    """
-    listener, own = socket.socket(socket.AF_UNIX), f"{place}.{os.getpid()}"
-    try:
-        listener.bind(own)
-        listener.listen(socket.SOMAXCONN)
-        # Only now, in one step: who finds it before it listens would be refused, and take it for one that is left.
-        os.link(own, place)
-    except FileExistsError:
-        listener.close()
-        return None
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        Path(own).unlink(missing_ok=True)
-    return listener
-
-
-def _is_forked(place: str) -> bool:
-    """Ask for a process in this one's place, with its command line and environment; return whether there is one.
-
-    Raises:
-        OSError: Nobody answers.
-    """
-    with socket.socket(socket.AF_UNIX) as server:
+def _is_forked() -> bool:
+    """Ask for a process in this one's place, with its command line and environment; return whether there is one."""
+    places = [word.removeprefix(_RAYLET) for word in sys.argv if word.startswith(_RAYLET)]
+    if len(places) != 1:  # one worker has no other option of a name
+        return False
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as server:
         server.settimeout(_ANSWERED_S)
-        server.connect(place)
+        server.connect(place_of(places[0]))
         asked = json.dumps([sys.argv, dict(os.environ), os.getpgrp()]).encode()
         server.sendall(len(asked).to_bytes(_LENGTH_BYTES, "big") + asked)
         return bool(server.recv(1))
+    return False
 
 
-def _leave_a_copy(listener: socket.socket) -> None:
-    """Have a copy of this process fork others until the raylet ends; return in this one, and in each of those."""
+def _fork_for_others(listener: int, opener: int) -> None:
+    """Load, then fork a process for each that asks, until the opener ends; return in those."""
+    ends = os.pidfd_open(opener)
+    _load(BEFORE_RAY)
+    with socket.socket(fileno=listener) as server:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+        while ends not in select.select([listener, ends], [], [])[0]:
+            connection, _ = server.accept()
+            with connection:
+                if _has_loaded_ray(connection) and os.fork() == 0:
+                    os.close(ends)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    _stand_in(connection)
+                    return
+    sys.exit()
+
+
+def _has_loaded_ray(connection: socket.socket) -> bool:
+    """Load Ray for the raylet of the first worker that asks, and tell whether it is there to be forked."""
+    if _RAYLET_PID not in os.environ:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        asking = int.from_bytes(credentials[:4], sys.byteorder)
+        with suppress(OSError):
+            its = Path(f"/proc/{asking}/environ").read_bytes().split(b"\0")
+            told = dict(os.fsdecode(variable).partition("=")[::2] for variable in its)
+            if told.get(_RAYLET_PID):
+                settings = {name: told[name] for name in told if name.startswith("RAY_")}
+                os.environ.update(settings | _OF_NO_JOB)
+                _load((*_RAY, *_IN_EVERY_WORKER))
     # Threads of Python hold what they hold in a fork for ever. Those of Arrow and of numpy are made ready for forks.
-    if threading.active_count() > 1:
-        return
-    # Twice: Ray ends the children of a worker with it.
-    if (child := os.fork()) != 0:
-        os.waitpid(child, 0)
-        return
-    if os.fork() != 0:
-        os._exit(0)
-    # And the group of processes that it leads.
-    os.setpgid(0, 0)
-    raylet = os.pidfd_open(int(os.environ[_RAYLET_PID]))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
-    while raylet not in select.select([listener.fileno(), raylet], [], [])[0]:
-        connection, _ = listener.accept()
-        with connection:
-            if os.fork() == 0:
-                os.close(raylet)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _stand_in(connection)
-                return
-    os._exit(0)
+    return _RAYLET_PID in os.environ and threading.active_count() == 1
 
 
 def _stand_in(connection: socket.socket) -> None:
