@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from omniload.base import secrets
 from tests.lanes import LANES, lane_of
+from tests.support.ids import short_id
 from tests.support.warm_python import (
     COMMANDS,
     RANKS,
@@ -223,6 +224,11 @@ def pytest_ignore_collect(collection_path, config):
     if lane and collection_path.name.startswith("test_") and lane_of(collection_path) != lane:
         return True
     return None
+
+
+def pytest_make_parametrize_id(val):
+    """Name no test by a whole text."""
+    return short_id(val)
 
 
 @pytest.hookimpl(wrapper=True)
