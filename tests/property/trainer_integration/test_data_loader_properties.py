@@ -3,7 +3,7 @@
 import json
 
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -15,6 +15,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchLoader
 
+from tests.support.examples import few
 from tests.support.trainer.loaders import (
     Numbers,
     Stream,
@@ -67,7 +68,7 @@ def places(draw):
 
 
 @given(places(), st.integers(0, 2), st.data())
-@settings(max_examples=150, deadline=None)
+@few(60, soak=1500)
 def test_a_map_dataset_resumes_at_every_place_under_every_sampler(place, epoch, data):
     name, length, size, drop_last = place
 
@@ -90,7 +91,7 @@ def test_a_map_dataset_resumes_at_every_place_under_every_sampler(place, epoch, 
     st.sampled_from(sorted(SAMPLERS)), st.integers(2, 30), st.lists(st.integers(0, 4), max_size=5)
 )
 @example("shuffle by generator", 3, [0, 0])
-@settings(max_examples=60, deadline=None)
+@few(30, soak=600)
 def test_a_state_of_a_resumed_epoch_resumes_again(name, length, steps):
     def made(kind):
         return kind(Numbers(length), batch_size=2, **SAMPLERS[name](length))
@@ -120,7 +121,7 @@ def test_a_state_of_a_resumed_epoch_resumes_again(name, length, steps):
     st.integers(0, 1),
     st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@few(40, soak=1000)
 def test_an_iterable_dataset_resumes_with_its_state_or_by_reading_again(
     kind, length, size, epoch, data
 ):
@@ -136,7 +137,7 @@ def test_an_iterable_dataset_resumes_with_its_state_or_by_reading_again(
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(0, 30))
-@settings(max_examples=30, deadline=None)
+@few(16, soak=300)
 def test_batch_samplers_of_torch_resume_too(length, size, position):
     def made(kind):
         sampler = RandomSampler(range(length), generator=seeded())

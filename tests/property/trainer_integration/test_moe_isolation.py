@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import few
 from tests.support.trainer.moe_builders import a_microbatch, a_model, all_close, documents_of
 from trainer_integration.moe.documents import CALL_PAIRS, DocumentGroups, group_lengths
 from trainer_integration.moe.inputs import ModelInputs
@@ -28,7 +29,7 @@ def logits_by_document(rows):
     return torch.split(logits, [len(document) for row in rows for document in row])
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@few(16, soak=400)
 @given(lengths_by_row, st.data())
 def test_changing_one_document_never_changes_the_logits_of_another(lengths, data):
     rows = rows_from(lengths)
@@ -44,7 +45,7 @@ def test_changing_one_document_never_changes_the_logits_of_another(lengths, data
         assert all_close(old, new, 1e-5) == (i != target)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@few(16, soak=400)
 @given(lengths_by_row, st.randoms(use_true_random=False))
 def test_permuting_rows_permutes_the_outputs(lengths, random):
     rows = rows_from(lengths)
@@ -58,7 +59,7 @@ def test_permuting_rows_permutes_the_outputs(lengths, random):
     assert all(all_close(a, b, 1e-5) for a, b in zip(moved, expected, strict=True))
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@few(16, soak=300)
 @given(lengths_by_row)
 def test_packing_documents_changes_none_of_their_logits(lengths):
     rows = rows_from(lengths)

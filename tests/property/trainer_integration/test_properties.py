@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import few
 from tests.support.trainer.moe_builders import (
     a_batch,
     a_microbatch,
@@ -42,7 +43,7 @@ WHOLE_GRADIENT, WHOLE_LOSS = summed_gradient([(0, 0)] * len(ROWS), 1, 1)
 
 
 # Derandomised: see test_moe_isolation.
-@settings(deadline=None, derandomize=True, max_examples=25)
+@few(12, soak=250)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=5, max_size=5))
 def test_loss_and_gradient_do_not_depend_on_the_deal_of_rows(deal):
     gradient, loss = summed_gradient(deal, 3, 2)

@@ -5,10 +5,11 @@ import math
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.config import Striping
+from tests.support.examples import few
 from tests.support.fusefs.builders import some_files
 from tests.support.trainer.striped_checkpoints import cut, load_boxes, save_boxes
 from trainer_integration.checkpoint.striped.index import Box
@@ -109,7 +110,7 @@ def moves(draw):
     return tensors, saved, loaded
 
 
-@settings(max_examples=200)
+@few(60, soak=2000)
 @given(moves(), st.integers(1, 4), st.booleans())
 def test_what_any_ranks_saved_any_ranks_load(move, stripes, other_layout):
     tensors, saved, loaded = move

@@ -3,6 +3,8 @@
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from trainer_integration.loader.transport.sealing import DirectContext
+
 __all__ = [
     "Drawing",
     "Numbers",
@@ -10,9 +12,12 @@ __all__ = [
     "Stream",
     "StreamWithState",
     "Turning",
+    "came_from",
     "plain",
     "resumed_equals_unbroken",
 ]
+
+_WAIT_S = 60
 
 
 class Numbers(Dataset):
@@ -161,3 +166,20 @@ def resumed_equals_unbroken(oracle, make, resume, *, epoch, position):
     torch.set_rng_state(globally)
     assert plain(again) == unbroken[epoch][position:]
     assert plain(again) == unbroken[epoch + 1]
+
+
+def put_all(queue, sizes):
+    for number, size in enumerate(sizes):
+        queue.put((number, b"x" * size))
+
+
+def came_from(context, sizes):
+    """Put messages of these sizes in a worker; return number and size of each that came."""
+    queue = DirectContext(context).Queue()
+    worker = context.Process(target=put_all, args=(queue, sizes))
+    worker.start()
+    try:
+        came = [queue.get(timeout=_WAIT_S) for _ in sizes]
+    finally:
+        worker.join(_WAIT_S)
+    return [(number, len(data)) for number, data in came]

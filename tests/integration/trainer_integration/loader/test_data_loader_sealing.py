@@ -1,5 +1,6 @@
 """A sealed batch against what torch's own pickler for processes makes of it."""
 
+import multiprocessing
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate, worker
 
+from tests.support.trainer.loaders import came_from
 from trainer_integration.loader.transport.room import Room
 from trainer_integration.loader.transport.sealing import SealingCollate
 
@@ -168,3 +170,9 @@ def test_a_batch_that_fails_leaves_no_block_behind(batch, collate_fn):
     seal._own.collect()
 
     assert seal._own.take(8192) is not None
+
+
+def test_messages_of_a_worker_that_began_with_another_python_come_in_order_too(spawns_warm):
+    sizes = [100_000, 10]  # a short one behind a long one overtakes it while the thread writes
+
+    assert came_from(multiprocessing.get_context("spawn"), sizes) == list(enumerate(sizes))

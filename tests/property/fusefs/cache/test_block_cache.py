@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fusefs.cache.block_cache import BlockCache, PageCacheEstimate
+from tests.support.examples import few
 
 CAPACITY = 12
 KEYS = range(9)
@@ -164,4 +165,4 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
 
 
 TestBlockCache = BlockCacheBesideModel.TestCase
-TestBlockCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestBlockCache.settings = settings(few(25, soak=500), stateful_step_count=40)

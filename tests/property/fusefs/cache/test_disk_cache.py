@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fusefs.cache.disk_cache import DiskCache
 from fusefs.cache.disk_directory import CopyFiles, DiskDirectory
 from fusefs.cache.disk_format import footprint
+from tests.support.examples import few
 from tests.support.fusefs.disk import (
     UNIT,
     a_version,
@@ -171,4 +172,4 @@ class DiskCacheMachine(RuleBasedStateMachine):
 
 
 TestDiskCacheAgainstADictionary = DiskCacheMachine.TestCase
-TestDiskCacheAgainstADictionary.settings = settings(max_examples=50, stateful_step_count=30)
+TestDiskCacheAgainstADictionary.settings = settings(few(25, soak=500), stateful_step_count=30)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.format.layout import StripeLayout
@@ -25,6 +25,7 @@ from fusefs.format.manifest_header import (
     has_manifest_size,
 )
 from omniload.base.errors import IntegrityError, StateError
+from tests.support.examples import few
 
 
 def a_segment(number=0, size=0, unit=4096, count=3):
@@ -97,7 +98,7 @@ def test_extended_attributes_fit_as_the_page_says(sizes, off):
             check_xattrs_fit(xattrs)
 
 
-@settings(max_examples=300)
+@few(120, soak=3000)
 @given(st.data())
 def test_no_flipped_bit_changes_what_a_manifest_says(draw):
     manifest = Manifest(mtime_ns=7, segments=(a_segment(5, 100_000),), xattrs={"a": b"b"})

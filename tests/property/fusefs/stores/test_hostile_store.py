@@ -6,7 +6,7 @@ import os
 import orjson
 import pytest
 import xxhash
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fusefs.bridge.api.errno_answers import errno_of
@@ -29,6 +29,7 @@ from fusefs.tools.fsck import verify
 from fusefs.tree.directory_attributes import attributes_path, mark
 from omniload.base.errors import IntegrityError, StateError
 from tests.property.fusefs.format.test_manifest import a_segment
+from tests.support.examples import few
 from tests.support.fusefs.builders import some_files
 from trainer_integration.checkpoint.file_digests import sealed_json
 from trainer_integration.checkpoint.striped.index import Index
@@ -221,7 +222,7 @@ def other_body(data, fields, body):
     return with_header(bytes(whole), orjson.dumps({**fields, "body_xxh3": digest}))
 
 
-@settings(max_examples=400)
+@few(120, soak=4000)
 @given(st.sampled_from(list(SOUND)).flatmap(lambda name: hostile(SOUND[name])))
 def test_a_manifest_whose_checksums_fit_is_sound_or_refused(data):
     try:
@@ -234,7 +235,7 @@ def test_a_manifest_whose_checksums_fit_is_sound_or_refused(data):
     assert manifest.target is None or ("\0" not in manifest.target and manifest.kind == "symlink")
 
 
-@settings(max_examples=60)
+@few(30, soak=600)
 @given(st.sampled_from(list(SOUND)).flatmap(lambda name: hostile(SOUND[name])), st.booleans())
 def test_one_bad_file_is_a_fault_of_its_own(data, of_a_directory):
     with some_files() as files:

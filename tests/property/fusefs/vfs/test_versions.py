@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.bridge.api.protocol import ROOT_INODE, Change
@@ -17,6 +17,7 @@ from fusefs.tree.file_attributes import set_attributes
 from fusefs.tree.freshness import Shown
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.shown_version import Leads, leads
+from tests.support.examples import few
 from tests.support.fusefs.bridge_mount import CONFIG, Mount
 
 NAMES = ("f", "g")
@@ -235,7 +236,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("make_store", [MemoryStore, Coarse])
-@settings(max_examples=150, deadline=None)
+@few(60, soak=1500)
 @given(steps=STEPS)
 def test_no_open_ever_sees_two_versions(make_store, steps):
     kernel = KernelModel(make_store())

@@ -1,6 +1,6 @@
 """Whatever befalls the members of a plane, in whatever order: nobody is forgotten, nobody speaks beside a lost one."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine.progress import Progress
@@ -20,6 +20,7 @@ from omniload.machine.replacement import (
     StartMember,
     StepsReleased,
 )
+from tests.support.examples import few
 
 ROLES = ("loader-0", "loader-1")
 DEEDS = (
@@ -124,7 +125,7 @@ class Plane:
                 self.handle(MemberReady(member))
 
 
-@settings(max_examples=150)
+@few(60, soak=1500)
 @given(shadows=st.integers(0, 2), first=lives, change=changes, then=lives)
 def test_at_rest_every_role_is_held_and_has_its_shadows_and_no_process_is_left_over(
     shadows, first, change, then

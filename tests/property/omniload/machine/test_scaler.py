@@ -1,9 +1,10 @@
 """Loaders follow the load, come to rest under a steady one, and are not moved to and fro by any other."""
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omniload.machine.scaler import LoadersSeen, MergeLoader, Scaler, SplitLoader
+from tests.support.examples import few
 
 EVERY_S = 20.0
 REGAIN_S = 600.0
@@ -75,7 +76,7 @@ def test_however_the_mix_swings_changes_stay_within_the_allowance(data, num_sour
     assert plane.changes <= MOST + plane.now_s / REGAIN_S
 
 
-@settings(max_examples=20)
+@few(12, soak=200)
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=8), st.booleans())
 @example([0.5, 0.5, 0.125], True)  # two loaders passed the last one to and fro
 def test_under_a_steady_load_loaders_come_to_rest(steady, is_waited):
@@ -92,7 +93,7 @@ def test_under_a_steady_load_loaders_come_to_rest(steady, is_waited):
     assert an_hour() == before
 
 
-@settings(max_examples=20)
+@few(12, soak=200)
 @given(st.lists(st.floats(0.15, 0.35), min_size=2, max_size=8))
 def test_no_loader_stays_over_while_others_could_be_added(steady):
     plane = Plane(len(steady), most=8)
@@ -103,7 +104,7 @@ def test_no_loader_stays_over_while_others_could_be_added(steady):
     assert max(sum(steady[s] for s in each) for each in plane.sources_of.values()) <= 0.86
 
 
-@settings(max_examples=20)
+@few(12, soak=200)
 @given(st.lists(st.floats(0, 0.04), min_size=2, max_size=8))
 def test_loaders_of_little_work_become_one(steady):
     plane = Plane(len(steady))

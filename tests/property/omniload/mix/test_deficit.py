@@ -4,11 +4,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix import deficit
 from omniload.mix.deficit import WEIGHT_ONE, draw, integer_weights
+from tests.support.examples import few
 
 weights_lists = st.lists(
     st.one_of(st.integers(1, 9), st.floats(1e-3, 1e3)), min_size=1, max_size=12
@@ -152,7 +153,7 @@ def any_draws(draw_from):
     }
 
 
-@settings(max_examples=150)
+@few(60, soak=1500)
 @given(any_draws())
 def test_samples_served_at_once_are_those_served_one_by_one(asked):
     with patch.object(deficit, "_FEW", 1 << 60):
@@ -184,7 +185,7 @@ def test_numbers_of_any_size_are_served_alike(credit):
         assert_that_they_are_equal(drawn, draw(**asked, credits_S=[credit, -credit, 0]))
 
 
-@settings(max_examples=20)
+@few(16, soak=200)
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=8), st.integers(0, 1 << 30))
 def test_ten_thousand_samples_meet_the_mix_within_a_tenth_of_a_percent(weights, seed):
     rng = np.random.default_rng(seed)

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import StateError, UnavailableError
 from omniload.mix.journal.object_storage import ObjectStorage
+from tests.support.examples import few
 
 FIRST = b"base\n"
 
@@ -129,5 +130,5 @@ class Planners(RuleBasedStateMachine):
 
 
 def test_what_was_acknowledged_is_read_and_no_stale_planner_adds_to_it():
-    few = settings(max_examples=60, stateful_step_count=25, deadline=None)
-    run_state_machine_as_test(Planners, settings=few)
+    sequences = settings(few(30, soak=600), stateful_step_count=25)
+    run_state_machine_as_test(Planners, settings=sequences)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import xxhash
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omniload.actors.local.plane import LocalPlane
@@ -24,6 +24,7 @@ from omniload.mix.schema.splits import in_split
 from omniload.mix.sources import ArrowSource, JsonlSource, ParquetSource
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.source import open_source
+from tests.support.examples import few
 
 DOCUMENTS = 150
 SPLITS = {"eval": 0.1, "test": 0.25}
@@ -75,7 +76,7 @@ def corpus():
     return folder
 
 
-@settings(max_examples=25, deadline=None)
+@few(12, soak=250)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     order=st.sampled_from(("rising", "mixed")),
@@ -176,7 +177,7 @@ def documents_of(mix, ranks, state=None, until=None):
     return found, orjson.loads(orjson.dumps(state))
 
 
-@settings(max_examples=8, deadline=None)
+@few(5, soak=60)
 @given(st.integers(0, 1000), st.sampled_from((1, 2, 3)), st.integers(1, 3))
 def test_training_and_evaluation_share_no_document_and_leave_none_out(seed, ranks, cut):
     mix = a_mix(seed)

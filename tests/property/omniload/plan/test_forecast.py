@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from omniload.mix.schedule import weights_at
 from omniload.plan.forecast.forecast import forecast, steps_per_epoch, tokens_by_step
 from omniload.plan.forecast.sizes import SourceSizes
+from tests.support.examples import few
 from tests.support.plane.builders import a_mix
 
 NAMES = ("web", "code", "news")
@@ -83,6 +84,7 @@ def test_a_run_ends_at_the_first_step_that_the_stop_policy_names(mix, held, num_
     assert end == (num_steps if first is None else first)
 
 
+@few(8, soak=200)
 @given(mixes(), sizes, st.integers(1, 90))
 def test_no_more_is_forecast_of_a_source_than_the_stop_policy_lets_a_run_draw(mix, held, num_steps):
     epoch = held.samples_S * held.tokens_per_sample_S

@@ -297,10 +297,10 @@ def test_what_a_mapping_merges_gives_way_to_its_own_keys():
 
 
 def test_thousands_of_faults_are_listed_as_far_as_anybody_reads():
-    faults = faults_of("name: x\n" + "".join(f"key{i}: 1\n" for i in range(20_000)))
+    faults = faults_of("name: x\n" + "".join(f"key{i}: 1\n" for i in range(5_000)))
 
     assert len(faults) == 51
-    assert faults[-1] == "and 19951 more faults"
+    assert faults[-1] == "and 4951 more faults"
 
 
 def test_a_url_is_not_repeated_where_it_may_hold_a_secret():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from omniload.base import log as log_module
 from omniload.base.errors import ConfigError
 from tests.support.trainer.run_lines import a_memory, a_step, an_event
 from trainer_integration.run.rank_process import (
@@ -199,15 +200,17 @@ def test_a_process_is_asked_to_end_and_ends_in_its_own_way(tmp_path):
     assert not process.killed
 
 
-def test_what_a_rank_says_is_kept_in_bounds_and_without_secrets(tmp_path):
-    said = "for i in range(3000): print('s3://K:SECRETSECRET@b', i, 'x' * 4000, file=sys.stderr)"
+def test_what_a_rank_says_is_kept_in_bounds_and_without_secrets(tmp_path, monkeypatch):
+    assert log_module._LARGEST_FILE_BYTES == 4 << 20
+    monkeypatch.setattr(log_module, "_LARGEST_FILE_BYTES", 128 << 10)
+    said = "for i in range(100): print('s3://K:SECRETSECRET@b', i, 'x' * 4000, file=sys.stderr)"
 
     process, _, log = run(tmp_path, f"import sys\n{said}\nsys.exit(3)")
 
     kept = sorted(log.parent.iterdir())
     assert [path.name for path in kept] == [log.name, f"{log.name}.1"]
-    assert sum(path.stat().st_size for path in kept) <= 8 << 20
-    assert process.cause(3).startswith("code 3: s3://***@b 2999 xxx")
+    assert sum(path.stat().st_size for path in kept) <= 256 << 10
+    assert process.cause(3).startswith("code 3: s3://***@b 99 xxx")
 
 
 def test_one_that_is_stopped_says_so_until_it_goes_on(tmp_path):

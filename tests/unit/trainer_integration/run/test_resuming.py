@@ -1,5 +1,8 @@
 """Which checkpoint a run goes on from, in a folder and on a store, when the newest is damaged."""
 
+from copy import deepcopy
+from functools import cache
+
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
@@ -22,11 +25,20 @@ from trainer_integration.training.step import train_step
 STEPS = (1, 2, 3)
 
 
-def save_all(checkpoints):
+@cache
+def trained():
+    """Return the model and the optimizer behind each step: to train takes longer than to save."""
     model = a_model()
     optimizer = an_optimizer(model)
+    found = []
     for step in STEPS:
         train_step(model, optimizer, a_batch(step - 1, [a_microbatch(rows_of(step))]))
+        found.append(deepcopy((model, optimizer)))
+    return found
+
+
+def save_all(checkpoints):
+    for step, (model, optimizer) in zip(STEPS, trained(), strict=True):
         checkpoints.save(step, model, optimizer, {"version": 1, "next_step": step})
 
 

@@ -3,46 +3,24 @@
 import multiprocessing
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 from torch.utils.data import IterableDataset
 
+from tests.support.examples import few
+from tests.support.trainer.loaders import came_from
 from trainer_integration import DataLoader
-from trainer_integration.loader.transport.sealing import DirectContext
 
 SHORT, LONG = 10, 100_000
 WAIT_S = 60
 
 
-def put_all(queue, sizes):
-    for number, size in enumerate(sizes):
-        queue.put((number, b"x" * size))
-
-
-def came_from(context, sizes):
-    """Put messages of these sizes in a worker; return number and size of each that came."""
-    queue = DirectContext(context).Queue()
-    worker = context.Process(target=put_all, args=(queue, sizes))
-    worker.start()
-    try:
-        came = [queue.get(timeout=WAIT_S) for _ in sizes]
-    finally:
-        worker.join(WAIT_S)
-    return [(number, len(data)) for number, data in came]
-
-
 @given(sizes=st.lists(st.sampled_from([0, SHORT, 5_000, LONG]), max_size=30))
-@settings(max_examples=8)
+@few(5, soak=80)
 def test_messages_come_in_the_order_they_were_put_in_whatever_their_sizes(sizes):
     # A short one behind a long one overtakes it while the thread writes.
     sizes = [LONG, SHORT, *sizes, LONG, SHORT]
 
     assert came_from(multiprocessing.get_context("fork"), sizes) == list(enumerate(sizes))
-
-
-def test_so_they_do_from_a_worker_that_began_with_another_python():
-    sizes = [LONG, SHORT]
-
-    assert came_from(multiprocessing.get_context("spawn"), sizes) == list(enumerate(sizes))
 
 
 class Texts(IterableDataset):
