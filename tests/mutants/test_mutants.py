@@ -2,10 +2,10 @@
 
 import ast
 from collections import Counter
-from functools import cache
 
 import pytest
 
+from tests.house.modules import ROOT, tree_of
 from tests.mutants.mutants import modules_naming, modules_with, mutants
 
 ALL = mutants()
@@ -24,26 +24,19 @@ def test_mutants_are_spread_over_all_packages_and_told_apart():
     assert len({(m.package, m.holds) for m in ALL}) == len(ALL)
 
 
-def statements_of(text):
-    """Return the outermost statements of a module, each with its text."""
-    lines, found = text.splitlines(), []
-    for node in ast.parse(text).body:
-        first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
-        found.append((node, lines[first - 1 : node.end_lineno]))
-    return found
+def around(module, at, size):
+    """Return the outermost statements of a module of which a place in its text is a part, as text.
 
-
-@cache
-def code_of(module):
-    return statements_of(module.read_text(encoding="utf-8"))
-
-
-def differ(some, others):
-    """Tell whether code differs in more than its form; only what has another text is compared."""
-    return len(some) != len(others) or any(
-        lines != other_lines and ast.dump(node) != ast.dump(other)
-        for (node, lines), (other, other_lines) in zip(some, others, strict=True)
-    )
+    To parse all of the module for each mutant took the most of the time.
+    """
+    text = module.read_text(encoding="utf-8")
+    first, last = (1 + text.count("\n", 0, place) for place in (at, at + size - 1))
+    nodes = tree_of(module.relative_to(ROOT)).body
+    heads = [(node, *getattr(node, "decorator_list", ())) for node in nodes]
+    begins = [1, *(min(each.lineno for each in head) for head in heads)]
+    begin = max(each for each in begins if each <= first)
+    end = min((each for each in begins if each > last), default=text.count("\n") + 2)
+    return "\n".join(text.split("\n")[begin - 1 : end - 1])
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda m: f"{m.package}: {m.holds}")
@@ -51,9 +44,12 @@ def test_a_mutant_applies_once_and_is_code(mutant):
     found = modules_with(mutant)
     assert len(found) == 1, f"its text stands in {found}; write it anew as the code is now"
 
-    text = found[0].read_text(encoding="utf-8").replace(mutant.before, mutant.after)
+    text = found[0].read_text(encoding="utf-8")
+    sound = around(found[0], text.index(mutant.before), len(mutant.before))
+    assert sound.count(mutant.before) == 1
 
-    assert differ(statements_of(text), code_of(found[0]))
+    changed = ast.parse(sound.replace(mutant.before, mutant.after))
+    assert ast.dump(changed) != ast.dump(ast.parse(sound))
 
 
 def test_every_test_that_is_to_catch_one_is_there():
