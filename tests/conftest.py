@@ -60,35 +60,40 @@ def _refused(name):
     return refuse
 
 
-@pytest.fixture(autouse=True)
-def unit_tests_only_compute(request, monkeypatch):
+def _allow_computing_alone(patch):
     """Fail a unit test that sleeps, connects anywhere or starts Ray."""
-    if not request.path.is_relative_to(UNIT):
-        yield
-        return
-    monkeypatch.setattr(time, "sleep", _refused("time.sleep"))
-    monkeypatch.setattr(socket.socket, "connect", _refused("socket.connect"))
+    patch.setattr(time, "sleep", _refused("time.sleep"))
+    patch.setattr(socket.socket, "connect", _refused("socket.connect"))
     if "ray" in sys.modules:
-        monkeypatch.setattr(sys.modules["ray"], "init", _refused("ray.init"))
-    yield
-    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        patch.setattr(sys.modules["ray"], "init", _refused("ray.init"))
+
+
+@pytest.fixture(autouse=True)
+def rules(request):
+    """What holds of every test; one fixture, for each takes a part of a thousandth of a second of thousands of tests.
+
+    A unit test computes alone. What other tests noted as secrets is forgotten: a password like ``secret`` would be
+    taken out of this one's messages. The project's logger is put back: what a test sets up writes to a standard error
+    that closes after it.
+    """
+    logger, is_unit = logging.getLogger("omniload"), request.path.is_relative_to(UNIT)
+    kept = logger.handlers[:], logger.level, logger.propagate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "_noted", {})
+        if is_unit:
+            _allow_computing_alone(patch)
+        yield
+    logger.handlers[:], logger.propagate = kept[0], kept[2]
+    if logger.level != kept[1]:  # to set it forgets which loggers are asked, of all there are
+        logger.setLevel(kept[1])
+    if is_unit and "ray" in sys.modules and sys.modules["ray"].is_initialized():
         pytest.fail("a unit test left Ray running")
 
 
-@pytest.fixture(autouse=True)
-def secrets_of_one_test_alone(monkeypatch):
-    """Forget what other tests noted: a password like ``secret`` would be taken out of this one's messages."""
-    monkeypatch.setattr(secrets, "_noted", {})
-
-
-@pytest.fixture(autouse=True)
-def project_logger():
-    """The project's logger, put back: what a test sets up writes to a standard error that closes after it."""
-    logger = logging.getLogger("omniload")
-    kept = logger.handlers[:], logger.level, logger.propagate
-    yield logger
-    logger.handlers[:], logger.propagate = kept[0], kept[2]
-    logger.setLevel(kept[1])
+@pytest.fixture
+def project_logger(rules):
+    """The project's logger, which is put back."""
+    return logging.getLogger("omniload")
 
 
 @pytest.fixture

@@ -41,7 +41,9 @@ def test_every_test_file_has_a_lane_and_every_lane_has_tests():
 @pytest.mark.parametrize(
     ("place", "lane"),
     [
-        ("unit/snapshot/oci/test_image.py", "units"),
+        ("unit/omniload/base/test_config.py", "units"),
+        ("unit/snapshot/oci/test_image.py", "properties"),
+        ("property/trainer_integration/test_properties.py", "units"),
         ("histories/test_histories.py", "properties"),
         ("integration/fusefs/stores/test_hdfs_mount.py", "packages"),
         ("faults/test_fusefs_kill.py", "files"),
