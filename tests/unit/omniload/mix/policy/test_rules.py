@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omniload.base.config import checked
@@ -20,7 +20,6 @@ from omniload.mix.policy.rules import Seen, capped, decide, seen_at
 from omniload.mix.schema.policies import SteeringConfig
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
-from tests.support.examples import few
 from tests.support.plane.builders import a_mix
 
 NAMES = ("books", "code", "news", "web")
@@ -271,7 +270,7 @@ def groups_in(members):
     return groups, names
 
 
-@few(60, soak=2000)
+@settings(max_examples=200)
 @example([(0.5, ["a", "b"]), "c", "d", "e", "f"], [0.9, 0.05, 0.05, 1e-6, 1e-6, 1e-6], {"a": 0.3})
 @given(
     nests(),

@@ -3,10 +3,9 @@
 import multiprocessing
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 from torch.utils.data import IterableDataset
 
-from tests.support.examples import few
 from tests.support.trainer.loaders import came_from
 from trainer_integration import DataLoader
 
@@ -15,7 +14,7 @@ WAIT_S = 60
 
 
 @given(sizes=st.lists(st.sampled_from([0, SHORT, 5_000, LONG]), max_size=30))
-@few(5, soak=80)
+@settings(max_examples=8)
 def test_messages_come_in_the_order_they_were_put_in_whatever_their_sizes(sizes):
     # A short one behind a long one overtakes it while the thread writes.
     sizes = [LONG, SHORT, *sizes, LONG, SHORT]
