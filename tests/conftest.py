@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from omniload.base import secrets
 from tests.lanes import LANES, lane_of
-from tests.support.ids import short_id
+from tests.support.ids import refuse_long, short_id
 from tests.support.warm_python import (
     COMMANDS,
     RANKS,
@@ -234,6 +234,10 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_make_parametrize_id(val):
     """Name no test by a whole text."""
     return short_id(val)
+
+
+def pytest_collection_modifyitems(items):
+    refuse_long(items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,12 +1,10 @@
 """The name of a test is read: what it is given stands in it, unless that is a whole text."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from tests.support.ids import LONGEST, short_id, too_long
-
-
-def test_no_test_is_named_by_a_whole_text(request):
-    assert [item.nodeid[:300] for item in request.session.items if too_long(item.name)] == []
+from tests.support.ids import LONGEST, refuse_long, short_id
 
 
 @pytest.mark.parametrize("text", ["a," * 100_000, b"[" * 200_000, "\ud800\0\u00e9\n" * 20])
@@ -24,6 +22,12 @@ def test_short_texts_and_other_values_are_named_as_pytest_does():
     assert [short_id(value) for value in ("a" * 60, b"", 7, ("a" * 300,))] == [None] * 4
 
 
-def test_a_name_may_have_so_many_letters_of_what_it_is_given():
-    assert not too_long(f"test_it[{'a' * LONGEST}]")
-    assert too_long(f"test_it[{'a' * (LONGEST + 1)}]")
+def test_a_name_of_more_letters_is_refused_before_any_test_runs():
+    items = [
+        SimpleNamespace(name=name, nodeid=f"tests/test_a.py::{name}")
+        for name in ("test_it", f"test_it[{'a' * LONGEST}]", f"test_that[{'a' * (LONGEST + 1)}]")
+    ]
+
+    refuse_long(items[:2])
+    with pytest.raises(pytest.UsageError, match=r"1 tests have .* 200 letters .*::test_that\[aaa"):
+        refuse_long(items)

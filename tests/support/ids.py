@@ -1,8 +1,11 @@
 """Names of parametrised tests: what a test is given, unless that is a whole text."""
 
+from collections.abc import Iterable
 from zlib import crc32
 
-__all__ = ["LONGEST", "short_id", "too_long"]
+import pytest
+
+__all__ = ["LONGEST", "refuse_long", "short_id"]
 
 LONGEST = 200
 """Letters between the brackets at most: they are in every log and report."""
@@ -20,6 +23,15 @@ def short_id(value: object) -> str | None:
     return f"{shown}... of {len(value):,}, {crc32(data):08x}"
 
 
-def too_long(name: str) -> bool:
-    """Tell whether a test is named by more than anybody reads."""
-    return len(name.partition("[")[2]) > LONGEST + 1
+def refuse_long(items: Iterable[pytest.Item]) -> None:
+    """Refuse tests that are named by more than anybody reads, by ids of their own.
+
+    Raises:
+        UsageError: There are some; none is run.
+    """
+    named = [item.nodeid for item in items if len(item.name.partition("[")[2]) > LONGEST + 1]
+    if named:
+        raise pytest.UsageError(
+            f"{len(named)} tests have names of more than {LONGEST} letters between brackets; give them ids, such as "
+            f"short_id gives: {named[0][:LONGEST]}"
+        )

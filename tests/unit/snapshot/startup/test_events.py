@@ -16,6 +16,7 @@ from snapshot.startup.events import (
     stage,
 )
 from snapshot.startup.reading import parse_event
+from tests.support.ids import short_id
 
 
 def lines_of(path):
@@ -206,7 +207,7 @@ def test_a_script_may_leave_out_what_it_does_not_know():
         {"facts": {str(i): "" for i in range(17)}},
         {"unknown": 1},
     ],
-    ids=str,
+    ids=lambda value: short_id(str(value)) or str(value),
 )
 def test_values_that_no_writer_writes_are_refused_in_short_words(changes):
     with pytest.raises(
