@@ -171,6 +171,7 @@ class PreferenceEncoder(Encoder):
         sides = [_messages(found[key], key, names) for key in keys]
         if config.prompt is not None:
             asked = _messages(found[config.prompt], config.prompt, names, role="user")
+            self._require_answers(asked, sides)
         else:
             pairs = zip(*sides, strict=False)
             # What both sides begin with is what was asked.
@@ -186,6 +187,15 @@ class PreferenceEncoder(Encoder):
         first, second = (self._template.render_answer(asked, side) for side in sides)
         return first, second
 
+    def _require_answers(self, asked: list[Any], sides: list[list[Any]]) -> None:
+        """Refuse answers that hold the prompt once more, as sets write them that keep a text of it besides."""
+        for key, side in zip((self._chosen, self._config.rejected), sides, strict=True):
+            if asked and side and _said(side[0]) == _said(asked[0]):
+                raise BadConversationError(
+                    f"{key} begins with what {self._config.prompt} does: it is a whole conversation; write "
+                    "prompt: null, for which what both begin with is the prompt"
+                )
+
     def _ended(self, tokens_S: Ragged, mask_S: Ragged) -> tuple[Ragged, Ragged]:
         """Put the end of a document behind each side that is there."""
         end = self._tokenizer.end_of_document_id
@@ -200,6 +210,10 @@ class PreferenceEncoder(Encoder):
             Ragged(values_V=np.insert(tokens_S.values_V, at, np.int32(end)), offsets=offsets),
             Ragged(values_V=np.insert(mask_S.values_V, at, np.True_), offsets=offsets),
         )
+
+
+def _said(message: Mapping[str, Any]) -> tuple[object, object]:
+    return message.get("role"), message.get("content")
 
 
 def _text(value: object, key: str) -> str:

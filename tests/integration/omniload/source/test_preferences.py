@@ -298,6 +298,20 @@ def test_sources_that_hold_no_pairs_are_refused(folder, source, said):
             {"prompt": None, "chosen": "b", "rejected": "c"},
             "prompt is null, not a list of messages",
         ),
+        (  # as UltraFeedback has them
+            {
+                "prompt": "a",
+                "chosen": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                ],
+                "rejected": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "c"},
+                ],
+            },
+            "chosen begins with what prompt does: it is a whole conversation; write prompt: null",
+        ),
     ],
 )
 def test_a_record_that_is_no_pair_is_told_or_left_out(folder, record, said):

@@ -338,6 +338,22 @@ def test_tools_reach_the_template(models):
     assert text.startswith(json.dumps(record["tools"]))
 
 
+def test_a_template_may_leave_out_turns_that_a_key_of_theirs_tells_of(models, tmp_path):
+    write_model(
+        tmp_path / "model",
+        "{% for m in messages %}{% if m.role == 'assistant' and m.weight != 0 %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    )
+    turns = [{"weight": 0}, {"weight": 1}, {}]
+    chat = [
+        {"role": "assistant", "content": f"answer {i}\n"} | turn for i, turn in enumerate(turns)
+    ]
+
+    found = trained_on(a_source(tmp_path, [chat]), library_in(tmp_path), 1)
+
+    assert found == ["answer 1\nanswer 2\n"]
+
+
 TOOLS = [{"name": "look <up>"}]
 
 
