@@ -4,7 +4,7 @@ Shape suffixes:
     U  units of a source      B  records of one unit        F  files of a source
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -13,15 +13,27 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
+from omniload.mix.schema.transforms import ChatTransform, TransformConfig, encoding_of
 from omniload.mix.sources import LARGEST_UNIT_BYTES
 from omniload.source.columns import text_bytes
 
-__all__ = ["FIRST_BYTES", "MAX_UNIT_BYTES", "MAX_UNIT_RECORDS", "Format", "Records", "UnitTable"]
+__all__ = [
+    "FIRST_BYTES",
+    "MAX_UNIT_BYTES",
+    "MAX_UNIT_RECORDS",
+    "TOOLS",
+    "Format",
+    "Records",
+    "UnitTable",
+    "doubt_of_tools",
+]
 
 FIRST_BYTES = 1 << 20
 """Most bytes, decompressed, that are looked at for the first records of a source."""
 MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
 """Largest unit that is decoded in memory at once, decompressed."""
+TOOLS = "tools"
+"""What those who write conversations call the tools beside the messages."""
 MAX_UNIT_RECORDS = 1 << 27
 """Most records of a unit: their order alone takes 1 GiB of memory. A damaged head claims more than any file holds."""
 
@@ -157,3 +169,26 @@ class Format(Protocol):
             OmniloadError: As for ``read_unit``.
         """
         return ""
+
+
+def doubt_of_tools(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:
+    """Say whether tools beside conversations are not read, or are looked for where none are; empty where all is well.
+
+    Args:
+        transforms: Of the source.
+        filled: Keys or columns under which any of the first records has something.
+    """
+    chat = encoding_of(transforms)
+    if not isinstance(chat, ChatTransform):
+        return ""
+    if chat.tools is None and TOOLS in filled:
+        return (
+            f"the first records have {TOOLS!r} beside their messages, which are not read: say tools: {TOOLS} in the "
+            "transform chat, or take them for left out"
+        )
+    if chat.tools is not None and chat.tools not in filled:
+        return (
+            f"none of the first records has tools under {chat.tools!r}, which the transform chat names: correct the "
+            "name, unless later ones have them"
+        )
+    return ""

@@ -6,6 +6,7 @@ position, so mending it later moves no other record.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,14 @@ from omniload.mix.sources import JsonlSource
 from omniload.source.columns import drained, text_bytes
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import (
+    FIRST_BYTES,
+    MAX_UNIT_BYTES,
+    Format,
+    Records,
+    UnitTable,
+    doubt_of_tools,
+)
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.compressed import (
@@ -48,6 +56,8 @@ from omniload.source.patterns import FileNames
 __all__ = ["FORMAT", "JsonlFormat"]
 
 _NEWLINE = 10
+_FIRST_LINES = 256
+"""Lines that are looked at for what stands beside conversations."""
 _PART_BYTES = 1 << 20
 """Lines that are held as objects of Python at once, of which letters beyond Latin take four times their bytes."""
 
@@ -61,6 +71,7 @@ class JsonlFormat(Format):
         self, files: Sequence[ShardFile], config: JsonlSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._unit_bytes = files, config.unit
+        self._transforms = config.transforms
         if config.shuffle.method == "units" and (packed := [f for f in files if codec_of(f)]):
             raise ConfigError(
                 f"{packed[0].path}: is compressed, and shuffle.method: units reads its parts in any order, each from "
@@ -115,17 +126,39 @@ class JsonlFormat(Format):
 
     @override
     def first_records(self) -> Records:
+        first = self._first_lines()
+        if first is None:
+            return Records.of_texts([])
+        file, data, ends = first
+        return _records(data, ends, self._read, file.path, first_line=1)
+
+    @override
+    def doubt(self) -> str:
+        first = self._first_lines() if self._read.nested else None
+        if first is None:
+            return ""
+        _, data, ends = first
+        filled: set[str] = set()
+        for line in bytes(data).split(b"\n")[: min(len(ends), _FIRST_LINES)]:
+            with suppress(BadLineError):  # told by whoever reads records
+                filled.update(
+                    key for key, value in (object_of(memoryview(line)) or {}).items() if value
+                )
+        return doubt_of_tools(self._transforms, filled)
+
+    def _first_lines(self) -> tuple[ShardFile, pa.Buffer, NDArray[np.int64]] | None:
+        """Return the first shard that has lines, its beginning, and where each whole line of that ends."""
         # By its records, not by its size: what is compressed has bytes, and may hold no line.
         filled = np.flatnonzero(self._units.rows_U)
         if not len(filled):
-            return Records.of_texts([])
+            return None
         file = self._files[self._units.shards_U[filled[0]]]
         with reading(file, "its first lines"), stream_of(file) as stream:
             data = stream.read_buffer(FIRST_BYTES)
         ends = _line_ends(data)
         if len(data) == FIRST_BYTES and len(ends) and ends[-1] == len(data):
             ends = ends[:-1]  # cut off in the middle
-        return _records(data, ends, self._read, file.path, first_line=1)
+        return file, data, ends
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()

@@ -16,7 +16,14 @@ from omniload.mix.sources import ParquetSource
 from omniload.source.columns import PLAIN_TEXTS, Layer, text_bytes
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import (
+    MAX_UNIT_BYTES,
+    TOOLS,
+    Format,
+    Records,
+    UnitTable,
+    doubt_of_tools,
+)
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
@@ -105,10 +112,30 @@ class ParquetFormat(Format):
 
     @override
     def first_records(self) -> Records:
+        config = self._config
+        first = self._first_rows((*self._texts_in, *config.where))
+        if first is None:
+            return Records.of_texts([])
+        table, place = first
+        kept_B = kept_of(config.where, table, len(table))
+        return records_of(self._texts(table), place, self._holds, kept_B)
+
+    @override
+    def doubt(self) -> str:
+        # Asked of the table of all: those that are named are there, as an index has seen.
+        first = self._first_rows((TOOLS,)) if self._config.is_nested else None
+        if first is None or self._config.beside_columns:
+            return ""
+        table, _ = first
+        filled = [name for name in table.column_names if table[name].null_count < len(table)]
+        return doubt_of_tools(self._config.transforms, filled)
+
+    def _first_rows(self, columns: Sequence[str]) -> tuple[pa.Table, str] | None:
+        """Return the first rows of the source, those columns of them that there are, and where they lie."""
         filled = np.flatnonzero(self._units.rows_U)
         if not len(filled):
-            return Records.of_texts([])
-        unit, config = int(filled[0]), self._config
+            return None
+        unit = int(filled[0])
         file = self._files[self._units.shards_U[unit]]
         group = int(self._units.starts_U[unit])
         part = f"row group {group}, its first rows"
@@ -118,12 +145,10 @@ class ParquetFormat(Format):
             batches = shard.iter_batches(
                 _FIRST_ROWS,
                 row_groups=[group],
-                columns=list(dict.fromkeys((*self._texts_in, *config.where))),
+                columns=list(dict.fromkeys(columns)),
                 use_threads=False,
             )
-            table = pa.Table.from_batches([next(batches)])
-        kept_B = kept_of(config.where, table, len(table))
-        return records_of(self._texts(table), f"{file.path}: {part}", self._holds, kept_B)
+            return pa.Table.from_batches([next(batches)]), f"{file.path}: {part}"
 
     def _images_of(self, shard: pq.ParquetFile, group: int, path: str) -> pa.ChunkedArray | None:
         """Read the column of images a few rows at a time, within a limit.

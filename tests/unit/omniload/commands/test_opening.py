@@ -1,7 +1,10 @@
 """Opening a mix: everything that is wrong is said at once, and indexes have a place of their own."""
 
+import json
 import os
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -207,6 +210,54 @@ def test_a_blank_line_among_conversations_is_no_sample_to_a_check_either(tmp_pat
     (found,) = find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"), file)
 
     assert (found.records, found.tokens_per_record) == (3, 2 / 3)
+
+
+TOOLS = [{"name": "add"}]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("beside", "named", "said"),
+    [
+        ({"tools": TOOLS}, "", "the first records have 'tools' beside their messages, which are"),
+        ({"tools": TOOLS}, ", tools: tools", ""),
+        ({"tools": None}, "", ""),
+        ({"functions": TOOLS}, "", ""),
+        ({"functions": TOOLS}, ", tools: tools", "has tools under 'tools', which the transform"),
+    ],
+)
+def test_tools_that_are_beside_conversations_and_not_read_are_told_of(
+    tmp_path, kind, beside, named, said
+):
+    rows = [{"messages": [{"role": "user", "content": "a"}]} | beside] * 2
+    if kind == "parquet":
+        missing = "tools" in named and "tools" not in beside  # which is refused, as of any column
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
+    else:
+        missing = False
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "chats.jsonl").write_text(f"no json\n{lines}")
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    file = tmp_path / "mix.yaml"
+    file.write_text(
+        "version: 1\nseed: 1\ntokenizer: {type: bytes}\n"
+        "sources:\n"
+        f"  sft:\n    type: {kind}\n    path: chats.{kind}\n    text: messages\n"
+        "    on_error: {policy: skip}\n"
+        f"    transforms: [{{type: chat, template: plain.jinja, loss: all{named}}}]\n"
+        "mix: {stages: [{from_step: 0, weights: {sft: 1}}]}\n"
+        "pack: {length: 16}\nbatch: {tokens: 64, micro_tokens: 64}\n"
+    )
+    spec = open_spec(file, dp=1, cache_dir=tmp_path / "cache")
+
+    if missing:
+        with pytest.raises(ConfigError, match="has no column 'tools'"):
+            find_sources(spec, file)
+        return
+    (found,) = find_sources(spec, file)
+
+    assert said in found.doubt
+    assert bool(said) == bool(found.doubt)
 
 
 class OpenedError(Exception):
