@@ -184,7 +184,7 @@ def doubt_of_tools(transforms: Sequence[TransformConfig], filled: Collection[str
     if chat.tools is None and TOOLS in filled:
         return (
             f"the first records have {TOOLS!r} beside their messages, which are not read: say tools: {TOOLS} in the "
-            "transform chat, or take them for left out"
+            "transform chat, unless they are to be left out"
         )
     if chat.tools is not None and chat.tools not in filled:
         return (
