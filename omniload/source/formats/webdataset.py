@@ -152,7 +152,7 @@ class WebDatasetFormat(Format):
         held = data[member.start - start : member.stop - start]
         # Of ``seg.json`` as well: all behind the first dot is the extension.
         if extension.endswith("json"):
-            return text_of(held, self._config.key).decode()
+            return text_of(held, self._config.key, nested=self._config.is_nested).decode()
         try:
             return bytes(held).decode()
         except UnicodeDecodeError as error:

@@ -65,7 +65,9 @@ class TarBytes:
             IntegrityError: It ends before.
         """
         if start + size > self.stop:
-            raise self.fault(start, f"{what} of {size} bytes, and {self.stop - start} are left")
+            raise self.fault(
+                start, f"{what} of {size} bytes, and {max(0, self.stop - start)} are left"
+            )
         return bytes(self.fetch(start, start + size))
 
     def fault(self, at: int, what: str) -> IntegrityError:

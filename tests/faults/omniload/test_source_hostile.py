@@ -348,6 +348,7 @@ TARS = {
     "not UTF-8": (resealed(0, (0, b"\xff\xfe"), tar_of()), "a name that is not UTF-8"),
     "checksum": (tar_of()[:148] + b"000000\0 " + tar_of()[156:], "a header whose checksum is"),
     "no end": (tar_of()[:1024], "a header of 512 bytes, and 0 are left"),
+    "no padding": (tar_of(data=b"x")[:600], "a header of 512 bytes, and 0 are left"),
     "text": (b"no archive " * 100, "a number in octal belongs|whose checksum"),
 }
 

@@ -1,7 +1,9 @@
 """Conversations to tokens and masks: what the assistant says is trained on, the rest is read."""
 
+import io
 import json
 import sys
+import tarfile
 
 import jinja2
 import numpy as np
@@ -352,6 +354,28 @@ def test_a_template_may_leave_out_turns_that_a_key_of_theirs_tells_of(models, tm
     found = trained_on(a_source(tmp_path, [chat]), library_in(tmp_path), 1)
 
     assert found == ["answer 1\nanswer 2\n"]
+
+
+def test_conversations_lie_in_the_members_of_archives_too(models, tmp_path):
+    folder, chats = models / "marked", conversations(4)
+    with tarfile.open(tmp_path / "chats.tar", "w") as archive:
+        for i, chat in enumerate(chats):
+            held = orjson.dumps({"messages": chat})
+            member = tarfile.TarInfo(f"{i}.json")
+            member.size = len(held)
+            archive.addfile(member, io.BytesIO(held))
+    config = WebDatasetSource(
+        type="webdataset",
+        path=str(tmp_path / "chats.tar"),
+        text="json",
+        key="messages",
+        transforms=(CHAT,),
+        shuffle={"method": "none"},
+    )
+
+    source = open_source("sft", config, seed=1, tokenizer=BPE, base_dir=folder)
+
+    assert trained_on(source, library_in(folder), 4) == [said(chat, trimmed=True) for chat in chats]
 
 
 TOOLS = [{"name": "look <up>"}]
