@@ -22,7 +22,14 @@ from omniload.base.units import format_bytes
 from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, reading
-from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import (
+    MAX_UNIT_BYTES,
+    TOOLS,
+    Format,
+    Records,
+    UnitTable,
+    doubt_of_tools,
+)
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
@@ -84,9 +91,7 @@ class ArrowFormat(Format):
         others = {name: table[column] for name, column in config.columns.items()}
         keys = None if config.key_column is None else table[config.key_column]
         records = with_keys(with_others(records, others, place), keys, place)
-        if not config.images:
-            return records
-        return with_images(records, table[config.images], place)
+        return with_images(records, table[config.images], place) if config.images else records
 
     @override
     def first_records(self) -> Records:
@@ -98,6 +103,15 @@ class ArrowFormat(Format):
         table, place = self._columns_of(int(filled[0]), asked)
         first = {name: column.slice(0, _FIRST_ROWS) for name, column in table.items()}
         return self._records(first, place)
+
+    @override
+    def doubt(self) -> str:
+        config, filled = self._config, np.flatnonzero(self._units.rows_U)
+        if not config.is_nested or config.beside_columns or not len(filled):
+            return ""
+        table, _ = self._columns_of(int(filled[0]), (config.column, TOOLS))
+        there = [name for name, column in table.items() if column.null_count < len(column)]
+        return doubt_of_tools(config.transforms, there)
 
     def _records(self, table: Mapping[str, pa.ChunkedArray], place: str) -> Records:
         config = self._config
@@ -188,9 +202,9 @@ class ArrowFormat(Format):
 def _read_columns(data: pa.Buffer, columns: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     schema = pa.ipc.open_stream(data).schema
     # Columns are chosen by number, and so the schema is read before: others are not decoded.
+    columns = [column for column in dict.fromkeys(columns) if column in schema.names]
     options = pa.ipc.IpcReadOptions(
-        included_fields=[schema.get_field_index(column) for column in dict.fromkeys(columns)],
-        use_threads=False,
+        included_fields=[schema.get_field_index(column) for column in columns], use_threads=False
     )
     with pa.ipc.open_stream(data, options=options) as reader:
         table = reader.read_all()

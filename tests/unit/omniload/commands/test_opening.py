@@ -215,7 +215,7 @@ def test_a_blank_line_among_conversations_is_no_sample_to_a_check_either(tmp_pat
 TOOLS = [{"name": "add"}]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
 @pytest.mark.parametrize(
     ("beside", "named", "said"),
     [
@@ -230,11 +230,15 @@ def test_tools_that_are_beside_conversations_and_not_read_are_told_of(
     tmp_path, kind, beside, named, said
 ):
     rows = [{"messages": [{"role": "user", "content": "a"}]} | beside] * 2
+    # A column that is missing is refused, as any is that is named.
+    missing = kind != "jsonl" and "tools" in named and "tools" not in beside
+    table = pa.Table.from_pylist(rows)
     if kind == "parquet":
-        missing = "tools" in named and "tools" not in beside  # which is refused, as of any column
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
+        pq.write_table(table, tmp_path / "chats.parquet")
+    elif kind == "arrow":
+        with pa.ipc.new_stream(tmp_path / "chats.arrow", table.schema) as out:
+            out.write_table(table)
     else:
-        missing = False
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / "chats.jsonl").write_text(f"no json\n{lines}")
     (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
