@@ -3,6 +3,8 @@
 Blocks within macros are left out here: it counts their text from where the macro is called.
 """
 
+import json
+
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -79,6 +81,30 @@ def test_a_conversation_of_other_names_is_one_that_was_renamed_by_hand(tmp_path,
     require_theirs(block, chats, tmp_path / "model")
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tools_beside_the_messages_are_those_of_apply_chat_template(tmp_path, kind):
+    chats = conversations(20, turns=4)
+    write_model(tmp_path / "model", MARKED)
+    tools = [
+        {"type": "function", "function": {"name": "<zażółć>", "parameters": {"type": "object"}}}
+    ]
+    rows = [{"messages": chat, "functions": json.dumps(tools)} for chat in chats]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    config = (JsonlSource if kind == "jsonl" else ParquetSource)(
+        type=kind,
+        path=f"a.{kind}",
+        text="messages",
+        transforms=(ChatTransform(type="chat", tools="functions"),),
+        shuffle={"method": "none"},
+    )
+    tokenizer = BpeTokenizer(type="bpe", path="model")
+
+    source = open_source("sft", config, seed=0, tokenizer=tokenizer, base_dir=tmp_path)
+
+    require_theirs(source.read(0, len(chats)), chats, tmp_path / "model", tools=tools)
+
+
 def test_pairs_of_other_names_are_two_conversations_that_were_renamed_by_hand(tmp_path):
     write_model(tmp_path / "model", LLAMA)
     asked = [{"role": "user", "content": f"why {'so ' * (i % 5)}{i}?"} for i in range(40)]
@@ -125,10 +151,10 @@ def test_pairs_of_other_names_are_two_conversations_that_were_renamed_by_hand(tm
         assert block.others["rejected_at"][i].tolist() == [len(ids[0])]
 
 
-def require_theirs(block, chats, model):
+def require_theirs(block, chats, model, tools=None):
     """Hold samples against what ``transformers`` makes of conversations in the form that it knows."""
     theirs = AutoTokenizer.from_pretrained(model).apply_chat_template(
-        chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        chats, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
     for i, (ids, mask) in enumerate(
         zip(theirs["input_ids"], theirs["assistant_masks"], strict=True)
