@@ -1,9 +1,18 @@
-"""The runner of foreign suites, where a suite does not run."""
+"""The runner of foreign suites: where a suite does not run, and what processes of its cases have."""
 
+import sys
+
+import pytest
 from click.testing import CliRunner
 
 from benchmarks.loaders import suites
 from benchmarks.loaders.suites import main
+
+
+@pytest.fixture(autouse=True)
+def suites_start_warm(warm_python, monkeypatch):
+    """Fork a suite from a process that has torch loaded; what its cases start loads it anew."""
+    monkeypatch.setattr(sys, "executable", warm_python.path)
 
 
 def test_a_suite_that_cannot_be_collected_is_told(tmp_path):
