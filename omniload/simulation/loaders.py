@@ -91,13 +91,13 @@ class SimulatedReader:
 
 @dataclass(slots=True)
 class SimulatedShadow:
-    """A loader that stands by: has decoded the block of each source that its loader draws from."""
+    """A loader that stands by: has decoded the block of each source that is drawn from, and the next one."""
 
     process: Process
     memory: int
     """Cap of what decoded blocks take; the rest lies on disk."""
     _bytes: dict[int, int] = field(default_factory=dict, init=False)
-    """Of the decoded block of each source."""
+    """Of the decoded blocks of each source."""
     _told_s: dict[int, float] = field(default_factory=dict, init=False)
 
     def stand(self, source: int, costs: SourceCosts) -> None:
@@ -106,7 +106,9 @@ class SimulatedShadow:
         # Of blocks that go by faster than it is told, it decodes none.
         if now_s - self._told_s.get(source, -_STANDING_S) < _STANDING_S:
             return
-        self._told_s[source], self._bytes[source] = now_s, costs.block_bytes
+        # Of the block before it samples are needed yet: for a while it holds both.
+        held = 2 if source in self._bytes else 1
+        self._told_s[source], self._bytes[source] = now_s, held * costs.block_bytes
         self.process.work(costs.block_s, lambda: None)
 
     @property

@@ -24,7 +24,7 @@ from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["Block", "UnitReader", "decoded_block"]
+__all__ = ["Block", "DecodedBlocks", "UnitReader", "decoded_block"]
 
 _TOKENS = "tokens"
 """Column of a block that holds token ids, or the text that they are made from."""
@@ -190,6 +190,43 @@ class _Unit:
     spoilt: str = ""
     to_fill: UnitToFill | None = None
     """``None`` where samples were kept, or none are to be."""
+
+
+class DecodedBlocks:
+    """The decoded block of a source; two of them where it stands at both. For one thread."""
+
+    def __init__(self) -> None:
+        self._held: list[Block] = []
+
+    def of(
+        self,
+        units: tuple[int, ...],
+        reader: UnitReader,
+        memory: BlockMemory,
+        beside: Sequence[tuple[int, ...]] = (),
+    ) -> Block:
+        """Return the records of ``units``: those at hand, or newly decoded ones in place of all but ``beside``."""
+        # A source of one block decodes once for all epochs: the units are the same, only the
+        # order of the rows is another.
+        found = next((block for block in self._held if block.units == units), None)
+        if found is None:
+            # The last block goes first: one more of them would be as much more memory.
+            self.let_go(but=beside)
+            found = decoded_block(units, reader, memory)
+            self._held.append(found)
+        return found
+
+    def let_go(self, but: Sequence[tuple[int, ...]] = ()) -> None:
+        """Let go of all, but for those of some units."""
+        for block in self._held:
+            if block.units not in but and block.filling is not None:
+                block.filling.keep_whole_units()
+        self._held = [block for block in self._held if block.units in but]
+
+    def keep_tokens(self, block: Block) -> None:
+        """Keep the tokens of a block that was read to its end, and take them from there in its next epoch."""
+        if block.filling is not None and block.filling.keep_whole_units():
+            self._held = [each for each in self._held if each is not block]
 
 
 def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemory) -> Block:

@@ -4,8 +4,10 @@ Shape suffixes:
     N  samples        R  records of a block, or of a read
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -19,7 +21,7 @@ from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.schema.splits import TRAIN
-from omniload.source.block import Block, UnitReader, decoded_block
+from omniload.source.block import Block, DecodedBlocks, UnitReader
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
@@ -30,7 +32,6 @@ from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.token_cache.cache import TokenCache
-from omniload.source.token_cache.filling import Filling
 from omniload.source.token_cache.names import SourceTokens
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
@@ -80,8 +81,10 @@ class Source(Protocol):
         """Return the number of the shard that holds the record of a position."""
         ...
 
-    def stand_at(self, position: int, without: tuple[int, ...] = ()) -> int:
-        """Decode what a read at a position draws from, so that such a read waits for no store; see ``read``.
+    def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
+        """Decode what reads from ``start`` to ``stop`` draw from, so that they wait for no store; see ``read``.
+
+        At most two blocks are held: that of ``start``, and the one behind it where reads up to ``stop`` come to it.
 
         Returns:
             The position before which reads draw from that too.
@@ -108,6 +111,8 @@ class Source(Protocol):
         ...
 
 
+_MOST_AHEAD = 2
+"""Blocks that a source stands at: more would be passed over between two tellings of where the plane is."""
 _EVERY_RECORD, _UNKNOWN = RecordRules(), ShardDigests()
 
 
@@ -147,7 +152,7 @@ class RecordSource(Source):
         self._bad_samples: set[tuple[int, int]] = set()
         self._bad_of_unit: dict[int, int] = {}
         self._memory = BlockMemory()
-        self._block: Block | None = None
+        self._blocks = DecodedBlocks()
         self._sequences: tuple[object, Sequences] | None = None
 
     def keeping(self, tokens: SourceTokens | None) -> Self:
@@ -170,15 +175,18 @@ class RecordSource(Source):
         return int(self._order.shards_of(units_N)[0])
 
     @override
-    def stand_at(self, position: int, without: tuple[int, ...] = ()) -> int:
-        (span,) = self._order.spans(position, position + 1)
-        if units := self._share_of(span, WHOLE, without).units:
-            if self._pipeline.concat is None:
-                self._decoded(units)
-            else:
+    def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
+        # Sequences of two blocks would be held for as long as those of the second are drawn from.
+        most = _MOST_AHEAD if self._pipeline.concat is None else 1
+        spans = list(islice(self._order.spans(start, max(stop, start + 1)), most))
+        shares = [self._share_of(span, WHOLE, without).units for span in spans]
+        self._blocks.let_go(but=shares)
+        for span, units in zip(spans, shares, strict=True):
+            if units and self._pipeline.concat is None:
+                self._decoded(units, beside=shares)
+            elif units:
                 self._joined(span, units, WHOLE, without)
-        rows_B = self._order.block_of(span.epoch, span.block).rows_B
-        return position - span.offset + len(rows_B)
+        return self._order.whole(spans[-1]).stop
 
     @override
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
@@ -211,14 +219,9 @@ class RecordSource(Source):
 
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""
-        self._let_go()
+        self._blocks.let_go()
         self._sequences = None
         self._order.let_go()
-
-    def _let_go(self) -> None:
-        if self._block is not None and self._block.filling is not None:
-            self._block.filling.keep_whole_units()
-        self._block = None
 
     def _read_span(self, span: Span, part: Part, without: tuple[int, ...]) -> SampleBlock | None:
         """Return a part's samples of a span; ``None`` where no unit of the block is the part's."""
@@ -238,7 +241,7 @@ class RecordSource(Source):
             rows, positions = rows[usable_N], positions[usable_N]
         encoded = block.encoded(rows, self._pipeline)
         if block.filling is not None and block.filling.is_whole:
-            self._keep(block.filling)
+            self._blocks.keep_tokens(block)
         # Kept before this: transforms of tokens go by the position, and an entry serves every epoch.
         samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
@@ -270,7 +273,7 @@ class RecordSource(Source):
                 judge=partial(self._judge_samples, block),
             )
             # Records are done with: an entry of the token cache is kept, and the next epoch reads that, or decodes.
-            self._let_go()
+            self._blocks.let_go()
             self._sequences = key, made
         return self._sequences[1]
 
@@ -297,20 +300,8 @@ class RecordSource(Source):
         self._bad_samples.update(zip(units.tolist(), records, strict=True))
         self._require_few(first)
 
-    def _decoded(self, units: tuple[int, ...]) -> Block:
-        """Return the records of ``units``: those at hand, or newly decoded ones in their place."""
-        # A source of one block decodes once for all epochs: the units are the same, only the
-        # order of the rows is another.
-        if self._block is None or self._block.units != units:
-            self._let_go()
-            # The last block went first: two of them would be twice the memory.
-            self._block = decoded_block(units, self._reader, self._memory)
-        return self._block
-
-    def _keep(self, filling: Filling) -> None:
-        """Keep the tokens of a block that was read to its end, and take them from there in its next epoch."""
-        if filling.keep_whole_units():
-            self._block = None
+    def _decoded(self, units: tuple[int, ...], beside: Sequence[tuple[int, ...]] = ()) -> Block:
+        return self._blocks.of(units, self._reader, self._memory, beside)
 
     def _judge(self, unit: int, records: Records) -> None:
         """Apply ``on_error`` to the bad records of a unit.

@@ -24,7 +24,7 @@ LONGER = {
     ),
     "omniload/actors/ray/keeper.py": (
         275,
-        "carries out every command of the roster, and what loaders are added or retired",
+        "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
         360,

@@ -25,7 +25,7 @@ from omniload.machine.messages import (
     SliceRequest,
     TakeOver,
 )
-from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
+from omniload.machine.source_loader import Read, SamplesRead, SourceLoader, Stands
 from omniload.machine.status import REPEATED
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig
@@ -42,8 +42,6 @@ __all__ = ["LoaderShell"]
 _OPENING_THREADS = 8
 _AGAIN_THREADS = 4
 """Sources that are read again at a time by a loader that takes over: ranks wait for all of them."""
-_PASSED_OVER = 1024
-"""Records after which a shadow tries again to decode a source."""
 _WAITS_S = tuple(backoff_s(attempts=18))
 """About a minute in all: what a storage server takes to come back, or to hand over to another."""
 
@@ -88,8 +86,7 @@ class LoaderShell:
         # A source decodes into its own state: one read of it at a time.
         self._reading = {s: threading.Lock() for s in sources}
         self._parts = {s: PartReads(self._clock) for s in sources}
-        self._stands: dict[int, range] = {}
-        """Positions of each source that are read from what a shadow has decoded."""
+        self._stands = Stands()
         self._serves = False
         """Whether it has taken over, and is a shadow no more."""
 
@@ -134,7 +131,7 @@ class LoaderShell:
             dropped = [self._sources.pop(source, None) for source in sources]
             for source in sources:
                 self._machine.forget(source)
-                self._stands.pop(source, None)
+                self._stands.forget(source)
         # Not in the lock: Ray is asked to end them, and may take its time.
         _end_readers(dropped)
         self._count_held()
@@ -226,27 +223,26 @@ class LoaderShell:
         _LOG.warning("source %s: read again in %.1f s: %s", source.name, wait_s, error)
 
     def stand_at(self, command: TakeOver) -> None:
-        """Have at hand, decoded, what the first reads would draw from if ``command`` were to be carried out.
+        """Have at hand, decoded, what the first reads would draw from if ``command`` were to be carried out soon.
 
         A source that cannot be read there is passed over: its holder has told of it, or reads it from what it has.
         """
-        for number, (floor, _) in command.ranges.items():
+        for number, (floor, end) in command.ranges.items():
             source = self._sources.get(number)
             # Looked at for each source: from now on ranks wait for what is read in its place.
             if self._serves or self._closed:
                 return
-            # Told once a second, while a block lasts for minutes: nothing is done for most sources.
-            if source is None or floor in self._stands.get(number, ()):
+            if source is None or (reach := self._stands.reach(number, floor, end)) is None:
                 continue
             since, without = command.without.get(number, (0, ()))
             doing = f"decodes what record {floor} of source {source.name} lies in"
-            stop = floor + _PASSED_OVER
             try:
                 with self._activity.doing(doing), self._reading[number]:
-                    stop = source.stand_at(floor, without if floor >= since else ())
+                    stop = source.stand_at(floor, reach, without if floor >= since else ())
+                self._stands.decoded(number, range(floor, stop))
             except OmniloadError as error:
                 _LOG.info("source %s is not at hand at %d: %s", source.name, floor, error)
-            self._stands[number] = range(floor, stop)
+                self._stands.pass_over(number, floor)
 
     def take_over(self, command: TakeOver) -> None:
         """Serve what another loader served: from now on its samples may be asked for, and they are read again."""

@@ -133,9 +133,9 @@ class DividedSource(Source):
         return self.own.shard_at(position)
 
     @override
-    def stand_at(self, position: int, without: tuple[int, ...] = ()) -> int:
+    def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         # All of it here: the first reads are this reader's alone, until the others have the source open.
-        return self.own.stand_at(position, without)
+        return self.own.stand_at(start, stop, without)
 
     @override
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:

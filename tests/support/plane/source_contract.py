@@ -141,10 +141,13 @@ class SourceContract:
             assert left.table.positions_N.tolist() == whole.table.positions_N[kept].tolist()
             assert (left.table.start, left.table.stop) == (3, 200)
 
+    @pytest.mark.parametrize("length", [1, SHARDS * TEXTS_PER_SHARD])
     @pytest.mark.parametrize("position", [0, 37, SHARDS * TEXTS_PER_SHARD + 5])
-    def test_where_a_source_stands_it_reads_without_its_files(self, opened, folder, position):
+    def test_where_a_source_stands_it_reads_without_its_files(
+        self, opened, folder, position, length
+    ):
         source, expected = opened(), opened()
-        stop = source.stand_at(position)
+        stop = source.stand_at(position, position + length)
 
         away = folder.rename(folder.with_name("away"))
         try:
@@ -159,7 +162,7 @@ class SourceContract:
         source = opened()
         shard = source.shard_at(40)
 
-        stop = source.stand_at(40, (shard,))
+        stop = source.stand_at(40, 41, (shard,))
 
         assert samples(source.read(40, stop, (shard,))) == samples(
             opened().read(40, stop, (shard,))

@@ -241,8 +241,8 @@ def test_shadows_are_processes_that_hold_what_their_loaders_have_decoded_on_the_
     assert roles["shadow"].connections == 0
     more = found.memory.first_memory_bytes - without.memory.first_memory_bytes
     assert more == 2 * (
-        (50 << 20) + 10_000
-    )  # two processes with the decoded block of a source each
+        (50 << 20) + 2 * 10_000
+    )  # two processes with two decoded blocks of a source each
     assert found.tokens_per_step == without.tokens_per_step
 
 
@@ -251,7 +251,7 @@ def test_shadows_are_on_another_host_than_their_loaders_where_there_is_one():
 
     assert two.memory.first_memory_bytes == one.memory.first_memory_bytes
     assert two.memory.other_memory_bytes == one.memory.other_memory_bytes + 2 * (
-        (50 << 20) + 10_000
+        (50 << 20) + 2 * 10_000
     )
 
 

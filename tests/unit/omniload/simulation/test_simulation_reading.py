@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import omniload.source.source as reading_source
+import omniload.source.block as reading_source
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.plan.place_tree import ClientPlaceTree

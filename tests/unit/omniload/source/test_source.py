@@ -6,6 +6,7 @@ import pytest
 from omniload.base.errors import IntegrityError
 from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource
+from omniload.source.block_memory import BlockMemory
 from omniload.source.source import open_source
 
 
@@ -21,15 +22,44 @@ def source(tmp_path):
 
 def test_a_source_stands_at_the_rest_of_a_block_whose_files_are_not_read_again(source, tmp_path):
     # Blocks of three units, of 8 records each.
-    assert [source.stand_at(position) for position in (30, 125, 7)] == [48, 144, 24]
+    assert [source.stand_at(at, at + 1) for at in (30, 125, 7)] == [48, 144, 24]
     expected = source.read(7, 24).tokens.values_V.tolist()
     for shard in tmp_path.glob("*.jsonl"):
         shard.unlink()
 
-    assert source.stand_at(23) == 24
+    assert source.stand_at(23, 24) == 24
     assert source.read(7, 24).tokens.values_V.tolist() == expected
     with pytest.raises(IntegrityError, match="gone"):
-        source.stand_at(24)
+        source.stand_at(24, 25)
+
+
+def test_a_source_stands_at_two_blocks_and_decodes_neither_again_whichever_is_read_first(
+    source, tmp_path
+):
+    expected = source.read(20, 48).tokens.values_V.tolist()
+    # The second is at hand already; up to the end of the one behind it, which is not decoded.
+    assert source.stand_at(20, 60) == 48
+    for shard in tmp_path.glob("*.jsonl"):
+        shard.unlink()
+
+    later = source.read(30, 48).tokens.values_V.tolist()
+    assert source.read(20, 30).tokens.values_V.tolist() + later == expected
+    assert source.stand_at(24, 48) == 48
+    with pytest.raises(IntegrityError, match="gone"):
+        source.read(20, 24)
+
+
+def test_a_block_that_is_neither_of_the_two_takes_the_place_of_both(source):
+    memory = BlockMemory()
+    source.share(memory)
+    source.stand_at(20, 21)
+    one = memory.used_bytes
+    source.stand_at(20, 60)
+    two = memory.used_bytes
+
+    source.read(48, 50)
+
+    assert (two, memory.used_bytes) == (2 * one, one)
 
 
 def test_the_shards_of_many_records_of_a_block_are_told_by_ordering_it_once(source, monkeypatch):

@@ -40,9 +40,11 @@ class AnOpening:
         tokens = Ragged.of([[7]] * (stop - start))
         return SampleBlock(table=a_table(lengths, start=start), tokens=tokens, skipped=0)
 
-    def stand_at(self, position, without):
-        type(self).answer(self.number, position, without)
-        return position + 10
+    def stand_at(self, start, stop, without):
+        """Decode blocks of ten records: that of ``start``, and the next one."""
+        type(self).answer(self.number, start, without)
+        end = start // 10 * 10 + 10
+        return end + 10 if stop > end else end
 
 
 @pytest.fixture
@@ -125,9 +127,28 @@ def test_a_shadow_decodes_each_source_once_for_all_positions_that_lie_beside_eac
     shell = a_shell(lambda *what: decoded.append(what))
 
     for floor in (3, 4, 12, 13, 2):
-        shell.stand_at(TakeOver(ranges={0: (floor, 40), 1: (0, 9)}))
+        shell.stand_at(TakeOver(ranges={0: (floor, floor), 1: (0, 4)}))
 
-    assert decoded == [(0, 3, ()), (1, 0, ()), (0, 13, ()), (0, 2, ())]
+    assert decoded == [(0, 3, ()), (1, 0, ()), (0, 12, ()), (0, 2, ())]
+
+
+def test_a_shadow_decodes_the_next_block_before_reads_come_to_it(a_shell):
+    decoded = []
+    shell = a_shell(lambda source, position, _without: decoded.append(position))
+
+    # As much again as is known ahead, at first: up to record 9, in the first block.
+    shell.stand_at(TakeOver(ranges={0: (1, 5)}))
+    # As far as it came, twice over, where that is more: up to record 8, then 15.
+    shell.stand_at(TakeOver(ranges={0: (4, 6)}))
+    assert decoded == [1]
+    shell.stand_at(TakeOver(ranges={0: (6, 9)}))
+    assert decoded == [1, 6]
+
+    # What it holds reaches up to record 20.
+    shell.stand_at(TakeOver(ranges={0: (8, 12)}))
+    assert decoded == [1, 6]
+    shell.stand_at(TakeOver(ranges={0: (12, 16)}))
+    assert decoded == [1, 6, 12]
 
 
 def test_a_shadow_leaves_out_shards_where_a_loader_that_takes_over_would(a_shell):
@@ -188,10 +209,10 @@ def test_a_shadow_that_takes_over_decodes_nothing_more_ahead(a_shell):
 def test_a_source_that_was_dropped_and_opened_anew_is_decoded_again(a_shell):
     decoded = []
     shell = a_shell(lambda source, position, _without: decoded.append((source, position)))
-    shell.stand_at(TakeOver(ranges={0: (3, 40)}))
+    shell.stand_at(TakeOver(ranges={0: (3, 5)}))
 
     shell.drop([0])
     shell.open_more([0], a_mix())
-    shell.stand_at(TakeOver(ranges={0: (4, 40)}))
+    shell.stand_at(TakeOver(ranges={0: (4, 5)}))
 
     assert decoded == [(0, 3), (0, 4)]
