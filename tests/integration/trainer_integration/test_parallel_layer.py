@@ -24,6 +24,12 @@ def ranks():
         yield ranks
 
 
+@pytest.fixture(scope="module")
+def unbroken():
+    """Losses of three steps by one rank that saves nothing."""
+    return [result.figures.loss for result in moe_cases.losses(ALONE, steps=3)]
+
+
 def farthest(found, expected):
     assert found.keys() == expected.keys()
     return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
@@ -173,7 +179,7 @@ def test_no_document_depends_on_another(ranks, dp, sp, number):
     ],
 )
 def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
-    ranks, tmp_path, kind, saved, loaded
+    ranks, unbroken, tmp_path, kind, saved, loaded
 ):
     place = {"folder": str(tmp_path), "striped": None}
     if kind == "striped":
@@ -186,11 +192,10 @@ def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
         return ranks.run(moe_cases.trained, dp=mesh[0], sp=mesh[1], **place, **arguments)
 
     kept = trained(saved, steps=1, save=1)[0][1]
-    expected = trained(saved, steps=2, load=1)[0][0]
     for losses, tensors in trained(loaded, steps=2, load=1):
         assert tensors.keys() == kept.keys()
         assert all(np.array_equal(tensors[name], kept[name]) for name in kept)
-        assert losses == pytest.approx(expected, abs=1e-5)
+        assert losses == pytest.approx(unbroken[1:], abs=1e-5)
 
 
 def test_an_evaluation_is_the_same_on_every_mesh_also_where_shares_are_unequal(ranks, tmp_path):

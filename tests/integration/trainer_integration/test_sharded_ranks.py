@@ -30,6 +30,12 @@ def evaluation(tmp_path):
     return PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())
 
 
+@pytest.fixture(scope="module")
+def unbroken():
+    """Losses of three steps by one rank that saves nothing."""
+    return [result.figures.loss for result in moe_cases.losses(ALONE, steps=3)]
+
+
 def farthest(found, expected):
     assert found.keys() == expected.keys()
     return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
@@ -91,7 +97,7 @@ def test_a_rank_keeps_its_part_of_parameters_gradients_and_averages(ranks):
     ],
 )
 def test_a_checkpoint_is_loaded_bit_by_bit_however_ranks_shard_it(
-    ranks, tmp_path, kind, saved, loaded
+    ranks, unbroken, tmp_path, kind, saved, loaded
 ):
     place = {"folder": str(tmp_path), "striped": None}
     if kind == "striped":
@@ -105,11 +111,10 @@ def test_a_checkpoint_is_loaded_bit_by_bit_however_ranks_shard_it(
         return ranks.run(moe_cases.trained, dp=dp, sp=sp, fsdp=fsdp, **arguments)
 
     kept = trained(saved, steps=1, save=1)[0][1]
-    expected = trained(saved, steps=2, load=1)[0][0]
     for losses, tensors in trained(loaded, steps=2, load=1):
         assert tensors.keys() == kept.keys()
         assert all(np.array_equal(tensors[name], kept[name]) for name in kept)
-        assert losses == pytest.approx(expected, abs=1e-5)
+        assert losses == pytest.approx(unbroken[1:], abs=1e-5)
 
 
 @pytest.mark.parametrize(("dp", "sp"), [(2, 2), (3, 1)])
