@@ -16,6 +16,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import by_epochs
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.stages import said_epochs
+from omniload.source.estimate import SourceProfile
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
 
@@ -28,8 +29,10 @@ __all__ = [
     "print_stats",
     "shares_at",
     "shares_table",
+    "sorted_files",
     "stages_by_epochs_json",
     "stats_json",
+    "sureness",
 ]
 
 _BAR_WIDTH = 8
@@ -294,3 +297,32 @@ def _warnings(stats: Stats) -> Iterator[str]:
             yield f"and so of {len(same) - _WARNINGS_SHOWN:,} more sources: --json"
     for one, other, count in found.pairs[:_PAIRS_SHOWN]:
         yield f"{names[one]} and {names[other]} have {count:,} documents in common"
+
+
+_SORTED = 0.5
+"""Part of the spread of tokens that lies between places of a source from which on its files look sorted."""
+_FEW_BLOCKS = 4
+"""Blocks of a shuffle in a source below which it is mixed well enough."""
+
+
+def sureness(source: SourceProfile) -> str:
+    """Say within what the tokens of a source are known, where they are estimated."""
+    if source.exact:
+        return ""
+    error = source.tokens_error
+    return " (one place seen)" if error is None else f" ±{2 * error:.0%}"
+
+
+def sorted_files(mix: MixConfig, profiles: Sequence[SourceProfile]) -> Iterator[str]:
+    """Yield the sources whose records differ from place to place of their files, and whose shuffle leaves them so."""
+    for source in profiles:
+        shuffle = mix.sources[source.name].shuffle
+        if source.between < _SORTED or shuffle.method in ("units", "full"):
+            continue
+        if shuffle.units_together(source.units) * _FEW_BLOCKS > source.units:
+            continue
+        yield (
+            f"sources.{source.name}: {source.between:.0%} of the spread of its records' tokens lies between places of "
+            f"its files, which look sorted, and shuffle method {shuffle.method} keeps records near where they lie; "
+            "shuffle: {method: units} mixes over all files with the same memory, and reads them from places all over"
+        )

@@ -18,8 +18,9 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
 )
+from omniload.base.units import format_bytes
 from omniload.commands.display import progress
-from omniload.mix.config import MixConfig, load_mix
+from omniload.mix.config import MixConfig, SourceConfig, load_mix
 from omniload.mix.schema.splits import TRAIN
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import require_strategy
@@ -27,7 +28,7 @@ from omniload.source.columns import as_binary, take, text_array
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
-from omniload.source.formats.opening import open_shards, shards_of
+from omniload.source.formats.opening import OpenFormat, open_shards, shards_of
 from omniload.source.index import IndexCache, index_folder
 from omniload.source.kept_findings import (
     FoundSource,
@@ -36,6 +37,7 @@ from omniload.source.kept_findings import (
     key_of_source,
     key_of_tokenizer,
 )
+from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
 
@@ -51,6 +53,8 @@ __all__ = [
 _OPENERS = 8
 _FIRST_RECORDS = 64
 """Records whose tokens are counted."""
+_IMAGES_BYTES = 64 << 20
+"""Bytes of a unit with images up to which a check decodes its first ones."""
 _GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
 
 
@@ -226,13 +230,15 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         )
     # For its refusal: lists that name records which are not there are told by a check, not by the first step.
     drawn_before(name, config, units, opened.files, spec.base_dir)
-    first = opened.format.first_records()
+    first, unseen = _first_of(config, opened)
     begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path
     lengths_N = _first_lengths(spec, name, opened.format, first, begins)
     # A record that conditions leave out counts for nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
     doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
+    if not doubt and unseen:
+        doubt = f"sources.{name}: {unseen}"
     if not doubt and (left_out := opened.format.doubt()):
         doubt = f"sources.{name}: {left_out}"
     # A share of less than a record is most likely none, so the mix is not to count on its tokens.
@@ -246,6 +252,25 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         size_bytes=sum(file.size_bytes for file in opened.files),
         tokens_per_record=kept * mean * drawn,
         doubt=doubt,
+    )
+
+
+def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
+    """Return the first records of a source, with their images where it has any, and what of them was not looked at."""
+    if config.images_transform is None:
+        return opened.format.first_records(), ""
+    units = opened.format.units()
+    unit = int(np.flatnonzero(units.rows_U)[0])
+    files = units.files_of(unit)
+    # Images stand beside their text: a unit is the least that is read of them.
+    size_bytes = sum(opened.files[file].size_bytes for file in files)
+    if not units.are_whole_files:
+        size_bytes //= int((units.shards_U == units.shards_U[unit]).sum())
+    if size_bytes <= _IMAGES_BYTES:
+        return opened.format.read_unit(unit), ""
+    return opened.format.first_records(), (
+        f"no image of it was looked at: its first unit has about {format_bytes(size_bytes)}, more than "
+        f"{format_bytes(_IMAGES_BYTES)}; omniload mix plan decodes some of it, and the run tells of one that is broken"
     )
 
 
@@ -271,7 +296,7 @@ def _first_lengths(
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     if record_format.holds_text and tokenizer is None:
         return None  # told already by whoever asks for the tokenizer
-    if source.transforms and source.images_transform is None:
+    if source.transforms and (source.images_transform is None or ENCODED in records.others):
         pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
         samples = pipeline.of_records(records, rows)
         if samples.bad_N is not None and not (skips and not samples.bad_N.all()):

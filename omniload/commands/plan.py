@@ -20,7 +20,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
 from omniload.base.units import format_bytes, format_count
 from omniload.commands.display import Cell, colour_of, emit_json, output, progress, say, table
-from omniload.commands.mix_tables import shares_table, stages_by_epochs_json
+from omniload.commands.mix_tables import shares_table, sorted_files, stages_by_epochs_json, sureness
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, dp_option, json_option, mix_argument
 from omniload.commands.rehearsal import Rehearsal
@@ -141,6 +141,7 @@ def plan(  # noqa: PLR0913 -- one for each option
         where = f"{file}:{line_of(file, 'mix', 'amounts') or 1}"
         require_amounts(where, spec.mix.mix.amounts, part, steps)
     warnings = warnings_of(spec.mix.names, expected, rehearsed.steps)
+    warnings += sorted_files(spec.mix, profiles)
     if as_json:
         emit_json(_json(mix, profiles, expected, rehearsed) | {"warnings": warnings})
         return
@@ -290,7 +291,7 @@ def _source_cells(
 ) -> Iterator[Cell]:
     yield Text(source.name, colour_of(s))
     yield f"{source.records:,}"
-    yield f"{'' if source.exact else '~'}{format_count(source.tokens)}"
+    yield f"{'' if source.exact else '~'}{format_count(source.tokens)}{sureness(source)}"
     if mix.mix.amounts is not None:
         yield str(mix.mix.amounts[source.name])
     for stage in expected.stages:

@@ -5,6 +5,7 @@ Shape suffixes:
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
+from omniload.base.ragged import Ragged
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.formats.format import Format
@@ -27,6 +29,15 @@ __all__ = ["SourceProfile", "evenly", "profile"]
 
 _UNIT_TEXT_BYTES = 1 << 20
 _UNIT_TOKENS = 1 << 20
+_NO_RECORD = "remove the source or add data"
+_OUTLIES = 2.0
+"""Times the median that a unit holds which is sampled for itself: one with a document far longer than others."""
+_PLACES = 3
+"""Places, and records of each, below which nothing is said of an order."""
+_ALIKE = 0.01
+"""Variance of the logarithm of tokens below which all records are taken to be of one length."""
+_FEWEST = 2
+"""Places that have to be sampled before anybody can say how far they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +60,13 @@ class SourceProfile:
     """Records of the sample that could not be decoded."""
     longest_tokens: int
     """Longest sampled record."""
+    units: int = 1
+    """Units that hold records."""
+    between: float = 0.0
+    """Part of the variance of records' tokens that lies between the sampled places; near 1 where files are sorted."""
+    tokens_error: float | None = None
+    """Standard error of the tokens, as a part of them, by how far the sampled places differ; 0 where all records were
+    sampled, ``None`` where one place was, and so nobody knows."""
     block_bytes: int
     """Memory of the largest block that is held decoded while reading, estimated from above."""
     preprocess_s_per_token: float = 0.0
@@ -77,8 +95,8 @@ def profile(  # noqa: PLR0913 -- what the file says, and how much of it
 ) -> SourceProfile:
     """Measure a source: its records exactly, its tokens from a few units.
 
-    Units are taken evenly over the source, and records evenly over a unit, at most about
-    a megabyte of text a unit; no randomness, so the same files give the same answer.
+    Units are taken evenly, with one far larger than others, and records evenly over each; no randomness. What was
+    sampled speaks for bytes where the format counts them, and else for records.
 
     Args:
         name: Its name in the mix file.
@@ -90,38 +108,38 @@ def profile(  # noqa: PLR0913 -- what the file says, and how much of it
         units: Most units to decode.
 
     Raises:
-        OmniloadError: As for ``open_source``; a record that cannot be decoded is counted.
+        OmniloadError: As for ``open_source``.
     """
     cache = IndexCache(folder=cache_dir, source=name) if cache_dir else None
     opened = open_format(name, config, base_dir=base_dir, cache=cache, shard_cache=shard_cache)
     rows_U = opened.format.units().rows_U
-    filled = np.flatnonzero(rows_U)
-    if not len(filled):
+    if not len(filled := np.flatnonzero(rows_U)):
         raise ConfigError(
-            f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
+            f"sources.{name}: {', '.join(config.paths)} holds no record; {_NO_RECORD}"
         )
     pipeline = open_pipeline(name, config, tokenizer, base_dir)
     distinct = distinct_records(name, config, opened.format, opened.files, cache)
-    chosen = filled[evenly(len(filled), units)]
+    chosen = _chosen(filled, extents_U := _extents_U(opened.format), units)
     sampled = [_sample(opened.format, unit, pipeline, distinct) for unit in chosen.tolist()]
     lengths = np.concatenate([sample.lengths for sample in sampled])
-    # A unit speaks for as many records as it holds, however many of them were tokenised.
-    means = [float(sample.lengths.mean()) for sample in sampled]
-    bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
-    block_units = config.shuffle.units_together(len(filled))
+    tokens, error = _estimated(sampled, rows_U, extents_U, chosen)
+    records, files = int(rows_U.sum()), opened.files
     made = SourceProfile(
         name=name,
-        records=int(rows_U.sum()),
-        shards=len(opened.files),
-        size_bytes=sum(file.size_bytes for file in opened.files),
+        records=records,
+        shards=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
         sampled_records=len(lengths),
-        tokens_per_record=float(np.average(means, weights=rows_U[chosen])) * config.share_drawn,
+        tokens_per_record=tokens / records * config.share_drawn,
+        units=len(filled),
+        between=_between([sample.lengths for sample in sampled]),
+        tokens_error=0.0 if len(lengths) == records else error,
         bad_records=sum(sample.bad for sample in sampled),
         longest_tokens=int(lengths.max(initial=0)),
-        # From above: the shuffle may have the largest units meet in one block.
-        block_bytes=round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record),
-        # The first unit pays for what is loaded once, so the cheapest one speaks for all.
-        preprocess_s_per_token=min(1.0, *(sample.preprocess_s_per_token for sample in sampled)),
+        block_bytes=_block_bytes(
+            sampled, rows_U, chosen, config.shuffle.units_together(len(filled))
+        ),
+        preprocess_s_per_token=min(1.0, *(s.preprocess_s_per_token for s in sampled)),
     )
     _keep(made, cache_dir)
     return made
@@ -135,6 +153,88 @@ def _keep(made: SourceProfile, cache_dir: Path | None) -> None:
         keep(cache_dir, made.name, costs)
 
 
+def _block_bytes(
+    sampled: Sequence["_Sample"],
+    rows_U: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    block_units: int,
+) -> int:
+    """Return the decoded bytes of a block, from above: the shuffle may have the largest units meet in one."""
+    bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
+    return round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record)
+
+
+def _between(lengths: Sequence[NDArray[np.int64]]) -> float:
+    """Return the part of the variance of all that lies between groups; 0 of few, or where all are alike."""
+    if len(lengths) < _PLACES or min(map(len, lengths)) < _PLACES:
+        return 0.0
+    # Of logarithms: one document far longer than all others is no order of the file.
+    logs = [np.log1p(each) for each in lengths]
+    every = np.concatenate(logs)
+    means = [(each.mean() - every.mean()) ** 2 * len(each) for each in logs]
+    total = float(every.var()) * len(every)
+    return float(sum(means)) / total if total > _ALIKE * len(every) else 0.0
+
+
+def _extents_U(record_format: Format) -> NDArray[np.int64] | None:
+    """Return the bytes of each unit, ``[U]``; ``None`` where the format counts something else."""
+    units = record_format.units()
+    return units.stops_U - units.starts_U if record_format.units_are_bytes else None
+
+
+def _chosen(
+    filled: NDArray[np.int64], extents_U: NDArray[np.int64] | None, wanted: int
+) -> NDArray[np.int64]:
+    """Return the units to sample: evenly, and one that holds far more bytes than others for itself."""
+    chosen = filled[evenly(len(filled), wanted)]
+    if extents_U is None:
+        return chosen
+    largest = int(filled[extents_U[filled].argmax()])
+    outlies = extents_U[largest] > _OUTLIES * np.median(extents_U[filled])
+    return np.unique([*chosen, largest]) if outlies else chosen
+
+
+def _estimated(
+    sampled: Sequence["_Sample"],
+    rows_U: NDArray[np.int64],
+    extents_U: NDArray[np.int64] | None,
+    chosen: NDArray[np.int64],
+) -> tuple[float, float | None]:
+    """Return the tokens of all units, estimated, and their standard error as a part of them; ``None``: not known."""
+    tokens_C, rows_C = np.asarray([each.tokens for each in sampled]), rows_U[chosen]
+    if extents_U is None:
+        sizes_C, rest = rows_C.astype(np.float64), float(rows_U.sum() - rows_C.sum())
+    else:
+        sizes_C = np.asarray([float(each.text_bytes) for each in sampled])
+        # What a record takes beside its text: keys, quotes, other fields.
+        beside = (float(extents_U[chosen].sum()) - sizes_C.sum()) / rows_C.sum()
+        left = float(extents_U.sum() - extents_U[chosen].sum())
+        rest = max(0.0, left - beside * float(rows_U.sum() - rows_C.sum()))
+        # One that holds far more than others speaks for itself.
+        alike = extents_U[chosen] <= _OUTLIES * np.median(extents_U[chosen])
+        tokens, tokens_C, sizes_C = tokens_C.sum(), tokens_C[alike], sizes_C[alike]
+        if not sizes_C.sum():
+            return float(tokens), None if rest else 0.0
+        rate = tokens_C.sum() / sizes_C.sum()
+        whole = float(tokens + rate * rest)
+        return whole, _error_of(tokens_C, sizes_C, rest, whole)
+    rate = tokens_C.sum() / sizes_C.sum()
+    whole = float(tokens_C.sum() + rate * rest)
+    return whole, _error_of(tokens_C, sizes_C, rest, whole)
+
+
+def _error_of(
+    tokens_C: NDArray[np.float64], sizes_C: NDArray[np.float64], rest: float, whole: float
+) -> float | None:
+    """Return the standard error of a ratio of sums, by what it is used for (Cochran, "Sampling Techniques", 6.4)."""
+    count = len(tokens_C)
+    if count < _FEWEST or not whole:
+        return None
+    off_C = tokens_C - tokens_C.sum() / sizes_C.sum() * sizes_C
+    spread = float(np.sqrt((off_C**2).sum() / (count - 1) / count)) / float(sizes_C.mean())
+    return spread * rest / whole
+
+
 def evenly(count: int, wanted: int) -> NDArray[np.int64]:
     """Return at most ``wanted`` numbers below ``count``, in the middle of equal parts."""
     wanted = min(count, max(1, wanted))
@@ -146,6 +246,10 @@ class _Sample:
     """Tokens of sampled records of a unit, how many of them are bad, and what the unit costs."""
 
     lengths: NDArray[np.int64]
+    tokens: float
+    """Of all records of the unit, estimated."""
+    text_bytes: int
+    """Of all records of the unit, decoded."""
     bad: int
     decoded_bytes: int
     preprocess_s_per_token: float
@@ -182,6 +286,10 @@ def _sample(
     decode_s *= len(rows) / len(column)
     return _Sample(
         lengths=lengths,
+        tokens=_tokens_of_unit(
+            lengths, column, rows, by_bytes=pipeline.takes_text and encoded is None
+        ),
+        text_bytes=len(column.values_V),
         preprocess_s_per_token=(decode_s + transform_s) / tokens,
         bad=int(np.count_nonzero(bad_R)),
         decoded_bytes=sum(
@@ -189,3 +297,16 @@ def _sample(
             for each in (column, *records.others.values())
         ),
     )
+
+
+def _tokens_of_unit(
+    lengths: NDArray[np.int64], column: Ragged, rows: NDArray[np.int64], *, by_bytes: bool
+) -> float:
+    """Return the tokens of a unit by those of sampled records: by their bytes of text, or by their number."""
+    sampled_bytes = int(column.lengths_N[rows].sum())
+    part = (
+        sampled_bytes / len(column.values_V)
+        if by_bytes and sampled_bytes
+        else len(rows) / len(column)
+    )
+    return float(lengths.sum()) / part

@@ -121,6 +121,8 @@ class Records:
 class Format(Protocol):
     """Cuts the files of a source into units and decodes one at a time. Not thread-safe."""
 
+    units_are_bytes: bool = False
+    """Whether a unit is a range of bytes, of what is decompressed where a shard is compressed."""
     holds_text: bool
     """Whether records are text, to be tokenised, or token ids."""
 

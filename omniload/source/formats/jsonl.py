@@ -66,6 +66,7 @@ class JsonlFormat(Format):
     """Reads the text under one key of every line."""
 
     holds_text = True
+    units_are_bytes = True
 
     def __init__(
         self, files: Sequence[ShardFile], config: JsonlSource, cache: IndexCache | None = None

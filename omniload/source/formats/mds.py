@@ -32,10 +32,11 @@ from omniload.source.files import ShardFile, beside, reading
 from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import records_of, token_ids
+from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.mds_index import MdsShard, shards_in
 from omniload.source.parsing.shard_lists import read_json
+from omniload.source.parsing.token_lists import token_ids
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MdsFormat"]

@@ -29,8 +29,8 @@ from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import FIRST_BYTES, Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import token_ids
 from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.token_lists import token_ids
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "NumpyFormat"]

@@ -31,13 +31,13 @@ from omniload.source.parsing.arrow_columns import (
     index_kind,
     kept_of,
     laid_out,
-    nulls_of,
     records_of,
     require_table,
     with_keys,
     with_others,
 )
 from omniload.source.parsing.image_cells import with_images
+from omniload.source.parsing.token_lists import nulls_of
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ParquetFormat"]
@@ -101,9 +101,9 @@ class ParquetFormat(Format):
                 )
         kept_B = kept_of(config.where, table, len(column))
         records = (
-            records_of(column, where, self._holds, kept_B)
+            records_of(column, where, self._holds, kept_B, self._texts_in)
             if laid is None
-            else laid_out(*laid, where, kept_B)
+            else laid_out(*laid, where, kept_B, self._texts_in)
         )
         others = {name: table[other] for name, other in config.columns.items()}
         keys = None if self._key is None else table[self._key]
@@ -118,7 +118,7 @@ class ParquetFormat(Format):
             return Records.of_texts([])
         table, place = first
         kept_B = kept_of(config.where, table, len(table))
-        return records_of(self._texts(table), place, self._holds, kept_B)
+        return records_of(self._texts(table), place, self._holds, kept_B, self._texts_in)
 
     @override
     def doubt(self) -> str:

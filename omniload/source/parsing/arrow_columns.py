@@ -4,9 +4,9 @@ Shape suffixes:
     B  rows of a unit        V  values of all sequences together
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import orjson
@@ -23,6 +23,7 @@ from omniload.source.columns import PLAIN_TEXTS, drained, text_bytes
 from omniload.source.formats.format import Records
 from omniload.source.parsing.conditions import kept_columns, require_where, wanted_kind
 from omniload.source.parsing.image_cells import require_images
+from omniload.source.parsing.token_lists import nulls_of, token_column
 
 __all__ = [
     "Holds",
@@ -31,15 +32,12 @@ __all__ = [
     "index_kind",
     "kept_of",
     "laid_out",
-    "nulls_of",
     "records_of",
     "require_table",
-    "token_ids",
     "with_keys",
     "with_others",
 ]
 
-_INT32_MAX = np.iinfo(np.int32).max
 _NO_TEXT = b"\xff"
 """Stands for a row that cannot be decoded: no UTF-8 holds it, so whoever checks texts finds it."""
 
@@ -109,7 +107,11 @@ def kept_of(
 
 
 def records_of(
-    column: pa.ChunkedArray, where: str, holds: Holds, kept_B: NDArray[np.bool_] | None = None
+    column: pa.ChunkedArray,
+    where: str,
+    holds: Holds,
+    kept_B: NDArray[np.bool_] | None = None,
+    named: Sequence[str] = (),
 ) -> Records:
     """Show a column as records; ``require_table`` has seen its type.
 
@@ -118,26 +120,37 @@ def records_of(
         where: Its place, for reasons.
         holds: What it holds.
         kept_B: Which rows conditions leave; what is wrong with another is all one, and no reason names it.
+        named: Names that the column has in the file, for reasons; several where it is made of several.
 
     Raises:
         IntegrityError: A token id is null, negative or too large.
     """
     if holds == "nested" and not _is_text(column.type):
         column = pa.chunked_array([_as_json(chunk) for chunk in column.chunks], pa.large_string())
-    found = _token_column(column, where) if holds == "tokens" else _text_column(column)
+    found = token_column(column, where, _said(named)) if holds == "tokens" else _text_column(column)
     # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
     if found is None:
-        return _checked(column, where, kept_B)
-    return laid_out(found, nulls_of(column), where, kept_B)
+        return _checked(column, where, kept_B, named)
+    return laid_out(found, nulls_of(column), where, kept_B, named)
 
 
 def laid_out(
-    found: Ragged, null_B: NDArray[np.bool_], where: str, kept_B: NDArray[np.bool_] | None
+    found: Ragged,
+    null_B: NDArray[np.bool_],
+    where: str,
+    kept_B: NDArray[np.bool_] | None,
+    named: Sequence[str] = (),
 ) -> Records:
     """Show a column that lies end to end as records; a null is a bad one."""
     bad_B = null_B if kept_B is None else null_B & kept_B
-    reason = f"{where}: row {bad_B.argmax()}: is null" if bad_B.any() else ""
+    reason = f"{where}: row {bad_B.argmax()}: {_said(named)}is null" if bad_B.any() else ""
     return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
+
+
+def _said(named: Sequence[str]) -> str:
+    """Return the columns of a fault, as its message begins; nothing where they have no name."""
+    names = " or ".join(map(repr, named))
+    return f"column {names} " if names else ""
 
 
 def as_objects(columns: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
@@ -307,24 +320,6 @@ def _other(name: str, column: pa.ChunkedArray, where: str) -> Ragged:
     return drained(parts, kind.dtype)
 
 
-def token_ids(ids_V: NDArray[Any], where: str) -> NDArray[np.int32]:
-    """Show integers as token ids; int32 is not copied.
-
-    Raises:
-        IntegrityError: One is negative or larger than a token id.
-    """
-    # Types that fit need no look at their values.
-    small = np.can_cast(ids_V.dtype, np.int32) and ids_V.dtype.kind == "u"
-    if not small and len(ids_V):
-        low, high = int(ids_V.min()), int(ids_V.max())
-        if low < 0 or high > _INT32_MAX:
-            raise IntegrityError(
-                f"{where}: holds token id {low if low < 0 else high}; a token id is from 0 to {_INT32_MAX}, "
-                "write the shard anew"
-            )
-    return ids_V.astype(np.int32, copy=False)
-
-
 def _is_text(found: pa.DataType) -> bool:
     if pa.types.is_dictionary(found):
         return _is_text(found.value_type)
@@ -340,13 +335,6 @@ def _is_tokens(found: pa.DataType) -> bool:
     return _is_list(found) and bool(pa.types.is_integer(found.value_type))
 
 
-def nulls_of(column: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
-    """Return which rows of a column are null, ``[B]``."""
-    if not column.null_count:
-        return np.zeros(len(column), np.bool_)
-    return np.asarray(column.is_null().to_numpy(zero_copy_only=False), np.bool_)
-
-
 def _text_column(column: pa.ChunkedArray) -> Ragged | None:
     """Show texts as bytes; ``None`` where one is not UTF-8."""
     chunks = column.chunks if column.type in PLAIN_TEXTS else column.cast(pa.large_string()).chunks
@@ -359,7 +347,9 @@ def _text_column(column: pa.ChunkedArray) -> Ragged | None:
     return drained([text_bytes(chunk) for chunk in chunks], np.dtype(np.uint8))
 
 
-def _checked(column: pa.ChunkedArray, where: str, kept_B: NDArray[np.bool_] | None) -> Records:
+def _checked(
+    column: pa.ChunkedArray, where: str, kept_B: NDArray[np.bool_] | None, named: Sequence[str]
+) -> Records:
     """Decode text row by row, to find the rows that are not UTF-8."""
     texts: list[str | None] = []
     reason = ""
@@ -372,26 +362,7 @@ def _checked(column: pa.ChunkedArray, where: str, kept_B: NDArray[np.bool_] | No
             texts.append(None)
             fault = f"is not UTF-8: {error}"
         if fault and not reason and (kept_B is None or kept_B[row]):
-            reason = f"{where}: row {row}: {fault}"
+            reason = f"{where}: row {row}: {_said(named)}{fault}"
     records = Records.of_texts(texts, reason)
     bad_B = records.bad_B if kept_B is None else records.bad_B & kept_B
     return replace(records, bad_B=bad_B, kept_B=kept_B)
-
-
-def _token_column(column: pa.ChunkedArray, where: str) -> Ragged:
-    return drained([_ragged(chunk, where) for chunk in column.chunks], np.dtype(np.int32))
-
-
-def _ragged(lists: pa.Array, where: str) -> Ragged:
-    """Show a list array as token ids; int32 is not copied."""
-    values = lists.flatten()
-    if pa.types.is_fixed_size_list(lists.type) or lists.null_count:
-        lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
-    else:
-        stored = lists.offsets.to_numpy()
-        # A slice begins somewhere in the values; ``flatten`` has cut them there.
-        offsets = stored.astype(np.int64) - int(stored[0])
-    if values.null_count:
-        raise IntegrityError(f"{where}: {values.null_count} token ids are null; write integers")
-    return Ragged(values_V=token_ids(values.to_numpy(), where), offsets=offsets)

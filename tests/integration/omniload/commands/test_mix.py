@@ -168,6 +168,37 @@ def test_plan_warns_of_sources_that_are_repeated_often(mix_path):
     assert "the first 3 steps, planned" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("is_sorted", "shuffle", "warned"),
+    [(True, "", True), (False, "", False), (True, ", shuffle: {method: units}", False)],
+)
+def test_plan_warns_of_sorted_files_that_the_shuffle_hardly_mixes(
+    tmp_path, is_sorted, shuffle, warned
+):
+    lengths = [10 + i * 7919 % 3000 for i in range(3000)]
+    write_texts(
+        tmp_path / "web.jsonl", ["x" * n for n in (sorted(lengths) if is_sorted else lengths)]
+    )
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        f"""
+version: 1
+seed: 1
+tokenizer: {{type: bytes}}
+sources: {{web: {{type: jsonl, path: web.jsonl, unit: 65536{shuffle}}}}}
+mix: {{stages: [{{weights: {{web: 1}}}}]}}
+pack: {{length: 4096}}
+batch: {{tokens: 16384, micro_tokens: 4096}}
+"""
+    )
+
+    found = json_of("plan", path, "--steps", 8, "--rehearse", 2, "--cache-dir", tmp_path / "cache")
+
+    (source,) = found["sources"]
+    assert source["tokens"] == pytest.approx(sum(lengths) + len(lengths), rel=0.1)
+    assert any("look sorted" in said for said in found["warnings"]) == warned
+
+
 def test_plan_counts_what_a_policy_for_overlong_documents_leaves_out(tmp_path):
     path = a_mix_file(tmp_path, pack={"overlong": "drop"})
     kept = json_of("plan", path, "--steps", 40, "--cache-dir", tmp_path / "cache")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from omniload.base.errors import ConfigError
+from omniload.commands import opening
 from omniload.commands.bench import bench
 from omniload.commands.check import check
 from omniload.commands.plan import plan
@@ -201,6 +202,33 @@ def test_members_that_look_like_images_and_are_not_named_are_a_warning(tmp_path,
     warnings = [line for line in shown.output.splitlines() if "images [" in line]
     assert len(warnings) == bool(said)
     assert not said or said in warnings[0]
+
+
+@pytest.mark.parametrize(("most", "refused"), [(1 << 20, True), (1, False)])
+def test_images_that_are_broken_are_told_by_a_check_or_that_none_was_looked_at(
+    tmp_path, monkeypatch, most, refused
+):
+    monkeypatch.setattr(opening, "_IMAGES_BYTES", most)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (
+            *(("p.0.jpg", DRAWN), ("p.txt", b"text " * 9)),
+            *(("q.0.jpg", DRAWN[: len(DRAWN) // 3]), ("q.txt", b"text " * 9)),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    patches = "{type: images, patch: 4, max_patches: 36, placeholder: 7}"
+    source = f"images: [jpg]\n    transforms: [{patches}]"
+    file = tmp_path / "mix.yaml"
+    archive = MIX.replace("web.jsonl", "a.tar").replace("jsonl\n", "webdataset\n")
+    file.write_text(archive.replace("SOURCE", source).replace("16PACK", "64"))
+
+    shown = CliRunner().invoke(check, [str(file)])
+
+    said = " ".join((shown.output + str(shown.exception)).split())
+    assert bool(shown.exit_code) == refused
+    assert ("a.tar: record 2, counted from 1: " in said) == refused
+    assert ("no image of it was looked at" in said) != refused
 
 
 def test_what_was_found_does_not_stand_for_rows_of_another_length(tmp_path):

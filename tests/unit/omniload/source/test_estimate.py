@@ -65,6 +65,48 @@ def test_units_weigh_by_their_records(tmp_path):
     assert found.tokens_per_record == pytest.approx(19)
 
 
+@pytest.mark.parametrize("place", [0, 900, 3000, 8999])
+@pytest.mark.parametrize("size", [100_000, 700_000])
+def test_one_document_far_longer_than_others_counts_once_wherever_it_lies(tmp_path, place, size):
+    texts = ["x" * (50 + i * 37 % 100) for i in range(9000)]
+    texts.insert(place, "y" * size)
+    (tmp_path / "a.jsonl").write_bytes(lines(texts))
+
+    config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 16)
+    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+
+    assert not found.exact
+    assert found.tokens == pytest.approx(sum(map(len, texts)) + len(texts), rel=0.02)
+    assert found.tokens_error is not None
+    assert found.tokens_error < 0.02
+
+
+def test_one_place_says_nothing_of_how_sure_it_is_and_all_records_say_all(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(["x" * 2000] * 2000))
+
+    config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 30)
+    one = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+    (tmp_path / "a.jsonl").write_bytes(lines(["x"] * 9))
+    whole = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+
+    assert (one.exact, one.tokens_error) == (False, None)
+    assert (whole.exact, whole.tokens_error) == (True, 0.0)
+
+
+@pytest.mark.parametrize(("is_sorted", "between"), [(True, 0.9), (False, 0.1)])
+def test_files_that_are_sorted_by_length_are_known_by_their_places(tmp_path, is_sorted, between):
+    lengths = [10 + i * 7919 % 3000 for i in range(3000)]
+    texts = ["x" * n for n in (sorted(lengths) if is_sorted else lengths)]
+    (tmp_path / "a.jsonl").write_bytes(lines(texts))
+
+    config = JsonlSource(type="jsonl", path="*.jsonl", unit=1 << 16)
+    found = profile("web", config, tokenizer=BYTES, base_dir=tmp_path)
+
+    assert found.units > 50
+    assert (found.between > 0.8) == (between > 0.8)
+    assert found.between == pytest.approx(between, abs=0.1)
+
+
 def test_a_long_unit_is_sampled_within_bounds(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(["x" * 2000] * 2000))
 

@@ -115,7 +115,7 @@ def test_null_lists_are_bad_records_that_keep_their_row(shard, opened):
     records = opened().read_unit(0)
 
     assert records.bad_B.tolist() == [False, True, False, True]
-    assert records.reason == f"{path}: row group 0: row 1: is null"
+    assert records.reason == f"{path}: row group 0: row 1: column 'tokens' is null"
     assert sequences(records) == [[1], [], [2], []]
 
 
@@ -125,14 +125,16 @@ def test_null_lists_are_bad_records_that_keep_their_row(shard, opened):
 def test_ids_that_are_no_token_ids_are_named_with_their_row_group(shard, opened, bad, kind):
     path = shard(pa.array([[1], [2], [3, bad]], pa.list_(kind)))
 
-    with pytest.raises(IntegrityError, match=f"{path}: row group 1: holds token id {bad}"):
+    said = f"{path}: row group 1: row 0: column 'tokens': holds token id {bad}"
+    with pytest.raises(IntegrityError, match=said):
         opened().read_unit(1)
 
 
 def test_null_ids_are_an_integrity_error(shard, opened):
-    shard(pa.array([[1, None]], pa.list_(pa.int32())))
+    shard(pa.array([[1], [], [2, None]], pa.list_(pa.int32())), group_rows=3)
 
-    with pytest.raises(IntegrityError, match="row group 0: 1 token ids are null"):
+    said = "row group 0: row 2: column 'tokens': 1 token ids are null"
+    with pytest.raises(IntegrityError, match=said):
         opened().read_unit(0)
 
 
@@ -153,7 +155,7 @@ def test_null_texts_are_bad_records(shard, opened):
     records = opened("text", holds_text=True).read_unit(0)
 
     assert records.bad_B.tolist() == [False, True, False]
-    assert records.reason == f"{path}: row group 0: row 1: is null"
+    assert records.reason == f"{path}: row group 0: row 1: column 'text' is null"
     assert texts(records) == ["a", "", "c"]
 
 
@@ -164,7 +166,7 @@ def test_text_that_is_not_utf_8_is_a_bad_record(shard, opened):
     records = opened("text", holds_text=True).read_unit(0)
 
     assert records.bad_B.tolist() == [False, True, True, False]
-    assert records.reason.startswith(f"{path}: row group 0: row 1: is not UTF-8")
+    assert records.reason.startswith(f"{path}: row group 0: row 1: column 'text' is not UTF-8")
     assert texts(records) == ["a", "", "", "d"]
 
 
@@ -328,7 +330,7 @@ def test_a_text_that_is_not_utf8_is_found_wherever_it_is_decoded(
     records = opened("text", holds_text=True).read_unit(0)
 
     assert records.bad_B.tolist() == [False, False, True, True, False]
-    assert "row 2: is null" in records.reason
+    assert "row 2: column 'text' is null" in records.reason
     assert texts(records.first(2)) == ["one", "two"]
 
 

@@ -86,7 +86,9 @@ def test_null_rows_of_parquet_follow_the_policy(tmp_path):
     pq.write_table(pa.table({"tokens": [[1], None, [2]]}), tmp_path / "a.parquet")
     config = ParquetSource(type="parquet", path="a.parquet", tokens="tokens")
 
-    with pytest.raises(IntegrityError, match="row group 0: row 1: is null; mend it, or set"):
+    with pytest.raises(
+        IntegrityError, match="row group 0: row 1: column 'tokens' is null; mend it, or set"
+    ):
         open_source("web", config, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 1)
 
     skipping = config.model_copy(update={"on_error": OnError(policy="skip")})

@@ -64,7 +64,7 @@ def test_a_row_group_with_such_a_text_is_read_and_the_record_named(tmp_path):
     records = ParquetFormat([file], config).read_unit(0)
 
     assert shown(records) == ([b'["one"]', b"", b'["three"]'], [False, True, False])
-    assert "own.parquet: row group 0: row 1: is not UTF-8" in records.reason
+    assert "own.parquet: row group 0: row 1: column 'said' is not UTF-8" in records.reason
 
 
 KEPT_B = np.array([False, True, False, True])
