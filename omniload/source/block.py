@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from omniload.base.ragged import Ragged
 from omniload.mix.schema.splits import content_keys
 from omniload.source.block_memory import BlockMemory, HeldBlock
-from omniload.source.columns import drained, text_array
+from omniload.source.columns import drained
 from omniload.source.formats.format import Records
 from omniload.source.token_cache.entry import EncodedUnit
 from omniload.source.token_cache.filling import Filling, UnitToFill
@@ -149,12 +149,12 @@ class Block:
     ) -> Samples:
         assert self.records is not None, "some unit was decoded"
         places_N = rows_N if self.kept is None else self.kept.places_R[rows_N]
-        # Text is gone once it is tokens; all else goes on, and must not keep the block.
-        others = self.records.take(places_N, lent=_TOKENS if lent or pipeline.takes_text else None)
-        taken = others.pop(_TOKENS)
         if not pipeline.takes_text:
-            return Samples(tokens=taken, others=others)
-        samples = pipeline.encoded(text_array(taken), others)
+            others = self.records.take(places_N, lent=_TOKENS if lent else None)
+            return Samples(tokens=others.pop(_TOKENS), others=others)
+        # Text is gone once it is tokens; all else goes on, and must not keep the block.
+        texts = self.records.texts(_TOKENS, places_N)
+        samples = pipeline.encoded(texts, self.records.take(places_N, without=_TOKENS))
         if self.filling is not None:
             self.filling.add(rows_N, samples)
         return samples
@@ -312,6 +312,8 @@ def _decoded_units(
             if reader.tokens is not None:
                 to_fill = UnitToFill.of(unit, records, given_B=given_B, wanted_B=usable_B)
             found[unit] = _Unit(bad_B=records.bad_B, usable_B=usable_B, to_fill=to_fill)
-            writer.append({_TOKENS: records.column, **records.others})
+            writer.append(
+                {_TOKENS: records.column, **records.others}, (_TOKENS,) if records.is_own else ()
+            )
             del records  # the next unit is decoded without this one
         return memory.hold(writer.finish())

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
-from omniload.source.columns import as_binary, drained, take
+from omniload.source.columns import Pieces, held_together, lengths_bytes, take, text_array
 
 __all__ = ["BlockMemory", "BlockWriter", "HeldBlock", "HeldColumn", "SpilledColumn"]
 
@@ -35,7 +35,6 @@ _DECODING = 3
 """Times its size that decoding a unit takes about: as it lies, as Arrow decodes it, and as a column."""
 
 _FOLDER = "/var/tmp"  # noqa: S108 -- files there have no name
-
 _GIVE_BACK_EVERY_S = 10.0
 """How often what Arrow holds beyond its need goes back to the system."""
 
@@ -61,21 +60,27 @@ class HeldBlock:
 
     def lengths_R(self, name: str) -> NDArray[np.int64]:
         """Return the number of values of each record in a column."""
-        column = self._columns[name]
-        offsets = np.frombuffer(column.binary_R.buffers()[1], np.int64, len(column.binary_R) + 1)
-        lengths_R: NDArray[np.int64] = np.diff(offsets) // column.dtype.itemsize
-        return lengths_R
+        return self._columns[name].lengths_R
 
-    def take(self, rows_N: NDArray[np.int64], lent: str | None = None) -> dict[str, Ragged]:
+    def take(
+        self, rows_N: NDArray[np.int64], *, lent: str | None = None, without: str | None = None
+    ) -> dict[str, Ragged]:
         """Return records of each column, copied end to end in the order asked for.
 
         Args:
             rows_N: The records.
             lent: A column that is let go of before the block is, and need not be copied where records lie end to end.
+            without: A column that is not asked for.
         """
         return {
-            name: column.take(rows_N, lent=name == lent) for name, column in self._columns.items()
+            name: column.take(rows_N, lent=name == lent)
+            for name, column in self._columns.items()
+            if name != without
         }
+
+    def texts(self, name: str, rows_N: NDArray[np.int64]) -> pa.Array:
+        """Return records of a column of texts, to be let go of before the block is: they are shown where they lie."""
+        return self._columns[name].texts(rows_N)
 
     def move_to(self, folder: Path) -> None:
         """Write what is in memory to files, and read it from there from now on."""
@@ -87,7 +92,8 @@ class HeldBlock:
 class HeldColumn:
     """One column of a block, in memory or in a file."""
 
-    binary_R: pa.LargeBinaryArray
+    held: Pieces | pa.LargeBinaryArray
+    """Units where they are; or all of them end to end, where they are many, large, or in a file."""
     dtype: np.dtype[Any]
     mapped: mmap.mmap | None = None
     """The file that holds the values; ``None`` where memory does."""
@@ -95,34 +101,57 @@ class HeldColumn:
     @property
     def values_bytes(self) -> int:
         """What its values take of memory."""
-        values = self.binary_R.buffers()[2]
-        return values.size if self.mapped is None and values is not None else 0
+        return sum(values.size for values in self._values) if self.mapped is None else 0
 
     @property
     def size_bytes(self) -> int:
         """What it takes of memory."""
-        return int(self.binary_R.buffers()[1].size) + self.values_bytes
+        held = self.held
+        if isinstance(held, Pieces):
+            return held.size_bytes
+        return int(held.buffers()[1].size) + self.values_bytes
+
+    @property
+    def lengths_R(self) -> NDArray[np.int64]:
+        """Number of values of each record."""
+        held = self.held
+        sizes_R = held.lengths_bytes_N if isinstance(held, Pieces) else lengths_bytes(held)
+        return sizes_R // self.dtype.itemsize
+
+    @property
+    def _values(self) -> list[pa.Buffer]:
+        if isinstance(self.held, Pieces):
+            return self.held.values
+        return [values for values in self.held.buffers()[2:] if values is not None]
 
     def take(self, rows_N: NDArray[np.int64], *, lent: bool = False) -> Ragged:
         """Return records end to end in the order asked for; copied, unless what lies in memory is ``lent``."""
         # In this order: a move in another thread sets the array first, and then the map.
-        mapped, binary_R = self.mapped, self.binary_R
-        found = take(binary_R, rows_N, self.dtype, lent=lent and mapped is None)
+        mapped, held = self.mapped, self.held
+        if isinstance(held, Pieces):
+            return held.take(rows_N, lent=lent)
+        found = take(held, rows_N, self.dtype, lent=lent and mapped is None)
         if mapped is not None:
             # What was looked at would count as memory of this process until the block ends.
             mapped.madvise(mmap.MADV_DONTNEED)
         return found
 
+    def texts(self, rows_N: NDArray[np.int64]) -> pa.Array:
+        """Return records as texts in the order asked for, which may be shown where they lie."""
+        if isinstance(self.held, Pieces):
+            return self.held.texts(rows_N)
+        return text_array(self.take(rows_N, lent=True))
+
     def move_to(self, folder: Path) -> None:
         """Write its values to a file, and read them from there from now on."""
-        _, offsets, values = self.binary_R.buffers()
         if self.values_bytes:
+            ends = np.concatenate(([0], np.cumsum(self.lengths_R * self.dtype.itemsize)))
             with _spill_file(folder) as file:
-                _write(file, memoryview(values), folder)
+                for values in self._values:
+                    _write(file, memoryview(values), folder)
                 mapped = _map(file)
-            # A reader in another thread keeps the array that it began with.
-            # Offsets stay in memory, 8 bytes a record: every record is found by them.
-            self.binary_R = _binary(offsets, mapped, len(self.binary_R))
+            # A reader in another thread keeps what it began with. Offsets stay in memory: records are found by them.
+            self.held = _binary(pa.py_buffer(ends), mapped, len(ends) - 1)
             self.mapped = mapped
 
 
@@ -164,16 +193,25 @@ class BlockWriter:
         self._memory = memory
         self._parts: dict[str, list[Ragged]] = {}
         self._spilled: dict[str, SpilledColumn] = {}
+        self._lent: set[str] = set()
+        """Columns of which some unit has room beyond it, or lies in what is not its own."""
         self._held_bytes = 0
         self.unit_bytes = 0
         """The largest unit."""
 
-    def append(self, columns: Mapping[str, Ragged]) -> None:
-        """Add the records of a unit, each column of as many; the first unit has all columns."""
+    def append(self, columns: Mapping[str, Ragged], own: Container[str] = ()) -> None:
+        """Add the records of a unit, each column of as many; the first unit has all columns.
+
+        Args:
+            columns: Of the unit.
+            own: Columns that lie in memory of their own, without room beyond them: they stay where they are.
+        """
         size_bytes = sum(c.values_V.nbytes + c.offsets.nbytes for c in columns.values())
         self.unit_bytes = max(self.unit_bytes, size_bytes)
         for name, column in columns.items():
             self._parts.setdefault(name, []).append(column)
+            if name not in own:
+                self._lent.add(name)
         self._held_bytes += size_bytes
         # Once a unit lies in a file the others follow: a block is in memory or in files, not in both.
         if self._spilled or not self._memory.has_room(self._held_bytes):
@@ -187,7 +225,7 @@ class BlockWriter:
         types = {name: parts[0].values_V.dtype for name, parts in self._parts.items()}
         return HeldBlock(
             {
-                name: HeldColumn(as_binary(drained(parts, types[name])), types[name])
+                name: HeldColumn(held_together(parts, own=name not in self._lent), types[name])
                 for name, parts in self._parts.items()
             }
         )

@@ -87,6 +87,8 @@ class Records:
     """Further columns by name, a sequence a record; an aligned one has the lengths of ``column`` where that is good."""
     keys_B: NDArray[np.uint64] | None = None
     """Hash of what each record is known by, where its source names that; see ``omniload.mix.schema.splits``."""
+    is_own: bool = False
+    """Whether ``column`` lies in memory of its own, without room beyond it, so that a block holds it as it is."""
     kept_B: NDArray[np.bool_] | None = None
     """False where a condition of the source leaves a record out; ``None`` where it has none."""
 

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
-from omniload.source.columns import drained, text_bytes
+from omniload.source.columns import Layer, text_bytes
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import (
@@ -55,7 +54,7 @@ from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "JsonlFormat"]
 
-_NEWLINE = 10
+_NEWLINE, _NEWLINES = 10, b"\n"
 _FIRST_LINES = 256
 """Lines that are looked at for what stands beside conversations."""
 _PART_BYTES = 1 << 20
@@ -106,16 +105,16 @@ class JsonlFormat(Format):
                 shards_U = self._units.shards_U
                 is_last = unit + 1 == len(shards_U) or int(shards_U[unit + 1]) != shard
                 data = self._compressed.range_of(file, start, stop, is_last=is_last)
-        ends = _line_ends(data)
-        if len(ends) != rows:
-            raise IntegrityError(
-                f"{file.path}: bytes {start} to {stop} hold {len(ends)} lines, {rows} in the index; "
-                "the file is not the one that was indexed, start anew"
-            )
         # Lines are told by their number in the file, as editors count them.
         first = int(np.searchsorted(self._units.shards_U, shard))
         before = int(self._units.rows_U[first:unit].sum())
-        return _records(data, ends, self._read, file.path, before + 1)
+        records = _records(data, self._read, file.path, before + 1)
+        if len(records.column) != rows:
+            raise IntegrityError(
+                f"{file.path}: bytes {start} to {stop} hold {len(records.column)} lines, {rows} in the index; "
+                "the file is not the one that was indexed, start anew"
+            )
+        return records
 
     @override
     def reach(self, unit: int) -> None:
@@ -130,25 +129,23 @@ class JsonlFormat(Format):
         first = self._first_lines()
         if first is None:
             return Records.of_texts([])
-        file, data, ends = first
-        return _records(data, ends, self._read, file.path, first_line=1)
+        file, data = first
+        return _records(data, self._read, file.path, first_line=1)
 
     @override
     def doubt(self) -> str:
         first = self._first_lines() if self._read.nested else None
         if first is None:
             return ""
-        _, data, ends = first
+        _, data = first
         filled: set[str] = set()
-        for line in bytes(data).split(b"\n")[: min(len(ends), _FIRST_LINES)]:
+        for line in data.to_pybytes().split(_NEWLINES)[:_FIRST_LINES]:
             with suppress(BadLineError):  # told by whoever reads records
-                filled.update(
-                    key for key, value in (object_of(memoryview(line)) or {}).items() if value
-                )
+                filled.update(key for key, value in (object_of(line) or {}).items() if value)
         return doubt_of_tools(self._transforms, filled)
 
-    def _first_lines(self) -> tuple[ShardFile, pa.Buffer, NDArray[np.int64]] | None:
-        """Return the first shard that has lines, its beginning, and where each whole line of that ends."""
+    def _first_lines(self) -> tuple[ShardFile, pa.Buffer] | None:
+        """Return the first shard that has lines, and its first whole lines."""
         # By its records, not by its size: what is compressed has bytes, and may hold no line.
         filled = np.flatnonzero(self._units.rows_U)
         if not len(filled):
@@ -156,10 +153,10 @@ class JsonlFormat(Format):
         file = self._files[self._units.shards_U[filled[0]]]
         with reading(file, "its first lines"), stream_of(file) as stream:
             data = stream.read_buffer(FIRST_BYTES)
-        ends = _line_ends(data)
-        if len(data) == FIRST_BYTES and len(ends) and ends[-1] == len(data):
-            ends = ends[:-1]  # cut off in the middle
-        return file, data, ends
+        if len(data) == FIRST_BYTES:
+            # What is cut off in the middle is no line.
+            data = data.slice(0, data.to_pybytes().rfind(_NEWLINES) + 1)
+        return file, data
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()
@@ -235,61 +232,63 @@ def _ranges(chunks: Iterator[pa.Buffer], unit_bytes: int) -> FileUnits:
     )
 
 
-def _line_ends(data: pa.Buffer) -> NDArray[np.int64]:
-    """Return where each line ends, before its newline; the last line needs none."""
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
-    open_end = len(data) > (int(ends[-1]) + 1 if len(ends) else 0)
-    return np.append(ends, len(data)) if open_end else ends
-
-
-def _records(
-    data: pa.Buffer,
-    ends: NDArray[np.int64],
-    read: "_LineReader",
-    path: str,
-    first_line: int,
-) -> Records:
+def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -> Records:
     """Read line after line; ``first_line`` is the number of the first in the file."""
-    view, num_lines = memoryview(data), len(ends)
-    begins = np.concatenate((np.zeros(1, np.int64), ends + 1))[:num_lines]
-    keys, kept = np.zeros(num_lines, np.uint64), np.ones(num_lines, np.bool_)
-    bad = np.zeros(num_lines, np.bool_)
-    reason = ""
-    parts: list[Ragged] = []
-    for first, stop in _parts(ends):
-        spans = zip(begins[first:stop].tolist(), ends[first:stop].tolist(), strict=True)
-        lines = [view[begin:end] for begin, end in spans]
+    # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
+    layer = Layer(len(data), np.dtype(np.uint8))
+    keys, kept, bad, reason = [], [], [], ""
+    for lines in _parts(data):
         # Lines of strict JSON give their texts in one pass; of others each is judged by itself.
         texts = plain_texts(lines, read.key) if read.wants_text_alone else None
         if texts is not None:
-            parts.append(text_bytes(pa.array(texts, pa.large_string())))
+            layer.lay(text_bytes(pa.array(texts, pa.large_string())))
+            bad.append(np.zeros(len(lines), np.bool_))
             continue
-        found = []
-        for i, line in enumerate(lines, first):
+        found, bad_L = [], np.zeros(len(lines), np.bool_)
+        keys_L, kept_L = np.zeros(len(lines), np.uint64), np.ones(len(lines), np.bool_)
+        first = first_line + sum(map(len, bad))
+        for i, line in enumerate(lines):
             try:
-                text, keys[i], kept[i] = read(line)
+                text, keys_L[i], kept_L[i] = read(line)
             except BadLineError as error:
-                text, bad[i] = b"", True
-                reason = reason or f"{path}:{first_line + i}: {error}"
+                text, bad_L[i] = b"", True
+                reason = reason or f"{path}:{first + i}: {error}"
             found.append(text)
-        parts.append(text_bytes(pa.array(found, pa.large_binary()).cast(pa.large_string())))
+        layer.lay(text_bytes(pa.array(found, pa.large_binary()).cast(pa.large_string())))
+        keys.append(keys_L)
+        kept.append(kept_L)
+        bad.append(bad_L)
+    # Keys and conditions are of lines that are read one by one, all of them.
+    nothing = np.zeros(0, np.bool_)
     return Records(
-        column=drained(parts, np.dtype(np.uint8)),
-        bad_B=bad,
+        column=layer.finish(),
+        is_own=True,
+        bad_B=np.concatenate([nothing, *bad]),
         reason=reason,
-        keys_B=keys if read.known_by is not None else None,
-        kept_B=kept if read.where else None,
+        keys_B=np.concatenate([np.zeros(0, np.uint64), *keys])
+        if read.known_by is not None
+        else None,
+        kept_B=np.concatenate([nothing, *kept]) if read.where else None,
     )
 
 
-def _parts(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Cut lines into ranges of which none is much longer than ``_PART_BYTES``."""
-    first = begin = 0
-    while first < len(ends):
-        stop = int(np.searchsorted(ends, begin + _PART_BYTES, side="right"))
-        stop = min(max(stop, first + 1), len(ends))
-        yield first, stop
-        first, begin = stop, int(ends[stop - 1]) + 1
+def _parts(data: pa.Buffer) -> Iterator[list[bytes]]:
+    """Cut lines into lists of which none is much longer than ``_PART_BYTES``; the last line needs no newline."""
+    at, size, part_bytes = 0, len(data), _PART_BYTES
+    while at < size:
+        # Copied twice in the cache of a core, which is cheaper than an object to show a short line where it lies.
+        part = data.slice(at, min(part_bytes, size - at)).to_pybytes()
+        cut = (
+            len(part) - 1
+            if at + len(part) == size and part[-1] != _NEWLINE
+            else part.rfind(_NEWLINES)
+        )
+        if cut < 0:
+            part_bytes *= 2  # one line is longer than that
+            continue
+        lines = part[: cut + (part[cut] != _NEWLINE)].split(_NEWLINES)
+        at, part_bytes = at + cut + 1, _PART_BYTES
+        yield lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +313,7 @@ class _LineReader:
         """Whether nothing is asked of a line but a text under one key."""
         return not (self.nested or self.beside or self.where or self.known_by is not None)
 
-    def __call__(self, line: memoryview) -> tuple[bytes, int, bool]:
+    def __call__(self, line: bytes) -> tuple[bytes, int, bool]:
         """Return the text of a line, the hash of what it is known by, and whether it is drawn from at all.
 
         Raises:

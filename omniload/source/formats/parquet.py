@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ParquetSource
-from omniload.source.columns import PLAIN_TEXTS, Layer, text_bytes
+from omniload.source.columns import PLAIN_TEXTS, Layer, is_utf8, text_bytes
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import (
@@ -43,12 +44,10 @@ from omniload.source.patterns import FileNames
 __all__ = ["FORMAT", "ParquetFormat"]
 
 _FIRST_ROWS = 64
-_LAID_FROM_BYTES = 16 << 20
-"""Row groups from which on texts are decoded a few at a time: of 8 MiB it is no quicker, of 128 twice as quick."""
 _TEXT_AT_ONCE = 1 << 20
 """Bytes of texts that are decoded at once, about: what a core has in its cache."""
-_MOST_TIMES = 16
-"""Times the bytes of its file that room for the texts of a row group is made at first, at most."""
+_MOST_TIMES, _ROOM_BYTES = 16, 64 << 20
+"""Times the bytes of its file, or else bytes, that room for the texts of a row group is made at first, at most."""
 _IMAGES_AT_ONCE = 16
 """Rows whose images are decoded before what they take is looked at."""
 
@@ -90,7 +89,11 @@ class ParquetFormat(Format):
             laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
             columns = self._columns if laid is None else self._beside
             # In one thread: loaders are many, and each has a core of its own.
-            table = opened.read_row_group(group, columns=columns, use_threads=False)
+            table = (
+                opened.read_row_group(group, columns=columns, use_threads=False)
+                if columns
+                else pa.table({})
+            )
             images = self._images_of(opened, group, self._files[shard].path)
             column = self._texts(table) if laid is None else laid[0]
         where = f"{self._files[shard].path}: {part}"
@@ -103,7 +106,7 @@ class ParquetFormat(Format):
         records = (
             records_of(column, where, self._holds, kept_B, self._texts_in)
             if laid is None
-            else laid_out(*laid, where, kept_B, self._texts_in)
+            else replace(laid_out(*laid, where, kept_B, self._texts_in), is_own=True)
         )
         others = {name: table[other] for name, other in config.columns.items()}
         keys = None if self._key is None else table[self._key]
@@ -172,30 +175,35 @@ class ParquetFormat(Format):
     ) -> tuple[Ragged, NDArray[np.bool_]] | None:
         """Return the texts of a row group end to end, and which are null, ``[B]``.
 
-        A few are decoded at a time: Arrow moves what it decodes whenever that outgrows its room, and pages that it
-        moves to are new ones. ``None`` where they are few bytes, do not come as they lie, or one is not UTF-8: the
-        row group is then read as a whole.
+        A few are decoded at a time: they are copied in the cache of a core, while Arrow moves what it decodes
+        whenever that outgrows its room, and pages that it moves to are new ones. ``None`` where texts do not come as
+        they lie, or one is not UTF-8: the row group is then read as a whole.
         """
-        column, metadata = self._texts_in[0], shard.metadata.row_group(group)
-        # Of lengths and values as they are written; of a dictionary it is less than they take, and the layer grows.
-        size_bytes, rows = _size_of(metadata, column), metadata.num_rows
-        if not self._lies_plain or size_bytes < _LAID_FROM_BYTES:
+        if not self._lies_plain:
             return None
+        column, metadata = self._texts_in[0], shard.metadata.row_group(group)
+        # Of lengths and values as they are written; of a dictionary it is less than they take.
+        size_bytes, rows = _size_of(metadata, column), metadata.num_rows
         # A damaged footer claims more than any file holds.
-        layer = Layer(min(size_bytes, _MOST_TIMES * file_bytes), np.dtype(np.uint8))
+        most_bytes = max(_MOST_TIMES * file_bytes, _ROOM_BYTES)
         at_once = max(1, min(rows, rows * _TEXT_AT_ONCE // max(1, size_bytes)))
-        nulls = []
+        layer, nulls = None, []
         for batch in shard.iter_batches(
             at_once, row_groups=[group], columns=[column], use_threads=False
         ):
-            texts = batch.column(0)
-            try:
-                texts.validate(full=True)
-            except pa.ArrowInvalid:
+            texts = text_bytes(batch.column(0))
+            if not is_utf8(texts):
                 return None
-            layer.lay(text_bytes(texts))
-            nulls.append(nulls_of(texts))
-        return layer.finish(), np.concatenate([np.zeros(0, np.bool_), *nulls])
+            if layer is None:
+                # As if all were like the first, where that is more; and a little.
+                likely_bytes = len(texts.values_V) * rows // max(1, len(texts)) * 17 // 16
+                likely_bytes = min(max(size_bytes, likely_bytes), most_bytes)
+                layer = Layer(likely_bytes, np.dtype(np.uint8))
+            layer.lay(texts)
+            nulls.append(nulls_of(batch.column(0)))
+        if layer is None:
+            return None
+        return layer.finish(), np.concatenate(nulls)
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
         names = self._texts_in

@@ -51,7 +51,7 @@ class BadLineError(IntegrityError):
     """A line without a usable text; the message says why, as a predicate of the line."""
 
 
-def text_of(line: memoryview, key: str, *, nested: bool = False) -> bytes:
+def text_of(line: bytes | memoryview, key: str, *, nested: bool = False) -> bytes:
     """Return the text under ``key`` of a line as UTF-8; a blank line is an empty text.
 
     A key that is given twice counts with its last value. The answer depends on the bytes of
@@ -70,7 +70,7 @@ def text_of(line: memoryview, key: str, *, nested: bool = False) -> bytes:
     return b"" if value is None else text_in(value, key, nested=nested)
 
 
-def plain_texts(lines: Sequence[memoryview], key: str) -> list[str] | None:
+def plain_texts(lines: Sequence[bytes], key: str) -> list[str] | None:
     """Return the texts of lines that strict JSON reads, each as ``text_of`` does, in a third of the time.
 
     Returns:
@@ -85,7 +85,7 @@ def plain_texts(lines: Sequence[memoryview], key: str) -> list[str] | None:
     return found if set(map(type, found)) <= {str} else None
 
 
-def object_of(line: memoryview) -> dict[str, object] | None:
+def object_of(line: bytes | memoryview) -> dict[str, object] | None:
     """Return the object of a line; ``None`` of a blank one.
 
     Raises:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
-from omniload.source import block_memory
+from omniload.source import block_memory, columns
 from omniload.source.block_memory import BlockMemory, HeldBlock
 
 KIB = 1024
@@ -47,6 +47,47 @@ def test_records_of_all_units_are_taken_in_the_order_asked_for(limit, tmp_path):
 
     assert rows_of(block, 3, 0, 1, 2, 0) == [[7, 8, 9], [0, 1], [], [2], [0, 1]]
     assert block.lengths_R("tokens").tolist() == [2, 0, 1, 3]
+
+
+def test_units_in_memory_of_their_own_stay_where_they_are_until_the_block_goes_to_a_file(tmp_path):
+    memory, units = BlockMemory(1000 * KIB, tmp_path), [of_kib(100), of_kib(100, first=3)]
+    with memory.writing() as writer:
+        for unit in units:
+            writer.append(unit, own={"tokens"})
+        block = memory.hold(writer.finish())
+    first = block.take(np.array([0]), lent="tokens")["tokens"].values_V
+    before = rows_of(block, 1, 0, 1)
+
+    assert np.shares_memory(first, units[0]["tokens"].values_V)
+    memory.set_others(950 * KIB)
+    assert not block.is_in_memory
+    assert rows_of(block, 1, 0, 1) == before
+    assert block.lengths_R("tokens").tolist() == [100 * 256] * 2
+
+
+def test_a_unit_that_has_room_beyond_it_is_copied_into_the_block(tmp_path):
+    memory, units = BlockMemory(), [of_kib(4), of_kib(4, first=3)]
+    block = a_block(memory, *units)
+
+    first = block.take(np.array([0]), lent="tokens")["tokens"].values_V
+
+    assert not np.shares_memory(first, units[0]["tokens"].values_V)
+
+
+@pytest.mark.parametrize(("most", "piece_bytes"), [(1, 1 << 31), (16, 1)])
+def test_units_that_are_too_many_or_too_large_for_views_are_laid_end_to_end(
+    monkeypatch, most, piece_bytes
+):
+    monkeypatch.setattr(columns, "_MOST_PIECES", most)
+    monkeypatch.setattr(columns, "_PIECE_BYTES", piece_bytes)
+    memory = BlockMemory()
+    with memory.writing() as writer:
+        for unit in (of_kib(1), of_kib(2, first=7)):
+            writer.append(unit, own={"tokens"})
+        block = memory.hold(writer.finish())
+
+    assert [len(row) for row in rows_of(block, 1, 0)] == [512, 256]
+    assert memory.used_bytes == block.size_bytes
 
 
 @pytest.mark.parametrize("limit", [None, 1])

@@ -10,8 +10,10 @@ from omniload.base.ragged import Ragged
 from omniload.source import columns
 from omniload.source.columns import (
     Layer,
+    Pieces,
     as_binary,
     drained,
+    is_utf8,
     take,
     text_array,
     text_bytes,
@@ -140,3 +142,74 @@ def test_texts_that_are_laid_keep_at_most_a_quarter_more_room_than_they_take(lik
 
     assert len(laid.values_V) == 1_000_000
     assert pa.total_allocated_bytes() - before <= 1_250_000
+
+
+def texts_column(*texts):
+    return text_bytes(pa.array(texts, pa.large_string()))
+
+
+# Views hold texts of up to twelve bytes themselves, and the first four of others.
+SHORT_AND_LONG = st.lists(st.text(max_size=20), max_size=6)
+
+
+@given(st.lists(SHORT_AND_LONG, min_size=1, max_size=4), st.data())
+def test_pieces_are_taken_as_one_column_would_be(groups, data):
+    every = [text for group in groups for text in group]
+    asked = [
+        data.draw(st.lists(st.integers(0, len(every) - 1), max_size=12)) if every else []
+        for _ in range(3)
+    ]
+    pieces = Pieces([texts_column(*group) for group in groups])
+
+    for rows in [np.arange(len(every)), *(np.array(each, np.int64) for each in asked)]:
+        wanted = [every[i] for i in rows]
+        assert pieces.texts(rows).to_pylist() == wanted
+        assert text_array(pieces.take(rows)).to_pylist() == wanted
+        assert text_array(pieces.take(rows, lent=True)).to_pylist() == wanted
+        assert pieces.lengths_bytes_N.tolist() == [len(text.encode()) for text in every]
+
+
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=4), min_size=1, max_size=3)
+)
+def test_pieces_of_token_ids_keep_their_type_and_are_not_lost_when_the_pieces_go(groups):
+    rows = np.arange(sum(map(len, groups)))[::-1].copy()
+
+    taken = Pieces([a_column(*group) for group in groups]).take(rows)
+
+    assert taken.values_V.dtype == np.int32
+    assert listed(taken) == [ids for group in groups for ids in group][::-1]
+
+
+def test_pieces_show_texts_where_they_lie_in_whatever_order():
+    columns_ = [
+        texts_column("of more than twelve bytes", "b"),
+        texts_column("as long as the first"),
+    ]
+    pieces = Pieces(columns_)
+
+    for rows in ([0, 1], [2, 0]):
+        shown = {buffer.address for buffer in pieces.texts(np.array(rows)).buffers()[2:]}
+        assert shown & {values.address for values in pieces.values}
+    assert pieces.values[0].address == columns_[0].values_V.ctypes.data
+
+
+@given(st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=6))
+def test_bytes_are_texts_where_python_reads_each_of_them(parts):
+    column = Ragged.of([np.frombuffer(part, np.uint8) for part in parts], np.uint8)
+
+    assert is_utf8(column) == all(_is_text(part) for part in parts)
+
+
+def test_a_character_that_is_cut_in_two_is_no_text():
+    column = Ragged(values_V=np.frombuffer("é".encode(), np.uint8), offsets=np.array([0, 1, 2]))
+
+    assert not is_utf8(column)
+
+
+def _is_text(part):
+    try:
+        part.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

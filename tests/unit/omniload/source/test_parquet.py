@@ -283,14 +283,13 @@ def test_an_image_that_a_dictionary_holds_for_many_rows_is_counted_as_often(
 @given(
     st.lists(st.text(max_size=30) | st.none(), min_size=1, max_size=40),
     st.integers(1, 15),
-    st.sampled_from([0, 300]),
     st.sampled_from([1, 40, 1 << 20]),
     st.booleans(),
     st.sampled_from(["none", "zstd"]),
     st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]),
 )
 def test_texts_are_those_that_pyarrow_reads_however_many_are_decoded_at_once(
-    shard, opened, column, group_rows, laid_from, at_once, dictionary, codec, kind
+    shard, opened, column, group_rows, at_once, dictionary, codec, kind
 ):
     path = shard(
         pa.array(column, kind),
@@ -301,7 +300,6 @@ def test_texts_are_those_that_pyarrow_reads_however_many_are_decoded_at_once(
         data_page_size=16,
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(parquet, "_LAID_FROM_BYTES", laid_from)
         patched.setattr(parquet, "_TEXT_AT_ONCE", at_once)
         reader = opened("text", holds_text=True)
         read = [reader.read_unit(unit) for unit in range(len(reader.units()))]
@@ -311,8 +309,7 @@ def test_texts_are_those_that_pyarrow_reads_however_many_are_decoded_at_once(
     assert np.concatenate([r.bad_B for r in read]).tolist() == [t is None for t in stored]
 
 
-def test_a_dictionary_says_less_than_its_texts_take(shard, opened, monkeypatch):
-    monkeypatch.setattr(parquet, "_LAID_FROM_BYTES", 0)
+def test_a_dictionary_says_less_than_its_texts_take(shard, opened):
     shard(["a long text" * 20_000] * 9, "text", group_rows=9, use_dictionary=True)
 
     assert texts(opened("text", holds_text=True).read_unit(0)) == ["a long text" * 20_000] * 9
@@ -322,7 +319,6 @@ def test_a_dictionary_says_less_than_its_texts_take(shard, opened, monkeypatch):
 def test_a_text_that_is_not_utf8_is_found_wherever_it_is_decoded(
     shard, opened, monkeypatch, at_once
 ):
-    monkeypatch.setattr(parquet, "_LAID_FROM_BYTES", 0)
     monkeypatch.setattr(parquet, "_TEXT_AT_ONCE", at_once)
     raw = pa.array([b"one", b"two", None, b"a\xff", b"five"], pa.binary())
     shard(raw.view(pa.string()), "text", group_rows=5)
@@ -335,7 +331,6 @@ def test_a_text_that_is_not_utf8_is_found_wherever_it_is_decoded(
 
 
 def test_what_stands_beside_texts_keeps_to_their_rows(shard, opened, monkeypatch):
-    monkeypatch.setattr(parquet, "_LAID_FROM_BYTES", 0)
     monkeypatch.setattr(parquet, "_TEXT_AT_ONCE", 1)
     shard(["one", "two", "three"], "text", group_rows=3)
 
