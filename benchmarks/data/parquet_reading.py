@@ -120,7 +120,8 @@ Files in the page cache, one core, {repeats} turns of all ways after a first one
 one process within a turn, its median with the least and most, above 1 where omniload reads more. Ours gives documents
 1,024 at a time with their positions, their UTF-8 looked at, in the order of the file or shuffled within blocks of four
 row groups, less what the tokenizer takes; shuffled ones where they lie, as
-views, so that what it costs to fetch each from there is the tokenizer's. pyarrow's iter_batches gives 65,536 rows at a time as it comes, mapped with
+views, so that what it costs to fetch each from there is the tokenizer's. pyarrow's
+iter_batches gives 65,536 rows at a time as it comes, mapped with
 memory_map=True, or 1,024; nothing is looked at or shuffled. Load of the machine by other work as this began: {load}."""
 
 
