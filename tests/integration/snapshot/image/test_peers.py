@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+import uuid
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -126,7 +127,8 @@ def networks(count):
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: network namespaces need root")
     number = os.getpid() % 250
-    bridge, prefix = f"omni{number}", f"10.213.{number}"
+    # Not by the number: of a test that was killed names are left.
+    bridge, prefix = f"omni{uuid.uuid4().hex[:6]}", f"10.213.{number}"
     with ExitStack() as undone:
         try:
             ip("link", "add", bridge, "type", "bridge")
