@@ -82,6 +82,8 @@ class PlaneAddress(StrictModel):
     """Host of each data constructor that is not on the opener's."""
     lifeline: str = ""
     """Host and port that stay connected for as long as the opener lives; empty on one host."""
+    opener: tuple[int, str] = (0, "")
+    """Number of the process that opened it, and the machine and namespace where that number means it."""
     logs: Path | None = None
     """Folder of the roles' lines; ``None`` for a plane without a folder of its run."""
     batch_timeout_s: float

@@ -30,13 +30,13 @@ LONGER = {
         360,
         "three roles, how each begins, and what all of them answer",
     ),
-    "omniload/actors/ray/answers.py": (175, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (210, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         280,
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
-        280,
+        285,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
@@ -51,6 +51,7 @@ LONGER = {
         205,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
+    "omniload/actors/ray/processes.py": (170, "every way in which a process is seen to end"),
     "omniload/actors/ray/plane.py": (215, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         280,

@@ -19,6 +19,7 @@ __all__ = [
     "newest_of",
     "plain_error",
     "there",
+    "value_of",
 ]
 
 _TURN_S = 0.2
@@ -76,21 +77,51 @@ def answer_to(
             f"end the job and start again from the last checkpoint{place_of_lines(role)}"
         )
     try:
-        return ray.get(ref)
+        return value_of(ref)
     except RayError as error:
         raise plain_error(error, role) from None
 
 
 def there(ref: Any, timeout_s: float, check: Callable[[], None]) -> bool:  # noqa: ANN401 -- as above
-    """Wait for an answer in short turns, calling ``check`` before each; return whether it came."""
+    """Wait for an answer in short turns, calling ``check`` before each; return whether it came.
+
+    Raises:
+        UnavailableError: Ray has ended on this host.
+    """
     until_s = time.monotonic() + timeout_s
     while True:
         check()
         left_s = until_s - time.monotonic()
-        if ray.wait([ref], timeout=max(0.0, min(left_s, _TURN_S)))[0]:
-            return True
+        try:
+            if ray.wait([ref], timeout=max(0.0, min(left_s, _TURN_S)))[0]:
+                return True
+        except OSError as error:
+            raise _of_ended_ray(error) from None
         if left_s <= _TURN_S:
             return False
+
+
+def value_of(ref: Any) -> Any:  # noqa: ANN401 -- as above
+    """Return an answer that is there.
+
+    Raises:
+        RayError: What the actor raised, as Ray tells it.
+        UnavailableError: Ray has ended on this host.
+    """
+    try:
+        return ray.get(ref)
+    except RayError:  # an actor's own OSError is one as well
+        raise
+    except OSError as error:
+        raise _of_ended_ray(error) from None
+
+
+def _of_ended_ray(error: OSError) -> UnavailableError:
+    # The raylet of this host ends with whoever opened the plane, as its connection says: "Broken pipe".
+    return UnavailableError(
+        f"the process that opened the data plane has ended, and its Ray on this host with it ({error}); start again "
+        "from the last checkpoint"
+    )
 
 
 def future_of(ref: Any, role: str) -> "Future[Any]":  # noqa: ANN401 -- as above
@@ -120,7 +151,7 @@ def has_ended(ref: Any) -> bool:  # noqa: ANN401 -- as above
     if not there(ref, 0.0, lambda: None):
         return False
     try:
-        ray.get(ref)
+        value_of(ref)
     except RayError as error:
         return is_lost(error)
     return False

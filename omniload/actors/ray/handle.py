@@ -21,11 +21,13 @@ from omniload.actors.ray.answers import (
     newest_of,
     plain_error,
     there,
+    value_of,
 )
-from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.environment import RayError
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.links import PlannerLink
+from omniload.actors.ray.processes import Opener
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
 from omniload.base.log import RoleLogs, get_logger
@@ -71,13 +73,14 @@ class RayHandle(RankHandle):
         self._asked: tuple[int, Any] | None = None
         self._folder = address.on_host(host_id())[1]
         self._lock: FileLock | None = None
-        self._line = LifelineEnd("")
+        self._line, self._opener = LifelineEnd(""), Opener(0, "")
         try:
             if asked is None:  # else the planner is asked first
                 self._lock = self._claim(0, dp_rank)
                 # Of the first world its number is enough: the address says who serves each of its ranks.
                 self._be(World(tree=ClientPlaceTree.of()), dp_rank)
-            # On the opener's own host none is needed: its end closes Ray's node there, and every call fails at once.
+            self._opener = Opener(*address.opener)
+            # On the opener's own host none is needed: its process is seen there.
             away = address.host != host_id()
             self._line = LifelineEnd(address.lifeline if away else "")
             self._planner = PlannerLink(dp_rank, self._cp_rank, self._check_alive)
@@ -140,6 +143,7 @@ class RayHandle(RankHandle):
     def _give_up(self) -> None:
         self._let_go()
         self._line.close()
+        self._opener.close()
 
     @override
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
@@ -193,7 +197,7 @@ class RayHandle(RankHandle):
             wait_until(lambda s: there(asked, s, self._planner.look), wait, self._board)  # noqa: B023 -- waited for here
             self._asked = None
             try:
-                batches: tuple[Batch, ...] = ray.get(asked)
+                batches: tuple[Batch, ...] = value_of(asked)
             except RayError as error:
                 if not is_lost(error):
                     raise plain_error(error, self._of) from None
@@ -266,9 +270,10 @@ class RayHandle(RankHandle):
             _LOG.warning("%s is closed while a call to Ray does not end", self._name)
 
     def _check_alive(self) -> None:
-        """Leave a closed plane, and one whose opener has ended on another host."""
+        """Leave a closed plane, and one whose opener has ended."""
         self._gate.check()
         self._line.check()
+        self._opener.check()
 
 
 def _found(role: str) -> tuple[str, Any]:

@@ -22,8 +22,9 @@ from omniload.actors.ray.answers import (
     newest_of,
     plain_error,
     there,
+    value_of,
 )
-from omniload.actors.ray.environment import RayError, ray
+from omniload.actors.ray.environment import RayError
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.roles.links import ConstructorLink, LoaderLink
@@ -284,10 +285,10 @@ class PlannerLink:
                 # Twice a second and not always: hundreds of ranks ask one process.
                 self._look_at_s = now_s + _CHECK_S
                 self._asked = self._actor.check.remote()
-        elif ray.wait([self._asked], timeout=0)[0]:
+        elif there(self._asked, 0.0, lambda: None):
             asked, self._asked = self._asked, None
             try:
-                ray.get(asked)
+                value_of(asked)
             except RayError as error:
                 if not is_lost(error):
                     raise plain_error(error, PLANNER) from None
@@ -328,7 +329,7 @@ class PlannerLink:
             if not there(answer, left_s, self._check_plane):
                 break
             try:
-                found = ray.get(answer)
+                found = value_of(answer)
             except RayError as error:
                 if not is_lost(error):
                     raise plain_error(error, PLANNER) from None

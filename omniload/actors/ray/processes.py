@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["EndWatch", "HeldProcess", "Process"]
+from omniload.base.errors import UnavailableError
+
+__all__ = ["EndWatch", "HeldProcess", "Opener", "Process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,47 @@ class HeldProcess:
     def close(self) -> None:
         """Let go of the descriptor."""
         os.close(self.descriptor)
+
+
+class Opener:
+    """The process that opened a plane, as a rank of the same host sees it.
+
+    Its Ray ends with it, and a call to the head of one that has ended blocks for a minute, and then ends the process
+    that called: so it is looked at before each such call.
+    """
+
+    def __init__(self, pid: int, place: str) -> None:
+        """Hold it; none where its number means nothing here, in a container of its own or on another host.
+
+        Raises:
+            UnavailableError: It has ended.
+        """
+        self._held: HeldProcess | None = None
+        if place == Process.own().place:
+            try:
+                self._held = HeldProcess(Process(pid, place))
+            except ProcessLookupError:
+                raise self._ended() from None
+
+    def check(self) -> None:
+        """Return while it lives, as far as that is seen here.
+
+        Raises:
+            UnavailableError: It has ended.
+        """
+        if self._held is not None and self._held.has_ended():
+            raise self._ended()
+
+    def _ended(self) -> UnavailableError:
+        return UnavailableError(
+            "the process that opened the data plane has ended; start again from the last checkpoint"
+        )
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
 
 class EndWatch:

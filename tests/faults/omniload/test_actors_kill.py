@@ -168,3 +168,43 @@ def reapers_of(opener):
             if any(word.endswith("reaper_process.py") for word in process.cmdline()):
                 found.append(process)
     return found
+
+
+_SERVER = """
+import sys, omniload
+with omniload.serve(sys.argv[1], address=sys.argv[2]) as plane:
+    plane.wait()
+"""
+_RANK = """
+import sys, omniload
+from omniload.base.errors import UnavailableError
+try:
+    with omniload.join(sys.argv[1], rank=0, world_size=1, arrays="numpy") as loader:
+        for step, _ in enumerate(loader):
+            if step == 3:
+                print("there", flush=True)
+except UnavailableError as error:
+    print(error, flush=True)
+"""
+
+
+def test_a_rank_of_a_served_plane_is_told_that_its_server_was_killed(tmp_path):
+    write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
+    at = str(tmp_path / "plane")
+    server = subprocess.Popen([sys.executable, "-c", _SERVER, str(tmp_path / "mix.yaml"), at])
+    rank = subprocess.Popen(
+        [sys.executable, "-c", _RANK, at], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert rank.stdout.readline() == "there\n"
+        server.kill()
+        killed_s = time.monotonic()
+        said, faults = rank.communicate(timeout=_LONG_S)
+        took_s = time.monotonic() - killed_s
+    finally:
+        for process in (server, rank):
+            process.kill()
+            process.wait()
+
+    assert "the process that opened the data plane has ended" in said, faults
+    assert took_s < _LIMIT_S

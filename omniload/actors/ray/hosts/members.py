@@ -17,6 +17,7 @@ from omniload.actors.ray.layout import (
     dp_ranks_of_constructors,
     store_bytes,
 )
+from omniload.actors.ray.processes import Process
 from omniload.base.linux.network import free_ports, host_id, listening_address
 from omniload.base.log import logs_folder
 from omniload.base.units import parse_ports
@@ -115,7 +116,7 @@ def address_of(
         hosts: The hosts of the job; ``None`` where all ranks are on this one.
         lifeline: Tells other hosts that this process lives.
     """
-    here = host_id()
+    here, opener = host_id(), Process.own()
     if hosts is None or not hosts.elsewhere:
         placed = {
             name: (here, r) for name, r in dp_ranks_of_constructors(spec, cores_here()).items()
@@ -136,6 +137,7 @@ def address_of(
         elsewhere=elsewhere,
         host_of={name: host for name, (host, _) in placed.items() if host != here},
         lifeline="" if lifeline is None else lifeline.address,
+        opener=(opener.pid, opener.place),
         logs=None if spec.run_dir is None else logs_folder(spec.run_dir.resolve()),
         batch_timeout_s=spec.mix.runtime.batch_timeout,
     )

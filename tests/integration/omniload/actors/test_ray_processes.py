@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.processes import EndWatch, HeldProcess, Process
+from omniload.actors.ray.processes import EndWatch, HeldProcess, Opener, Process
+from omniload.base.errors import UnavailableError
 
 LIMIT_S = 20.0
 
@@ -79,3 +80,21 @@ def test_of_a_process_that_was_let_go_of_nobody_hears_though_another_one_has_its
     for each in (held_too, third):
         watch.forget(each)
         each.close()
+
+
+def test_the_end_of_an_opener_is_seen_on_its_own_machine_alone(started):
+    process, held = started()
+    there, elsewhere = Opener(process.pid, Process.own().place), Opener(process.pid, "elsewhere")
+    there.check()
+
+    process.kill()
+    process.wait()
+
+    assert held.has_ended()
+    elsewhere.check()
+    with pytest.raises(UnavailableError, match="opened the data plane has ended"):
+        there.check()
+    with pytest.raises(UnavailableError, match="opened the data plane has ended"):
+        Opener(process.pid, Process.own().place)
+    there.close()
+    there.check()

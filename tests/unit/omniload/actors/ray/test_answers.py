@@ -70,3 +70,31 @@ def test_only_an_actor_whose_process_has_ended_is_gone(monkeypatch, there, answe
     monkeypatch.setattr(answers.ray, "get", get)
 
     assert has_ended(answer) is ended
+
+
+@pytest.mark.parametrize("call", ["wait", "get"])
+def test_where_the_ray_of_a_host_has_ended_a_rank_is_told_so(monkeypatch, call):
+    def broken(*_, **__):
+        raise OSError("Broken pipe")
+
+    monkeypatch.setattr(answers.ray, "wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr(answers.ray, call, broken)
+
+    with pytest.raises(UnavailableError, match="opened the data plane has ended"):
+        answers.answer_to("a batch", "constructor-0")
+
+
+def test_a_missing_file_of_a_role_is_no_end_of_ray(monkeypatch):
+    class MissingInActorError(RayTaskError, FileNotFoundError):
+        cause = FileNotFoundError("no such file")
+
+        def __init__(self):
+            pass
+
+    def get(ref):
+        raise MissingInActorError
+
+    monkeypatch.setattr(answers.ray, "get", get)
+
+    with pytest.raises(MissingInActorError):
+        answers.value_of("a batch")
