@@ -33,7 +33,6 @@ __all__ = ["BlockMemory", "BlockWriter", "HeldBlock", "HeldColumn", "SpilledColu
 
 _DECODING = 3
 """Times its size that decoding a unit takes about: as it lies, as Arrow decodes it, and as a column."""
-
 _FOLDER = "/var/tmp"  # noqa: S108 -- files there have no name
 _GIVE_BACK_EVERY_S = 10.0
 """How often what Arrow holds beyond its need goes back to the system."""
@@ -106,23 +105,24 @@ class HeldColumn:
     @property
     def size_bytes(self) -> int:
         """What it takes of memory."""
-        held = self.held
-        if isinstance(held, Pieces):
+        if isinstance(held := self.held, Pieces):
             return held.size_bytes
         return int(held.buffers()[1].size) + self.values_bytes
 
     @property
     def lengths_R(self) -> NDArray[np.int64]:
         """Number of values of each record."""
-        held = self.held
-        sizes_R = held.lengths_bytes_N if isinstance(held, Pieces) else lengths_bytes(held)
+        found = self.held
+        sizes_R = found.lengths_bytes_N if isinstance(found, Pieces) else lengths_bytes(found)
         return sizes_R // self.dtype.itemsize
 
     @property
     def _values(self) -> list[pa.Buffer]:
-        if isinstance(self.held, Pieces):
-            return self.held.values
-        return [values for values in self.held.buffers()[2:] if values is not None]
+        if isinstance(
+            held := self.held, Pieces
+        ):  # looked at once: a move in another thread sets it
+            return held.values
+        return [values for values in held.buffers()[2:] if values is not None]
 
     def take(self, rows_N: NDArray[np.int64], *, lent: bool = False) -> Ragged:
         """Return records end to end in the order asked for; copied, unless what lies in memory is ``lent``."""
@@ -138,8 +138,8 @@ class HeldColumn:
 
     def texts(self, rows_N: NDArray[np.int64]) -> pa.Array:
         """Return records as texts in the order asked for, which may be shown where they lie."""
-        if isinstance(self.held, Pieces):
-            return self.held.texts(rows_N)
+        if isinstance(held := self.held, Pieces):
+            return held.texts(rows_N)
         return text_array(self.take(rows_N, lent=True))
 
     def move_to(self, folder: Path) -> None:

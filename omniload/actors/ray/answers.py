@@ -117,9 +117,9 @@ def value_of(ref: Any) -> Any:  # noqa: ANN401 -- as above
 
 
 def _of_ended_ray(error: OSError) -> UnavailableError:
-    # The raylet of this host ends with whoever opened the plane, as its connection says: "Broken pipe".
+    # "Broken pipe" and the like: of the connection to the raylet, which ends with whoever opened the plane.
     return UnavailableError(
-        f"the process that opened the data plane has ended, and its Ray on this host with it ({error}); start again "
+        f"Ray has ended on this host ({error}), as it does with the process that opened the data plane; start again "
         "from the last checkpoint"
     )
 

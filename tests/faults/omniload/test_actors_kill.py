@@ -1,6 +1,7 @@
 """Whoever opened a data plane is killed: no process, no folder and no shared memory stays, in either runtime."""
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -206,5 +207,8 @@ def test_a_rank_of_a_served_plane_is_told_that_its_server_was_killed(tmp_path):
             process.kill()
             process.wait()
 
-    assert "the process that opened the data plane has ended" in said, faults
+    # By the kernel, or by what Ray's own connection says first.
+    assert re.search("the process that opened the data plane|Ray has ended on this host", said), (
+        faults
+    )
     assert took_s < _LIMIT_S

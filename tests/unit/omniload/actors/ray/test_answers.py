@@ -80,7 +80,7 @@ def test_where_the_ray_of_a_host_has_ended_a_rank_is_told_so(monkeypatch, call):
     monkeypatch.setattr(answers.ray, "wait", lambda refs, timeout: (refs, []))
     monkeypatch.setattr(answers.ray, call, broken)
 
-    with pytest.raises(UnavailableError, match="opened the data plane has ended"):
+    with pytest.raises(UnavailableError, match="Ray has ended on this host"):
         answers.answer_to("a batch", "constructor-0")
 
 
