@@ -12,8 +12,8 @@ import click
 import numpy as np
 
 from benchmarks.report import Table, print_table, write_report
-from tests.support.plane.bad_inputs import Outcomes, spoilt_mixes, spoilt_shards
-from tests.support.plane.source_kinds import KINDS
+from tests.support.plane.sources.bad_inputs import Outcomes, spoilt_mixes, spoilt_shards
+from tests.support.plane.sources.source_kinds import KINDS
 
 __all__ = ["main", "table_of"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import click
 
 from benchmarks.report import Table, print_table, write_report
-from tests.support.plane.edit_sequences import EditedRun, run_sequence
+from tests.support.plane.edits.edit_sequences import EditedRun, run_sequence
 
 __all__ = ["Found", "found_in", "main"]
 

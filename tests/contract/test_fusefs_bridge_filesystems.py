@@ -8,8 +8,8 @@ from fusefs.stores.memory import MemoryStore
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
-from tests.support.fusefs import bridge_example as example
-from tests.support.fusefs.bridge_contract import FileSystemContract
+from tests.support.fusefs.bridge import example
+from tests.support.fusefs.bridge.contract import FileSystemContract
 
 
 class TestStore(FileSystemContract):

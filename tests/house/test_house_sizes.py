@@ -106,7 +106,13 @@ def test_every_function_fits_a_screen():
 
 
 def test_every_folder_is_looked_through_at_a_glance():
-    modules = Counter(path.parent for path in source_files() if path.name != "__init__.py")
+    beside = (
+        path
+        for place in ("tests", "benchmarks", "examples")
+        for path in (ROOT / place).rglob("*.py")
+    )
+    paths = [*source_files(), *(path.relative_to(ROOT) for path in beside)]
+    modules = Counter(path.parent for path in paths if path.name != "__init__.py")
 
     assert {str(folder): num for folder, num in modules.items() if num > FOLDER_MODULES} == {}
 

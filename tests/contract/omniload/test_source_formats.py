@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.plane.source_contract import SourceContract
-from tests.support.plane.source_kinds import KINDS
+from tests.support.plane.sources.source_contract import SourceContract
+from tests.support.plane.sources.source_kinds import KINDS
 
 
 class TestSourceFormats(SourceContract):

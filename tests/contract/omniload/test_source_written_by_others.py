@@ -21,7 +21,7 @@ from omniload.mix.sources import (
     WebDatasetSource,
 )
 from omniload.source.source import open_source
-from tests.support.plane.source_contract import expected_tokens, samples
+from tests.support.plane.sources.source_contract import expected_tokens, samples
 
 WRITTEN = orjson.loads(
     Path(__file__).parents[2].joinpath("support/written_by_others.json").read_bytes()

@@ -10,7 +10,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from snapshot.oci.image import open_store
 from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import MANIFEST_TYPE
-from tests.support.snapshot.registry_contract import ImageStoreContract, a_manifest, push
+from tests.support.snapshot.registries.contract import ImageStoreContract, a_manifest, push
 
 
 @pytest.fixture

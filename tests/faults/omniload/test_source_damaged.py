@@ -8,8 +8,8 @@ left out take none of another file with them.
 import numpy as np
 import pytest
 
-from tests.support.plane.bad_inputs import spoilt_mixes, spoilt_shards
-from tests.support.plane.source_kinds import KINDS
+from tests.support.plane.sources.bad_inputs import spoilt_mixes, spoilt_shards
+from tests.support.plane.sources.source_kinds import KINDS
 
 SHARDS, MIXES = 60, 12
 MANY = 1_500

@@ -17,8 +17,8 @@ from omniload.mix.sources import NumpySource, OnError
 from omniload.source.files import local_file
 from omniload.source.formats.arrow import messages_of
 from omniload.source.source import open_source
-from tests.support.plane.source_contract import expected_tokens, samples, texts_of_shard
-from tests.support.plane.source_kinds import KINDS
+from tests.support.plane.sources.source_contract import expected_tokens, samples, texts_of_shard
+from tests.support.plane.sources.source_kinds import KINDS
 
 BYTES = ByteTokenizer(type="bytes")
 

@@ -15,7 +15,7 @@ import pytest
 from omniload.base.clock import FakeClock
 from omniload.source.files import remote_file
 from omniload.source.stores.blocks import BLOCK_BYTES
-from tests.support.plane.shard_caches import a_cache, taken_bytes
+from tests.support.plane.sources.shard_caches import a_cache, taken_bytes
 
 B = BLOCK_BYTES
 SHARDS, SIZE = 4, 3 * B + 11
@@ -24,7 +24,7 @@ import hashlib, random, sys
 from pathlib import Path
 import fsspec
 from omniload.source.files import remote_file
-from tests.support.plane.shard_caches import a_cache
+from tests.support.plane.sources.shard_caches import a_cache
 
 folder, limit, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 store, chance = fsspec.filesystem("file"), random.Random(seed)

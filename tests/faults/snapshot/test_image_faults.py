@@ -20,7 +20,7 @@ from snapshot.oci.registry import Registry
 from snapshot.oci.store import MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
-from tests.support.snapshot.registry_fake import FakeRegistry, serving
+from tests.support.snapshot.registries.fake import FakeRegistry, serving
 
 TAR = a_tar(a_member("big", zran_friendly(4_000_000)))
 BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]

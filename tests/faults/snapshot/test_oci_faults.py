@@ -11,7 +11,7 @@ from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor
 from snapshot.oci.registry import Registry
 from snapshot.oci.store import MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
-from tests.support.snapshot.registry_fake import FakeRegistry, serving
+from tests.support.snapshot.registries.fake import FakeRegistry, serving
 
 DATA = bytes(range(256)) * 40_000  # 10 MB: more than sockets and chunks hold
 

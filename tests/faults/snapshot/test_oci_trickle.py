@@ -21,8 +21,8 @@ from snapshot.oci.registry import Registry
 from snapshot.oci.slow_servers import Pace, paced_pool
 from snapshot.oci.store import AWAY_S, MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
-from tests.support.snapshot.registry_contract import push
-from tests.support.snapshot.registry_fake import FakeRegistry, serving
+from tests.support.snapshot.registries.contract import push
+from tests.support.snapshot.registries.fake import FakeRegistry, serving
 
 DATA = bytes(range(256)) * 8192
 LIMITS = {"timeout_s": 0.4, "least_bytes_per_s": 1000, "attempts": 2, "give_up_s": 1.0}

@@ -5,7 +5,15 @@ import torch
 
 from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
-from tests.support.trainer.striped_rank import PATIENCE_S, STRIPING, Job, empty, full, ranks, run
+from tests.support.trainer.processes.striped_rank import (
+    PATIENCE_S,
+    STRIPING,
+    Job,
+    empty,
+    full,
+    ranks,
+    run,
+)
 from trainer_integration.checkpoint.place import place_of
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
 from trainer_integration.checkpoint.striped.writer import load_striped, save_striped

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
 ]
-RANK = ROOT / "tests" / "support" / "plane" / "front_rank.py"
+RANK = ROOT / "tests" / "support" / "plane" / "processes" / "front_rank.py"
 LIMIT_S = 240
 GONE_S = 10
 """Longest that anything of a plane may outlive its owner."""

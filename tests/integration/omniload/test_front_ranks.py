@@ -14,7 +14,7 @@ from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
 
 pytestmark = pytest.mark.ray
-RANK = ROOT / "tests" / "support" / "plane" / "front_rank.py"
+RANK = ROOT / "tests" / "support" / "plane" / "processes" / "front_rank.py"
 COLD_PYTHON = SimpleNamespace(path=sys.executable, for_launchers={})
 LIMIT_S = 240
 MEETING_S = 120

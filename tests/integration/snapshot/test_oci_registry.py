@@ -12,8 +12,8 @@ from snapshot.oci.layout import OciLayout
 from snapshot.oci.registry import Registry
 from snapshot.oci.store import MirroredStore, small_blob
 from snapshot.oci.transport import RegistrySettings, Transport
-from tests.support.snapshot.registry import needs, running_registry
-from tests.support.snapshot.registry_contract import ImageStoreContract, push
+from tests.support.snapshot.registries.contract import ImageStoreContract, push
+from tests.support.snapshot.registries.registry import needs, running_registry
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from snapshot.commands.startup import startup_command
 from snapshot.startup.attempts import attempts_of
 from snapshot.startup.reading import read_events
 from tests.support.snapshot.env_wheels import a_venv, a_wheel
-from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registries.registry import needs, running_registry
 from tests.support.trainer.run_lines import a_step
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]

@@ -24,7 +24,7 @@ from omniload.mix.run_record import read_run_record
 from tests.support.disks import a_tmpfs
 from tests.support.plane.builders import a_mix
 from tests.support.plane.corpora import a_corpus, write_tokens
-from tests.support.plane.mix_commands import json_of
+from tests.support.plane.edits.mix_commands import json_of
 from tests.support.trainer.run_lines import write_mix
 from trainer_integration.checkpoint.folder import steps_in
 from trainer_integration.report.proof import prove

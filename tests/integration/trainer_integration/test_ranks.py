@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.support.trainer import moe_rank
 from tests.support.trainer.moe_cases import ALONE
 from tests.support.trainer.moe_group import Ranks
+from tests.support.trainer.processes import moe_rank
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.house.modules import ROOT
 
-RANK = ROOT / "tests" / "support" / "trainer" / "peer_rank.py"
+RANK = ROOT / "tests" / "support" / "trainer" / "processes" / "peer_rank.py"
 LIMIT_S = 120
 
 

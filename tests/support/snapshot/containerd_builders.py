@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from tests.support.snapshot.registry import needs
+from tests.support.snapshot.registries.registry import needs
 
 __all__ = ["Containerd", "Link", "a_python_image", "run", "served_snapshotter", "views_of"]
 

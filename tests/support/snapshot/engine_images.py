@@ -16,7 +16,7 @@ from snapshot.image.layer.tar import read_table
 from snapshot.oci.digest import digest_of
 from snapshot.oci.image import resolve
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor
-from tests.support.snapshot.registry_contract import CONFIG, push
+from tests.support.snapshot.registries.contract import CONFIG, push
 
 __all__ = ["PYTHON", "push_config", "push_python_image"]
 

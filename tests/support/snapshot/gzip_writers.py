@@ -26,7 +26,7 @@ import zlib
 from pathlib import Path
 
 from tests.support.snapshot.image_builders import a_member, a_tar
-from tests.support.snapshot.registry import needs
+from tests.support.snapshot.registries.registry import needs
 
 __all__ = ["WRITERS", "mixed_files", "mixed_tar"]
 

@@ -11,7 +11,7 @@ import orjson
 from snapshot.oci.digest import digest_of
 from snapshot.oci.image import resolve
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor
-from tests.support.snapshot.registry_contract import CONFIG, push
+from tests.support.snapshot.registries.contract import CONFIG, push
 
 __all__ = [
     "BlobSource",

@@ -14,7 +14,7 @@ _MODULES = (
     "pytest",
     # Torch loads it when the first tensor is spread over ranks: a second in each of them.
     "torch._dynamo",
-    *("tests.support.trainer.killed_saves", "tests.support.trainer.striped_rank"),
+    *("tests.support.trainer.killed_saves", "tests.support.trainer.processes.striped_rank"),
     *("tests.support.trainer.moe_cases", "tests.support.trainer.moe_group"),
 )
 

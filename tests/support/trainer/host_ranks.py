@@ -33,7 +33,7 @@ def variables_of_ranks(world_size):
 
 def run_ranks(python, script, world_size, *arguments, env=None):
     """Run a script of this folder as every rank of a job, by this Python; fail with what the ranks said."""
-    line = [python, Path(__file__).with_name(script), *arguments]
+    line = [python, Path(__file__).with_name("processes") / script, *arguments]
     ranks = [
         subprocess.Popen(
             line,

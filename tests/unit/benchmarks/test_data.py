@@ -31,7 +31,7 @@ from benchmarks.data.parquet_reading import (
 )
 from omniload.mix.config import load_mix
 from tests.support.chats import MARKED, write_model
-from tests.support.plane.bad_inputs import Outcomes
+from tests.support.plane.sources.bad_inputs import Outcomes
 
 TEXTS = [f"def f{i}():\n    return 'é' * {i}\n" * (i % 5 + 1) for i in range(60)]
 

@@ -20,7 +20,7 @@ from fusefs.bridge.device.wire import STRUCTS
 from fusefs.bridge.process.launch import start_daemon
 from fusefs.mounts.lifecycle import umount
 from omniload.base.errors import ConfigError
-from tests.support.fusefs import bridge_example as example
+from tests.support.fusefs.bridge import example
 from tests.support.fusefs.model import fast_directory
 
 pytestmark = [
@@ -37,7 +37,7 @@ BRIDGES = ["pyfuse3", "device"]
 def shown(place, **settings):
     place.mkdir(exist_ok=True)
     told = orjson.dumps({"mountpoint": str(place), **settings})
-    daemon = start_daemon("tests.support.fusefs.bridge_example", told, str(place))
+    daemon = start_daemon("tests.support.fusefs.bridge.example", told, str(place))
     try:
         yield place
     finally:
@@ -177,7 +177,7 @@ def test_a_mount_point_that_is_a_file_is_said(tmp_path):
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(ConfigError, match="is a file"):
-        start_daemon("tests.support.fusefs.bridge_example", b"", str(tmp_path / "file"))
+        start_daemon("tests.support.fusefs.bridge.example", b"", str(tmp_path / "file"))
 
 
 def test_passed_through_reads_never_reach_the_daemon(tmp_path):
@@ -207,7 +207,7 @@ import os, signal, sys, threading
 from fusefs.bridge import server
 from fusefs.bridge.api.blocking import Threaded
 from fusefs.bridge.api.options import BridgeOptions
-from tests.support.fusefs.bridge_example import Example
+from tests.support.fusefs.bridge.example import Example
 
 if os.getuid() == 0:
     os.setgroups([])
@@ -249,7 +249,7 @@ import os, signal, sys, threading
 from fusefs.bridge import server
 from fusefs.bridge.api.blocking import Threaded
 from fusefs.bridge.api.options import BridgeOptions
-from tests.support.fusefs.bridge_example import Example
+from tests.support.fusefs.bridge.example import Example
 
 def never_answered(_):
     os.kill(os.getpid(), signal.SIGTERM)

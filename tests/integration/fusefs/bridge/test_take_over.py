@@ -17,7 +17,7 @@ from fusefs.stores.local.store import LocalStore
 from fusefs.tools.fsck import verify
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import StateError
-from tests.support.fusefs import bridge_example as example
+from tests.support.fusefs.bridge import example
 from tests.support.fusefs.model import TINY, Pair, fast_directory, run
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.fusefs.unprivileged import NOBODY, run_unprivileged
@@ -152,7 +152,7 @@ def test_inodes_and_the_numbers_of_the_mount_are_those_of_the_session(place):
 def example_shown(place, bridge):
     os.mkfifo(place / "pipe")
     told = orjson.dumps({"mountpoint": str(place / "mount"), "bridge": bridge})
-    daemon = start_daemon("tests.support.fusefs.bridge_example", told, str(place / "mount"))
+    daemon = start_daemon("tests.support.fusefs.bridge.example", told, str(place / "mount"))
     yield place / "mount"
     umount(str(place / "mount"))
     assert daemon.wait(timeout=20) == 0

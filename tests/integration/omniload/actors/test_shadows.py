@@ -22,7 +22,7 @@ from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_corpus
-from tests.support.plane.shadow_rank import ANSWER
+from tests.support.plane.processes.shadow_rank import ANSWER
 from tests.support.plane.two_hosts import ADDRESSES, begin_ray, on, two_hosts, wait_for_ray
 from tests.support.trainer.run_lines import write_mix
 
@@ -167,7 +167,7 @@ class TwoNodes:
         wait_for_ray(node)
 
     def open(self, mix, run, keywords, nodes=2):
-        script = ROOT / "tests" / "support" / "plane" / "shadow_rank.py"
+        script = ROOT / "tests" / "support" / "plane" / "processes" / "shadow_rank.py"
         self.plane = on(
             self.hosts[0],
             *(sys.executable, script, mix, run, nodes, json.dumps(keywords)),

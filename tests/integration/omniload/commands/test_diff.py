@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.support.plane.mix_commands import a_mix_file, a_run, json_of, run_mix
+from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, run_mix
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from omniload.mix.config import MixConfig
 from omniload.mix.journal.reading import read_journal
 from omniload.source.formats import jsonl
 from tests.support.plane.corpora import write_texts
-from tests.support.plane.mix_commands import a_mix_file, a_run, json_of, run_mix
+from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, run_mix
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.run_record import write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import write_texts
-from tests.support.plane.mix_commands import a_mix_file, a_run, json_of, run_mix
+from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, run_mix
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from omniload.base.errors import ConfigError
 from omniload.commands.sample import MIX_NAME
 from omniload.mix.config import load_mix
-from tests.support.plane.mix_commands import json_of, run_mix
+from tests.support.plane.edits.mix_commands import json_of, run_mix
 
 QUICKSTART = Path(__file__).parents[4] / "examples" / "quickstart.yaml"
 SIZE = ("--size", "128KiB")

@@ -14,7 +14,7 @@ from omniload.batch.images import images_of
 from omniload.commands.sample_page import Document, page_of
 from omniload.source.transforms.image_patches import pixels_of
 from tests.support.drawn import a_drawn_mix
-from tests.support.plane.mix_commands import a_run, run_mix
+from tests.support.plane.edits.mix_commands import a_run, run_mix
 
 STEP = 2
 IMAGE = re.compile(r'<img [^>]*src="data:image/png;base64,([^"]+)">')

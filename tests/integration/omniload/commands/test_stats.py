@@ -14,7 +14,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.commands import stats
 from tests.support.drawn import a_drawn_mix, png_of, ramp
 from tests.support.plane.corpora import write_texts
-from tests.support.plane.mix_commands import json_of, run_mix
+from tests.support.plane.edits.mix_commands import json_of, run_mix
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from omniload.mix.edits.edit import Undo
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
 from tests.support.plane.corpora import write_texts
-from tests.support.plane.edited_runs import AHEAD, a_spec, replayed, taken_by
-from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+from tests.support.plane.edits.edited_runs import AHEAD, a_spec, replayed, taken_by
+from tests.support.plane.edits.mix_commands import a_mix_file, json_of, run_mix
 from tests.support.trainer.run_lines import a_step
 from trainer_integration.report.proof import prove
 from trainer_integration.run.run_log import RunLog

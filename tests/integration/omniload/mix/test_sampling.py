@@ -9,11 +9,11 @@ import pytest
 
 import omniload
 from tests.house.modules import ROOT
-from tests.support.plane.mix_commands import json_of, run_mix
+from tests.support.plane.edits.mix_commands import json_of, run_mix
+from tests.support.plane.processes.sampling_rank import rollout, told_of
 from tests.support.plane.sampling import as_told, expected_batches, kept_of
-from tests.support.plane.sampling_rank import rollout, told_of
 
-RANK = ROOT / "tests" / "support" / "plane" / "sampling_rank.py"
+RANK = ROOT / "tests" / "support" / "plane" / "processes" / "sampling_rank.py"
 LIMIT_S = 240
 MIX = """
 version: 1

@@ -16,7 +16,7 @@ from omniload.commands.edits import pulse, steer
 from omniload.commands.edits.steer import Steering
 from omniload.mix.edits.edits_file import EDITS_NAME
 from omniload.mix.schema.policies import SteeringConfig
-from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+from tests.support.plane.edits.mix_commands import a_mix_file, json_of, run_mix
 
 HARD = "text"
 

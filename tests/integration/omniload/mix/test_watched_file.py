@@ -12,7 +12,7 @@ from omniload.commands.edits import pulse, watch
 from omniload.mix.config import load_mix
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from tests.support.plane.corpora import write_texts
-from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+from tests.support.plane.edits.mix_commands import a_mix_file, json_of, run_mix
 
 WAIT_S = 30.0
 

@@ -10,7 +10,7 @@ from omniload.mix.sources import JsonlSource
 from omniload.source.files import reading
 from omniload.source.formats.opening import open_format
 from omniload.source.patterns import find_files
-from tests.support.plane.shard_caches import a_cache
+from tests.support.plane.sources.shard_caches import a_cache
 
 LINE = b'{"text": "a document"}\n'
 SIZES = {"small": len(LINE) * 100, "large": 9 << 20}

@@ -22,7 +22,7 @@ from omniload.source.source import open_source
 from omniload.source.stores.shard_cache import open_shard_cache
 from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import why_not
-from tests.support.plane.shard_caches import an_hour_later, taken_bytes
+from tests.support.plane.sources.shard_caches import an_hour_later, taken_bytes
 
 pytestmark = pytest.mark.slow
 

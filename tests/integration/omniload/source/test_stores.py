@@ -28,8 +28,13 @@ from omniload.source.parsing.lance_stores import LIMITS
 from omniload.source.source import open_source
 from tests.support.fusefs.s3 import s3_server
 from tests.support.plane.builders import a_mix
-from tests.support.plane.source_contract import SHARDS, TEXTS_PER_SHARD, samples, texts_of_shard
-from tests.support.plane.source_kinds import KINDS
+from tests.support.plane.sources.source_contract import (
+    SHARDS,
+    TEXTS_PER_SHARD,
+    samples,
+    texts_of_shard,
+)
+from tests.support.plane.sources.source_kinds import KINDS
 
 pytestmark = pytest.mark.slow
 

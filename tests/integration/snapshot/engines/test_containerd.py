@@ -30,7 +30,7 @@ from tests.support.snapshot.containerd_builders import (
     views_of,
 )
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
-from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registries.registry import needs, running_registry
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from snapshot.oci.image import open_store
 from tests.support.snapshot.engine_images import push_config, push_python_image
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 from tests.support.snapshot.podman import MountedStore, Podman
-from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registries.registry import needs, running_registry
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 

@@ -28,7 +28,7 @@ from tests.support.snapshot.image_builders import (
     read_stream,
     zran_friendly,
 )
-from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registries.registry import needs, running_registry
 
 BIG = zran_friendly(2_500_000)
 TAR = a_tar(

@@ -18,7 +18,7 @@ from snapshot.image.trace.trace import decode_trace
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.gzip_writers import WRITERS, mixed_files, mixed_tar
 from tests.support.snapshot.image_builders import a_layer, an_image
-from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registries.registry import needs, running_registry
 
 pytestmark = pytest.mark.fuse
 

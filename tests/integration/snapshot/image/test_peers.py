@@ -24,7 +24,7 @@ from tests.support.namespaces import inside
 from tests.support.snapshot import peer_process
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
 from tests.support.snapshot.peer_builders import free_addresses
-from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registries.registry import needs, running_registry
 
 NODES = 8
 SIZE = 24 << 20

@@ -20,7 +20,7 @@ from snapshot.image.trace.trace import decode_trace
 from snapshot.oci.image import open_store, resolve
 from snapshot.startup.events import LOG_VARIABLE
 from snapshot.startup.reading import parse_event
-from tests.support.snapshot.registry import needs, running_registry
+from tests.support.snapshot.registries.registry import needs, running_registry
 
 pytestmark = pytest.mark.fuse
 

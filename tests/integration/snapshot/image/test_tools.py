@@ -18,7 +18,7 @@ from snapshot.image.tree.merge import merge
 from snapshot.oci.image import resolve
 from snapshot.oci.layout import OciLayout
 from tests.support.snapshot.image_builders import BlobSource, read_stream
-from tests.support.snapshot.registry import needs
+from tests.support.snapshot.registries.registry import needs
 
 RECORDED = Path(__file__).parents[3] / "support/zstd_chunked_by_buildah.json"
 KIND_OF = {

@@ -18,7 +18,7 @@ from fusefs.tree.freshness import Shown
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.shown_version import Leads, leads
 from tests.support.examples import few
-from tests.support.fusefs.bridge_mount import CONFIG, Mount
+from tests.support.fusefs.bridge.mount import CONFIG, Mount
 
 NAMES = ("f", "g")
 SIZES = (2, 100, 4096, 4097, 20_000)

@@ -1,13 +1,13 @@
 """Of runs that are edited, killed and resumed elsewhere again and again nothing is lost, and nothing comes twice.
 
-A model that goes through the records by position (``tests.support.plane.edit_sequences``) says what is due.
+A model that goes through the records by position (``tests.support.plane.edits.edit_sequences``) says what is due.
 """
 
 from collections import Counter
 
 import pytest
 
-from tests.support.plane.edit_sequences import run_sequence
+from tests.support.plane.edits.edit_sequences import run_sequence
 
 SOAKED = [
     pytest.param(range(first, first + 100), marks=pytest.mark.soak, id=f"{first} to {first + 99}")

@@ -26,7 +26,7 @@ from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
-from tests.support.plane.promises import (
+from tests.support.plane.edits.promises import (
     require_each_sample_once,
     require_journal_folds,
     taken_in,

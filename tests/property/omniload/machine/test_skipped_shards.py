@@ -27,7 +27,7 @@ from tests.property.omniload.machine.test_edits import (
 from tests.property.omniload.machine.test_edits import changes as other_changes
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
-from tests.support.plane.promises import require_journal_folds, taken_in
+from tests.support.plane.edits.promises import require_journal_folds, taken_in
 from tests.support.plane.reference import SHARDS, reference_digests, shard_of
 from tests.support.plane.simulation import Simulation
 

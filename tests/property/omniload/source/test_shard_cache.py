@@ -17,7 +17,7 @@ from fusefs.cache.disk_directory import CopyFiles
 from omniload.base.clock import FakeClock
 from omniload.source.stores import shared_directory
 from omniload.source.stores.blocks import BLOCK_BYTES
-from tests.support.plane.shard_caches import Shards, a_cache, taken_bytes
+from tests.support.plane.sources.shard_caches import Shards, a_cache, taken_bytes
 
 B = BLOCK_BYTES
 NAMES = "abcd"

@@ -10,7 +10,7 @@ from fusefs.bridge.api.waiting import run_blocking
 from fusefs.tree.namespace import StripedFiles
 from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.store_filesystem import StoreFileSystem
-from tests.support.fusefs.bridge_mount import CONFIG, Mount
+from tests.support.fusefs.bridge.mount import CONFIG, Mount
 
 BEFORE, AFTER, OTHERS = b"before" * 2000, b"AFTER" * 2000, b"another mount's" * 500
 FLAGS = {

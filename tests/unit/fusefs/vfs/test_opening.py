@@ -12,7 +12,7 @@ from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.session import STATS_INODE
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import StateError
-from tests.support.fusefs.bridge_mount import DATA, Mount
+from tests.support.fusefs.bridge.mount import DATA, Mount
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fusefs.tree.file_attributes import set_attributes
 from fusefs.vfs import attributes
 from fusefs.vfs.file.open_file import OpenFile
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs.bridge_mount import DATA, Mount, held
+from tests.support.fusefs.bridge.mount import DATA, Mount, held
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from fusefs.stores.retry import RetryingStore
 from fusefs.vfs import session
 from fusefs.vfs.session import FreshSingleFlight, InlineCalls
 from omniload.base.errors import UnavailableError
-from tests.support.fusefs.bridge_mount import Mount
+from tests.support.fusefs.bridge.mount import Mount
 
 EXT4, NFS = 0xEF53, 0x6969
 

@@ -19,7 +19,7 @@ from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.session import STATS_DIRECTORY_INODE
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import StateError
-from tests.support.fusefs.bridge_mount import CONFIG, DATA, Mount, held
+from tests.support.fusefs.bridge.mount import CONFIG, DATA, Mount, held
 
 PLAIN = b"plain " * 50
 

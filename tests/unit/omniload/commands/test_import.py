@@ -14,8 +14,8 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import load_mix
 from omniload.mix.schema.stages import WeightsConfig
 from tests.support.chats import write_model
-from tests.support.plane.mix_commands import json_of, run_mix
-from tests.support.plane.source_kinds import MdsTokens
+from tests.support.plane.edits.mix_commands import json_of, run_mix
+from tests.support.plane.sources.source_kinds import MdsTokens
 
 
 @pytest.fixture

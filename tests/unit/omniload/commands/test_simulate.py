@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from omniload.base.errors import ConfigError
-from tests.support.plane.mix_commands import a_mix_file, json_of, run_mix
+from tests.support.plane.edits.mix_commands import a_mix_file, json_of, run_mix
 
 QUICK = ("--ranks", 1, "--steps", 4)
 

@@ -16,7 +16,7 @@ from omniload.client import Client
 from omniload.front import served_plane
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
-from tests.support.plane.mix_commands import a_mix_file
+from tests.support.plane.edits.mix_commands import a_mix_file
 
 _SERVERS = ExitStack()
 

@@ -28,7 +28,7 @@ from snapshot.oci.manifest import (
 )
 from snapshot.oci.reference import Reference
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_image
-from tests.support.snapshot.registry_contract import a_manifest
+from tests.support.snapshot.registries.contract import a_manifest
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -9,7 +9,7 @@ from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import MANIFEST_TYPE
 from snapshot.oci.store import MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
-from tests.support.snapshot.registry_contract import a_manifest, descriptor_of, push
+from tests.support.snapshot.registries.contract import a_manifest, descriptor_of, push
 
 
 class Broken:

@@ -6,7 +6,7 @@ from omniload.base.errors import ConfigError
 from omniload.commands.edits.watch import STILL_S, Saves, mark_of
 from omniload.mix.run_record import write_run_record
 from tests.support.plane.builders import a_mix
-from tests.support.plane.mix_commands import run_mix
+from tests.support.plane.edits.mix_commands import run_mix
 
 OLD, SHORT, NEW = (1, 90, 5), (1, 20, 7), (1, 95, 8)
 

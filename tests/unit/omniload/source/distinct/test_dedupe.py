@@ -15,7 +15,7 @@ from omniload.mix.config import MixConfig
 from omniload.source.distinct import mask
 from omniload.source.estimate import profile
 from omniload.source.formats.parquet import ParquetFormat
-from tests.support.plane.mix_commands import json_of
+from tests.support.plane.edits.mix_commands import json_of
 
 TEXTS = [f"d{i % 37}" for i in range(100)]
 """The first 37 are all that differ."""

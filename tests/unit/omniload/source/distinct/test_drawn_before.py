@@ -18,7 +18,7 @@ from omniload.mix.config import MixConfig
 from omniload.source.distinct.drawn_before import write_drawn
 from omniload.source.parts.share import Part
 from omniload.source.source import open_source
-from tests.support.plane.mix_commands import run_mix
+from tests.support.plane.edits.mix_commands import run_mix
 
 TEXTS = [f"d{i}" for i in range(100)]
 DRAWN = {"a": np.array([0, 7, 8, 49]), "b": np.array([3])}

@@ -18,7 +18,7 @@ from omniload.source.files import local_file, remote_file
 from omniload.source.stores.blocks import BLOCK_BYTES
 from omniload.source.stores.shard_cache import open_shard_cache, shard_cache_of
 from omniload.source.stores.shared_directory import SharedDirectory
-from tests.support.plane.shard_caches import (
+from tests.support.plane.sources.shard_caches import (
     CountingStore,
     Shards,
     a_cache,

@@ -13,7 +13,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.base.settings import registry
 from omniload.mix.config import MixConfig
 from omniload.source.source import open_source
-from tests.support.plane.mix_commands import json_of, run_mix
+from tests.support.plane.edits.mix_commands import json_of, run_mix
 
 FUNCTIONS = """
 import random

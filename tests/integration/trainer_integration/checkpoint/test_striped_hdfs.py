@@ -16,7 +16,7 @@ from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.fusefs.builders import contents
 from tests.support.hdfs.cluster import why_not
-from tests.support.trainer.striped_rank import STRIPING, Job, empty, full, run
+from tests.support.trainer.processes.striped_rank import STRIPING, Job, empty, full, run
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
 from trainer_integration.checkpoint.striped.writer import load_striped, save_striped
 

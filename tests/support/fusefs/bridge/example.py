@@ -1,6 +1,6 @@
 """A small read-only tree in memory, as an implementer of the bindings' protocol writes one.
 
-``python -m tests.support.fusefs.bridge_example READY_FD`` serves it as a daemon.
+``python -m tests.support.fusefs.bridge.example READY_FD`` serves it as a daemon.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""What every source promises; ``tests/support/plane/source_kinds.py`` holds the kinds of shards.
+"""What every source promises; ``tests/support/plane/sources/source_kinds.py`` holds the kinds of shards.
 
 A kind holds::
 

@@ -2,7 +2,7 @@
 
 Run where ``mosaicml-streaming`` is installed (it pins an older numpy and transformers than the tests use)::
 
-    python tests/support/plane/mosaic_partner.py > tests/unit/omniload/importing/mosaic_streaming.json
+    python tests/support/plane/processes/mosaic_partner.py > tests/unit/omniload/importing/mosaic_streaming.json
 """
 
 import importlib.metadata

@@ -16,7 +16,7 @@ from omniload.base.errors import ConfigError, OmniloadError
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import OnError
 from omniload.source.source import open_source
-from tests.support.plane.source_contract import expected_tokens, samples, texts_of_shard
+from tests.support.plane.sources.source_contract import expected_tokens, samples, texts_of_shard
 
 __all__ = ["Outcomes", "damaged", "spoilt_mixes", "spoilt_shards"]
 

@@ -1,6 +1,6 @@
 """Every kind of shard that a source may have: what writes it, what declares it, how it is damaged.
 
-A kind holds what ``tests/support/plane/source_contract.py`` says. A new format adds its kinds here, and
+A kind holds what ``tests/support/plane/sources/source_contract.py`` says. A new format adds its kinds here, and
 they run through the contract, the store, the damage and the replacement of shards.
 """
 
@@ -33,7 +33,7 @@ from omniload.mix.sources import (
     TextSource,
     WebDatasetSource,
 )
-from tests.support.plane.source_contract import expected_tokens
+from tests.support.plane.sources.source_contract import expected_tokens
 
 SHUFFLE = ShuffleConfig(block_units=3)
 
