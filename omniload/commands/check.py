@@ -19,6 +19,7 @@ from omniload.commands.mix_tables import (
     bounded,
     shares_at,
     shares_table,
+    sorted_files,
     stages_by_epochs_json,
 )
 from omniload.commands.opening import find_sources, key_of_message, open_spec, placed
@@ -120,6 +121,7 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     doubts += [placed(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
     doubts += [placed(said, ("tokenizer",), file) for said in _joined_without_an_end(mix)]
     warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
+    warnings += sorted_files(mix, {source.name: source.differences for source in found})
     tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     shards = _shards_kept(mix, spec.base_dir)
     if as_json:

@@ -1,6 +1,6 @@
 """Tables of a mix: its shares, which several verbs show, and what ``omniload mix stats`` found in its documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from omniload.mix.schema.stages import said_epochs
 from omniload.source.estimate import SourceProfile
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
+from omniload.source.survey.spread import Differences
 
 __all__ = [
     "MOST_ROWS",
@@ -153,6 +154,8 @@ class Stats:
     sources: Sequence[SourceStats]
     duplicates: Duplicates
     rate: Rate | None
+    sorted: Sequence[str] = ()
+    """What is to be said of sources whose files look sorted."""
 
 
 def stats_json(stats: Stats) -> JsonObject:
@@ -191,6 +194,7 @@ def stats_json(stats: Stats) -> JsonObject:
         "one_hash_in": found.one_in,
         "pairs": pairs,
         "measured": None if stats.rate is None else asdict(stats.rate),
+        "warnings": list(_warnings(stats)),
     }
 
 
@@ -295,12 +299,15 @@ def _warnings(stats: Stats) -> Iterator[str]:
         yield from same[:_WARNINGS_SHOWN]
         if len(same) > _WARNINGS_SHOWN:
             yield f"and so of {len(same) - _WARNINGS_SHOWN:,} more sources: --json"
+    yield from stats.sorted
     for one, other, count in found.pairs[:_PAIRS_SHOWN]:
         yield f"{names[one]} and {names[other]} have {count:,} documents in common"
 
 
 _SORTED = 0.5
 """Part of the spread of tokens that lies between places of a source from which on its files look sorted."""
+_UNEQUAL = 2.0
+"""Times as long as others records of some units are from which on the files look sorted."""
 _FEW_BLOCKS = 4
 """Blocks of a shuffle in a source below which it is mixed well enough."""
 
@@ -313,16 +320,38 @@ def sureness(source: SourceProfile) -> str:
     return " (one place seen)" if error is None else f" ±{2 * error:.0%}"
 
 
-def sorted_files(mix: MixConfig, profiles: Sequence[SourceProfile]) -> Iterator[str]:
+def sorted_files(mix: MixConfig, found: Mapping[str, Differences]) -> Iterator[str]:
     """Yield the sources whose records differ from place to place of their files, and whose shuffle leaves them so."""
-    for source in profiles:
-        shuffle = mix.sources[source.name].shuffle
-        if source.between < _SORTED or shuffle.method in ("units", "full"):
-            continue
-        if shuffle.units_together(source.units) * _FEW_BLOCKS > source.units:
-            continue
-        yield (
-            f"sources.{source.name}: {source.between:.0%} of the spread of its records' tokens lies between places of "
-            f"its files, which look sorted, and shuffle method {shuffle.method} keeps records near where they lie; "
-            "shuffle: {method: units} mixes over all files with the same memory, and reads them from places all over"
+    said = [
+        each for name, of_source in found.items() if (each := _sorted_file(mix, name, of_source))
+    ]
+    yield from said[:_WARNINGS_SHOWN]
+    if len(said) > _WARNINGS_SHOWN:
+        yield f"and {len(said) - _WARNINGS_SHOWN:,} more sources look sorted"
+
+
+def _sorted_file(mix: MixConfig, name: str, found: Differences) -> str:
+    source = mix.sources[name]
+    shuffle = source.shuffle
+    if shuffle.method in ("units", "full"):
+        return ""
+    is_mixed = shuffle.units_together(found.units) * _FEW_BLOCKS > found.units
+    if shuffle.method != "block" and found.along >= _SORTED:
+        seen = f"{found.along:.0%} of the spread of its records' lengths goes by where they lie"
+    elif is_mixed:
+        return ""
+    elif found.between >= _SORTED:
+        seen = f"{found.between:.0%} of the spread of its records' tokens lies between places of its files"
+    elif found.times >= _UNEQUAL:
+        seen = (
+            f"records at some places of its files are {found.times:.1f} times as long as at others"
         )
+    else:
+        return ""
+    remedy = "shuffle: {method: units} mixes over all files with the same memory, and reads them from places all over"
+    if source.type == "jsonl":
+        remedy += "; of compressed shards, which it refuses, raise block_units"
+    return (
+        f"sources.{name}: {seen}, so its files look sorted, and shuffle method {shuffle.method} keeps records near "
+        f"where they lie: steps will differ in how many records they hold, and of what kind; {remedy}"
+    )

@@ -38,6 +38,7 @@ from omniload.source.kept_findings import (
     key_of_tokenizer,
 )
 from omniload.source.parsing.image_cells import ENCODED
+from omniload.source.survey.spread import Spread, unevenness
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
 
@@ -241,6 +242,12 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         doubt = f"sources.{name}: {unseen}"
     if not doubt and (left_out := opened.format.doubt()):
         doubt = f"sources.{name}: {left_out}"
+    spread, times = Spread(), 1.0
+    if config.images_transform is None:  # images are the most of what a unit takes
+        firsts_N = first.column.lengths_N[first.usable_B]
+        spread = Spread.of([firsts_N])
+        if (sizes_U := opened.format.sizes_U()) is not None:
+            times = unevenness(sizes_U, units.rows_U, firsts_N)
     # A share of less than a record is most likely none, so the mix is not to count on its tokens.
     drawn = config.share_drawn if records * config.share_drawn >= 1 else 0.0
     return FoundSource(
@@ -251,6 +258,8 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         records=records,
         size_bytes=sum(file.size_bytes for file in opened.files),
         tokens_per_record=kept * mean * drawn,
+        times=times,
+        along=spread.along,
         doubt=doubt,
     )
 

@@ -15,7 +15,14 @@ from omniload.base.cli import FiniteRange
 from omniload.base.errors import ConfigError
 from omniload.client import Client
 from omniload.commands.display import emit_json, output, progress
-from omniload.commands.mix_tables import Rate, SourceStats, Stats, print_stats, stats_json
+from omniload.commands.mix_tables import (
+    Rate,
+    SourceStats,
+    Stats,
+    print_stats,
+    sorted_files,
+    stats_json,
+)
 from omniload.commands.opening import find_sources, open_spec
 from omniload.commands.options import cache_option, json_option, mix_argument
 from omniload.mix.config import MixConfig
@@ -25,6 +32,7 @@ from omniload.plan.forecast.stages import with_expected_steps
 from omniload.source.stores.shard_cache import open_shard_cache
 from omniload.source.survey.documents import LengthHistogram, Survey, open_survey, trained_on
 from omniload.source.survey.duplicates import DuplicateCounter
+from omniload.source.survey.spread import Differences, Spread
 
 __all__ = ["stats"]
 
@@ -97,6 +105,7 @@ class _Looking:
     counter: DuplicateCounter
     lengths: list[LengthHistogram]
     bad: list[int]
+    spreads: list[Spread]
     stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -109,6 +118,7 @@ class _Looking:
             if self.stopped.is_set():
                 return
             self.lengths[number].add(trained_on(looked.lengths_N, length, overlong))
+            self.spreads[number].add(looked.unit, looked.lengths_N)
             self.bad[number] += looked.bad
             # Sources share one counter, since a document of one is sought in all.
             with self._lock:
@@ -123,6 +133,7 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         counter=DuplicateCounter(len(names)),
         lengths=[LengthHistogram() for _ in names],
         bad=[0] * len(names),
+        spreads=[Spread() for _ in names],
     )
     shards = open_shard_cache(mix.loader.shard_cache, spec.base_dir)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -185,6 +196,14 @@ def _gathered(
     mix = with_expected_steps(mix, sizes, num_steps, tokens_per_step=per_step)
     expected = forecast(mix, sizes, num_steps, tokens_per_step=per_step)
     epochs = steps_per_epoch(mix, sizes, tokens_per_step=per_step)
+    differences = {
+        name: Differences(
+            units=surveys[s].units,
+            between=looking.spreads[s].between,
+            along=looking.spreads[s].along,
+        )
+        for s, name in enumerate(mix.names)
+    }
     return Stats(
         level=mix.mix.level,
         steps=expected.total.stop,
@@ -205,6 +224,7 @@ def _gathered(
         ),
         duplicates=looking.counter.found(),
         rate=rate,
+        sorted=tuple(sorted_files(mix, differences)),
     )
 
 

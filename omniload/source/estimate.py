@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.mix.config import SourceConfig, TokenizerConfig
+from omniload.mix.schema.records import ShuffleConfig
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
 from omniload.source.formats.format import Format
 from omniload.source.formats.opening import open_format
@@ -22,20 +23,17 @@ from omniload.source.index import IndexCache
 from omniload.source.kept_profile import KeptProfile, keep
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.stores.shard_cache import ShardCache
+from omniload.source.survey.spread import Differences, Spread, evenly
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
 
-__all__ = ["SourceProfile", "evenly", "profile"]
+__all__ = ["SourceProfile", "profile"]
 
 _UNIT_TEXT_BYTES = 1 << 20
 _UNIT_TOKENS = 1 << 20
 _NO_RECORD = "remove the source or add data"
 _OUTLIES = 2.0
 """Times the median that a unit holds which is sampled for itself: one with a document far longer than others."""
-_PLACES = 3
-"""Places, and records of each, below which nothing is said of an order."""
-_ALIKE = 0.01
-"""Variance of the logarithm of tokens below which all records are taken to be of one length."""
 _FEWEST = 2
 """Places that have to be sampled before anybody can say how far they differ."""
 
@@ -64,6 +62,8 @@ class SourceProfile:
     """Units that hold records."""
     between: float = 0.0
     """Part of the variance of records' tokens that lies between the sampled places; near 1 where files are sorted."""
+    along: float = 0.0
+    """Part of it within those places that goes by where a record lies; near 1 where each is sorted alike."""
     tokens_error: float | None = None
     """Standard error of the tokens, as a part of them, by how far the sampled places differ; 0 where all records were
     sampled, ``None`` where one place was, and so nobody knows."""
@@ -76,6 +76,11 @@ class SourceProfile:
     def tokens(self) -> int:
         """Tokens of the source, estimated."""
         return round(self.records * self.tokens_per_record)
+
+    @property
+    def differences(self) -> Differences:
+        """What is known of how lengths differ."""
+        return Differences(units=self.units, between=self.between, along=self.along)
 
     @property
     def exact(self) -> bool:
@@ -123,6 +128,7 @@ def profile(  # noqa: PLR0913 -- what the file says, and how much of it
     sampled = [_sample(opened.format, unit, pipeline, distinct) for unit in chosen.tolist()]
     lengths = np.concatenate([sample.lengths for sample in sampled])
     tokens, error = _estimated(sampled, rows_U, extents_U, chosen)
+    spread = Spread.of([sample.lengths for sample in sampled])
     records, files = int(rows_U.sum()), opened.files
     made = SourceProfile(
         name=name,
@@ -132,13 +138,12 @@ def profile(  # noqa: PLR0913 -- what the file says, and how much of it
         sampled_records=len(lengths),
         tokens_per_record=tokens / records * config.share_drawn,
         units=len(filled),
-        between=_between([sample.lengths for sample in sampled]),
+        between=spread.between,
+        along=spread.along,
         tokens_error=0.0 if len(lengths) == records else error,
         bad_records=sum(sample.bad for sample in sampled),
         longest_tokens=int(lengths.max(initial=0)),
-        block_bytes=_block_bytes(
-            sampled, rows_U, chosen, config.shuffle.units_together(len(filled))
-        ),
+        block_bytes=_block_bytes(sampled, rows_U, chosen, config.shuffle, len(filled)),
         preprocess_s_per_token=min(1.0, *(s.preprocess_s_per_token for s in sampled)),
     )
     _keep(made, cache_dir)
@@ -157,23 +162,12 @@ def _block_bytes(
     sampled: Sequence["_Sample"],
     rows_U: NDArray[np.int64],
     chosen: NDArray[np.int64],
-    block_units: int,
+    shuffle: ShuffleConfig,
+    filled: int,
 ) -> int:
     """Return the decoded bytes of a block, from above: the shuffle may have the largest units meet in one."""
     bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
-    return round(int(np.sort(rows_U)[-block_units:].sum()) * bytes_per_record)
-
-
-def _between(lengths: Sequence[NDArray[np.int64]]) -> float:
-    """Return the part of the variance of all that lies between groups; 0 of few, or where all are alike."""
-    if len(lengths) < _PLACES or min(map(len, lengths)) < _PLACES:
-        return 0.0
-    # Of logarithms: one document far longer than all others is no order of the file.
-    logs = [np.log1p(each) for each in lengths]
-    every = np.concatenate(logs)
-    means = [(each.mean() - every.mean()) ** 2 * len(each) for each in logs]
-    total = float(every.var()) * len(every)
-    return float(sum(means)) / total if total > _ALIKE * len(every) else 0.0
+    return round(int(np.sort(rows_U)[-shuffle.units_together(filled) :].sum()) * bytes_per_record)
 
 
 def _extents_U(record_format: Format) -> NDArray[np.int64] | None:
@@ -233,12 +227,6 @@ def _error_of(
     off_C = tokens_C - tokens_C.sum() / sizes_C.sum() * sizes_C
     spread = float(np.sqrt((off_C**2).sum() / (count - 1) / count)) / float(sizes_C.mean())
     return spread * rest / whole
-
-
-def evenly(count: int, wanted: int) -> NDArray[np.int64]:
-    """Return at most ``wanted`` numbers below ``count``, in the middle of equal parts."""
-    wanted = min(count, max(1, wanted))
-    return (np.arange(wanted) * 2 + 1) * count // (2 * wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,11 @@ from omniload.mix.sources import SourceConfig
 from omniload.source.byte_pairs.files import file_of, library_of
 from omniload.source.files import ShardFile
 from omniload.source.index import key_of_file
+from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[2] = 2
+_VERSION: Literal[3] = 3
 """Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
@@ -53,14 +54,23 @@ class FoundSource:
     """Bytes of the files, as stored."""
     tokens_per_record: float
     """Mean tokens of the first records, which were decoded, over all splits; 0 where none of them gives any."""
+    times: float = 1.0
+    """Times as long as those of other units records of some are, by the sizes of units; 1 where that is not known."""
+    along: float = 0.0
+    """Part of the spread of the first records' lengths that goes by where they lie; near 1 where they are sorted."""
     doubt: str = ""
     """Why it may give nothing, as far as its first records tell; empty where they give something."""
+
+    @property
+    def differences(self) -> Differences:
+        """What is known of how lengths differ."""
+        return Differences(units=self.units, along=self.along, times=self.times)
 
 
 class _Findings(StrictModel):
     """The file."""
 
-    version: Literal[2]
+    version: Literal[3]
     sources: dict[str, tuple[str, FoundSource]]
     """Of each source, what the finding rests on and what it is."""
 

@@ -46,6 +46,7 @@ class CsvFormat(Format):
     """Reads a column of text."""
 
     holds_text = True
+    units_are_bytes = True
 
     def __init__(
         self, files: Sequence[ShardFile], config: CsvSource, cache: IndexCache | None = None

@@ -147,6 +147,18 @@ class Format(Protocol):
         """
         ...
 
+    def sizes_U(self) -> NDArray[np.int64] | None:
+        """Return what the records of each unit take, ``[U]``, in bytes of one kind, for a few reads of footers at most.
+
+        Returns:
+            Below 0 for a unit of which it is not known; ``None`` where none is.
+
+        Raises:
+            OmniloadError: As for ``units``.
+        """
+        units = self.units()
+        return units.stops_U - units.starts_U if self.units_are_bytes else None
+
     def reach(self, unit: int) -> None:  # noqa: ARG002 -- most formats are there at once
         """Go to where a unit begins, where that takes anything: reading it then takes what its own bytes do.
 

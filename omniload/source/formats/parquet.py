@@ -40,10 +40,15 @@ from omniload.source.parsing.arrow_columns import (
 from omniload.source.parsing.image_cells import with_images
 from omniload.source.parsing.token_lists import nulls_of
 from omniload.source.patterns import FileNames
+from omniload.source.survey.spread import evenly
 
 __all__ = ["FORMAT", "ParquetFormat"]
 
 _FIRST_ROWS = 64
+_FOOTERS = 8
+"""Footers that are read for the sizes of row groups, at most."""
+_GROUPS = 16
+"""Row groups of a shard whose sizes are taken from its footer, at most: each has as many numbers as columns."""
 _TEXT_AT_ONCE = 1 << 20
 """Bytes of texts that are decoded at once, about: what a core has in its cache."""
 _MOST_TIMES, _ROOM_BYTES = 16, 64 << 20
@@ -112,6 +117,23 @@ class ParquetFormat(Format):
         keys = None if self._key is None else table[self._key]
         records = with_keys(with_others(records, others, where), keys, where)
         return records if images is None else with_images(records, images, where)
+
+    @override
+    def sizes_U(self) -> NDArray[np.int64]:
+        units = self._units
+        filled = np.unique(units.shards_U[units.rows_U > 0])
+        sizes_U = np.full(len(units), -1)
+        # Evenly: where each shard is a unit or two, those of one say nothing. A footer takes a store one read.
+        for shard in filled[evenly(len(filled), _FOOTERS)].tolist() if len(filled) else ():
+            file, of_shard = self._files[shard], np.flatnonzero(units.shards_U == shard)
+            of_shard = of_shard[evenly(len(of_shard), _GROUPS)]
+            with reading(file, "footer"), _open(file) as opened:
+                metadata = opened.metadata
+                sizes_U[of_shard] = [
+                    sum(_size_of(metadata.row_group(group), column) for column in self._texts_in)
+                    for group in units.starts_U[of_shard].tolist()
+                ]
+        return sizes_U
 
     @override
     def first_records(self) -> Records:

@@ -19,12 +19,12 @@ from omniload.mix.columns import IMAGES
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.records import Overlong
 from omniload.source.distinct.mask import DistinctRecords, distinct_records
-from omniload.source.estimate import evenly
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.survey.duplicates import hashes_of
+from omniload.source.survey.spread import evenly
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline
@@ -49,8 +49,11 @@ _EDGES_B = np.unique(
 class Looked:
     """Some documents of a source."""
 
+    unit: int
+    """The unit that they lie in."""
     lengths_N: NDArray[np.int64]
-    """Tokens of each as it is trained on, before packing; 0 for a record that gives none, or that is left out."""
+    """Tokens of each as it is trained on, before packing; 0 for a record that gives none, or that is left out. Those of
+    some tokens come in their order."""
     hashes_N: NDArray[np.uint64]
     """Hash of the token ids of each that gives some."""
     bad: int
@@ -63,6 +66,8 @@ class Survey:
 
     records: int
     """Records, counted."""
+    units: int
+    """Units that hold records."""
     wanted: int
     """Documents that will be looked at."""
     _format: Format
@@ -85,10 +90,10 @@ class Survey:
             for start in range(0, len(rows_R), _READ_TOGETHER):
                 rows = rows_R[start : start + _READ_TOGETHER]
                 # Some thousands at a time: texts of a whole unit become Python's strings as they are tokenised.
-                yield self._made(records, rows, rows[usable_B[rows]])
+                yield self._made(unit, records, rows, rows[usable_B[rows]])
 
     def _made(
-        self, records: Records, rows_R: NDArray[np.int64], usable_N: NDArray[np.int64]
+        self, unit: int, records: Records, rows_R: NDArray[np.int64], usable_N: NDArray[np.int64]
     ) -> Looked:
         made = self._pipeline.of_records(records, usable_N)
         bad = int(np.count_nonzero(records.bad_B[rows_R]))
@@ -99,6 +104,7 @@ class Survey:
         # They are records of no token, as the plan counts them; bad ones are told apart.
         left_out = np.count_nonzero(~records.bad_B[rows_R]) - len(usable_N)
         return Looked(
+            unit=unit,
             lengths_N=np.concatenate((lengths_N, np.zeros(left_out, np.int64))),
             hashes_N=_hashes_of(made, given),
             bad=bad,
@@ -148,6 +154,7 @@ def open_survey(  # noqa: PLR0913 -- what the file says, and how much of it
     rows = tuple(_chosen(rows_U, sample))
     return Survey(
         records=int(rows_U.sum()),
+        units=int(np.count_nonzero(rows_U)),
         wanted=sum(len(each) for _, each in rows),
         _format=opened.format,
         _pipeline=open_pipeline(name, config, tokenizer, base_dir),

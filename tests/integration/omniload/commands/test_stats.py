@@ -167,3 +167,27 @@ def test_a_shard_that_is_cut_short_is_named(mix_path, tmp_path, texts):
 
     assert isinstance(result.exception, IntegrityError)
     assert "code.jsonl.gz" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("is_sorted", "shuffle", "warned"),
+    [
+        (True, {}, True),
+        (True, {"method": "none"}, True),
+        (False, {}, False),
+        (True, {"method": "units"}, False),
+    ],
+)
+def test_files_that_look_sorted_are_told(mix_path, tmp_path, is_sorted, shuffle, warned):
+    lengths = [10 + i * 7919 % 3000 for i in range(3000)]
+    write_texts(
+        tmp_path / "web.jsonl", ["x" * n for n in (sorted(lengths) if is_sorted else lengths)]
+    )
+    mix = yaml.safe_load(mix_path.read_text())
+    mix["sources"]["web"] |= {"unit": 65536, "shuffle": shuffle}
+    mix_path.write_text(yaml.safe_dump(mix))
+
+    found = json_of("stats", mix_path, "--measure", 0)
+
+    told = [said for said in found["warnings"] if "look sorted" in said]
+    assert [said.startswith("sources.web: ") for said in told] == [True] * warned

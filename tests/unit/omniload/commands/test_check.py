@@ -5,6 +5,8 @@ import json
 import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -278,3 +280,69 @@ def test_texts_that_are_joined_without_an_end_between_are_a_warning(
     assert code == 0, lines
     assert len(warnings) == bool(said)
     assert all(line.startswith(f"warning: {said}") for line in warnings)
+
+
+LENGTHS = [10 + i * 7919 % 3000 for i in range(3000)]
+
+
+def write_shards(folder, texts, form):
+    """Write texts in their order as a source of many units; return what a mix file says of it."""
+    if form == "parquet":
+        for start in range(0, len(texts), 1000):
+            table = pa.table({"text": texts[start : start + 1000]})
+            pq.write_table(table, folder / f"{start:04}.parquet", row_group_size=100)
+        return "type: parquet, path: '*.parquet', text: text"
+    if form == "csv":
+        (folder / "web.csv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
+        return "type: csv, path: web.csv, text: text, unit: 65536"
+    (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return "type: jsonl, path: web.jsonl, unit: 65536"
+
+
+def warnings_of_files(folder, texts, form, shuffle):
+    """Write texts in their order, and check a mix of them."""
+    file = folder / "mix.yaml"
+    source = write_shards(folder, texts, form)
+    file.write_text(
+        "version: 1\nseed: 1\ntokenizer: {type: bytes}\n"
+        f"sources: {{web: {{{source}{shuffle}}}}}\n"
+        "mix: {stages: [{weights: {web: 1}}]}\npack: {length: 4096}\n"
+        "batch: {tokens: 16384, micro_tokens: 4096}\n"
+    )
+    arguments = [str(file), "--cache-dir", str(folder / "cache"), "--json"]
+    return json.loads(CliRunner().invoke(check, arguments).stdout)["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("is_sorted", "shuffle", "warned"),
+    [
+        (True, "", True),
+        (True, ", shuffle: {method: none}", True),
+        (False, "", False),
+        (False, ", shuffle: {method: none}", False),
+        (True, ", shuffle: {method: units}", False),
+        (True, ", shuffle: {block_units: 100}", False),
+    ],
+)
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_files_that_look_sorted_are_told_at_each_check_with_the_remedy(
+    tmp_path, form, is_sorted, shuffle, warned
+):
+    texts = ["x" * n for n in (sorted(LENGTHS) if is_sorted else LENGTHS)]
+
+    # The second is warm, and opens nothing.
+    found = [warnings_of_files(tmp_path, texts, form, shuffle) for _ in range(2)]
+
+    said = [[each for each in warnings if "look sorted" in each] for warnings in found]
+    assert said[0] == said[1]
+    assert len(said[0]) == warned
+    assert all("shuffle: {method: units}" in each for each in said[0])
+
+
+@pytest.mark.parametrize(("method", "warned"), [("none", True), ("block", False)])
+def test_a_sorted_file_of_one_unit_is_told_where_nothing_shuffles_it(tmp_path, method, warned):
+    texts = ["x" * n for n in range(1, 200)]
+
+    warnings = warnings_of_files(tmp_path, texts, "jsonl", f", shuffle: {{method: {method}}}")
+
+    assert any("look sorted" in each for each in warnings) == warned
