@@ -309,8 +309,8 @@ def _first_lengths(
         pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
         samples = pipeline.of_records(records, rows)
         if samples.bad_N is not None and not (skips and not samples.bad_N.all()):
-            number = int(rows[samples.bad_N.argmax()]) + 1
-            raise _unusable(name, f"{path}: record {number}, counted from 1: {samples.reason}")
+            first = record_format.name_of_record(int(rows[samples.bad_N.argmax()]))
+            raise _unusable(name, f"{path}: {first}: {samples.reason}")
         return samples.tokens.lengths_N
     assert tokenizer is not None, "it holds text"
     column = records.column

@@ -293,7 +293,7 @@ class RecordSource(Source):
         shard = int(self._order.shards_of(units[:1])[0])
         path = f"{self.shards[shard]}: " if self.shards else ""
         number = self._order.number_in_shard(int(units[0]), records[0])
-        first = f"{path}record {number + 1}, counted from 1: {samples.reason}"
+        first = f"{path}{self._format.name_of_record(number)}: {samples.reason}"
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(first)
         # Kept by record, so reading one again counts nothing twice; the limit bounds them.

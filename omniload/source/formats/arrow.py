@@ -118,7 +118,7 @@ class ArrowFormat(Format):
         names = (config.column, *config.beside_columns)
         column = table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
         kept_B = kept_of(config.where, table, len(column))
-        return records_of(column, place, config.holds, kept_B)
+        return records_of(column, place, config.holds, kept_B, names)
 
     def _place(self, unit: int) -> tuple[ShardFile, str]:
         shard = int(self._units.shards_U[unit])

@@ -32,6 +32,7 @@ from omniload.source.parsing.compressed import (
     stream_of,
 )
 from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.token_lists import RowsAt, row_at
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "CsvFormat"]
@@ -77,7 +78,7 @@ class CsvFormat(Format):
                 whole = range_of(file, 0, stop)
                 header, body = whole[:start], whole[start:]
             before = int(units.rows_U[first:unit].sum())
-            return self._parsed(header, body, rows, file.path, before + 1)
+            return self._parsed(header, body, rows, RowsAt(where=file.path, first=before))
 
     @override
     def first_records(self) -> Records:
@@ -88,10 +89,8 @@ class CsvFormat(Format):
             else Records.of_texts([])
         )
 
-    def _parsed(
-        self, header: pa.Buffer, body: pa.Buffer, rows: int, path: str, first: int
-    ) -> Records:
-        """Decode rows; ``first`` is the number of the first in the file, the header left out."""
+    def _parsed(self, header: pa.Buffer, body: pa.Buffer, rows: int, where: RowsAt) -> Records:
+        """Decode rows; the header is none, where they are counted."""
         data = b"".join((memoryview(header), memoryview(body)))
         bad: dict[int, str] = {}
         try:
@@ -107,20 +106,21 @@ class CsvFormat(Format):
             column = _from_latin(self._column(data.decode("latin-1").encode(), note))
         if len(column) + len(bad) != rows:
             raise IntegrityError(
-                f"{path}: {len(column) + len(bad)} rows were parsed from row {first} on, {rows} are in the index; "
+                f"{row_at(where, 0)}: {len(column) + len(bad)} rows were parsed from here on, {rows} are in the index; "
                 "the file is not the one that was indexed, start anew"
             )
         texts = [chunk.view(pa.large_string()) for chunk in column.chunks]
         records = records_of(
             pa.chunked_array(texts, pa.large_string()),
-            f"{path}: from row {first} on",
+            where,
             "text",
+            named=(self._config.text,),
         )
         if not bad:
             return records
         worst = min(bad)
         return _with_bad(
-            records, np.array(sorted(bad), np.int64), f"{path}: row {first + worst}: {bad[worst]}"
+            records, np.array(sorted(bad), np.int64), f"{row_at(where, worst)}: {bad[worst]}"
         )
 
     def _column(self, data: bytes, note: Callable[[csv.InvalidRow], str] | None) -> pa.ChunkedArray:

@@ -167,6 +167,10 @@ class Format(Protocol):
         """
         return
 
+    def name_of_record(self, number: int) -> str:
+        """Return what people call a record of a shard that has ``number`` before it."""
+        return f"record {number}, counted from 0"
+
     def first_records(self) -> Records:
         """Decode a few records from the start of the source, from at most about ``FIRST_BYTES`` or one unit.
 

@@ -125,6 +125,11 @@ class JsonlFormat(Format):
                 self._compressed.reach(file, start)
 
     @override
+    def name_of_record(self, number: int) -> str:
+        # A line is a record, and editors count lines from 1.
+        return f"line {number + 1}"
+
+    @override
     def first_records(self) -> Records:
         first = self._first_lines()
         if first is None:

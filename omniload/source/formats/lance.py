@@ -35,6 +35,7 @@ from omniload.source.parsing.arrow_columns import (
 )
 from omniload.source.parsing.image_cells import with_images
 from omniload.source.parsing.lance_stores import IN_ITS_PLACE, SCHEMES, url_in
+from omniload.source.parsing.token_lists import RowsAt
 from omniload.source.patterns import FileNames, is_url, listing, natural_order
 
 if TYPE_CHECKING:
@@ -89,11 +90,13 @@ class LanceFormat(Format):
         table, where = self._rows(unit, rows, asked)
         return self._records(table, where)
 
-    def _records(self, table: pa.Table, where: str) -> Records:
-        kept_B = kept_of(self._config.where, table, len(table))
-        return records_of(self._texts(table), where, self._config.holds, kept_B)
+    def _records(self, table: pa.Table, where: RowsAt) -> Records:
+        config = self._config
+        kept_B = kept_of(config.where, table, len(table))
+        named = (config.column, *config.beside_columns)
+        return records_of(self._texts(table), where, config.holds, kept_B, named)
 
-    def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, str]:
+    def _rows(self, unit: int, rows: int, columns: Sequence[str]) -> tuple[pa.Table, RowsAt]:
         """Return the first rows of a unit, and where they lie."""
         file = self._files[self._units.shards_U[unit]]
         start = int(self._units.starts_U[unit])
@@ -106,7 +109,7 @@ class LanceFormat(Format):
                 table[name].validate()
         if len(table) != rows:
             raise IntegrityError(f"{file.path}: {part}: holds {len(table)} of them; replace it")
-        return table, f"{file.path}: {part}"
+        return table, RowsAt(where=file.path, first=start)
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
         names = (self._config.column, *self._config.beside_columns)

@@ -36,7 +36,7 @@ from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.mds_index import MdsShard, shards_in
 from omniload.source.parsing.shard_lists import read_json
-from omniload.source.parsing.token_lists import token_ids
+from omniload.source.parsing.token_lists import RowsAt, ids_of_rows, row_at
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MdsFormat"]
@@ -84,7 +84,7 @@ class MdsFormat(Format):
         shard = int(units.shards_U[unit])
         start, stop = int(units.starts_U[unit]), int(units.stops_U[unit])
         file, described = self._files[shard], self._described[shard]
-        where = f"{file.path}: samples {start} to {stop}"
+        where = RowsAt(where=file.path, first=start, word="sample")
         with reading(file, f"samples {start} to {stop}"):
             whole = (
                 # A name ends in no NUL: one that is never compressed matches nothing.
@@ -104,9 +104,11 @@ class MdsFormat(Format):
             np.frombuffer(data, np.uint8), offsets - first, described, self._config.column, where
         )
         if self.holds_text:
-            return records_of(pa.chunked_array([text_array(values)]), where, "text")
+            return records_of(
+                pa.chunked_array([text_array(values)]), where, "text", named=(self._config.column,)
+            )
         encoding = described.encodings[described.columns.index(self._config.column)]
-        column = _ids(values, encoding, self._config.dtype, where)
+        column = _ids(values, encoding, self._config.dtype, (where, self._config.column))
         return Records(column=column, bad_B=np.zeros(len(column), np.bool_))
 
     @override
@@ -213,7 +215,7 @@ def _column(
     offsets: NDArray[np.int64],
     described: MdsShard,
     column: str,
-    where: str,
+    where: RowsAt,
 ) -> Ragged:
     """Cut a column out of samples that lie end to end.
 
@@ -229,7 +231,7 @@ def _column(
     if len(begins_N) and int((ends_N - begins_N).min()) < head:
         at = int((ends_N - begins_N).argmin())
         raise IntegrityError(
-            f"{where}: sample {at} of them has {ends_N[at] - begins_N[at]} bytes; replace the shard"
+            f"{row_at(where, at)} has {ends_N[at] - begins_N[at]} bytes; replace the shard"
         )
     places = begins_N[:, None] + np.arange(head)
     lengths_NK = data[places].view("<u4").astype(np.int64).reshape(len(begins_N), len(differing))
@@ -237,7 +239,7 @@ def _column(
     if (wrong := filled != ends_N).any():
         at = int(wrong.argmax())
         raise IntegrityError(
-            f"{where}: the columns of sample {at} of them end at byte {filled[at] - begins_N[at]} of "
+            f"{row_at(where, at)}: its columns end at byte {filled[at] - begins_N[at]} of "
             f"{ends_N[at] - begins_N[at]}; replace the shard"
         )
     before = int(np.searchsorted(differing, number))
@@ -247,8 +249,8 @@ def _column(
     return Ragged(values_V=values, offsets=ends)
 
 
-def _ids(values: Ragged, encoding: str, dtype: str | None, where: str) -> Ragged:
-    """Read the arrays of a column.
+def _ids(values: Ragged, encoding: str, dtype: str | None, place: tuple[RowsAt, str]) -> Ragged:
+    """Read the arrays of a column; ``place`` is that of its samples, and its name.
 
     Raises:
         IntegrityError: One of them is none.
@@ -262,28 +264,29 @@ def _ids(values: Ragged, encoding: str, dtype: str | None, where: str) -> Ragged
         types = [np.dtype(dtype) if kind == "bytes" else _DTYPE_OF_NAME[named]]
         chosen = np.zeros(len(values), np.int64)
     else:
-        codes = _bytes_at(values, starts, where)
+        codes = _bytes_at(values, starts, place)
         found = np.unique(codes).tolist()
         if strange := [code for code in found if code not in _DTYPE_OF_CODE]:
+            at = int((codes == strange[0]).argmax())
             raise IntegrityError(
-                f"{where}: an array of type {strange[0]}, where integers belong; name another column"
+                f"{_said_at(place, at)}: an array of type {strange[0]}, where integers belong; name another column"
             )
         types = [np.dtype(_DTYPE_OF_CODE[code]) for code in found]
         chosen = np.searchsorted(found, codes)
         starts += 1
     if kind == "ndarray" and not shape:
-        codes = _bytes_at(values, starts, where)
+        codes = _bytes_at(values, starts, place)
         # The shape: how many numbers in the upper bits of its code, in the lower ones how wide each is.
         starts += 1 + (codes >> 2) * (1 << (codes & 3))
-    return _cast(values.values_V, starts, stops, types, chosen, where)
+    return _cast(values.values_V, starts, stops, types, chosen, place)
 
 
-def _bytes_at(values: Ragged, places: NDArray[np.int64], where: str) -> NDArray[np.int64]:
+def _bytes_at(
+    values: Ragged, places: NDArray[np.int64], place: tuple[RowsAt, str]
+) -> NDArray[np.int64]:
     if (places >= values.offsets[1:]).any():
         at = int((places >= values.offsets[1:]).argmax())
-        raise IntegrityError(
-            f"{where}: the array of sample {at} of them is cut short; replace the shard"
-        )
+        raise IntegrityError(f"{_said_at(place, at)}: its array is cut short; replace the shard")
     return values.values_V[places].astype(np.int64)
 
 
@@ -293,7 +296,7 @@ def _cast(
     stops: NDArray[np.int64],
     types: list[np.dtype[Any]],
     chosen: NDArray[np.int64],
-    where: str,
+    place: tuple[RowsAt, str],
 ) -> Ragged:
     """Read ranges of bytes as integers, each of the type that was chosen for it."""
     widths = np.array([each.itemsize for each in types] or [1], np.int64)[chosen]
@@ -301,24 +304,42 @@ def _cast(
     if ((sizes < 0) | (sizes % widths != 0)).any():
         at = int(((sizes < 0) | (sizes % widths != 0)).argmax())
         raise IntegrityError(
-            f"{where}: the array of sample {at} of them has {sizes[at]} bytes of ids of {widths[at]}; replace the shard"
+            f"{_said_at(place, at)}: its array has {sizes[at]} bytes of ids of {widths[at]}; replace the shard"
         )
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes // widths)))
     # Nearly always: a writer gives a column one type.
     if len(types) == 1:
         found, _ = gather_ranges(data, starts, stops)
-        return Ragged(values_V=token_ids(found.view(types[0]), where), offsets=offsets)
+        return Ragged(
+            values_V=ids_of_rows(found.view(types[0]), offsets[1:], place[0], [place[1]]),
+            offsets=offsets,
+        )
     ids = np.empty(int(offsets[-1]), np.int32)
     for number, dtype in enumerate(types):
         mine = np.flatnonzero(chosen == number)
         found, ends = gather_ranges(data, starts[mine], stops[mine])
-        part = token_ids(found.view(dtype), where)
+        # By the place in the column, not among those of one type.
+        owners = np.repeat(mine, np.diff(ends) // dtype.itemsize)
+        part = _ids_owned(found.view(dtype), owners, place)
         inside = np.arange(len(part)) - np.repeat(
             ends[:-1] // dtype.itemsize, np.diff(ends) // dtype.itemsize
         )
         # Back to the places of their samples.
         ids[np.repeat(offsets[mine], np.diff(ends) // dtype.itemsize) + inside] = part
     return Ragged(values_V=ids, offsets=offsets)
+
+
+def _ids_owned(
+    ids_V: NDArray[Any], owners_V: NDArray[np.int64], place: tuple[RowsAt, str]
+) -> NDArray[np.int32]:
+    """Show integers as token ids, each of a sample of its own number."""
+    ends_N = np.cumsum(np.bincount(owners_V))
+    return ids_of_rows(ids_V, ends_N, place[0], [place[1]])
+
+
+def _said_at(place: tuple[RowsAt, str], sample: int) -> str:
+    where, column = place
+    return f"{row_at(where, sample)}: column {column!r}"
 
 
 def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:

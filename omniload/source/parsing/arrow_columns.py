@@ -23,7 +23,13 @@ from omniload.source.columns import PLAIN_TEXTS, drained, text_bytes
 from omniload.source.formats.format import Records
 from omniload.source.parsing.conditions import kept_columns, require_where, wanted_kind
 from omniload.source.parsing.image_cells import require_images
-from omniload.source.parsing.token_lists import nulls_of, token_column
+from omniload.source.parsing.token_lists import (
+    RowsAt,
+    nulls_of,
+    row_at,
+    said_of_columns,
+    token_column,
+)
 
 __all__ = [
     "Holds",
@@ -108,7 +114,7 @@ def kept_of(
 
 def records_of(
     column: pa.ChunkedArray,
-    where: str,
+    where: RowsAt | str,
     holds: Holds,
     kept_B: NDArray[np.bool_] | None = None,
     named: Sequence[str] = (),
@@ -127,7 +133,7 @@ def records_of(
     """
     if holds == "nested" and not _is_text(column.type):
         column = pa.chunked_array([_as_json(chunk) for chunk in column.chunks], pa.large_string())
-    found = token_column(column, where, _said(named)) if holds == "tokens" else _text_column(column)
+    found = token_column(column, where, named) if holds == "tokens" else _text_column(column)
     # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
     if found is None:
         return _checked(column, where, kept_B, named)
@@ -137,20 +143,18 @@ def records_of(
 def laid_out(
     found: Ragged,
     null_B: NDArray[np.bool_],
-    where: str,
+    where: RowsAt | str,
     kept_B: NDArray[np.bool_] | None,
     named: Sequence[str] = (),
 ) -> Records:
     """Show a column that lies end to end as records; a null is a bad one."""
     bad_B = null_B if kept_B is None else null_B & kept_B
-    reason = f"{where}: row {bad_B.argmax()}: {_said(named)}is null" if bad_B.any() else ""
+    reason = (
+        f"{row_at(where, int(bad_B.argmax()))}: {said_of_columns(named)}is null"
+        if bad_B.any()
+        else ""
+    )
     return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
-
-
-def _said(named: Sequence[str]) -> str:
-    """Return the columns of a fault, as its message begins; nothing where they have no name."""
-    names = " or ".join(map(repr, named))
-    return f"column {names} " if names else ""
 
 
 def as_objects(columns: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
@@ -224,7 +228,7 @@ def _require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path:
 
 
 def with_others(
-    records: Records, columns: Mapping[TableColumn, pa.ChunkedArray], where: str
+    records: Records, columns: Mapping[TableColumn, pa.ChunkedArray], where: RowsAt | str
 ) -> Records:
     """Add further columns to records; a record that one of them does not fit is bad."""
     for name, column in columns.items():
@@ -242,7 +246,7 @@ def with_others(
                 )
             unlike_B |= uneven_B
         reason = records.reason or (
-            f"{where}: row {unlike_B.argmax()}: {name} {fault}" if unlike_B.any() else ""
+            f"{row_at(where, int(unlike_B.argmax()))}: {name} {fault}" if unlike_B.any() else ""
         )
         records = replace(
             records,
@@ -270,7 +274,7 @@ def _require_key(schema: pa.Schema, key: str | None, path: str) -> None:
         raise ConfigError(f"{path}: column {key!r} is {found}, not texts or integers, as a key is")
 
 
-def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> Records:
+def with_keys(records: Records, column: pa.ChunkedArray | None, where: RowsAt | str) -> Records:
     """Add what records are known by; a record without it is bad. An integer is its decimal digits."""
     if column is None:
         return records
@@ -282,11 +286,11 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: str) -> R
         keys_B=np.fromiter((key_of(text or b"") for text in texts), np.uint64, len(texts)),
         bad_B=records.bad_B | null_B,
         reason=records.reason
-        or (f"{where}: row {null_B.argmax()}: key is null" if null_B.any() else ""),
+        or (f"{row_at(where, int(null_B.argmax()))}: key is null" if null_B.any() else ""),
     )
 
 
-def _other(name: str, column: pa.ChunkedArray, where: str) -> Ragged:
+def _other(name: str, column: pa.ChunkedArray, where: RowsAt | str) -> Ragged:
     """Return a further column in the type it is kept in; a null is empty.
 
     Raises:
@@ -348,7 +352,10 @@ def _text_column(column: pa.ChunkedArray) -> Ragged | None:
 
 
 def _checked(
-    column: pa.ChunkedArray, where: str, kept_B: NDArray[np.bool_] | None, named: Sequence[str]
+    column: pa.ChunkedArray,
+    where: RowsAt | str,
+    kept_B: NDArray[np.bool_] | None,
+    named: Sequence[str],
 ) -> Records:
     """Decode text row by row, to find the rows that are not UTF-8."""
     texts: list[str | None] = []
@@ -362,7 +369,7 @@ def _checked(
             texts.append(None)
             fault = f"is not UTF-8: {error}"
         if fault and not reason and (kept_B is None or kept_B[row]):
-            reason = f"{where}: row {row}: {_said(named)}{fault}"
+            reason = f"{row_at(where, row)}: {said_of_columns(named)}{fault}"
     records = Records.of_texts(texts, reason)
     bad_B = records.bad_B if kept_B is None else records.bad_B & kept_B
     return replace(records, bad_B=bad_B, kept_B=kept_B)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.source.formats.format import Records
+from omniload.source.parsing.token_lists import RowsAt, row_at
 
 __all__ = [
     "ENCODED",
@@ -62,7 +63,7 @@ def require_images(schema: pa.Schema, column: str, path: str) -> None:
         )
 
 
-def with_images(records: Records, column: pa.ChunkedArray, where: str) -> Records:
+def with_images(records: Records, column: pa.ChunkedArray, where: RowsAt | str) -> Records:
     """Add the images of a column to records; a null or an empty one is no image, and a path without bytes is bad.
 
     Args:
@@ -75,8 +76,8 @@ def with_images(records: Records, column: pa.ChunkedArray, where: str) -> Record
     # What else is wrong with a record that is left out already is all one.
     lost_B &= records.usable_B
     reason = (
-        f"{where}: row {lost_B.argmax()}: an image has a path and no {_FIELD}, and nothing is read from other files; "
-        f"write its {_FIELD} into the table"
+        f"{row_at(where, int(lost_B.argmax()))}: an image has a path and no {_FIELD}, and nothing is read from other "
+        f"files; write its {_FIELD} into the table"
         if lost_B.any()
         else ""
     )

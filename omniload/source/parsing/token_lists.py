@@ -1,19 +1,61 @@
-"""Lists of token ids in Arrow's memory as records, and what is wrong with one that is none."""
+"""Lists of token ids in Arrow's memory as records, and what is wrong with one that is none.
 
+Rows, records and samples are counted from 0 in what is said of them, as pyarrow, pandas, ``datasets`` and MDS index
+them; lines of a text file from 1, as editors do.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import drained
 
-__all__ = ["nulls_of", "token_column", "token_ids"]
+__all__ = [
+    "RowsAt",
+    "ids_of_rows",
+    "nulls_of",
+    "row_at",
+    "said_of_columns",
+    "token_column",
+    "token_ids",
+]
 
 _INT32_MAX = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAt:
+    """Where rows lie, for what is said of them."""
+
+    where: str
+    """The file, or the part of it in which rows are counted."""
+    first: int = 0
+    """Number there of the first of the rows, from 0."""
+    word: str = "row"
+    """What the format calls one."""
+
+    @override
+    def __str__(self) -> str:
+        return self.where
+
+
+def row_at(where: RowsAt | str, row: int) -> str:
+    """Return the place of one of the rows that lie somewhere, as a message begins."""
+    at = where if isinstance(where, RowsAt) else RowsAt(where=where)
+    return f"{at.where}: {at.word} {at.first + row}"
+
+
+def said_of_columns(named: Sequence[str]) -> str:
+    """Return the columns of a fault, as its message begins; nothing where they have no name."""
+    names = " or ".join(map(repr, named))
+    return f"column {names} " if names else ""
 
 
 def token_ids(ids_V: NDArray[Any], where: str) -> NDArray[np.int32]:
@@ -41,13 +83,13 @@ def nulls_of(column: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
-def token_column(column: pa.ChunkedArray, where: str, named: str) -> Ragged:
+def token_column(column: pa.ChunkedArray, where: RowsAt | str, named: Sequence[str]) -> Ragged:
     """Show lists of token ids as records.
 
     Args:
         column: The lists.
         where: Its place, for reasons.
-        named: What it is called there.
+        named: What it is called there; nothing where it has no name.
 
     Raises:
         IntegrityError: A token id is null, negative or too large; with its row.
@@ -59,20 +101,36 @@ def token_column(column: pa.ChunkedArray, where: str, named: str) -> Ragged:
     return drained(parts, np.dtype(np.int32))
 
 
+def ids_of_rows(
+    ids_V: NDArray[Any], ends_N: NDArray[np.int64], where: RowsAt | str, named: Sequence[str]
+) -> NDArray[np.int32]:
+    """Show the integers of rows that lie end to end as token ids; int32 is not copied.
+
+    Args:
+        ids_V: The integers.
+        ends_N: Number of the integer behind each row.
+        where: Place of the rows.
+        named: What their column is called.
+
+    Raises:
+        IntegrityError: One is negative or larger than a token id; with its row.
+    """
+    return _ids(ids_V, ends_N, _Place(where, 0, named))
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a chunk of a column lies."""
 
-    where: str
+    where: RowsAt | str
     start: int
     """Rows before it."""
-    named: str
+    named: Sequence[str]
 
     def of(self, row: int) -> str:
         """Return the place of a row of the chunk, as a message begins."""
-        return f"{self.where}: row {self.start + row}" + (
-            f": {self.named}".rstrip() if self.named else ""
-        )
+        column = said_of_columns(self.named).rstrip()
+        return row_at(self.where, self.start + row) + (f": {column}" if column else "")
 
 
 def _ragged(lists: pa.Array, place: _Place) -> Ragged:
@@ -89,19 +147,19 @@ def _ragged(lists: pa.Array, place: _Place) -> Ragged:
         stored = lists.offsets.to_numpy()
         # A slice begins somewhere in the values; ``flatten`` has cut them there.
         offsets = stored.astype(np.int64) - int(stored[0])
-
-    def place_of(value: int) -> str:
-        return place.of(int(np.searchsorted(offsets[1:], value, side="right")))
-
     if values.null_count:
         first = int(nulls_of(values).argmax())
+        row = int(np.searchsorted(offsets[1:], first, side="right"))
         raise IntegrityError(
-            f"{place_of(first)}: {values.null_count} token ids are null; write integers"
+            f"{place.of(row)}: {values.null_count} token ids are null; write integers"
         )
-    ids_V = values.to_numpy()
+    return Ragged(values_V=_ids(values.to_numpy(), offsets[1:], place), offsets=offsets)
+
+
+def _ids(ids_V: NDArray[Any], ends_N: NDArray[np.int64], place: _Place) -> NDArray[np.int32]:
     try:
-        found_V = token_ids(ids_V, "")
+        return token_ids(ids_V, "")
     except IntegrityError:
         low = int(ids_V.argmin())
-        found_V = token_ids(ids_V, place_of(low if ids_V[low] < 0 else int(ids_V.argmax())))
-    return Ragged(values_V=found_V, offsets=offsets)
+        at = low if ids_V[low] < 0 else int(ids_V.argmax())
+        return token_ids(ids_V, place.of(int(np.searchsorted(ends_N, at, side="right"))))

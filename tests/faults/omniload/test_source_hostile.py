@@ -264,7 +264,7 @@ MDS = {
     "sizes": ({"column_sizes": [8]}, "column_sizes has 1 entries for 3 columns"),
     "no sizes": ({"column_sizes": 8}, "column_sizes is 8"),
     "encodings": ({"column_encodings": ["int"]}, "column_encodings has 1 entries for 3 columns"),
-    "wide": ({"column_sizes": [8, 999, None]}, "the columns of sample 0 of them end at byte"),
+    "wide": ({"column_sizes": [8, 999, None]}, "sample 0: its columns end at byte"),
     "format": ({"format": "xsv"}, "format 'xsv'"),
     "version": ({"version": 3}, "version 3"),
     "packed": ({"compression": "gz", "zip_data": {"basename": "a"}}, "compressed by 'gz'; zstd"),
@@ -406,5 +406,5 @@ def test_rows_of_too_few_or_too_many_fields_are_bad_records(tmp_path):
     block = opened("csv", tmp_path, on_error=OnError(policy="skip"))
     assert block.skipped == 3
     assert sorted(samples(block)) == sorted(map(expected_tokens, ("one", "th\nree", "six")))
-    with pytest.raises(IntegrityError, match=r"part-0\.csv: row 2: has 1 fields, not 2"):
+    with pytest.raises(IntegrityError, match=r"part-0\.csv: row 1: has 1 fields, not 2"):
         opened("csv", tmp_path)

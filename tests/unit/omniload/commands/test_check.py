@@ -229,7 +229,7 @@ def test_images_that_are_broken_are_told_by_a_check_or_that_none_was_looked_at(
 
     said = " ".join((shown.output + str(shown.exception)).split())
     assert bool(shown.exit_code) == refused
-    assert ("a.tar: record 2, counted from 1: " in said) == refused
+    assert ("a.tar: record 1, counted from 0: " in said) == refused
     assert ("no image of it was looked at" in said) != refused
 
 

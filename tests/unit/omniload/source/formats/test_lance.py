@@ -148,7 +148,7 @@ def test_a_null_is_a_bad_record_with_its_row(tmp_path):
     table = pa.table({"text": pa.array(["one", None, "three"])})
     lance.write_dataset(table, tmp_path / "own.lance")
 
-    with pytest.raises(IntegrityError, match=r"own\.lance/data/.*rows 0 to 3: row 1: is null"):
+    with pytest.raises(IntegrityError, match=r"own\.lance/data/.*row 1: column 'text' is null"):
         read(tmp_path)
 
 

@@ -190,7 +190,7 @@ def test_what_is_no_image_is_told_with_its_file_or_skipped_and_counted(
     written(tmp_path, ["one", text, "three"], [[GOOD], images, []])
     transforms = (an_images_transform(**changes),)
 
-    with pytest.raises(IntegrityError, match=rf"a\.parquet: record 2, counted from 1: .*{fault}"):
+    with pytest.raises(IntegrityError, match=rf"a\.parquet: record 1, counted from 0: .*{fault}"):
         a_source(tmp_path, transforms=transforms).read(0, 3)
     block = a_source(tmp_path, transforms=transforms, policy="skip").read(0, 3)
 
@@ -202,7 +202,7 @@ def test_what_is_no_image_is_told_with_its_file_or_skipped_and_counted(
 def test_the_first_bad_record_of_a_read_is_told_with_its_own_fault(tmp_path):
     written(tmp_path, ["a\x07", "x"], [[], [b"none"]])
 
-    with pytest.raises(IntegrityError, match="record 1, counted from 1: its text holds token 7"):
+    with pytest.raises(IntegrityError, match="record 0, counted from 0: its text holds token 7"):
         a_source(tmp_path).read(0, 2)
 
 

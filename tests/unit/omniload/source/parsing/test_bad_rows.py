@@ -1,0 +1,122 @@
+"""What is said of a bad row of a table: its file, its number as the tools of its format count, its column."""
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omniload.base.errors import IntegrityError
+from omniload.mix.config import ByteTokenizer
+from omniload.mix.schema.records import ShuffleConfig
+from omniload.mix.sources import ArrowSource, CsvSource, LanceSource, MdsSource, ParquetSource
+from omniload.source.formats.opening import open_format
+from omniload.source.source import open_source
+from tests.support.plane.source_kinds import MdsTexts, MdsTokens
+
+STORED = ShuffleConfig(method="none")
+TEXTS = [b"x" * 300] * 7
+TEXTS[5] = b"\xff" + b"x" * 299
+BAD = 5
+"""Its number among all rows; units have two or three."""
+
+
+def as_texts(values):
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def reasons_of(opened):
+    """Read all units; return what each says of its bad rows."""
+    return [opened.read_unit(unit).reason for unit in range(len(opened.units()))]
+
+
+def parquet(folder, column):
+    pq.write_table(pa.table({"own": column}), folder / "a.parquet", row_group_size=3)
+    return ParquetSource, "parquet", {}, "a.parquet: row group 1: row 2"
+
+
+def arrow(folder, column):
+    table = pa.table({"own": column})
+    with pa.OSFile(str(folder / "a.arrow"), "wb") as out, pa.ipc.new_file(out, table.schema) as to:
+        to.write_table(table, max_chunksize=3)
+    return ArrowSource, "arrow", {}, "a.arrow: batch 1: row 2"
+
+
+def of_lance(folder, column):
+    lance.write_dataset(pa.table({"own": column}), folder / "a.lance")
+    return LanceSource, "lance", {"unit": 1}, r"a.lance/data/.*\.lance: row 5"
+
+
+NULL = as_texts([None if i == BAD else b"x" for i in range(7)])
+NEGATIVE = pa.array([[1, -7 if i == BAD else 7] for i in range(7)])
+
+
+@pytest.mark.parametrize(
+    ("write", "holds", "column", "fault"),
+    [
+        *((write, "text", NULL, "'own' is null") for write in (parquet, arrow, of_lance)),
+        # Lance's library writes no such text.
+        *((write, "text", as_texts(TEXTS), "'own' is not UTF-8") for write in (parquet, arrow)),
+        *(
+            (write, "tokens", NEGATIVE, "'own': holds token id -7")
+            for write in (parquet, arrow, of_lance)
+        ),
+    ],
+)
+def test_a_bad_row_of_a_table_is_named_with_its_column(tmp_path, write, holds, column, fault):
+    kind, name, more, place = write(tmp_path, column)
+    config = kind(type=name, path=f"a.{name}", shuffle=STORED, **{holds: "own"}, **more)
+    tokenizer = ByteTokenizer(type="bytes") if holds == "text" else None
+    source = open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=tmp_path)
+
+    with pytest.raises(IntegrityError, match=f"{place}: column {fault}"):
+        source.read(0, 7)
+
+
+def test_a_bad_row_of_csv_is_named_with_its_column_and_its_number_behind_the_header(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"own\n" + b"".join(text + b"\n" for text in TEXTS))
+    config = CsvSource(type="csv", path="a.csv", text="own", unit=700, shuffle=STORED)
+    opened = open_format("web", config, base_dir=tmp_path).format
+
+    (reason,) = filter(None, reasons_of(opened))
+
+    assert len(opened.units()) > 2
+    assert reason.startswith(f"{tmp_path}/a.csv: row {BAD}: column 'own' is not UTF-8")
+
+
+def of_mds(folder, kind, samples, **keys):
+    """Write samples as they lie in a shard, and open it."""
+    kind.sample = lambda i, _: samples[i]
+    kind.write(folder / "part-0.mds", [""] * len(samples))
+    config = MdsSource(type="mds", path=".", unit=700, shuffle=STORED, **keys)
+    return open_format("web", config, base_dir=folder).format
+
+
+def test_a_bad_sample_of_mds_is_named_with_its_column(tmp_path):
+    kind = MdsTexts()
+    kind.columns = (("text", "str", None),)
+    samples = [len(text).to_bytes(4, "little") + text for text in TEXTS]
+    opened = of_mds(tmp_path, kind, samples, text="text")
+
+    (reason,) = filter(None, reasons_of(opened))
+
+    assert len(opened.units()) > 2
+    assert reason.startswith(f"{tmp_path}/part-0.mds: sample {BAD}: column 'text' is not UTF-8")
+
+
+@pytest.mark.parametrize("types", [["<i8"], ["<i8", "<i4"]])
+def test_a_token_id_that_is_none_is_named_with_its_sample(tmp_path, types):
+    kind = MdsTokens()
+    kind.columns = (("tokens", "ndarray", None),)
+    samples = []
+    for i in range(7):
+        dtype = np.dtype(types[i % len(types)])
+        ids = np.array([1, -7 if i == BAD else 7] * 20, dtype)
+        code = {"<i8": 65, "<i4": 33}[dtype.str]
+        array = bytes([code, 1 << 2, len(ids)]) + ids.tobytes()
+        samples.append(len(array).to_bytes(4, "little") + array)
+    opened = of_mds(tmp_path, kind, samples, tokens="tokens")
+
+    said = f"part-0.mds.*: sample {BAD}: column 'tokens': holds token id -7"
+    with pytest.raises(IntegrityError, match=said):
+        reasons_of(opened)
