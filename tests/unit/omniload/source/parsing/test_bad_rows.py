@@ -12,7 +12,7 @@ from omniload.mix.schema.records import ShuffleConfig
 from omniload.mix.sources import ArrowSource, CsvSource, LanceSource, MdsSource, ParquetSource
 from omniload.source.formats.opening import open_format
 from omniload.source.source import open_source
-from tests.support.plane.source_kinds import MdsTexts, MdsTokens
+from tests.support.plane.sources.source_kinds import MdsTexts, MdsTokens
 
 STORED = ShuffleConfig(method="none")
 TEXTS = [b"x" * 300] * 7
