@@ -1,5 +1,6 @@
 """Opening what a mix file names, as far as a question needs it: files and their indexes."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ _FIRST_RECORDS = 64
 """Records whose tokens are counted."""
 _IMAGES_BYTES = 64 << 20
 """Bytes of a unit with images up to which a check decodes its first ones."""
+_IMAGE_AMONG_MESSAGES = re.compile(rb'"type":\s*"image(_url)?"|<image>')
 _GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
 
 
@@ -240,7 +242,7 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
     if not doubt and unseen:
         doubt = f"sources.{name}: {unseen}"
-    if not doubt and (left_out := opened.format.doubt()):
+    if not doubt and (left_out := opened.format.doubt() or _images_not_read(config, first)):
         doubt = f"sources.{name}: {left_out}"
     spread, times = Spread(), 1.0
     if config.images_transform is None:  # images are the most of what a unit takes
@@ -264,9 +266,22 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     )
 
 
+def _images_not_read(config: SourceConfig, first: Records) -> str:
+    """Say that the first conversations seem to have images that are not read; empty where they do not."""
+    if not config.is_nested or config.images_transform is not None:
+        return ""
+    texts = first.column.values_V[: first.column.offsets[min(len(first.column), _FIRST_RECORDS)]]
+    if not _IMAGE_AMONG_MESSAGES.search(texts.tobytes()):
+        return ""
+    return (
+        "the first conversations have images among their messages, which are not read: say image in their transform, "
+        "and put one of type images behind it"
+    )
+
+
 def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
     """Return the first records of a source, with their images where it has any, and what of them was not looked at."""
-    if config.images_transform is None:
+    if not config.image_members:
         return opened.format.first_records(), ""
     units = opened.format.units()
     unit = int(np.flatnonzero(units.rows_U)[0])
@@ -305,7 +320,7 @@ def _first_lengths(
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     if record_format.holds_text and tokenizer is None:
         return None  # told already by whoever asks for the tokenizer
-    if source.transforms and (source.images_transform is None or ENCODED in records.others):
+    if source.transforms and (not source.image_members or ENCODED in records.others):
         pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
         samples = pipeline.of_records(records, rows)
         if samples.bad_N is not None and not (skips and not samples.bad_N.all()):

@@ -1,11 +1,12 @@
-"""Conversations, templates of three styles, and a tokenizer whose special tokens they use."""
+"""Conversations, templates of several styles, and a tokenizer whose special tokens they use."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-__all__ = ["CHATML", "MARKED", "conversations", "write_model"]
+__all__ = ["CHATML", "LLAVA", "MARKED", "QWEN", "QWEN_MARKED", "conversations", "write_model"]
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -20,6 +21,38 @@ MARKED = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """A template with generation blocks."""
+
+QWEN = (
+    "{% set image_count = namespace(value=0) %}{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}"
+    "<|im_end|>\n{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}{% if add_vision_id %}"
+    "Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""That of Qwen2-VL, without videos: content is a text or a list of parts."""
+QWEN_MARKED = QWEN.replace(
+    "\n{% if message['content'] is string %}",
+    "\n{% if message['role'] == 'assistant' %}{% generation %}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}{{ content['text'] }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endgeneration %}{% elif message['content'] is string %}",
+)
+"""The same with generation blocks."""
+LLAVA = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% if message['role'] != 'assistant' %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}"
+    "{% endfor %}{% else %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{% generation %}"
+    "{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+"""That of LLaVA 1.5: content is a list of parts alone, and images come first."""
 
 _WORDS = (
     "the answer is that fields hold no water",
@@ -46,14 +79,20 @@ def conversations(count: int, turns: int = 3) -> list[list[dict[str, str]]]:
     return found
 
 
-def write_model(folder: Path, template: str) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` of a byte-level BPE into ``folder``."""
+def write_model(folder: Path, template: str, special: Sequence[str] = ()) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` of a byte-level BPE into ``folder``.
+
+    Args:
+        folder: Where; made if it is missing.
+        template: The chat template.
+        special: Special tokens beside those of the templates of text.
+    """
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=_SPECIAL,
+        special_tokens=[*_SPECIAL, *special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

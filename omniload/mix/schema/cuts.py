@@ -110,7 +110,7 @@ def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
             yield fault_at(
                 f"patch and merge are {transform.patch} and {transform.merge}, and {other.patch} and {other.merge} "
                 f"in sources.{first}; a model takes patches of one size",
-                *("sources", name, "transforms", 0),
+                *("sources", name, "transforms", sources[name].transforms.index(transform)),
             )
 
 

@@ -101,8 +101,7 @@ class SourceBase(StrictModel):
     @property
     def images_transform(self) -> ImagesTransform | None:
         """The transform that makes patches of its images, where it holds any."""
-        first = encoding_of(self.transforms)
-        return first if isinstance(first, ImagesTransform) else None
+        return next((each for each in self.transforms if isinstance(each, ImagesTransform)), None)
 
     @property
     def concat_transform(self) -> ConcatTransform | None:
@@ -225,7 +224,7 @@ def _require_transforms_fit(source: SourceBase) -> None:
         before = source.transforms[:i]
         # Behind maps of text alone: whatever else stands before it has made tokens of the text.
         if isinstance(transform, _MAKES_TOKENS) and not (
-            source.holds_text and all(map(is_of_text, before))
+            source.holds_text and (all(map(is_of_text, before)) or _goes_into_messages(source, i))
         ):
             raise fault_at(f"transforms[{i}]: {_why_not_of_text(source, i)}", *at)
         if isinstance(transform, MapTransform):
@@ -259,10 +258,25 @@ def _why_not_of_text(source: SourceBase, i: int) -> str:
     others = [each.type for each in source.transforms[:i] if isinstance(each, _MAKES_TOKENS)]
     if not others:
         return f"{type_} comes after another; {first}"
+    if isinstance(source.transforms[i], ChatTransform | PreferenceTransform) and others == [
+        "images"
+    ]:
+        return f"{type_} comes after images, which go into its messages; put images right behind it"
     # To put it first helps nobody here: the other one would be refused in its place.
     return (
-        f"{type_} comes after another, {others[0]}, and one transform makes tokens of a record; leave one of them out: "
-        "conversations and pairs with images in them are not read"
+        f"{type_} comes after another, {others[0]}, and one transform makes tokens of a record; leave one of them "
+        "out"
+    )
+
+
+def _goes_into_messages(source: SourceBase, i: int) -> bool:
+    """Whether a transform is that of the images of conversations or pairs, which stands right behind theirs."""
+    transforms = source.transforms
+    return (
+        i > 0
+        and isinstance(transforms[i], ImagesTransform)
+        and isinstance(transforms[i - 1], ChatTransform | PreferenceTransform)
+        and encoding_of(transforms) is transforms[i - 1]
     )
 
 
@@ -289,7 +303,8 @@ def _require_joinable(source: SourceBase, i: int) -> None:
     at = ("transforms", i)
     columns = getattr(source, "columns", {})
     whole = [f"columns.{name}" for name in columns if not COLUMNS[name].aligned]
-    held = "preference pairs" if source.pair_columns else "images" if source.image_members else None
+    holds_images = source.image_members or source.images_transform
+    held = "preference pairs" if source.pair_columns else "images" if holds_images else None
     if held or whole:
         raise fault_at(
             f"transforms[{i}]: concat joins documents and cuts them anywhere, and the source has {held or whole[0]}, "
@@ -318,19 +333,45 @@ def _require_plain(source: SourceBase, i: int, does: str) -> None:
 
 def _require_patches(source: SourceBase) -> None:
     """Refuse images that nothing makes patches of, and a transform that finds none."""
-    first = encoding_of(source.transforms)
-    if isinstance(first, ImagesTransform) and not source.image_members:
-        i = source.transforms.index(first)
+    first, images = encoding_of(source.transforms), source.images_transform
+    if isinstance(first, ChatTransform | PreferenceTransform):
+        _require_marker(source, first)
+    elif images is not None and not source.image_members:
+        i = source.transforms.index(images)
         raise fault_at(
             f"transforms[{i}]: images needs a source that holds some; name them under images, in a source of type "
             "webdataset, parquet or arrow",
             *("transforms", i),
         )
-    if source.image_members and not isinstance(first, ImagesTransform):
+    if source.image_members and images is None:
         raise fault_at(
             f"images is {list(source.image_members)} and no transform makes patches of them; add "
             "{type: images, placeholder: ...} under transforms, or leave images out",
             "images",
+        )
+
+
+def _require_marker(source: SourceBase, first: ChatTransform | PreferenceTransform) -> None:
+    """Refuse images among messages of which it is not known where the template puts them."""
+    i, images = source.transforms.index(first), source.images_transform
+    if images is None and first.image is not None:
+        raise fault_at(
+            f"transforms[{i}]: image is {first.image!r}, and no transform makes patches of images; add "
+            f"{{type: images, placeholder: ...}} behind {first.type}, or leave image out",
+            *("transforms", i, "image"),
+        )
+    if images is None:
+        return
+    if isinstance(first, PreferenceTransform) and first.form == "text":
+        raise fault_at(
+            f"transforms[{i}]: form is text, and images stand in messages; use form: chat, or leave images out",
+            *("transforms", i, "form"),
+        )
+    if first.image is None:
+        raise fault_at(
+            f"transforms[{i}]: {first.type} has images behind it and no image; say there what the template writes for "
+            'an image, such as image: "<|image_pad|>"',
+            *("transforms", i),
         )
 
 

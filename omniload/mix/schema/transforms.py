@@ -71,14 +71,20 @@ class MessageNames(StrictModel):
 class _OfMessages(StrictModel):
     """What makes tokens of messages, by names that it has as ``messages``."""
 
+    image: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """What the template writes for an image, such as ``<|image_pad|>`` or ``<image>``: there the ``images`` transform
+    right behind this one puts its patches. Images are parts of messages, ``{type: image}``, or stand where the
+    ``marker`` of ``images`` does in a text."""
+
     @model_serializer(mode="wrap")
     def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write names that change nothing as releases know it that had none: their runs and caches are gone on with."""
         content: dict[str, Any] = handler(self)
         if content.get("messages") == MessageNames().model_dump():
             del content["messages"]
-        if content.get("tools", ()) is None:
-            del content["tools"]
+        for key in ("tools", "image"):
+            if content.get(key, ()) is None:
+                del content[key]
         return content
 
 
@@ -157,6 +163,8 @@ class PreferenceTransform(_OfMessages):
 class ImagesTransform(StrictModel):
     """Encoded images to patches, and placeholders for them among the tokens. Makes the tokens; sets ``loss_mask``.
 
+    Right behind ``chat`` or ``preference`` they are the images of conversations, whose loss stays what it is there.
+
     An image is resized, its aspect kept, to as many whole tokens as it fills, and at most ``max_patches``. It is never
     cut: a record that is longer than a row becomes several samples, cut between images.
     """
@@ -178,7 +186,7 @@ class ImagesTransform(StrictModel):
     """Token behind them."""
     marker: str = Field(default="<image>", min_length=1, max_length=64)
     """What stands in the text where an image belongs, once for each image, in order. In a text without it, images come
-    first."""
+    first; in a conversation each has its place."""
     max_pixels: Count = Field(default=MOST_PIXELS, ge=1, le=MOST_PIXELS)
     """An image of more pixels, as stored, is refused before it is decoded."""
 

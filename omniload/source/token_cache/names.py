@@ -101,7 +101,7 @@ def why_not_kept(config: SourceConfig) -> str:
     """Return why the tokens of a source are not kept; empty where they are."""
     if not config.holds_text:
         return "it holds token ids"
-    if isinstance(encoding_of(config.transforms), ImagesTransform):
+    if any(isinstance(each, ImagesTransform) for each in config.transforms):
         return "it holds images"
     if any(isinstance(each, MapTransform) and is_of_text(each) for each in config.transforms):
         return "a map of its text is code, which may change while its name stays"

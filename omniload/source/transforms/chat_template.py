@@ -6,7 +6,7 @@ Templates are programs of strangers: Jinja's immutable sandbox runs them, with t
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -94,8 +94,23 @@ class ChatTemplate:
         # Asked of the source: a conversation in which nobody answers renders no mark, and is marked all the same.
         self._marks = bool(_BLOCK.search(files.source))
 
+    @property
+    def path(self) -> Path:
+        """Where the template was found."""
+        return self._files.path
+
+    def text_of(self, messages: list[Any]) -> str:
+        """Return the text of messages alone; raises as ``render``."""
+        text = self._rendered({"tools": None, "documents": None}, messages)
+        return text.replace(_BEGIN, "").replace(_END, "")
+
     def render(
-        self, record: str, *, wants_spans: bool, names: MessageNames = _AS_TEMPLATES_SAY
+        self,
+        record: str,
+        *,
+        wants_spans: bool,
+        names: MessageNames = _AS_TEMPLATES_SAY,
+        placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> Rendered:
         """Return the text of a conversation.
 
@@ -104,6 +119,7 @@ class ChatTemplate:
             wants_spans: Whether to find what the assistant says; it costs a rendering a turn where the
                 template has no generation blocks.
             names: What its messages call their keys and roles.
+            placed: Makes of what the template would be given what it is given, where there are images among it.
 
         Raises:
             BadConversationError: It is no conversation, or the template refuses it.
@@ -112,6 +128,8 @@ class ChatTemplate:
         # Before it is rendered: a mark in a text would be taken for that of a block.
         if _BEGIN in record or _END in record:
             raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
+        if placed is not None:
+            variables = placed(variables)
         marked = self._rendered(variables, variables["messages"])
         if _BEGIN in marked:
             return _unmarked(marked)

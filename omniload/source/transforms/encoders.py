@@ -11,7 +11,7 @@ Shape suffixes:
     N  records, each a sample or none      S  sides of pairs, twice as many: chosen and rejected in turns
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ from omniload.source.transforms.chat_template import (
     with_tools,
 )
 
-__all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples"]
+__all__ = ["ChatEncoder", "Encoder", "PlainEncoder", "PreferenceEncoder", "Samples", "pairs_of"]
 
 _NOTHING = Rendered("", ())
 _SHOWN = 60
@@ -82,7 +82,8 @@ class ChatEncoder(Encoder):
         """Take what the mix file says; ``key`` is that of the messages, where tools are read beside them."""
         self._template, self._tokenizer, self._names = template, tokenizer, chat.messages
         self._key, self._tools = key, chat.tools
-        self._masks = chat.loss == "assistant"
+        self.masks = chat.loss == "assistant"
+        """Whether what the assistant says is told from the rest."""
 
     @override
     def encode(self, texts: pa.Array) -> Samples:
@@ -91,7 +92,7 @@ class ChatEncoder(Encoder):
         bad_N = np.zeros(len(records), np.bool_)
         for i, record in enumerate(records):
             try:
-                rendered.append(self._rendered(record) if record else _NOTHING)
+                rendered.append(self.rendered(record) if record else _NOTHING)
             except BadConversationError as error:
                 bad_N[i] = True
                 reason = reason or str(error)
@@ -100,15 +101,22 @@ class ChatEncoder(Encoder):
         tokens, mask = self._tokenizer.encode_spans(
             [each.text for each in rendered], [each.spans for each in rendered]
         )
-        others: dict[str, Ragged] = {LOSS_MASK: mask} if self._masks else {}
+        others: dict[str, Ragged] = {LOSS_MASK: mask} if self.masks else {}
         return Samples(
             tokens=tokens, others=others, bad_N=bad_N if bad_N.any() else None, reason=reason
         )
 
-    def _rendered(self, record: str) -> Rendered:
+    def rendered(
+        self,
+        record: str,
+        placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
+    ) -> Rendered:
+        """Return the text of a conversation; arguments and errors as of ``ChatTemplate.render``."""
         if self._tools is not None:
             record = with_tools(record, self._key, self._tools)
-        return self._template.render(record, wants_spans=self._masks, names=self._names)
+        return self._template.render(
+            record, wants_spans=self.masks, names=self._names, placed=placed
+        )
 
 
 class PreferenceEncoder(Encoder):
@@ -138,7 +146,7 @@ class PreferenceEncoder(Encoder):
         bad_N = np.zeros(len(texts), np.bool_)
         for i, record in enumerate(texts.to_pylist()):
             try:
-                rendered += self._sides(record) if record else (_NOTHING, _NOTHING)
+                rendered += self.sides(record) if record else (_NOTHING, _NOTHING)
             except BadConversationError as error:
                 bad_N[i] = True
                 reason = reason or str(error)
@@ -151,9 +159,24 @@ class PreferenceEncoder(Encoder):
         )
         if self._template is None:
             tokens_S, mask_S = self._ended(tokens_S, mask_S)
-        return _pairs(tokens_S, mask_S, bad_N, reason)
+        return pairs_of(tokens_S, mask_S, bad_N, reason)
 
-    def _sides(self, record: str) -> tuple[Rendered, Rendered]:
+    def sides(
+        self,
+        record: str,
+        of_prompt: Callable[[Sequence[Mapping[str, Any]]], list[Any]] = list,
+        of_answer: Callable[[Sequence[Mapping[str, Any]]], list[Any]] = list,
+    ) -> tuple[Rendered, Rendered]:
+        """Return the texts of a pair, with what is trained on.
+
+        Args:
+            record: JSON of an object with its keys.
+            of_prompt: Makes of the messages of the prompt what the template is given.
+            of_answer: Makes it of those of an answer.
+
+        Raises:
+            BadConversationError: It is no pair, or the template refuses it.
+        """
         # It was written by us, of several keys of a record.
         found, config = orjson.loads(record), self._config
         if self._template is None:
@@ -184,7 +207,8 @@ class PreferenceEncoder(Encoder):
                     f"{key} has {len(side)} messages behind a prompt of {len(asked)}; a pair has a prompt and two "
                     "answers that differ"
                 )
-        first, second = (self._template.render_answer(asked, side) for side in sides)
+        asked = of_prompt(asked)
+        first, second = (self._template.render_answer(asked, of_answer(side)) for side in sides)
         return first, second
 
     def _require_answers(self, asked: list[Any], sides: list[list[Any]]) -> None:
@@ -248,7 +272,7 @@ def _shown(value: object) -> str:
     return orjson.dumps(value).decode()[:_SHOWN]
 
 
-def _pairs(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str) -> Samples:
+def pairs_of(tokens_S: Ragged, mask_S: Ragged, bad_N: NDArray[np.bool_], reason: str) -> Samples:
     """Make a sample of every two sides; a pair of which a side trains on nothing is bad."""
     ends_S = tokens_S.offsets[1:]
     mask_V = mask_S.values_V.copy()

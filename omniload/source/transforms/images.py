@@ -8,10 +8,11 @@
 
 Shape suffixes:
     N  records        I  images of one record
+    S  texts of records: one each, or of a pair its two sides in turns
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import numpy as np
@@ -25,10 +26,15 @@ from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.parsing.image_cells import ENCODED, ENCODED_SIZES
 from omniload.source.tokenize import Tokenizer
-from omniload.source.transforms.encoders import Samples
+from omniload.source.transforms.chat_template import BadConversationError, Rendered
+from omniload.source.transforms.encoders import Samples, pairs_of
 from omniload.source.transforms.image_patches import BadImageError, patches_of
+from omniload.source.transforms.image_places import Laid, Layout, TextLayout
 
 __all__ = ["ImageEncoder", "token_id"]
+
+_SIDES_OF_PAIR = 2
+_MARKERS_TRIED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +45,35 @@ class _Image:
     """Its tokens: begin, placeholders, end."""
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Records that are made samples together; a bad one has an empty text and no image."""
+
+    sides: int
+    """Texts of a record."""
+    rendered_S: list[Rendered] = field(default_factory=list)
+    images_S: list[Sequence[_Image]] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    """What is wrong with the bad records."""
+
+    def leave_out(self, found: Mapping[int, str]) -> None:
+        """Make records bad by one of their texts: its number, and what is wrong with it."""
+        for s, reason in found.items():
+            record = s // self.sides
+            self.reasons.setdefault(record, reason)
+            for other in range(record * self.sides, (record + 1) * self.sides):
+                self.rendered_S[other], self.images_S[other] = Rendered("", ()), ()
+
+
 class ImageEncoder:
     """Decodes the images of records one by one and tokenises their texts together."""
 
     def __init__(
-        self, config: ImagesTransform, tokenizer: Tokenizer, row_length: int | None = None
+        self,
+        config: ImagesTransform,
+        tokenizer: Tokenizer,
+        row_length: int | None = None,
+        layout: Layout | None = None,
     ) -> None:
         """Resolve special tokens.
 
@@ -51,9 +81,11 @@ class ImageEncoder:
             config: What the mix says.
             tokenizer: Of the text around the images.
             row_length: Tokens of a row, which an image must fit; ``None`` where no rows are made.
+            layout: Says where images belong; by default records are texts with markers.
 
         Raises:
-            ConfigError: A token is not in the vocabulary, or Pillow is not installed.
+            ConfigError: A token is not in the vocabulary, or stands in the text of a template; or Pillow is not
+                installed.
         """
         try:
             decoding = import_module("omniload.source.transforms.image_decoding")
@@ -63,76 +95,73 @@ class ImageEncoder:
         self.library: str = decoding.LIBRARY
         """The library that decodes, and its version."""
         self._config, self._tokenizer, self._row_length = config, tokenizer, row_length
+        self._layout = TextLayout(config.marker) if layout is None else layout
         self._placeholder = token_id(tokenizer, "placeholder", config.placeholder)
         self._before, self._behind = (
             np.array([] if token is None else [token_id(tokenizer, name, token)], np.int32)
             for name, token in (("begin", config.begin), ("end", config.end))
         )
+        self._marker_id = _token_apart(tokenizer, self._layout.marker) if layout else None
+        self._special = np.array([*self._before, self._placeholder, *self._behind])
+        written, _ = tokenizer.encode_spans(
+            [self._layout.tried.replace(self._layout.marker, "")], [()]
+        )
+        if len(twice := np.intersect1d(written.values_V, self._special)):
+            raise ConfigError(
+                f"transforms of type images: the template writes token {twice[0]} itself, which stands for images "
+                "(placeholder, begin or end): have image of the transform before it hold what the template writes for "
+                "an image, whole, or leave begin and end out"
+            )
 
     def encode(self, texts: pa.Array, others: Mapping[str, Ragged]) -> Samples:
         """Return the sample of each record, and what further columns it has beside its images.
 
         Args:
             texts: The text of each record.
-            others: Columns of the records; the encoded images are taken out.
+            others: Columns of the records; the encoded images are taken out, where there is a column of them.
         """
-        columns = dict(others)
-        data, sizes = columns.pop(ENCODED), columns.pop(ENCODED_SIZES)
-        images_N: list[list[_Image]] = []
-        segments_N: list[list[str]] = []
-        reasons: dict[int, str] = {}
+        columns, layout = dict(others), self._layout
+        data, sizes = columns.pop(ENCODED, None), columns.pop(ENCODED_SIZES, None)
+        batch = _Batch(layout.sides)
         for i, text in enumerate(texts.to_pylist()):
+            cut = [] if data is None or sizes is None else _parts_of(data[i], sizes[i])
             try:
-                cut = np.split(data[i], np.cumsum(sizes[i])[:-1]) if len(sizes[i]) else []
-                segments = self._segments(text, len(cut))
-                # Before the segments: where an image fails, neither list has grown.
-                images_N.append(self._images(cut))
-                segments_N.append(segments)
-            except BadImageError as error:
-                reasons[i] = str(error)
-                images_N.append([])
-                segments_N.append([""])
-        words = self._words(segments_N)
-        marked = self._marked(words, segments_N)
-        # Anew without them: words are found by counting segments, and a bad record has one, empty.
-        if marked:
-            reasons |= marked
-            for i in marked:
-                images_N[i], segments_N[i] = [], [""]
-            words = self._words(segments_N)
-        made = self._joined(words, segments_N, images_N)
+                laid = layout.of(text or "", cut)
+                images = self._images(laid)
+            except (BadImageError, BadConversationError) as error:
+                batch.reasons[i] = str(error)
+                laid, images = Laid(sides=(Rendered("", ()),) * layout.sides, images=()), []
+            batch.rendered_S += laid.sides
+            batch.images_S += [images] * layout.sides
+        words, mask = self._words(batch)
+        if marked := self._marked(words, batch):
+            batch.leave_out(marked)
+            words, mask = self._words(batch)
+        made = self._joined(words, mask, batch.images_S)
         bad_N = np.zeros(len(texts), np.bool_)
-        bad_N[list(reasons)] = True
-        return Samples(
+        bad_N[list(batch.reasons)] = True
+        reason = batch.reasons[min(batch.reasons)] if batch.reasons else ""
+        samples = Samples(
             tokens=made.pop("tokens"),
-            others=columns | made,
-            bad_N=bad_N if reasons else None,
-            reason=reasons[min(reasons)] if reasons else "",
+            others=made,
+            bad_N=bad_N if batch.reasons else None,
+            reason=reason,
         )
+        if layout.sides == _SIDES_OF_PAIR:
+            samples = _paired(samples, bad_N)
+        return replace(samples, others={**columns, **samples.others})
 
-    def _segments(self, text: str, images: int) -> list[str]:
-        """Return the text before, between and behind the images."""
-        segments = text.split(self._config.marker)
-        # A text without a marker has its images in front.
-        if len(segments) == 1:
-            return [""] * images + segments
-        if len(segments) - 1 != images:
-            raise BadImageError(
-                f"its text holds {self._config.marker!r} {len(segments) - 1} times, and it has {images} images"
-            )
-        return segments
-
-    def _images(self, encoded: Sequence[NDArray[np.uint8]]) -> list[_Image]:
-        """Return the images of a record, which are held together."""
+    def _images(self, laid: Laid) -> list[_Image]:
+        """Return the images of a record, which are held together, for each of its sides."""
         made: list[_Image] = []
         left = self._config.max_record_patches
-        for number, part in enumerate(encoded):
+        for number, part in enumerate(laid.images):
             made.append(self._image(part.data, number))
             # After each, not once all are decoded: a record may name thousands.
-            left -= len(made[-1].patches)
+            left -= len(made[-1].patches) * len(laid.sides)
             if left < 0:
                 raise BadImageError(
-                    f"its first {number + 1} of {len(encoded)} images make more than max_record_patches "
+                    f"its first {number + 1} of {len(laid.images)} images make more than max_record_patches "
                     f"{self._config.max_record_patches} patches; lower max_patches, or raise it"
                 )
         return made
@@ -153,44 +182,91 @@ class ImageEncoder:
             )
         return _Image(patches_of(pixels, config.patch, config.merge), (rows, columns), block)
 
-    def _words(self, segments_N: Sequence[Sequence[str]]) -> Ragged:
-        """Return the tokens of every segment, record by record."""
-        flat = [segment for segments in segments_N for segment in segments]
-        # Not ``encode``, which puts the end of a document behind every segment.
-        words, _ = self._tokenizer.encode_spans(flat, [()] * len(flat), special=False)
-        return words
+    def _words(self, batch: _Batch) -> tuple[Ragged, Ragged]:
+        """Return the tokens before, between and behind images, text by text, and which of them are trained on."""
+        if self._marker_id is not None:
+            words, mask = self._words_whole(batch, self._marker_id)
+        else:
+            words, mask = self._words_apart(batch.rendered_S)
+        if not self._layout.masks:
+            mask = replace(mask, values_V=np.ones(len(mask.values_V), np.bool_))
+        return words, mask
 
-    def _marked(self, words: Ragged, segments_N: Sequence[Sequence[str]]) -> dict[int, str]:
-        """Return what is wrong with records whose words hold a token that stands for an image, or beside one.
+    def _words_apart(self, rendered_S: Sequence[Rendered]) -> tuple[Ragged, Ragged]:
+        """Tokenise what lies around markers piece by piece: a marker is no token that stands by itself."""
+        marker, segments, spans = self._layout.marker, [], []
+        for each in rendered_S:
+            at = 0
+            for segment in each.text.split(marker):
+                stop = at + len(segment)
+                segments.append(segment)
+                spans.append(
+                    [
+                        (max(first, at) - at, min(end, stop) - at)
+                        for first, end in each.spans
+                        if first < stop and end > at
+                    ]
+                )
+                at = stop + len(marker)
+        # Not ``encode``, which puts the end of a document behind every segment.
+        return self._tokenizer.encode_spans(segments, spans, special=self._layout.special)
+
+    def _words_whole(self, batch: _Batch, marker_id: int) -> tuple[Ragged, Ragged]:
+        """Tokenise texts whole, and cut at the tokens of markers: so a model's own processor has them."""
+        while True:
+            tokens, mask = self._tokenizer.encode_spans(
+                [each.text for each in batch.rendered_S], [each.spans for each in batch.rendered_S]
+            )
+            is_marker_V = tokens.values_V == marker_id
+            before = np.concatenate(([0], np.cumsum(is_marker_V)))
+            found_S = before[tokens.offsets[1:]] - before[tokens.offsets[:-1]]
+            wanted_S = [len(images) for images in batch.images_S]
+            wrong_S = np.flatnonzero(found_S != wanted_S).tolist()
+            if not wrong_S:
+                break
+            batch.leave_out(
+                {
+                    s: f"the tokenizer makes {found_S[s]} tokens {self._layout.marker!r} of its text, and it has "
+                    f"{wanted_S[s]} images"
+                    for s in wrong_S
+                }
+            )
+        ends = np.sort(np.concatenate((np.flatnonzero(is_marker_V), tokens.offsets[1:])))
+        # Markers are taken out, and what lay before each and at the end of each text is a piece.
+        offsets = np.concatenate(([0], ends - before[ends]))
+        return (
+            Ragged(values_V=tokens.values_V[~is_marker_V], offsets=offsets),
+            Ragged(values_V=mask.values_V[~is_marker_V], offsets=offsets),
+        )
+
+    def _marked(self, words: Ragged, batch: _Batch) -> dict[int, str]:
+        """Return what is wrong with texts whose words hold a token that stands for an image, or beside one.
 
         Such a token would be trained on, and a placeholder has no image. A tokenizer reads the name of a special
         token in a text as that token.
         """
-        special = np.array([*self._before, self._placeholder, *self._behind])
-        at_V = np.flatnonzero(np.isin(words.values_V, special))
+        at_V = np.flatnonzero(np.isin(words.values_V, self._special))
         segments = np.searchsorted(words.offsets, at_V, side="right") - 1
-        ends_N = np.cumsum([len(own) for own in segments_N])
-        owners = np.searchsorted(ends_N, segments, side="right")
+        ends_S = np.cumsum([len(images) + 1 for images in batch.images_S])
+        owners = np.searchsorted(ends_S, segments, side="right")
         return {
-            i: f"its text holds token {token}, which stands for images (placeholder, begin or end); take it out of "
+            s: f"its text holds token {token}, which stands for images (placeholder, begin or end); take it out of "
             "the text, or name tokens that no text makes"
-            for i, token in zip(owners.tolist(), words.values_V[at_V].tolist(), strict=True)
+            for s, token in zip(owners.tolist(), words.values_V[at_V].tolist(), strict=True)
         }
 
     def _joined(
-        self,
-        words: Ragged,
-        segments_N: Sequence[Sequence[str]],
-        images_N: Sequence[Sequence[_Image]],
+        self, words: Ragged, mask: Ragged, images_S: Sequence[Sequence[_Image]]
     ) -> dict[str, Ragged]:
-        """Return tokens and the columns of images: segments and images in turns, and the end of the document."""
-        end = self._tokenizer.end_of_document_id
+        """Return tokens and the columns of images: words and images in turns, and the end of the document."""
+        end = self._tokenizer.end_of_document_id if self._layout.ends else None
         tokens, masks, places = [], [], []
         at = 0
-        for segments, images in zip(segments_N, images_N, strict=True):
-            parts, length, own = [], 0, []
-            for k in range(len(segments)):
+        for images in images_S:
+            parts, trained, length, own = [], [], 0, []
+            for k in range(len(images) + 1):
                 parts.append(words[at + k])
+                trained.append(mask[at + k])
                 length += len(parts[-1])
                 if k < len(images):
                     block = images[k].block
@@ -199,34 +275,74 @@ class ImageEncoder:
                         len(block) - len(self._before) - len(self._behind),
                     ]
                     parts.append(block)
+                    # Neither an image is trained on, nor what stands around it.
+                    trained.append(np.zeros(len(block), np.bool_))
                     length += len(block)
             # What is bad or empty has no end either: it would be a sample of one token.
             if end is not None and length:
                 parts.append(np.array([end], np.int32))
+                trained.append(np.ones(1, np.bool_))
             tokens.append(np.concatenate(parts))
-            masks.append(self._mask(len(tokens[-1]), own))
+            masks.append(np.concatenate(trained))
             places.append(np.array(own, np.int32))
-            at += len(segments)
+            at += len(images) + 1
         none = np.empty(0, np.uint8)
         return {
             "tokens": Ragged.of(tokens),
             LOSS_MASK: Ragged.of(masks, np.bool_),
             IMAGE_PLACES: Ragged.of(places),
             IMAGES: Ragged.of(
-                [np.concatenate([none, *(i.patches.reshape(-1) for i in own)]) for own in images_N],
+                [np.concatenate([none, *(i.patches.reshape(-1) for i in own)]) for own in images_S],
                 np.uint8,
             ),
             GRIDS: Ragged.of(
-                [np.array([i.grid for i in own], np.int32).reshape(-1) for own in images_N]
+                [np.array([i.grid for i in own], np.int32).reshape(-1) for own in images_S]
             ),
         }
 
-    def _mask(self, length: int, places: Sequence[int]) -> NDArray[np.bool_]:
-        """Return which tokens are trained on: no image, nor what stands around it."""
-        mask = np.ones(length, np.bool_)
-        for first, count in zip(places[::2], places[1::2], strict=True):
-            mask[first - len(self._before) : first + count + len(self._behind)] = False
-        return mask
+
+def _parts_of(data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    return np.split(data, np.cumsum(sizes)[:-1]) if len(sizes) else []
+
+
+def _token_apart(tokenizer: Tokenizer, marker: str) -> int | None:
+    """Return the token of a marker that is one wherever it stands; ``None`` where it is a text like others."""
+    token = tokenizer.id_of(marker)
+    if token is None:
+        return None
+    found, _ = tokenizer.encode_spans([f"a{marker}{marker}b"], [()])
+    return token if np.count_nonzero(found.values_V == token) == _MARKERS_TRIED else None
+
+
+def _paired(samples: Samples, bad_N: NDArray[np.bool_]) -> Samples:
+    """Make a sample of every two sides, each with the images of its prompt."""
+    tokens_S, columns = samples.tokens, dict(samples.others)
+    made = pairs_of(tokens_S, columns.pop(LOSS_MASK), bad_N, samples.reason)
+    places = columns[IMAGE_PLACES]
+    moved_V = places.values_V.copy()
+    # Those of a rejected side count from the first token of the chosen one.
+    moved_S = np.where(np.arange(len(tokens_S)) % 2, np.roll(tokens_S.lengths_N, 1), 0)
+    moved_V[::2] += np.repeat(moved_S, places.lengths_N // 2).astype(np.int32)
+    columns[IMAGE_PLACES] = replace(places, values_V=moved_V)
+    there_N = made.tokens.lengths_N > 0
+    return replace(
+        made,
+        others={
+            **made.others,
+            **{name: _of_pairs(column, there_N) for name, column in columns.items()},
+        },
+    )
+
+
+def _of_pairs(column_S: Ragged, there_N: NDArray[np.bool_]) -> Ragged:
+    """Return a column of sides as one of pairs, empty for those that are not there."""
+    sizes_N = np.diff(column_S.offsets[::2])
+    if (sizes_N[~there_N] == 0).all():
+        return replace(column_S, offsets=column_S.offsets[::2])
+    return Ragged(
+        values_V=column_S.values_V[np.repeat(there_N, sizes_N)],
+        offsets=np.concatenate(([0], np.cumsum(sizes_N * there_N))),
+    )
 
 
 def token_id(tokenizer: Tokenizer, key: str, token: int | str) -> int:

@@ -7,7 +7,6 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.schema.transforms import (
     ChatTransform,
-    ImagesTransform,
     MapTransform,
     MiddleTransform,
     PreferenceTransform,
@@ -18,6 +17,12 @@ from omniload.source.tokenize import Tokenizer, open_tokenizer
 from omniload.source.transforms.chat_template import ChatTemplate, TemplateFiles, read_template
 from omniload.source.transforms.encoders import ChatEncoder, PlainEncoder, PreferenceEncoder
 from omniload.source.transforms.fill_in_middle import MiddleFiller
+from omniload.source.transforms.image_places import (
+    ChatLayout,
+    Layout,
+    MessageForm,
+    PairLayout,
+)
 from omniload.source.transforms.images import ImageEncoder
 from omniload.source.transforms.pipeline import Pipeline
 from omniload.source.transforms.user_functions import MapFunction
@@ -75,19 +80,24 @@ def _opened(
     if tokenizer is None:
         raise ConfigError(f"sources.{name} holds text and there is no tokenizer; add a tokenizer")
     opened = open_tokenizer(tokenizer, base_dir)
-    first = encoding_of(config.transforms)
-    if isinstance(first, ImagesTransform):
-        images = ImageEncoder(first, opened, row_length)
-        # Another version may decode to other pixels: a resume under it is refused.
-        digest = hashlib.blake2b(images.library.encode(), digest_size=6).hexdigest()
-        return Pipeline(images, config.transforms, digest, row_length)
+    first, images = encoding_of(config.transforms), config.images_transform
     # A template that the mix file names lies where other paths of it start; one that it does not, with the tokenizer.
     folder = base_dir, folder_of(tokenizer, base_dir)
-    if isinstance(first, PreferenceTransform):
+    if isinstance(first, PreferenceTransform) and images is None:
         return _of_pairs(name, config, first, opened, folder=folder)
-    if isinstance(first, ChatTransform):
+    if isinstance(first, ChatTransform) and images is None:
         return _of_chat(name, config, first, opened, folder=folder)
-    return Pipeline(PlainEncoder(opened), config.transforms)
+    if images is None:
+        return Pipeline(PlainEncoder(opened), config.transforms)
+    layout, read = None, ""
+    if isinstance(first, ChatTransform | PreferenceTransform):
+        layout, read = _layout_of(name, config, first, opened, folder=folder)
+    encoder = ImageEncoder(images, opened, row_length, layout)
+    # Another version may decode to other pixels: a resume under it is refused.
+    digest = hashlib.blake2b(encoder.library.encode(), digest_size=6).hexdigest()
+    # A pair is never cut, with images or without.
+    cut_at = None if isinstance(first, PreferenceTransform) else row_length
+    return Pipeline(encoder, config.transforms, f"{read} {digest}".strip(), cut_at)
 
 
 def _of_chat(
@@ -101,6 +111,29 @@ def _of_chat(
     template, digest = _template_of(name, chat, folder)
     encoder = ChatEncoder(template, opened, chat, _text_key(config))
     return Pipeline(encoder, config.transforms, digest)
+
+
+def _layout_of(
+    name: str,
+    config: SourceConfig,
+    transform: ChatTransform | PreferenceTransform,
+    opened: Tokenizer,
+    *,
+    folder: tuple[Path, Path],
+) -> tuple[Layout, str]:
+    """Return what says where images of conversations belong, and the digest of the template."""
+    template, digest = _template_of(name, transform, folder)
+    assert transform.image is not None, "the model has seen to it"
+    assert config.images_transform is not None, "there are images"
+    try:
+        form = MessageForm.of(template, transform.image, config.images_transform.marker)
+    except ConfigError as error:
+        error.add_note(f"transforms of sources.{name}")
+        raise
+    key = _text_key(config)
+    if isinstance(transform, ChatTransform):
+        return ChatLayout(ChatEncoder(template, opened, transform, key), form), digest
+    return PairLayout(PreferenceEncoder(transform, key, template, opened), form), digest
 
 
 def _text_key(config: SourceConfig) -> str:

@@ -35,7 +35,6 @@ from omniload.mix.schema.transforms import (
     MiddleTransform,
     PreferenceTransform,
     TransformConfig,
-    encoding_of,
     is_of_text,
 )
 from omniload.source.columns import as_binary, take, text_array
@@ -59,8 +58,9 @@ class Pipeline:
         row_length: int | None = None,
     ) -> None:
         self._encoder, self._transforms = encoder, transforms
-        first = encoding_of(transforms)
-        self._images = first if isinstance(first, ImagesTransform) else None
+        self._images = next(
+            (each for each in transforms if isinstance(each, ImagesTransform)), None
+        )
         self._fillers: dict[MiddleTransform, MiddleFiller] = {}
         self._functions: tuple[MapFunction | None, ...] = (None,) * len(transforms)
         self._row_length = row_length

@@ -233,6 +233,69 @@ def test_images_that_are_broken_are_told_by_a_check_or_that_none_was_looked_at(
     assert ("no image of it was looked at" in said) != refused
 
 
+SEES = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<pad>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+PATCHES = "{type: images, patch: 4, max_patches: 36, placeholder: 7}"
+SEEN = f"transforms: [{{type: chat, template: t.jinja, loss: all, image: <pad>}}, {PATCHES}]"
+NOT_SEEN = "transforms: [{type: chat, template: t.jinja, loss: all}]"
+PICTURES = "images: pictures\n    "
+CONVERSATIONS = {
+    "read": (PICTURES + SEEN, ""),
+    "another column": (
+        f"images: shots\n    {SEEN}",
+        "mix.yaml:5: sources.web: FOLDER/a.parquet: has no single column 'shots' for images; it has text, pictures",
+    ),
+    "no column": (
+        SEEN,
+        "mix.yaml:5: sources.web: FOLDER/a.parquet: record 1, counted from 1: its messages have 1 places for images",
+    ),
+    "another marker": (
+        PICTURES + SEEN.replace("<pad>", "<shot>"),
+        "mix.yaml:5: sources.web: FOLDER/t.jinja: image is '<shot>', and of an image and a text the template writes",
+    ),
+    "no transform of images": (
+        PICTURES + NOT_SEEN,
+        "mix.yaml:9: sources.web.images: images is ['pictures'] and no transform makes patches of them",
+    ),
+    "no marker": (
+        PICTURES + SEEN.replace(", image: <pad>", ""),
+        "mix.yaml:10: sources.web.transforms.0: transforms[0]: chat has images behind it and no image",
+    ),
+    "nothing of images": (
+        NOT_SEEN,
+        "warning: mix.yaml:5: sources.web: the first conversations have images among their messages, which are not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("form", ["parts", "text"])
+def test_images_of_conversations_that_are_not_read_or_not_found_are_told(tmp_path, name, form):
+    source, said = CONVERSATIONS[name]
+    (tmp_path / "t.jinja").write_text(SEES)
+    parts = [{"type": "image"}, {"type": "text", "text": "what is it?"}]
+    content = parts if form == "parts" else "<image>what is it?"
+    messages = [[{"role": "user", "content": content}]] * 60
+    pictures = pa.array([[DRAWN]] * 60, pa.list_(pa.binary()))
+    pq.write_table(pa.table({"text": messages, "pictures": pictures}), tmp_path / "a.parquet")
+    file = tmp_path / "mix.yaml"
+    table = MIX.replace("web.jsonl", "a.parquet").replace("jsonl\n", "parquet\n")
+    file.write_text(table.replace("SOURCE", f"text: text\n    {source}").replace("16PACK", "64"))
+
+    shown = CliRunner().invoke(check, [str(file), "--cache-dir", str(tmp_path / "cache")])
+
+    lines = (shown.output + str(shown.exception or "")).replace(f"{file}:", "mix.yaml:")
+    lines = lines.replace(str(tmp_path), "FOLDER").splitlines()
+    told = [
+        line for line in lines if line.startswith(("mix.yaml:", "warning")) and "valid" not in line
+    ]
+    assert bool(shown.exit_code) == said.startswith("mix.yaml:"), lines
+    assert len(told) == bool(said), lines
+    assert all(line.startswith(said) for line in told), lines
+
+
 def test_what_was_found_does_not_stand_for_rows_of_another_length(tmp_path):
     code, _ = checked(tmp_path, records=60)
     refused, lines = checked(tmp_path, pack=", overlong: drop", records=60)

@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from PIL import Image
-from pydantic import ValidationError
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.config import BpeTokenizer, ByteTokenizer, OnError
-from omniload.mix.schema.transforms import ChatTransform, ClampTransform, FilterTransform
+from omniload.mix.schema.transforms import ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
 from omniload.source.transforms.image_patches import patches_of, pixels_of
@@ -306,14 +305,6 @@ def test_grey_of_16_bits_is_its_upper_8(tmp_path, kind):
     (grid,) = block.others[GRIDS][0].reshape(-1, 2).tolist()
     pixels = pixels_of(block.others[IMAGES][0].reshape(-1, 4 * 4 * 3), grid, 4, 1)
     assert (pixels == (grey >> 8)[..., None]).all()
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_conversation_with_images_is_refused_with_what_helps_in_either_order(order):
-    both = [IMAGE, ChatTransform(type="chat")][::order]
-
-    with pytest.raises(ValidationError, match="one transform makes tokens of a record; leave one"):
-        ParquetSource(type="parquet", path="a", text="t", images="pictures", transforms=both)
 
 
 def test_a_row_that_names_the_path_of_an_image_and_not_its_bytes_is_bad(tmp_path):

@@ -1,0 +1,359 @@
+"""Where images stand in the text of a record: at markers of a text, and at parts of messages.
+
+::
+
+    [{"type": "image"}, {"type": "text", "text": "What is it?"}]     parts, as OpenAI and Hugging Face have them
+    "<image> What is it?"                                            a text with a marker, as LLaVA has it
+
+Either is given to the template of a model as it takes it, which writes a marker of its own for each image. What it
+takes is seen by having it render a message of each form.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from omniload.base.errors import ConfigError
+from omniload.source.transforms.chat_template import BadConversationError, ChatTemplate, Rendered
+from omniload.source.transforms.encoders import ChatEncoder, PreferenceEncoder
+from omniload.source.transforms.image_patches import BadImageError
+
+__all__ = ["ChatLayout", "Laid", "Layout", "MessageForm", "PairLayout", "TextLayout"]
+
+_SAID = "a word about it"
+"""Text of the messages by which a template is tried."""
+_SHOWN = 120
+_DATA, _BASE64 = "data:", ";base64,"
+_IMAGE_TYPES = ("image", "image_url")
+_IMAGE_KEYS = ("image_url", "image", "url", "index")
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """A record: its text, with a marker wherever an image belongs, and its images in the order of the markers."""
+
+    sides: tuple[Rendered, ...]
+    """One of a text or a conversation; of a pair two, each with a marker for every image."""
+    images: Sequence[Bytes]
+    """Encoded images."""
+
+
+class Layout(Protocol):
+    """Says of records where their images belong."""
+
+    marker: str
+    """What stands in a text for an image."""
+    sides: int
+    """Texts of a record."""
+    masks: bool
+    """Whether spans of a text are trained on; else all of it is."""
+    ends: bool
+    """Whether the tokenizer's end of a document is put behind a text."""
+    special: bool
+    """Whether special tokens in a text are meant: a template writes them."""
+    tried: str
+    """What a template writes of an image and a text, the marker among it; empty where there is none."""
+
+    def of(self, record: str, images: Sequence[Bytes]) -> Laid:
+        """Return a record with its images in their places.
+
+        Raises:
+            BadImageError: Images and places do not match.
+            BadConversationError: It is no conversation, or the template refuses it.
+        """
+        ...
+
+
+class TextLayout(Layout):
+    """Texts that are documents, with markers in them; in one without, images come first."""
+
+    sides, masks, ends, special, tried = 1, False, True, False, ""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    @override
+    def of(self, record: str, images: Sequence[Bytes]) -> Laid:
+        places = record.count(self.marker)
+        if places not in (0, len(images)):
+            raise BadImageError(
+                f"its text holds {self.marker!r} {places} times, and it has {len(images)} images"
+            )
+        text = record if places else self.marker * len(images) + record
+        return Laid(sides=(Rendered(text, ()),), images=images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageForm:
+    """What a template takes for the content of a message, and writes for an image."""
+
+    marker: str
+    """What it writes for an image."""
+    takes_parts: bool
+    """Whether content may be a list of parts; else it is a text, with the marker in it."""
+    takes_texts: bool
+    """Whether content may be a text."""
+    text_marker: str
+    """What stands for an image in the text of a message, as it lies in a record."""
+    tried: str
+    """What the template writes of an image and a text."""
+
+    @classmethod
+    def of(cls, template: ChatTemplate, marker: str, text_marker: str) -> Self:
+        """Find out what a template takes.
+
+        Raises:
+            ConfigError: It writes no such marker for an image.
+        """
+        plain = _tried(template, _SAID)
+        takes_texts = plain is not None and _SAID in plain
+        parts = _tried(template, [{"type": "image"}, {"type": "text", "text": _SAID}])
+        # What is made for texts writes the list itself, as Python or JSON shows it, or fails at it.
+        takes_parts = (
+            parts is not None
+            and parts.count(_SAID) == 1
+            and not any(f"{q}type{q}" in parts for q in "'\"")
+        )
+        if takes_parts and parts is not None and parts.count(marker) != 1:
+            raise ConfigError(
+                f"{template.path}: image is {marker!r}, and of an image and a text the template writes "
+                f"{parts!r:.{_SHOWN}}; name under image of the transform what it writes for an image, once, or use a "
+                "template of a model that takes images"
+            )
+        if not (takes_parts or takes_texts):
+            raise ConfigError(
+                f"{template.path}: the template writes nothing of a message of a user, whether its content is a text "
+                "or a list of parts; name another under template of the transform"
+            )
+        return cls(
+            marker=marker,
+            takes_parts=takes_parts,
+            takes_texts=takes_texts,
+            text_marker=text_marker,
+            tried=(parts if takes_parts else plain) or "",
+        )
+
+
+def _tried(template: ChatTemplate, content: object) -> str | None:
+    try:
+        return template.text_of([{"role": "user", "content": content}])
+    except BadConversationError:
+        return None
+
+
+class _Places:
+    """The places of one record's images, as its messages come to them."""
+
+    def __init__(self, form: MessageForm) -> None:
+        self._form = form
+        self._found: list[int | str | Bytes | None] = []
+        """The image of each place: of its own, by its number, by a name, or the next one."""
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def of_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a template is given, its messages in the form that it takes."""
+        for name in ("tools", "documents"):
+            self._require_none(variables.get(name))
+        return {**variables, "messages": self.of_messages(variables["messages"])}
+
+    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages in the form that the template takes.
+
+        Raises:
+            BadConversationError: A text holds what the template writes for an image, or a part is none.
+        """
+        return [self._of_message(i, message) for i, message in enumerate(messages)]
+
+    def _of_message(self, number: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        content = message.get("content")
+        if isinstance(content, str):
+            parts = self._cut(content)
+        elif isinstance(content, list):
+            parts = [self._part(f"message {number}: part {i}", p) for i, p in enumerate(content)]
+        else:
+            parts = None
+        rest = {key: value for key, value in message.items() if key != "content"}
+        self._require_none(rest)
+        self._require_none(parts)
+        if parts is None:
+            return dict(message)
+        form = self._form
+        if not form.takes_parts:
+            shown = (part.get("text", form.marker) for part in parts)
+            return {**message, "content": "".join(shown)}
+        is_text = isinstance(content, str) and all(part["type"] == "text" for part in parts)
+        return {**message, "content": content if is_text and form.takes_texts else parts}
+
+    def _cut(self, text: str) -> list[dict[str, Any]]:
+        """Return a text as parts: texts, and images where markers stand."""
+        parts: list[dict[str, Any]] = []
+        for i, piece in enumerate(text.split(self._form.text_marker)):
+            if i:
+                parts.append(self._image(None))
+            if piece:
+                parts.append({"type": "text", "text": piece})
+        return parts
+
+    def _part(self, where: str, part: object) -> dict[str, Any]:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise BadConversationError(f"{where} is {_json(part)}, not an object with a type")
+        # A table has every field in every part, and a template asks which there are.
+        given = {key: value for key, value in part.items() if value is not None}
+        if given["type"] == "text":
+            if not isinstance(given.get("text"), str):
+                raise BadConversationError(f"{where} is {_json(part)}, not a text")
+            return given
+        if given["type"] not in _IMAGE_TYPES:
+            raise BadConversationError(
+                f"{where} is of type {given['type']!r:.{_SHOWN}}; texts and images are read"
+            )
+        found = [given[key] for key in _IMAGE_KEYS if key in given]
+        if any(isinstance(each, dict) and "bytes" in each for each in found):
+            raise BadConversationError(
+                f"{where} holds the bytes of its image; write them into a column of images, or as {_DATA}image/png"
+                f"{_BASE64}..."
+            )
+        held = [each.get("url") if isinstance(each, dict) else each for each in found]
+        url = next((each for each in held if isinstance(each, str)), None)
+        if url is not None and url.startswith(_DATA):
+            return self._image(_decoded(where, url))
+        return self._image(next((each for each in held if isinstance(each, int)), url))
+
+    def _image(self, held: int | str | Bytes | None) -> dict[str, Any]:
+        self._found.append(held)
+        # Alike for all, whatever a record calls them: it is what templates know.
+        return {"type": "image"}
+
+    def _require_none(self, value: object) -> None:
+        """Refuse a text that would be taken for an image once it is rendered."""
+        if isinstance(value, str):
+            if self._form.marker in value:
+                raise BadConversationError(
+                    f"a text of it holds {self._form.marker!r}, which the template writes for an image; take it out"
+                )
+        elif isinstance(value, Mapping):
+            for key, each in value.items():
+                self._require_none(key)
+                self._require_none(each)
+        elif isinstance(value, list):
+            for each in value:
+                self._require_none(each)
+
+    def images(self, beside: Sequence[Bytes]) -> list[Bytes]:
+        """Return the image of each place.
+
+        Args:
+            beside: Images beside the messages, which parts name by their numbers, or take in order.
+
+        Raises:
+            BadImageError: Images and places do not match.
+        """
+        own = [found for found in self._found if isinstance(found, np.ndarray)]
+        numbers = [found for found in self._found if isinstance(found, int)]
+        others = len(self._found) - len(own)
+        if numbers and len(numbers) < others:
+            raise BadImageError(
+                f"{len(numbers)} of its {others} places name an image by number; name all, or none"
+            )
+        if numbers and sorted(set(numbers)) != list(range(len(beside))):
+            raise BadImageError(
+                f"its places name the images {', '.join(map(str, numbers))!s:.{_SHOWN}}, counted from 0, and it has "
+                f"{len(beside)}; name each that there is"
+            )
+        if not numbers and others != len(beside):
+            named = next((f for f in self._found if isinstance(f, str)), None)
+            said = (
+                "" if named is None else f"; of {named!r:.{_SHOWN}} nothing is read: it is a name"
+            )
+            raise BadImageError(
+                f"its messages have {others} places for images, and it has {len(beside)} images beside them{said}"
+            )
+        order = iter(numbers or range(others))
+        return [
+            found if isinstance(found, np.ndarray) else beside[next(order)] for found in self._found
+        ]
+
+    def require_written(self, rendered: Rendered) -> None:
+        """Refuse a text in which the template left an image out, or wrote another."""
+        written = rendered.text.count(self._form.marker)
+        if written != len(self):
+            raise BadImageError(
+                f"the template writes {self._form.marker!r} {written} times, and its messages have {len(self)} images"
+            )
+
+
+def _decoded(where: str, url: str) -> Bytes:
+    head, found, data = url.partition(_BASE64)
+    try:
+        if not found:
+            raise BadConversationError(
+                f"{where}: its image is {head!r:.{_SHOWN}}, not of base64; write {_DATA}image/png{_BASE64}..."
+            )
+        return np.frombuffer(base64.b64decode(data, validate=True), np.uint8)
+    except binascii.Error as error:
+        raise BadConversationError(f"{where}: its image is not base64: {error}") from error
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)[:_SHOWN]
+
+
+class ChatLayout(Layout):
+    """Conversations with images, rendered one by one."""
+
+    sides, ends, special = 1, False, True
+
+    def __init__(self, encoder: ChatEncoder, form: MessageForm) -> None:
+        self._encoder, self._form = encoder, form
+        self.marker, self.masks, self.tried = form.marker, encoder.masks, form.tried
+
+    @override
+    def of(self, record: str, images: Sequence[Bytes]) -> Laid:
+        if not record:
+            return Laid(sides=(Rendered("", ()),), images=())
+        places = _Places(self._form)
+        rendered = self._encoder.rendered(record, places.of_variables)
+        placed = places.images(images)
+        places.require_written(rendered)
+        return Laid(sides=(rendered,), images=placed)
+
+
+class PairLayout(Layout):
+    """Preference pairs whose prompt has images, which both sides show."""
+
+    sides, masks, ends, special = 2, True, False, True
+
+    def __init__(self, encoder: PreferenceEncoder, form: MessageForm) -> None:
+        self._encoder, self._form = encoder, form
+        self.marker, self.tried = form.marker, form.tried
+
+    @override
+    def of(self, record: str, images: Sequence[Bytes]) -> Laid:
+        if not record:
+            return Laid(sides=(Rendered("", ()),) * 2, images=())
+        places = _Places(self._form)
+        sides = self._encoder.sides(record, places.of_messages, self._of_answer)
+        placed = places.images(images)
+        for side in sides:
+            places.require_written(side)
+        return Laid(sides=sides, images=placed)
+
+    def _of_answer(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        places = _Places(self._form)
+        made = places.of_messages(messages)
+        if len(places):
+            raise BadImageError(
+                "an answer of it has a place for an image; images of a pair stand in its prompt, which both answers "
+                "are to"
+            )
+        return made

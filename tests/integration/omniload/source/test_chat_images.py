@@ -1,0 +1,231 @@
+"""Mixes of conversations and pairs with images: the same steps for any ranks, after kills, and in a vision model."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import omniload
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import PlaneSpec
+from omniload.batch.digest import batch_digest, combined
+from omniload.batch.images import images_of, places_of
+from omniload.client import Client
+from omniload.mix.config import MixConfig, load_mix
+from omniload.plan.place_tree import ClientPlaceTree
+from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
+from tests.support.plane.resume import assert_resumes_exactly
+from tests.support.trainer.vision_cases import a_vision_model
+from trainer_integration.vision.model import VisionInputs
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}[IMG]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %};"
+    "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+PICTURE = an_images_transform().model_dump()
+STEPS = 4
+
+
+def a_chat_mix(folder, *, pairs=False, **changes):
+    """Write conversations, or pairs, of which a third has no image, and return a mix of them and of plain text."""
+    (folder / "t.jinja").write_text(TEMPLATE)
+    rows = []
+    for i in range(60):
+        images = [png_of(ramp(4 + 4 * (i % 3), 4 + 4 * k)) for k in range(i % 3)]
+        asked = {"role": "user", "content": "<image>" * len(images) + f"what is {i}?"}
+        said = [{"role": "assistant", "content": f"it is {i}" + "!" * k} for k in (i % 5, 6)]
+        row = {"images": images}
+        row |= (
+            {"prompt": [asked], "messages": [said[0]], "rejected": [said[1]]}
+            if pairs
+            else {"messages": [asked, said[0]] * (1 if images else 1 + i % 4)}
+        )
+        rows.append(row)
+    schema = pa.schema({"images": pa.list_(pa.binary())})
+    table = pa.Table.from_pylist([{"images": row.pop("images")} for row in rows], schema)
+    for name in rows[0]:
+        table = table.append_column(name, pa.array([row[name] for row in rows]))
+    pq.write_table(table, folder / "a.parquet", row_group_size=16)
+    (folder / "b.jsonl").write_text(
+        "".join(json.dumps({"text": f"plain {i} " * 4}) + "\n" for i in range(80))
+    )
+    kind = "preference" if pairs else "chat"
+    mix = {
+        "version": 1,
+        "seed": 5,
+        "tokenizer": {"type": "bytes"},
+        "sources": {
+            "see": {
+                "type": "parquet",
+                "path": "a.parquet",
+                "text": "messages",
+                "images": "images",
+                "transforms": [{"type": kind, "template": "t.jinja", "image": "[IMG]"}, PICTURE],
+            },
+            "read": {"type": "jsonl", "path": "b.jsonl"},
+        },
+        "mix": {"stages": [{"from_step": 0, "weights": {"see": 2, "read": 1}}]},
+        "pack": {"length": 96, "overlong": "drop" if pairs else "split"},
+        "batch": {"tokens": 6 * 96, "micro_tokens": 96},
+        "runtime": {"prefetch_steps": 2},
+    }
+    (folder / "mix.yaml").write_text(json.dumps(mix | changes))
+    return MixConfig.model_validate(mix | changes)
+
+
+class Rank(Client):
+    """A client in the form that the resume harness wants."""
+
+    def __init__(self, plane):
+        super().__init__(plane.handle(0))
+        self._plane = plane
+
+    def __next__(self):
+        return self.next_batch()
+
+    def close(self):
+        super().close()
+        self._plane.close()
+
+
+def a_spec(folder, mix, **changes):
+    changes.setdefault("tree", ClientPlaceTree.of())
+    return PlaneSpec(mix=mix, base_dir=folder, **changes)
+
+
+def steps_of(spec):
+    with LocalPlane(spec) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(spec.tree.size_of("dp"))]
+        return [[client.next_batch() for client in clients] for _ in range(STEPS)]
+
+
+def digests(steps):
+    return [combined(batch_digest(batch) for batch in step) for step in steps]
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["chats", "pairs"])
+def test_any_ranks_train_on_the_same_and_every_placeholder_has_its_image(tmp_path, pairs):
+    mix = a_chat_mix(tmp_path, pairs=pairs)
+    alone = steps_of(a_spec(tmp_path, mix))
+    three = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=3)))
+
+    assert digests(alone) == digests(three)
+    images = 0
+    for rows in (m for step in three for batch in step for m in batch.microbatches):
+        flat = rows.tokens_RT.reshape(-1)
+        marked = np.zeros(len(flat), np.bool_)
+        for (first, count), image in zip(places_of(rows).tolist(), images_of(rows), strict=True):
+            marked[first : first + count] = True
+            assert count == image.grid[0] * image.grid[1]
+            images += 1
+        assert np.array_equal(marked, flat == PLACEHOLDER)
+    assert images > 0
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["chats", "pairs"])
+def test_images_dealt_apart_from_rows_change_nothing(tmp_path, pairs):
+    hybrid = {"strategy": "hybrid", "linear": 1.0, "encoder_linear": 1.0}
+    alone = steps_of(a_spec(tmp_path, a_chat_mix(tmp_path, pairs=pairs)))
+    mix = a_chat_mix(tmp_path, pairs=pairs, balance=hybrid)
+
+    dealt = steps_of(a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=2)))
+
+    assert digests(dealt) == digests(alone)
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["chats", "pairs"])
+def test_a_run_resumes_exactly_before_every_step(tmp_path, pairs):
+    mix = a_chat_mix(tmp_path, pairs=pairs)
+
+    assert_resumes_exactly(
+        lambda state: Rank(LocalPlane(a_spec(tmp_path, mix, state=state))),
+        batch_digest,
+        num_items=6,
+    )
+
+
+KILLED = """
+import json, sys
+from omniload.batch.digest import batch_digest
+from tests.integration.omniload.source.test_chat_images import Rank, a_spec
+from omniload.actors.local.plane import LocalPlane
+from omniload.mix.config import load_mix
+
+mix, folder = load_mix(sys.argv[1])
+with Rank(LocalPlane(a_spec(folder, mix))) as rank:
+    while True:
+        found = batch_digest(next(rank))
+        print(json.dumps([int(found), rank.state_dict()]), flush=True)
+"""
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_steps(tmp_path):
+    mix = a_chat_mix(tmp_path)
+    wanted = [
+        found
+        for (found,) in (
+            [batch_digest(b) for b in step] for step in steps_of(a_spec(tmp_path, mix))
+        )
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "mix.yaml")], stdout=subprocess.PIPE
+    )
+    lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+    again, folder = load_mix(tmp_path / "mix.yaml")
+    with Rank(LocalPlane(a_spec(folder, again, state=lines[-1][1]))) as rank:
+        rest = [batch_digest(next(rank)) for _ in range(STEPS - 2)]
+
+    assert [line[0] for line in lines] + rest == wanted
+
+
+def test_the_vision_model_takes_conversations_as_it_takes_captions(tmp_path):
+    mix = a_chat_mix(tmp_path)
+    model = a_vision_model()
+
+    for (batch,) in steps_of(a_spec(tmp_path, mix))[:1]:
+        for microbatch in batch.microbatches:
+            model(VisionInputs.of_microbatch(microbatch)).token_loss.backward()
+
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    encoder = [grad for name, grad in found.items() if "encoder" in name or "vision" in name]
+    assert encoder
+    assert all(grad is not None and grad.isfinite().all() for grad in encoder)
+
+
+def test_both_sides_of_a_pair_have_the_images_of_its_prompt(tmp_path):
+    a_chat_mix(tmp_path, pairs=True)
+    pairs = images = 0
+
+    with omniload.open(tmp_path / "mix.yaml", steps=STEPS) as loader:
+        for batch in loader:
+            flat = batch.tokens.reshape(-1).numpy()
+            labels = batch.labels.reshape(-1).numpy()
+            bounds = batch.cu_seqlens.numpy()
+            assert not (labels == PLACEHOLDER).any()
+            grids = {
+                int(f): g
+                for (f, _), g in zip(
+                    batch.images.places.tolist(), batch.images.grids.tolist(), strict=True
+                )
+            }
+            for both in batch.pairs.tolist():
+                ranges = [(bounds[side], bounds[side + 1]) for side in both]
+                held = [[g for at, g in sorted(grids.items()) if a <= at < b] for a, b in ranges]
+                assert held[0] == held[1]
+                assert [int((flat[a:b] == PLACEHOLDER).sum()) for a, b in ranges] == [
+                    sum(rows * columns for rows, columns in each) for each in held
+                ]
+                pairs, images = pairs + 1, images + len(held[0])
+    assert pairs > 0 < images

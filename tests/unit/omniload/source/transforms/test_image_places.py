@@ -1,0 +1,414 @@
+"""Images of conversations: where a template puts them, in whichever form they lie, and what does not match."""
+
+import base64
+import io
+import json
+import tarfile
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
+from omniload.mix.config import BpeTokenizer, ByteTokenizer
+from omniload.mix.sources import SourceConfig
+from omniload.source.source import open_source
+from tests.support.chats import CHATML, write_model
+from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
+
+PARTS = (
+    "{% for m in messages %}{{ m.role[0] }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}[IMG]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %};"
+    "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+"""Takes texts and parts, and writes ``[IMG]`` for an image."""
+TEXTS = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+PARTS_ALONE = (
+    "{% for m in messages %}{{ m.role[0] }}:{% for p in m.content %}{% if p.type == 'image' %}[IMG]{% endif %}"
+    "{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+ONE, TWO = png_of(ramp(4, 4)), png_of(ramp(8, 8))
+PICTURE = an_images_transform().model_dump()
+ASKED = {"role": "user", "content": "<image>see"}
+SAID = {"role": "assistant", "content": "yes"}
+
+
+def part(text=None, **others):
+    return {"type": "image", **others} if text is None else {"type": "text", "text": text}
+
+
+def a_source(folder, rows, *, kind="parquet", template=PARTS, policy="raise", **changes):
+    (folder / "t.jinja").write_text(template)
+    chat = {"type": "chat", "template": "t.jinja", "image": "[IMG]"} | changes.pop("chat", {})
+    images = PICTURE | changes.pop("pictures", {})
+    named = {"path": f"a.{kind}", "text": "messages"}
+    if kind == "parquet":
+        # As JSON, for contents are texts and lists; nested columns are tried in a test of their own.
+        table = {
+            "messages": [json.dumps(row["messages"]) for row in rows],
+            "images": pa.array([row.get("images") for row in rows], pa.list_(pa.binary())),
+        }
+        pq.write_table(pa.table(table), folder / "a.parquet")
+        named["images"] = "images"
+    else:
+        (folder / "a.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    config = {
+        "type": kind,
+        "transforms": [chat, images],
+        "shuffle": {"method": "none"},
+        "on_error": {"policy": policy},
+        **named,
+        **changes.pop("source", {}),
+    }
+    return open_source(
+        "see",
+        TypeAdapter(SourceConfig).validate_python(config),
+        seed=1,
+        tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
+        base_dir=folder,
+        **changes,
+    )
+
+
+def shown(block, i):
+    """Return a sample's tokens as text, ``#`` for a placeholder."""
+    return "".join(
+        "#" if token == PLACEHOLDER else chr(token) for token in block.tokens[i].tolist()
+    )
+
+
+def trained(block, i):
+    return "".join(
+        "^" if token == PLACEHOLDER else chr(token)
+        for token in block.tokens[i][block.others[LOSS_MASK][i]].tolist()
+    )
+
+
+FORMS = {
+    "parts": [part("x "), part(), part(" y"), part()],
+    "a text with markers": "x <image> y<image>",
+    "parts by number": [part("x "), part(index=0), part(" y"), part(index=1)],
+    "parts with names": [part("x "), part(image="a.png"), part(" y"), part(url="b.png")],
+    "urls with names": [
+        part("x "),
+        {"type": "image_url", "image_url": {"url": "http://x/a.png"}},
+        part(" y"),
+        {"type": "image_url", "image_url": "b.png"},
+    ],
+}
+
+
+@pytest.mark.parametrize("template", [PARTS, TEXTS, PARTS_ALONE], ids=["both", "texts", "parts"])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_stands_where_the_template_puts_it_and_answers_alone_are_trained_on(
+    tmp_path, form, template
+):
+    messages = [{"role": "user", "content": FORMS[form]}, SAID]
+
+    block = a_source(
+        tmp_path, [{"messages": messages, "images": [ONE, TWO]}], template=template
+    ).read(0, 1)
+
+    assert shown(block, 0) == "u:x # y####;a:yes;"
+    assert trained(block, 0) == "yes;"
+    assert block.others[GRIDS][0].tolist() == [1, 1, 2, 2]
+    assert block.others[IMAGE_PLACES][0].tolist() == [4, 1, 7, 4]
+    assert len(block.others[IMAGES][0]) == 5 * 48
+
+
+def test_places_that_name_images_by_number_have_those(tmp_path):
+    content = [part(index=1), part("-"), part(index=0), part(image=1)]
+    messages = [{"role": "user", "content": content}, SAID]
+
+    block = a_source(tmp_path, [{"messages": messages, "images": [ONE, TWO]}]).read(0, 1)
+
+    assert shown(block, 0) == "u:####-#####;a:yes;"
+    assert block.others[GRIDS][0].tolist() == [2, 2, 1, 1, 2, 2]
+
+
+def test_images_lie_in_the_messages_of_a_line(tmp_path):
+    url = "data:image/png;base64," + base64.b64encode(TWO).decode()
+    parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}, part(image=url)]
+    rows = [{"messages": [{"role": "user", "content": parts}, SAID]}, {"messages": [SAID]}]
+
+    block = a_source(tmp_path, rows, kind="jsonl").read(0, 2)
+
+    assert [shown(block, i) for i in (0, 1)] == ["u:########;a:yes;", "a:yes;"]
+    assert block.others[GRIDS].lengths_N.tolist() == [4, 0]
+
+
+def test_an_image_in_an_answer_is_not_trained_on_though_the_answer_is(tmp_path):
+    messages = [ASKED, {"role": "assistant", "content": "as <image>here"}]
+    row = {"messages": messages, "images": [ONE, ONE]}
+
+    block = a_source(tmp_path, [row]).read(0, 1)
+    all_of_it = a_source(tmp_path, [row], chat={"loss": "all"}).read(0, 1)
+
+    assert (shown(block, 0), trained(block, 0)) == ("u:#see;a:as #here;", "as here;")
+    assert trained(all_of_it, 0) == "u:see;a:as here;"
+
+
+def test_what_a_template_writes_around_an_image_may_be_part_of_it(tmp_path):
+    template = PARTS.replace("[IMG]", "<v>[IMG]</v>")
+    row = {"messages": [ASKED, SAID], "images": [ONE]}
+    whole = {"chat": {"image": "<v>[IMG]</v>", "loss": "all"}, "pictures": {"begin": 1, "end": 2}}
+
+    block = a_source(tmp_path, [row], template=template, **whole).read(0, 1)
+
+    assert shown(block, 0) == "u:\x01#\x02see;a:yes;"
+    assert trained(block, 0) == "u:see;a:yes;"
+
+
+def test_a_table_has_every_field_in_every_part(tmp_path):
+    content = [part("x "), part(index=0), part(" y")]
+    rows = [[{"role": "user", "content": content}], [{"role": "user", "content": [part("z")]}]]
+    table = pa.table({"messages": rows, "images": pa.array([[ONE], None], pa.list_(pa.binary()))})
+    assert {"type", "text", "index"} == {
+        field.name
+        for field in table.schema.field("messages").type.value_type.field(1).type.value_type
+    }
+    source = a_source(tmp_path, [{"messages": [], "images": []}])
+    pq.write_table(table, tmp_path / "a.parquet")
+    # A template that asks which keys a part has, as that of Qwen2-VL does.
+    asks = PARTS.replace("p.type == 'image'", "'index' in p or p.type == 'image'")
+    source = reopened(tmp_path, asks)
+
+    block = source.read(0, 2)
+
+    assert [shown(block, i) for i in (0, 1)] == ["u:x # y;", "u:z;"]
+
+
+def reopened(folder, template):
+    (folder / "t.jinja").write_text(template)
+    config = {
+        "type": "parquet",
+        "path": "a.parquet",
+        "text": "messages",
+        "images": "images",
+        "shuffle": {"method": "none"},
+        "transforms": [{"type": "chat", "template": "t.jinja", "image": "[IMG]"}, PICTURE],
+    }
+    return open_source(
+        "see",
+        TypeAdapter(SourceConfig).validate_python(config),
+        seed=1,
+        tokenizer=ByteTokenizer(type="bytes"),
+        base_dir=folder,
+    )
+
+
+def test_members_of_an_archive_are_the_images_of_its_conversation(tmp_path):
+    (tmp_path / "t.jinja").write_text(PARTS)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (
+            ("p.1.png", TWO),
+            ("p.2.png", ONE),
+            ("p.json", json.dumps({"messages": [{"role": "user", "content": "<image>-<image>"}]})),
+        ):
+            held = data if isinstance(data, bytes) else data.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(held)
+            tar.addfile(member, io.BytesIO(held))
+    config = {
+        "type": "webdataset",
+        "path": "a.tar",
+        "text": "json",
+        "key": "messages",
+        "images": ["png"],
+        "transforms": [{"type": "chat", "template": "t.jinja", "image": "[IMG]"}, PICTURE],
+    }
+
+    block = open_source(
+        "see",
+        TypeAdapter(SourceConfig).validate_python(config),
+        seed=1,
+        tokenizer=ByteTokenizer(type="bytes"),
+        base_dir=tmp_path,
+    ).read(0, 1)
+
+    assert shown(block, 0) == "u:####-#;"
+
+
+def test_a_conversation_longer_than_a_row_is_cut_between_images_with_its_mask(tmp_path):
+    row = {"messages": [ASKED, SAID] * 3, "images": [TWO] * 3}
+
+    block = a_source(tmp_path, [row], row_length=12).read(0, 1)
+
+    assert "".join(shown(block, i) for i in range(len(block.tokens))) == "u:####see;a:yes;" * 3
+    assert "".join(trained(block, i) for i in range(len(block.tokens))) == "yes;" * 3
+    assert block.tokens.lengths_N.max() <= 12
+    for i in range(len(block.tokens)):
+        for first, count in block.others[IMAGE_PLACES][i].reshape(-1, 2).tolist():
+            assert shown(block, i)[first : first + count] == "####"
+
+
+DATA = "data:image/png;base64,"
+BAD = {
+    "an image without a place": ("see", [ONE], "have 0 places for images, and it has 1 images"),
+    "a place without an image": ("<image>", [], "have 1 places for images, and it has 0 images"),
+    "a name without an image": (
+        [part(image="a.png")],
+        None,
+        "it has 0 images beside them; of 'a.png' nothing is read: it is a name",
+    ),
+    "a text with what the template writes": (
+        "<image>[IMG]",
+        [ONE, ONE],
+        r"a text of it holds '\[IMG\]', which the template writes for an image",
+    ),
+    "a part with what the template writes": ([part(), part("[IMG]")], [ONE, ONE], "a text of it"),
+    "a number that is not there": ([part(index=1)], [ONE], "its places name the images 1, counted"),
+    "an image that no place names": ([part(index=1)] * 2, [ONE, ONE], "name each that there is"),
+    "some numbers": ([part(index=0), part()], [ONE, ONE], "1 of its 2 places name an image by"),
+    "another kind of part": ([{"type": "video"}], [], "part 0 is of type 'video'; texts and"),
+    "a part of no type": (["x"], [], 'part 0 is "x", not an object with a type'),
+    "a text that is none": ([{"type": "text", "text": 3}], [], "is .*3}, not a text"),
+    "bytes among messages": ([part(image={"bytes": "x"})], [], "part 0 holds the bytes of its"),
+    "no base64": ([part(image=DATA + "a")], [], "its image is not base64: "),
+    "an address of another kind": ([part(image="data:,a")], [], "its image is 'data:,a', not of"),
+    "no image at all": ([part(image=DATA + "aGk=")], [], "image 0 of 2 bytes cannot be decoded"),
+    "a token that stands for images": ("\x07", [], "its text holds token 7, which stands for"),
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_what_does_not_match_is_told_with_its_file_or_skipped_and_counted(tmp_path, why):
+    content, images, fault = BAD[why]
+    good = {"messages": [ASKED, SAID], "images": [ONE]}
+    rows = [good, {"messages": [{"role": "user", "content": content}], "images": images}, good]
+
+    with pytest.raises(IntegrityError, match=rf"a\.parquet: record 2, counted from 1: .*{fault}"):
+        a_source(tmp_path, rows).read(0, 3)
+    block = a_source(tmp_path, rows, policy="skip").read(0, 3)
+
+    assert block.skipped == 1
+    assert block.table.positions_N.tolist() == [0, 2]
+    assert [shown(block, i) for i in (0, 1)] == ["u:#see;a:yes;"] * 2
+
+
+def test_an_image_that_the_template_leaves_out_is_told(tmp_path):
+    silent = PARTS.replace("{% for m in messages %}", "{% for m in messages if m.role == 'user' %}")
+    answered = [ASKED, {"role": "assistant", "content": "<image>"}]
+
+    with pytest.raises(
+        IntegrityError, match=r"writes '\[IMG\]' 1 times, and its messages have 2 images"
+    ):
+        a_source(
+            tmp_path,
+            [{"messages": answered, "images": [ONE, ONE]}],
+            template=silent,
+            chat={"loss": "all"},
+        ).read(0, 1)
+
+
+def test_tools_that_hold_what_the_template_writes_are_told(tmp_path):
+    row = {"messages": {"messages": [ASKED], "tools": [{"name": "[IMG]"}]}, "images": [ONE]}
+
+    with pytest.raises(IntegrityError, match="a text of it holds"):
+        a_source(tmp_path, [row]).read(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "image", "fault"),
+    [
+        (PARTS, "<pad>", r"t\.jinja: image is '<pad>', and of an image and a text the template"),
+        (PARTS.replace("[IMG]", "[IMG][IMG]"), "[IMG]", "for an image, once, or use a template"),
+        ("{{ bos_token }}", "[IMG]", "writes nothing of a message of a user"),
+    ],
+)
+def test_a_template_that_writes_no_such_marker_is_refused(tmp_path, template, image, fault):
+    with pytest.raises(ConfigError, match=fault) as told:
+        a_source(
+            tmp_path,
+            [{"messages": [ASKED], "images": [ONE]}],
+            template=template,
+            chat={"image": image},
+        )
+
+    assert told.value.__notes__ == ["transforms of sources.see"]
+
+
+def test_a_template_that_writes_what_stands_around_an_image_itself_is_refused(tmp_path):
+    template = PARTS.replace("[IMG]", "\x01[IMG]\x02")
+
+    with pytest.raises(ConfigError, match="the template writes token 1 itself"):
+        a_source(
+            tmp_path,
+            [{"messages": [SAID]}],
+            template=template,
+            pictures={"begin": 1, "end": 2},
+        )
+
+
+def test_a_special_token_is_one_wherever_it_stands_and_texts_around_it_stay_whole(tmp_path):
+    write_model(tmp_path / "model", CHATML, ("<image>", "<pad>"))
+    row = {"messages": [{"role": "user", "content": "a<image> b"}, SAID], "images": [ONE]}
+    bpe = BpeTokenizer(type="bpe", path="model")
+    common = {
+        "template": CHATML,
+        "tokenizer": bpe,
+        "pictures": {"placeholder": "<pad>"},
+    }
+
+    block = a_source(tmp_path, [row], chat={"image": "<image>"}, **common).read(0, 1)
+    # In words that are no token of it, texts are taken apart at them.
+    apart = a_source(tmp_path, [row], chat={"image": "[IMG]"}, **common).read(0, 1)
+
+    assert block.tokens[0].tolist() == apart.tokens[0].tolist()
+    assert np.array_equal(block.others[LOSS_MASK][0], apart.others[LOSS_MASK][0])
+
+
+def a_table(*transforms, **changes):
+    config = {"type": "parquet", "path": "a", "text": "t", "images": "pictures"} | changes
+    return TypeAdapter(SourceConfig).validate_python(config | {"transforms": list(transforms)})
+
+
+CHAT = {"type": "chat", "image": "[IMG]"}
+
+
+@pytest.mark.parametrize(
+    ("transforms", "changes", "fault"),
+    [
+        ([{"type": "chat"}, PICTURE], {}, "chat has images behind it and no image; say there what"),
+        ([CHAT], {"images": None}, r"image is '\[IMG\]', and no transform makes patches of images"),
+        ([CHAT], {}, r"image is '\[IMG\]', and no transform makes patches"),
+        ([PICTURE, CHAT], {}, "chat comes after images, which go into its messages; put images"),
+        ([CHAT, PICTURE, PICTURE], {}, "images comes after another"),
+        (
+            [CHAT, {"type": "filter"}, PICTURE],
+            {},
+            "images comes after another, chat, and one transform makes tokens",
+        ),
+        (
+            [{"type": "preference", "form": "text", "image": "x"}, PICTURE],
+            {},
+            "form is text, and images stand in messages",
+        ),
+        ([CHAT, PICTURE, {"type": "concat", "tokens": 8}], {}, "and the source has images"),
+        (
+            [CHAT, PICTURE, {"type": "concat", "tokens": 8}],
+            {"images": None},
+            "and the source has images",
+        ),
+    ],
+)
+def test_transforms_that_do_not_fit_are_refused(transforms, changes, fault):
+    with pytest.raises(ValidationError, match=fault):
+        a_table(*transforms, **changes)
+
+
+def test_a_map_of_text_may_come_before():
+    mapped = {"type": "map", "function": "f"}
+
+    source = a_table(mapped, CHAT, PICTURE)
+
+    assert source.images_transform is not None
+    assert source.is_nested
