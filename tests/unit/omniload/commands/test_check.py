@@ -249,7 +249,7 @@ CONVERSATIONS = {
     ),
     "no column": (
         SEEN,
-        "mix.yaml:5: sources.web: FOLDER/a.parquet: record 1, counted from 1: its messages have 1 places for images",
+        "mix.yaml:5: sources.web: FOLDER/a.parquet: record 0, counted from 0: its messages have 1 places for images",
     ),
     "another marker": (
         PICTURES + SEEN.replace("<pad>", "<shot>"),

@@ -285,7 +285,7 @@ def test_what_does_not_match_is_told_with_its_file_or_skipped_and_counted(tmp_pa
     good = {"messages": [ASKED, SAID], "images": [ONE]}
     rows = [good, {"messages": [{"role": "user", "content": content}], "images": images}, good]
 
-    with pytest.raises(IntegrityError, match=rf"a\.parquet: record 2, counted from 1: .*{fault}"):
+    with pytest.raises(IntegrityError, match=rf"a\.parquet: record 1, counted from 0: .*{fault}"):
         a_source(tmp_path, rows).read(0, 3)
     block = a_source(tmp_path, rows, policy="skip").read(0, 3)
 
