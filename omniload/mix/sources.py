@@ -71,9 +71,11 @@ class _TextOrTokens(SourceBase):
         return self.tokens is None
 
     @property
-    def holds(self) -> Literal["text", "tokens", "nested"]:
-        """What its column holds; ``nested`` is text, or lists and objects."""
-        return "nested" if self.is_nested else "text" if self.holds_text else "tokens"
+    def holds(self) -> Literal["text", "tokens", "nested", "nested images"]:
+        """What its column holds; ``nested`` is text, or lists and objects, with images among them or without."""
+        if self.is_nested:
+            return "nested" if self.images_transform is None else "nested images"
+        return "text" if self.holds_text else "tokens"
 
     @property
     def column(self) -> str:

@@ -33,11 +33,11 @@ from omniload.source.formats.format import (
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
-    as_objects,
     index_kind,
     kept_of,
     records_of,
     require_table,
+    texts_in,
     with_keys,
     with_others,
 )
@@ -116,7 +116,7 @@ class ArrowFormat(Format):
     def _records(self, table: Mapping[str, pa.ChunkedArray], place: str) -> Records:
         config = self._config
         names = (config.column, *config.beside_columns)
-        column = table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
+        column = texts_in(table, names, config.holds)
         kept_B = kept_of(config.where, table, len(column))
         return records_of(column, place, config.holds, kept_B, names)
 

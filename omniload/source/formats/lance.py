@@ -25,11 +25,11 @@ from omniload.source.formats.format import Format, Records, UnitTable
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
-    as_objects,
     index_kind,
     kept_of,
     records_of,
     require_table,
+    texts_in,
     with_keys,
     with_others,
 )
@@ -113,7 +113,7 @@ class LanceFormat(Format):
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
         names = (self._config.column, *self._config.beside_columns)
-        return table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
+        return texts_in(table, names, self._config.holds)
 
     def _columns(self) -> list[str]:
         config = self._config

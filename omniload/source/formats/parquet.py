@@ -28,12 +28,12 @@ from omniload.source.formats.format import (
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
-    as_objects,
     index_kind,
     kept_of,
     laid_out,
     records_of,
     require_table,
+    texts_in,
     with_keys,
     with_others,
 )
@@ -228,8 +228,7 @@ class ParquetFormat(Format):
         return layer.finish(), np.concatenate(nulls)
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
-        names = self._texts_in
-        return table[names[0]] if len(names) == 1 else as_objects({n: table[n] for n in names})
+        return texts_in(table, self._texts_in, self._holds)
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:

@@ -4,6 +4,7 @@ Shape suffixes:
     B  rows of a unit        V  values of all sequences together
 """
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -40,6 +41,7 @@ __all__ = [
     "laid_out",
     "records_of",
     "require_table",
+    "texts_in",
     "with_keys",
     "with_others",
 ]
@@ -48,8 +50,9 @@ _NO_TEXT = b"\xff"
 """Stands for a row that cannot be decoded: no UTF-8 holds it, so whoever checks texts finds it."""
 
 
-Holds: TypeAlias = Literal["text", "tokens", "nested"]
-"""What the column of records holds; ``nested`` is text, or lists and objects that become JSON."""
+Holds: TypeAlias = Literal["text", "tokens", "nested", "nested images"]
+"""What the column of records holds; ``nested`` is text, or lists and objects that become JSON. Of those with images
+among them bytes become ``data:`` URLs, as JSON has them; of others they are written as Python shows them."""
 TableSource: TypeAlias = ArrowSource | LanceSource | ParquetSource
 """A source whose shards have columns with types."""
 
@@ -93,7 +96,7 @@ def _require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> 
         has = "more than one column" if column in schema.names else "no column"
         raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}")
     found = schema.field(column).type
-    if holds == "nested" and (_is_list(found) or pa.types.is_struct(found)):
+    if holds.startswith("nested") and (_is_list(found) or pa.types.is_struct(found)):
         return
     if not (_is_tokens(found) if holds == "tokens" else _is_text(found)):
         wanted = "text (string)" if holds != "tokens" else "token ids (a list of integers)"
@@ -131,8 +134,9 @@ def records_of(
     Raises:
         IntegrityError: A token id is null, negative or too large.
     """
-    if holds == "nested" and not _is_text(column.type):
-        column = pa.chunked_array([_as_json(chunk) for chunk in column.chunks], pa.large_string())
+    if holds.startswith("nested") and not _is_text(column.type):
+        chunks = [_as_json(chunk, holds) for chunk in column.chunks]
+        column = pa.chunked_array(chunks, pa.large_string())
     found = token_column(column, where, named) if holds == "tokens" else _text_column(column)
     # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
     if found is None:
@@ -157,22 +161,32 @@ def laid_out(
     return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
 
 
-def as_objects(columns: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
+def texts_in(
+    table: Mapping[str, pa.ChunkedArray] | pa.Table, names: Sequence[str], holds: Holds
+) -> pa.ChunkedArray:
+    """Return what records are made of: one column as it is, or several as objects."""
+    if len(names) == 1:
+        return table[names[0]]
+    return as_objects({name: table[name] for name in names}, holds)
+
+
+def as_objects(columns: Mapping[str, pa.ChunkedArray], holds: Holds = "nested") -> pa.ChunkedArray:
     """Return rows of several columns as objects in JSON: a column of text.
 
     A row with a text that is not UTF-8 is no text either, so that it is told of as one.
     """
     rows = zip(*(_values_of(column) for column in columns.values()), strict=True)
     written = (
-        _NO_TEXT if _NO_TEXT in row else _json(dict(zip(columns, row, strict=True))) for row in rows
+        _NO_TEXT if _NO_TEXT in row else _json(dict(zip(columns, row, strict=True)), holds)
+        for row in rows
     )
     return pa.chunked_array([_as_texts(written)])
 
 
-def _as_json(values: pa.Array) -> pa.Array:
+def _as_json(values: pa.Array, holds: Holds) -> pa.Array:
     """Write nested values as JSON; a null stays one, and what is not UTF-8 stays none."""
     return _as_texts(
-        value if value is None or value is _NO_TEXT else _json(value)
+        value if value is None or value is _NO_TEXT else _json(value, holds)
         for value in _values_of(values)
     )
 
@@ -193,9 +207,15 @@ def _value_of(cell: pa.Scalar) -> object:
         return _NO_TEXT
 
 
-def _json(value: object) -> bytes:
-    # Dates, decimals and bytes of a column are written as Python shows them.
-    return orjson.dumps(value, default=str)
+def _json(value: object, holds: Holds) -> bytes:
+    # Dates and decimals of a column are written as Python shows them.
+    return orjson.dumps(value, default=_with_urls if holds == "nested images" else str)
+
+
+def _with_urls(value: object) -> str:
+    if not isinstance(value, bytes):
+        return str(value)
+    return f"data:;base64,{base64.b64encode(value).decode()}"
 
 
 def _as_texts(written: Iterable[bytes | None]) -> pa.Array:

@@ -212,18 +212,14 @@ class _Places:
         if given["type"] == "text":
             if not isinstance(given.get("text"), str):
                 raise BadConversationError(f"{where} is {_json(part)}, not a text")
-            return given
+            # Nor has a text the empty image of a table: templates ask for that key too.
+            return {key: value for key, value in given.items() if key not in _IMAGE_KEYS}
         if given["type"] not in _IMAGE_TYPES:
             raise BadConversationError(
                 f"{where} is of type {given['type']!r:.{_SHOWN}}; texts and images are read"
             )
         found = [given[key] for key in _IMAGE_KEYS if key in given]
-        if any(isinstance(each, dict) and "bytes" in each for each in found):
-            raise BadConversationError(
-                f"{where} holds the bytes of its image; write them into a column of images, or as {_DATA}image/png"
-                f"{_BASE64}..."
-            )
-        held = [each.get("url") if isinstance(each, dict) else each for each in found]
+        held = [_held_in(each) if isinstance(each, dict) else each for each in found]
         url = next((each for each in held if isinstance(each, str)), None)
         if url is not None and url.startswith(_DATA):
             return self._image(_decoded(where, url))
@@ -290,6 +286,11 @@ class _Places:
             raise BadImageError(
                 f"the template writes {self._form.marker!r} {written} times, and its messages have {len(self)} images"
             )
+
+
+def _held_in(image: Mapping[str, object]) -> object:
+    """Return the URL of an image of OpenAI's, or the bytes of Hugging Face's, as a URL, or their path."""
+    return next((image[key] for key in ("url", "bytes", "path") if image.get(key)), None)
 
 
 def _decoded(where: str, url: str) -> Bytes:

@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 
+import lance
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -205,6 +206,50 @@ def reopened(folder, template):
     )
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "lance"])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "tools"])
+def test_images_lie_in_the_messages_of_a_table_as_hugging_face_writes_them(tmp_path, kind, beside):
+    # As that of Qwen2-VL asks.
+    asks = PARTS.replace("p.type == 'image'", "p.type == 'image' or 'image' in p")
+    (tmp_path / "t.jinja").write_text(asks)
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    parts = pa.list_(pa.struct([("type", pa.string()), ("text", pa.string()), ("image", image)]))
+    messages = pa.list_(pa.struct([("role", pa.string()), ("content", parts)]))
+    none = {"bytes": None, "path": None}
+    content = [part("x ", image=none) | {"type": "text", "text": "x "}, part(image={"bytes": TWO})]
+    table = pa.table(
+        {
+            "messages": pa.array([[{"role": "user", "content": content}]], messages),
+            "tools": ["[]"],
+        }
+    )
+    if kind == "parquet":
+        pq.write_table(table, tmp_path / "a.parquet")
+    elif kind == "lance":
+        lance.write_dataset(table, str(tmp_path / "a.lance"))
+    else:
+        with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:
+            out.write_table(table)
+    chat = {"type": "chat", "template": "t.jinja", "image": "[IMG]"}
+    config = {
+        "type": kind,
+        "path": f"a.{kind}",
+        "text": "messages",
+        "transforms": [chat | ({"tools": "tools"} if beside else {}), PICTURE],
+    }
+
+    block = open_source(
+        "see",
+        TypeAdapter(SourceConfig).validate_python(config),
+        seed=1,
+        tokenizer=ByteTokenizer(type="bytes"),
+        base_dir=tmp_path,
+    ).read(0, 1)
+
+    assert shown(block, 0) == "u:x ####;"
+    assert block.others[GRIDS][0].tolist() == [2, 2]
+
+
 def test_members_of_an_archive_are_the_images_of_its_conversation(tmp_path):
     (tmp_path / "t.jinja").write_text(PARTS)
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
@@ -271,7 +316,11 @@ BAD = {
     "another kind of part": ([{"type": "video"}], [], "part 0 is of type 'video'; texts and"),
     "a part of no type": (["x"], [], 'part 0 is "x", not an object with a type'),
     "a text that is none": ([{"type": "text", "text": 3}], [], "is .*3}, not a text"),
-    "bytes among messages": ([part(image={"bytes": "x"})], [], "part 0 holds the bytes of its"),
+    "a path without bytes": (
+        [part(image={"bytes": None, "path": "a.png"})],
+        [],
+        "of 'a.png' nothing is read: it is a name",
+    ),
     "no base64": ([part(image=DATA + "a")], [], "its image is not base64: "),
     "an address of another kind": ([part(image="data:,a")], [], "its image is 'data:,a', not of"),
     "no image at all": ([part(image=DATA + "aGk=")], [], "image 0 of 2 bytes cannot be decoded"),
