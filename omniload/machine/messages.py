@@ -68,8 +68,6 @@ class SamplesReported:
 
     source: int
     table: SampleTable
-    skipped: int = 0
-    """Records in the range that could not be decoded and were skipped by policy."""
     without: tuple[int, ...] = ()
     """Shards whose records were left out."""
 
@@ -165,7 +163,7 @@ class HandedOver:
     sources: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AppendJournal:
     """Make the record of a step durable before anything that follows it.
 
@@ -176,11 +174,14 @@ class AppendJournal:
     plan: StepPlan
     after: MixState
     names: Sequence[str]
+    bad: Mapping[int, int] = field(default_factory=dict)
+    """As in ``StepRecord``."""
 
     @property
     def record(self) -> JsonObject:
         """What the journal keeps."""
-        made = StepRecord.between(self.before, self.after, self.plan.membership_digest())
+        digest = self.plan.membership_digest()
+        made = StepRecord.between(self.before, self.after, digest, self.bad)
         return made.to_json(self.names)
 
 

@@ -48,7 +48,7 @@ from omniload.machine.queue import (
     taken_over,
     targets_of,
 )
-from omniload.machine.steps import PlannedSteps, RankSteps, next_world, steps_together
+from omniload.machine.steps import PlannedSteps, RankSteps, bad_behind, next_world, steps_together
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit
@@ -90,8 +90,6 @@ class Planner:
     """Planners of this run of the plane before this one, all lost."""
     num_steps: int | None = None
     """First step that is not planned; ``None`` for no end but the mix's own."""
-    skipped_S: list[int] = field(init=False)
-    """Records skipped by policy so far, by source, in this life of the planner."""
     overlong_S: list[int] = field(init=False)
     """Tokens cut off or dropped with overlong documents so far, by source, in this life."""
     history: History = field(init=False)
@@ -114,7 +112,7 @@ class Planner:
         require_strategy(self.mix.balance)
         self.history = History(self.mix, self.edits)
         num_sources = len(self.names)
-        self.skipped_S, self.overlong_S = [0] * num_sources, [0] * num_sources
+        self.overlong_S = [0] * num_sources
         self._queues = queues_of(self.state.widened(num_sources))
         self._resumed = self.state
         self._steps = PlannedSteps.of((self.state, *self.known))
@@ -162,7 +160,6 @@ class Planner:
             require_samples(resumed, source, self.names[source], table)
         queue.report(table, state.cursors_S[source])
         self._metadata.add(source, table)
-        self.skipped_S[source] += reported.skipped
         return tuple(self._advance((source,)))
 
     @property
@@ -191,7 +188,6 @@ class Planner:
         if asked.facts is not None:
             # Numbers of sources never move: one that is added is the last.
             self._queues.append(SampleQueue.at(0))
-            self.skipped_S.append(0)
             self.overlong_S.append(0)
         self._demand = self._starved = None  # found under the mix of before
         return (KeepEdits(history=self.history), *self._advance(range(len(self._queues))))
@@ -368,7 +364,8 @@ class Planner:
             self.state = membership.after
             self._steps.reach(self.state)
             plans.append(plan)
-            commands.append(AppendJournal(before=before, plan=plan, after=self.state, names=names))
+            beyond = bad_behind(self._queues, self.state.cursors_S)
+            commands.append(AppendJournal(before, plan, self.state, names, beyond))
             if self.state.step % _BASE_EVERY == 0:
                 beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)
                 commands.append(AppendBase(state=self.state, **beside))

@@ -184,13 +184,7 @@ class SampleQueue:
             fresh = (table.positions_N > position) | (
                 (table.positions_N == position) & (table.subs_N >= sub)
             )
-            table = SampleTable(
-                start=table.start,
-                stop=table.stop,
-                positions_N=table.positions_N[fresh],
-                subs_N=table.subs_N[fresh],
-                lengths_N=table.lengths_N[fresh],
-            )
+            table = table.of_samples(fresh).bad_from(position)
         self.table = self.table.followed_by(table)
         self.tokens += int(table.lengths_N.sum())
         self.asked_to = table.stop  # less than was asked for: the rest is asked for again
@@ -200,13 +194,15 @@ class SampleQueue:
         """Remove the first ``count`` samples."""
         table = self.table
         self.tokens -= int(table.lengths_N[:count].sum())
-        self.table = SampleTable(
-            start=table.start,
-            stop=table.stop,
-            positions_N=table.positions_N[count:],
-            subs_N=table.subs_N[count:],
-            lengths_N=table.lengths_N[count:],
-        )
+        self.table = table.of_samples(slice(count, None))
+
+    def pass_to(self, position: int) -> int:
+        """Return how many bad records lie before a position, of those that were not passed before."""
+        known = len(self.table.bad_N)
+        # Of hundreds of sources few have any, and this is asked of each for each step.
+        if known:
+            self.table = self.table.bad_from(position)
+        return known - len(self.table.bad_N)
 
     @property
     def is_asked(self) -> bool:
@@ -244,6 +240,7 @@ class SampleQueue:
             (self.table.positions_N == position) & (self.table.subs_N < sub)
         )
         self.draw(int(np.count_nonzero(before)))
+        self.pass_to(position)
         if floor > self.table.stop:
             self.table = SampleTable.empty(floor)
             self.asked_to = floor

@@ -40,7 +40,6 @@ class SamplesRead:
 
     source: int
     block: HeldBlock
-    skipped: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ class SourceLoader:
                 if held is not None:  # asked again
                     return (SamplesReported(source=source, table=held, without=without),)
                 return (Read(source=source, start=start, stop=stop, without=without),)
-            case SamplesRead(source=source, block=block, skipped=skipped):
+            case SamplesRead(source=source, block=block):
                 held_of = self._of(source)
                 # By the difference: a block may take the place of others, or be held already.
                 self._held_bytes -= held_of.size_bytes
@@ -86,11 +85,7 @@ class SourceLoader:
                 self._held_bytes += held_of.size_bytes
                 # Rising, as the planner names them: it compares them with what it asked for.
                 without = tuple(sorted(block.without))
-                return (
-                    SamplesReported(
-                        source=source, table=block.table, skipped=skipped, without=without
-                    ),
-                )
+                return (SamplesReported(source=source, table=block.table, without=without),)
             case ReleaseSamples(floors=floors, life=life):
                 # What a lost planner let go of comes late, once the next one has asked for it again.
                 for source, floor in floors.items() if life >= self._life else ():

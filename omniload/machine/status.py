@@ -11,7 +11,7 @@ _TOTAL = "_total"
 REPEATED = "repeated_reads"
 """Figure of a loader: reads that wait to be tried again, because a store did not answer."""
 SKIPPED = "skipped_records:"
-"""Begins a figure of the planner: records of the source behind it that were skipped by policy."""
+"""Begins a figure of the planner: bad records of the source behind it that the steps of this process went past."""
 _TROUBLE_S = 10.0
 """A wait of a rank, or a call to a store, that takes longer is somebody's trouble."""
 

@@ -8,18 +8,27 @@ from typing import Self
 from omniload.base.errors import ConfigError, StateError
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Waits, rank_name
+from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.samples import SampleTable
-from omniload.mix.state import MixState
+from omniload.mix.state import Cursor, MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
 from omniload.plan.window import window_of
 from omniload.plan.world import World, require_rows
 
-__all__ = ["PlannedSteps", "Rank", "RankSteps", "next_world", "of_next", "steps_together"]
+__all__ = [
+    "PlannedSteps",
+    "Rank",
+    "RankSteps",
+    "bad_behind",
+    "next_world",
+    "of_next",
+    "steps_together",
+]
 
 Rank = tuple[int, int]
 """A rank by its place along dp and cp."""
@@ -127,6 +136,12 @@ class RankSteps:
             text=f"is {ahead} steps ahead of {len(late)} ranks that have not taken step {self.slowest}",
             ranks=tuple(rank_name(*rank, cp_size) for rank in late),
         )
+
+
+def bad_behind(queues: Sequence[SampleQueue], cursors_S: Sequence[Cursor]) -> dict[int, int]:
+    """Return how many bad records each source has gone past with these cursors, and not before; none are left out."""
+    passed = {s: queues[s].pass_to(cursor[0]) for s, cursor in enumerate(cursors_S)}
+    return {s: count for s, count in passed.items() if count}
 
 
 def of_next(asked: ResizeAsked, generation: int) -> ResizeAsked:

@@ -17,6 +17,9 @@ from omniload.base.ragged import Ragged, Ranges
 __all__ = ["SampleTable", "joined_tables"]
 
 
+_NONE = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTable:
     """Samples made from the raw positions ``start`` to ``stop`` of a source.
@@ -39,6 +42,8 @@ class SampleTable:
     metadata: Mapping[str, Ragged] = field(default_factory=dict)
     """Small numbers of each sample by name, such as ``LOSS_SPANS``; empty for plain tokens. The planner files
     them away when they are reported; tables made from this one have none."""
+    bad_N: NDArray[np.int64] = field(default_factory=lambda: _NONE)
+    """Positions of the records that could not be decoded and give no sample, rising, ``[bad records]``."""
 
     def __len__(self) -> int:
         return len(self.positions_N)
@@ -65,13 +70,31 @@ class SampleTable:
             positions_N=np.concatenate((self.positions_N, other.positions_N)),
             subs_N=np.concatenate((self.subs_N, other.subs_N)),
             lengths_N=np.concatenate((self.lengths_N, other.lengths_N)),
+            bad_N=np.concatenate((self.bad_N, other.bad_N)),
         )
+
+    def of_samples(self, which: slice | NDArray[np.bool_]) -> "SampleTable":
+        """Return a table of the same positions that has some of the samples."""
+        return SampleTable(
+            start=self.start,
+            stop=self.stop,
+            positions_N=self.positions_N[which],
+            subs_N=self.subs_N[which],
+            lengths_N=self.lengths_N[which],
+            bad_N=self.bad_N,
+        )
+
+    def bad_from(self, position: int) -> "SampleTable":
+        """Return a table that knows of no bad record before a position."""
+        count = int(np.searchsorted(self.bad_N, position))
+        return replace(self, bad_N=self.bad_N[count:]) if count else self
 
     def within(self, start: int, stop: int) -> "SampleTable":
         """Return the part from raw position ``start`` to ``stop``, as far as it is covered, with its metadata."""
         start, stop = max(start, self.start), min(stop, self.stop)
         # Whole records: the cut lies before the first sample of one.
         first, last = np.searchsorted(self.positions_N, (start, stop))
+        of_bad = slice(*np.searchsorted(self.bad_N, (start, stop)).tolist())
         return SampleTable(
             start=start,
             stop=stop,
@@ -79,6 +102,7 @@ class SampleTable:
             subs_N=self.subs_N[first:last],
             lengths_N=self.lengths_N[first:last],
             metadata={name: each.between(first, last) for name, each in self.metadata.items()},
+            bad_N=self.bad_N[of_bad],
         )
 
 

@@ -163,13 +163,7 @@ def _before(table: SampleTable, end: int) -> SampleTable:
     stop = int(np.searchsorted(table.positions_N, end))
     if stop == len(table):
         return table
-    return SampleTable(
-        start=table.start,
-        stop=table.stop,
-        positions_N=table.positions_N[:stop],
-        subs_N=table.subs_N[:stop],
-        lengths_N=table.lengths_N[:stop],
-    )
+    return table.of_samples(slice(stop))
 
 
 def losses(

@@ -61,7 +61,7 @@ class HollowSource:
         """Return a range as it is read."""
         table = self.table(start, stop)
         block = HeldBlock(table, _ragged(table.lengths_N))
-        return SamplesRead(source=self._source, block=block, skipped=0)
+        return SamplesRead(source=self._source, block=block)
 
 
 def _ragged(lengths_N: NDArray[np.integer[Any]]) -> Ragged:

@@ -235,9 +235,10 @@ class RecordSource(Source):
     def _made(self, span: Span, share: Share) -> SampleBlock:
         block, rows = self._decoded(share.units), share.rows_N
         usable_N = block.usable_R[rows] & self._rules.leaves(span.epoch, rows, block.places_of)
-        positions, skipped = span.start + share.places_N, 0
+        positions = span.start + share.places_N
+        bad = positions[:0]
         if not usable_N.all():
-            skipped = int(np.count_nonzero(block.bad_R[rows]))
+            bad = positions[block.bad_R[rows]]
             rows, positions = rows[usable_N], positions[usable_N]
         encoded = block.encoded(rows, self._pipeline)
         if block.filling is not None and block.filling.is_whole:
@@ -246,12 +247,12 @@ class RecordSource(Source):
         samples = self._pipeline.of(encoded, positions)
         if samples.bad_N is not None:
             self._judge_samples(block, rows, samples)
-            skipped += int(np.count_nonzero(samples.bad_N))
+            bad = np.concatenate((bad, positions[samples.bad_N]))
         subs = np.zeros(len(positions), np.int32)
         if (cut := self._pipeline.cut(samples)) is not None:
             samples, of_record, subs = cut
             positions = positions[of_record]
-        return SampleBlock.of(span, samples, positions, subs, skipped)
+        return SampleBlock.of(span, samples, positions, subs, bad)
 
     def _joined(
         self, span: Span, units: tuple[int, ...], part: Part, without: tuple[int, ...]

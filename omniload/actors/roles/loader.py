@@ -205,14 +205,11 @@ class LoaderShell:
         with self._lock:
             # What the planner heard of this source stands with its next loader, which reads it by itself.
             if source not in self._sources:
-                return SamplesReported(
-                    source=source, table=table, skipped=block.skipped, without=without
-                )
+                return SamplesReported(source=source, table=table, without=without)
             (report,) = self._machine.handle(
                 SamplesRead(
                     source=source,
                     block=HeldBlock(table, block.tokens, block.others, frozenset(without)),
-                    skipped=block.skipped,
                 )
             )
         assert isinstance(report, SamplesReported)

@@ -20,7 +20,7 @@ from omniload.actors.roles.links import (
     LoaderLink,
     LoaderLinks,
 )
-from omniload.actors.roles.planner_metrics import count_skipped, measure
+from omniload.actors.roles.planner_metrics import count_bad, measure
 from omniload.base.errors import OmniloadError, UnavailableError, project_error
 from omniload.base.log import get_logger
 from omniload.base.metrics import PLAN_SECONDS
@@ -302,13 +302,11 @@ class PlannerShell:
         with doing, self._lock, PLAN_SECONDS.time():
             commands = self._planner.handle(event)
         self._activity.figures.note(planned_step=self._planner.state.step)
-        if isinstance(event, SamplesReported):
-            name, figures = self._planner.names[event.source], self._activity.figures
-            count_skipped(name, event.skipped, figures)
         self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[PlannerCommand]) -> None:
         # In order, but records that stand together at once: a window of steps costs one sync.
+        count_bad(commands, self._activity.figures)
         for kept, group in groupby(commands, lambda each: isinstance(each, Kept)):
             if not kept:
                 self._tell(group)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -16,11 +16,12 @@ from omniload.base.errors import ConfigError
 from omniload.base.linux.network import listening_address
 from omniload.base.log import get_logger
 from omniload.base.metrics import IMBALANCE_RATIO, REGISTRY, SAMPLES_SKIPPED, TOKENS_PLANNED, serve
+from omniload.machine.messages import AppendJournal, PlannerCommand
 from omniload.machine.status import SKIPPED, status_of
 from omniload.mix.config import MixConfig
 from omniload.plan.records import StepPlan
 
-__all__ = ["FIGURES", "RoleMetrics", "count_skipped", "measure", "serve_metrics"]
+__all__ = ["FIGURES", "RoleMetrics", "count_bad", "count_skipped", "measure", "serve_metrics"]
 
 _LOG = get_logger(__name__)
 _TOTAL = "_total"
@@ -44,8 +45,16 @@ FIGURES = {
 """Figures of roles, each a metric ``omniload_<name>`` by ``role``."""
 
 
+def count_bad(commands: Iterable[PlannerCommand], figures: Figures) -> None:
+    """Count the bad records that the steps among commands went past."""
+    for command in commands:
+        if isinstance(command, AppendJournal):
+            for s, count in command.bad.items():
+                count_skipped(command.names[s], count, figures)
+
+
 def count_skipped(name: str, skipped: int, figures: Figures) -> None:
-    """Count records of a source that were skipped by policy; tell of the first, and each time that they doubled.
+    """Count bad records of a source that a step went past; tell of the first, and each time that they doubled.
 
     Not of each read: where one record in a hundred is bad, that is a line for every step.
     """

@@ -1,6 +1,8 @@
 """``omniload mix show``: how far a run has come."""
 
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -15,13 +17,13 @@ from omniload.commands.display import Cell, colour_of, emit_json, output, say, t
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
 from omniload.machine.progress import is_rank
-from omniload.machine.status import SKIPPED
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
 from omniload.mix.journal.groups import GroupProgress, group_progress
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
+from omniload.mix.journal.records import bad_in
 from omniload.mix.progress import RunProgress, progress_of
 from omniload.mix.run_record import read_run_record
 from omniload.mix.schema.stages import said_epochs
@@ -36,7 +38,8 @@ def show(run: Path, as_json: bool) -> None:
     """Show how far a run has come: steps, shares against their targets, epochs, edits, groups of answers.
 
     Works on a run that is going on, and needs neither its sources nor its processes. Records that were
-    skipped, and the rate, are of its latest start.
+    skipped are those before the next record of a source, from the journal's first step on; the rate is of
+    its latest start.
 
     \b
     Example:
@@ -47,7 +50,9 @@ def show(run: Path, as_json: bool) -> None:
     history = read_history(run, life.mix())
     progress = progress_of(history, base, records)
     groups = group_progress(run, history.latest.names)
-    pace = _pace_of(run)
+    pace, skipped = _pace_of(run), Counter[str]()
+    for record in records:
+        skipped.update(bad_in(record))
     ahead = [edit.revision for edit in never_reached(history, progress.next_step)]
     if as_json:
         edits = history.carried_by(len(history.edits))
@@ -60,7 +65,7 @@ def show(run: Path, as_json: bool) -> None:
                 "edits_ahead": ahead,
                 "stages_by_epochs": stages_by_epochs_json(history),
                 "groups": None if groups is None else asdict(groups),
-                "skipped": pace.skipped,
+                "skipped": dict(skipped),
                 "steps_per_s": pace.steps_per_s,
                 "has_ended": pace.has_ended,
                 "tokens_per_s": pace.steps_per_s * history.latest.batch.tokens,
@@ -68,7 +73,7 @@ def show(run: Path, as_json: bool) -> None:
         )
         return
     console = output()
-    console.print(_sources_of(progress, pace))
+    console.print(_sources_of(progress, skipped))
     ranks = ", ".join(f"{axis} {size}" for axis, size in life.sizes.items())
     say(
         console,
@@ -96,8 +101,6 @@ class _Pace:
     """How a run goes on since its latest start, as its processes last said."""
 
     steps_per_s: float = 0.0
-    skipped: dict[str, int] = field(default_factory=dict)
-    """Records that could not be decoded, by source; those of none are left out."""
     has_ended: bool = False
     """Whether they have closed the plane."""
 
@@ -114,17 +117,11 @@ def _pace_of(run: Path) -> _Pace:
     return _Pace(
         # A step is taken once the last rank has it.
         steps_per_s=min(taken, default=0.0) / status.up_s if status.up_s else 0.0,
-        skipped={
-            name.removeprefix(SKIPPED): round(count)
-            for role in status.roles
-            for name, count in role.figures.items()
-            if name.startswith(SKIPPED)
-        },
         has_ended=status.has_ended,
     )
 
 
-def _sources_of(progress: RunProgress, pace: _Pace) -> Table:
+def _sources_of(progress: RunProgress, skipped: Mapping[str, int]) -> Table:
     unit = f"{progress.level}s"
     rows: list[list[Cell]] = [
         [
@@ -135,7 +132,7 @@ def _sources_of(progress: RunProgress, pace: _Pace) -> Table:
             f"{source.drawn - source.due:+,.0f}",
             f"{source.position:,}",
             f"{source.epochs:.2f}",
-            format_count(pace.skipped.get(source.name, 0)),
+            format_count(skipped.get(source.name, 0)),
         ]
         for s, source in enumerate(progress.sources)
     ]

@@ -1,7 +1,7 @@
 """The record of a step: what it changed, and how it folds into the state before it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from omniload.base.errors import StateError
@@ -9,7 +9,7 @@ from omniload.base.state import Json, JsonObject, whole_number
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import COUNT_LIMIT, Cursor, MixState, cursor_of
 
-__all__ = ["StepRecord"]
+__all__ = ["StepRecord", "bad_in"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,14 @@ class StepRecord:
     """For each source drawn from: its cursor afterwards, and what was drawn, in the unit of the weights."""
     carried: PieceTable
     """All pieces carried to the next step."""
+    bad: Mapping[int, int] = field(default_factory=dict)
+    """Records that could not be decoded, between the cursor of each source before the step and that behind it; those of
+    none are left out. Nothing of the state rests on them."""
 
     @classmethod
-    def between(cls, before: MixState, after: MixState, digest: str) -> Self:
+    def between(
+        cls, before: MixState, after: MixState, digest: str, bad: Mapping[int, int] | None = None
+    ) -> Self:
         """Return the record that leads from one state to the next."""
         return cls(
             step=before.step,
@@ -43,6 +48,7 @@ class StepRecord:
                 if after.cursors_S[s] != before.cursors_S[s]
             },
             carried=after.carried,
+            bad=bad or {},
         )
 
     def applied_to(self, state: MixState, weights_S: Sequence[int]) -> MixState:
@@ -96,6 +102,8 @@ class StepRecord:
             "after": self.after,
             "drawn": {names[s]: [*cursor, served] for s, (cursor, served) in self.drawn.items()},
             "carried": self.carried.to_json(names),
+            # Where there are none the line is that of releases that did not count them.
+            **({"bad": {names[s]: count for s, count in self.bad.items()}} if self.bad else {}),
         }
 
     @classmethod
@@ -118,8 +126,19 @@ class StepRecord:
                     for name, (*cursor, served) in drawn.items()
                 },
                 carried=PieceTable.from_json(record["carried"], names),
+                bad={number_of[name]: count for name, count in bad_in(record).items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
                 f"a journal record is damaged or of another mix ({error!r})"
             ) from error
+
+
+def bad_in(record: Mapping[str, Json]) -> dict[str, int]:
+    """Return the bad records that a step went past, by source; those of none are left out.
+
+    Raises:
+        AttributeError: It does not say so as we write it; or ``TypeError``, or ``ValueError``.
+    """
+    bad: Mapping[str, Json] = record.get("bad", {})  # type: ignore[assignment]
+    return {name: whole_number(count, below=COUNT_LIMIT) for name, count in bad.items()}

@@ -28,8 +28,6 @@ class SampleBlock:
     """What the planner knows of them."""
     tokens: Ragged
     """Token ids (int32), one sequence a sample, in the order of the table."""
-    skipped: int
-    """Records among the positions that could not be decoded and were left out."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns by name, in the order of the table."""
 
@@ -40,9 +38,9 @@ class SampleBlock:
         samples: Samples,
         positions_N: NDArray[np.int64],
         subs_N: NDArray[np.int32],
-        skipped: int,
+        bad_N: NDArray[np.int64],
     ) -> "SampleBlock":
-        """Return a block of the positions of a span, less samples that are empty."""
+        """Return a block of the positions of a span, less samples that are empty; ``bad_N``: of bad records."""
         tokens, others = samples.tokens, dict(samples.others)
         lengths_N = tokens.lengths_N
         # An empty sample is none: it would be planned, and fill no row.
@@ -59,11 +57,16 @@ class SampleBlock:
                 subs_N=subs_N,
                 lengths_N=lengths_N.astype(np.int32),
                 metadata=metadata_of(others),
+                bad_N=np.sort(bad_N),
             ),
             tokens=tokens,
-            skipped=skipped,
             others=others,
         )
+
+    @property
+    def skipped(self) -> int:
+        """Records among the positions that could not be decoded and were left out."""
+        return len(self.table.bad_N)
 
     @classmethod
     def empty(cls, start: int, stop: int) -> "SampleBlock":
@@ -71,7 +74,6 @@ class SampleBlock:
         return cls(
             table=_table(start, stop, []),
             tokens=Ragged(values_V=np.empty(0, np.int32), offsets=np.zeros(1, np.int64)),
-            skipped=0,
         )
 
 
@@ -86,7 +88,6 @@ def joined(blocks: list[SampleBlock], start: int, stop: int) -> SampleBlock:
     return SampleBlock(
         table=_table(start, stop, [block.table for block in blocks]),
         tokens=drained(tokens, np.dtype(np.int32)),
-        skipped=sum(block.skipped for block in blocks),
         others={
             name: drained([block.others[name] for block in blocks], COLUMNS[name].dtype)
             for name in blocks[0].others
@@ -101,10 +102,11 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
     """
     first = blocks[0].table
     given = [block for block in blocks if len(block.table)]
+    bad_N = np.sort(np.concatenate([block.table.bad_N for block in blocks]))
     if not given:
-        skipped = sum(block.skipped for block in blocks)
         # A reader that had a unit knows the further columns, though none has a sample.
-        return replace(max(blocks, key=lambda block: len(block.others)), skipped=skipped)
+        widest = max(blocks, key=lambda block: len(block.others))
+        return replace(widest, table=replace(widest.table, bad_N=bad_N))
     positions_N = np.concatenate([block.table.positions_N for block in given])
     order_N = np.argsort(positions_N, kind="stable")  # samples of one record stay in their order
     tokens = Ranges.of([block.tokens for block in given]).take(order_N).packed()
@@ -123,9 +125,9 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
             subs_N=subs_N,
             lengths_N=tokens.lengths_N.astype(np.int32),
             metadata=metadata_of(others),
+            bad_N=bad_N,
         ),
         tokens=tokens,
-        skipped=sum(block.skipped for block in blocks),
         others=others,
     )
 
@@ -140,6 +142,7 @@ def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
         ),
         subs_N=np.concatenate([nothing, *(table.subs_N for table in tables)]),
         lengths_N=np.concatenate([nothing, *(table.lengths_N for table in tables)]),
+        bad_N=np.concatenate([np.empty(0, np.int64), *(table.bad_N for table in tables)]),
         metadata={
             name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
             for name, column in (tables[0].metadata.items() if tables else ())

@@ -63,7 +63,7 @@ class Sequences:
             Samples(tokens=others.pop(_TOKENS), others=others),
             span.start + share.places_N[at_Q],
             subs_Q.astype(np.int32),
-            int(np.count_nonzero(self.skipped_R[share.rows_N])),
+            span.start + share.places_N[self.skipped_R[share.rows_N]],
         )
 
 

@@ -762,7 +762,6 @@ class Simulation:
             SamplesRead(
                 source=source,
                 block=HeldBlock(table, columns.tokens, columns.others, frozenset(without)),
-                skipped=0,
             )
         )
         assert isinstance(report, SamplesReported)

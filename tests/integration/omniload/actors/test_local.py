@@ -18,10 +18,11 @@ from omniload.client import Client
 from omniload.mix.deficit import integer_weights
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_journal, state_before
-from omniload.mix.journal.records import StepRecord
+from omniload.mix.journal.records import StepRecord, bad_in
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.source import open_source
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
 from tests.support.plane.resume import assert_resumes_exactly
 
@@ -223,6 +224,36 @@ def test_bad_records_that_may_be_skipped_are_counted(tmp_path):
     assert (REGISTRY.get_sample_value(*key) or 0) - before >= 6
     positions = {k[1] for b in batches for m in b.microbatches for k in m.keys_K4.tolist()}
     assert positions
+
+
+@pytest.mark.parametrize("ahead", [1, 16])
+def test_bad_records_count_as_they_lie_before_the_next_one_whatever_is_read_ahead_or_again(
+    tmp_path, ahead
+):
+    mix = a_corpus_with_bad_lines(tmp_path, {"policy": "skip"})
+    runtime = mix.runtime.model_copy(update={"prefetch_steps": ahead})
+    mix = mix.model_copy(update={"runtime": runtime})
+    run, state = tmp_path / "run", None
+    # Each begins some steps before the one before it had planned: what it had read and counted comes again.
+    for steps in (3, 1, 2, 30, 4):
+        spec = a_spec(tmp_path, mix, run_dir=run, state=state)
+        with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+            for _ in range(steps):
+                client.next_batch()
+            state = client.state_dict()
+    _, records = read_journal(run / JOURNAL_NAME)
+
+    source = open_source(
+        "text", mix.sources["text"], seed=1, tokenizer=mix.tokenizer, base_dir=tmp_path
+    )
+    before = 0
+    for record in records:
+        position = record["drawn"]["text"][0]
+        bad = sum(source.read(at, at + 1).skipped for at in range(before, position))
+        assert bad_in(record) == ({"text": bad} if bad else {})
+        before = position
+    # Gone through more than once, with six bad lines each time.
+    assert before > 120
 
 
 def test_more_bad_records_than_allowed_stop_the_run(tmp_path):

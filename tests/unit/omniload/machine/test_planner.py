@@ -1,6 +1,7 @@
 """The Planner machine, with scripted events."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -39,10 +40,10 @@ def a_small_mix(prefetch=2, **changes):
     return a_mix(**(settings | changes))
 
 
-def report(lengths, *, start=0, stop=256, source=0, skipped=0):
+def report(lengths, *, start=0, stop=256, source=0, bad=()):
     """Report one sample for each position from ``start``; the rest of the range gave none."""
-    table = replace(a_table(lengths, start=start), stop=stop)
-    return SamplesReported(source=source, table=table, skipped=skipped)
+    table = replace(a_table(lengths, start=start), stop=stop, bad_N=np.array(bad, np.int64))
+    return SamplesReported(source=source, table=table)
 
 
 def of_kind(commands, kind):
@@ -127,18 +128,29 @@ def test_a_repeated_report_is_ignored():
     planner, _ = a_running_planner()
     tokens = planner._queues[0].tokens
 
-    assert planner.handle(report([10] * 40, skipped=3)) == ()
+    assert planner.handle(report([10] * 40)) == ()
     assert planner._queues[0].tokens == tokens
-    assert planner.skipped_S == [0]
 
 
-def test_skipped_records_are_counted_by_source():
-    planner = a_planner(a_mix())
+def test_bad_records_count_with_the_step_that_goes_past_them_and_not_as_they_are_read():
+    mix = a_small_mix(prefetch=1)
+    # Each of 40 records fills a row, two are a step: of the bad ones behind them, no step has been past.
+    table = replace(report([10] * 40).table, positions_N=np.arange(40) * 2)
+    table = replace(table, stop=256, bad_N=np.array([1, 5, 7, 79, 81]))
+    planner = a_planner(mix)
     planner.handle(Started())
+    commands = list(planner.handle(SamplesReported(source=0, table=table)))
+    for step in range(3):
+        commands += planner.handle(StepTaken(step=step, dp_rank=0))
 
-    planner.handle(report([10] * 40, source=1, skipped=3))
+    records = [command.record for command in of_kind(commands, AppendJournal)]
 
-    assert planner.skipped_S == [0, 3]
+    ends = [record["drawn"]["web"][0] for record in records]
+    assert [record.get("bad", {}).get("web", 0) for record in records] == [
+        sum(start <= bad < end for bad in (1, 5, 7, 79, 81)) for start, end in pairwise([0, *ends])
+    ]
+    assert sum(record.get("bad", {}).get("web", 0) for record in records) == 3
+    assert all(record["bad"] for record in records if "bad" in record)
 
 
 def test_tokens_lost_to_overlong_documents_are_counted():

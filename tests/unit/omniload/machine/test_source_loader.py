@@ -22,12 +22,11 @@ from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
 from tests.support.plane.builders import a_table, tokens_of
 
 
-def read_of(lengths, *, start=0, source=0, skipped=0):
+def read_of(lengths, *, start=0, source=0):
     tokens = [tokens_of(source, start + i, 0, n) for i, n in enumerate(lengths)]
     return SamplesRead(
         source=source,
         block=HeldBlock(a_table(lengths, start=start), Ragged.of(tokens)),
-        skipped=skipped,
     )
 
 
@@ -63,9 +62,9 @@ def test_it_reads_what_it_is_told_to():
 
 def test_what_was_read_is_held_and_reported():
     loader = a_loader()
-    read = read_of([3, 4], start=5, skipped=2)
+    read = read_of([3, 4], start=5)
 
-    assert loader.handle(read) == (SamplesReported(source=0, table=read.block.table, skipped=2),)
+    assert loader.handle(read) == (SamplesReported(source=0, table=read.block.table),)
     assert loader.held_positions(0) == (5, 7)
     assert loader.held_tokens() == 7
 
@@ -111,7 +110,7 @@ def test_samples_of_one_record_are_told_apart():
         a_table([2, 3]), positions_N=np.array([0, 0]), subs_N=np.array([0, 1], np.int32), stop=1
     )
     tokens = Ragged.of([np.array([1, 2]), np.array([3, 4, 5])])
-    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens), skipped=0))
+    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens)))
 
     asked = replace(ask((0, 0, 3)), subs_N=np.array([1], np.int32))
 
@@ -160,7 +159,7 @@ def test_a_sample_that_is_not_held_is_a_state_error(asked, shown):
 
 def test_a_record_that_gave_no_sample_cannot_be_asked_for():
     block = HeldBlock(replace(a_table([]), stop=4), Ragged.of([]))
-    empty = SamplesRead(source=0, block=block, skipped=4)
+    empty = SamplesRead(source=0, block=block)
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
         a_loader(empty).slices(ask((1, 0, 1)))
@@ -169,7 +168,7 @@ def test_a_record_that_gave_no_sample_cannot_be_asked_for():
 def test_a_dropped_record_between_others_cannot_be_asked_for():
     table = replace(a_table([2, 2]), positions_N=np.array([0, 2]), stop=3)
     tokens = Ragged.of([np.array([1, 2]), np.array([3, 4])])
-    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens), skipped=0))
+    loader = a_loader(SamplesRead(source=0, block=HeldBlock(table, tokens)))
 
     with pytest.raises(StateError, match="asked for 1 to 1"):
         loader.slices(ask((1, 0, 2)))

@@ -38,7 +38,7 @@ class AnOpening:
         type(self).answer(self.number, start, stop)
         lengths = [1] * (stop - start)
         tokens = Ragged.of([[7]] * (stop - start))
-        return SampleBlock(table=a_table(lengths, start=start), tokens=tokens, skipped=0)
+        return SampleBlock(table=a_table(lengths, start=start), tokens=tokens)
 
     def stand_at(self, start, stop, without):
         """Decode blocks of ten records: that of ``start``, and the next one."""

@@ -2,7 +2,9 @@
 
 import json
 import os
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from omniload.actors.roles.sources import Caches, PartReads, SourceOpening
@@ -26,9 +28,8 @@ class Reading:
         self.clock.sleep((stop - start) * self.record_s)
         lengths = [1 + position % 3 for position in range(start, stop)]
         return SampleBlock(
-            table=a_table(lengths, start=start),
+            table=replace(a_table(lengths, start=start), bad_N=np.array([stop - 1])),
             tokens=Ragged.of([[position] * (1 + position % 3) for position in range(start, stop)]),
-            skipped=1,
         )
 
 
@@ -58,6 +59,7 @@ def test_what_is_read_in_parts_is_what_is_read_at_once():
     assert found.tokens.offsets.tolist() == whole.tokens.offsets.tolist()
     assert found.table.positions_N.tolist() == whole.table.positions_N.tolist()
     assert found.skipped == len(reading.sizes) - 1
+    assert found.table.bad_N.tolist() == (100 + np.cumsum(reading.sizes[:-1]) - 1).tolist()
 
 
 def test_a_range_of_nothing_is_read_as_one():
