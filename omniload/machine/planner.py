@@ -217,7 +217,7 @@ class Planner:
             short = tuple(s for s in self._lacking() if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
-        return self._ranks.waits(step, self.world.tree.size_of("cp"))
+        return self._ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
 
     def _lacking(self) -> list[int]:
         """Return the sources without which the next step cannot be planned, as far as that is known."""

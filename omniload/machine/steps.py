@@ -129,11 +129,23 @@ class RankSteps:
         """Return the ranks that want the slowest's step."""
         return [rank for rank, wanted in self._wanted.items() if wanted == self.slowest]
 
-    def waits(self, planned: int, cp_size: int) -> Waits:
-        """Say which ranks a planner waits for that has planned every step before ``planned``."""
+    def waits(self, planned: int, cp_size: int, together: int) -> Waits:
+        """Say which ranks a planner waits for that has planned every step before ``planned``.
+
+        Of steps that are handed over together ranks tell once, with the last: until then they may be further than
+        they are known to be.
+        """
         late, ahead = self.late(), planned - self.slowest
+        text = (
+            f"is {ahead} steps ahead of {len(late)} ranks that have not taken step {self.slowest}"
+        )
+        if together > 1:
+            text = (
+                f"is {ahead} steps or less ahead of {len(late)} ranks that have not told yet of step {self.slowest}: "
+                f"they tell once in {together} steps"
+            )
         return Waits(
-            text=f"is {ahead} steps ahead of {len(late)} ranks that have not taken step {self.slowest}",
+            text=text,
             ranks=tuple(rank_name(*rank, cp_size) for rank in late),
         )
 

@@ -415,6 +415,16 @@ def test_it_says_which_ranks_hold_up_the_next_plan():
     assert waits.ranks == ("rank dp=0 cp=0", "rank dp=1 cp=0", "rank dp=1 cp=1")
 
 
+def test_of_ranks_that_tell_once_for_several_steps_no_more_is_said_than_is_known():
+    planner, _ = a_running_planner(mix=a_small_mix(prefetch=8))
+    assert planner.mix.steps_at_once == 4
+
+    # It may be at step 3 by now: steps that came together are told of with the last.
+    assert planner.waits().text == (
+        "is 8 steps or less ahead of 1 ranks that have not told yet of step 0: they tell once in 4 steps"
+    )
+
+
 def test_it_says_that_the_data_ends():
     planner, _ = a_running_planner(num_steps=1)
 
