@@ -27,6 +27,7 @@ from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.compressed import (
     chunks_of,
     codec_of,
+    doubt_of_wholes,
     range_of,
     require_held_whole,
     stream_of,
@@ -87,6 +88,14 @@ class CsvFormat(Format):
             self.read_unit(int(filled[0])).first(_FIRST_ROWS)
             if len(filled)
             else Records.of_texts([])
+        )
+
+    @override
+    def doubt(self) -> str:
+        units = self._units
+        together = self._config.shuffle.units_together(len(units))
+        return doubt_of_wholes(
+            self._files, units.shards_U, units.stops_U - units.starts_U, min(together, len(units))
         )
 
     def _parsed(self, header: pa.Buffer, body: pa.Buffer, rows: int, where: RowsAt) -> Records:

@@ -22,6 +22,7 @@ from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.compressed import (
     chunks_of,
     codec_of,
+    doubt_of_wholes,
     range_of,
     require_held_whole,
     stream_of,
@@ -101,7 +102,12 @@ class WebDatasetFormat(Format):
 
     @override
     def doubt(self) -> str:
-        filled = np.flatnonzero(self._units.rows_U)
+        units = self._units
+        filled = np.flatnonzero(units.rows_U)
+        together = min(self._config.shuffle.units_together(len(units)), len(units))
+        sizes_U = units.stops_U - units.starts_U
+        if wholes := doubt_of_wholes(self._files, units.shards_U, sizes_U, together):
+            return wholes
         if not self._config.images or not len(filled):
             return ""
         _, _, samples = self._samples_of(int(filled[0]))

@@ -2,12 +2,14 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
@@ -18,6 +20,7 @@ __all__ = [
     "ForwardReader",
     "chunks_of",
     "codec_of",
+    "doubt_of_wholes",
     "range_of",
     "require_held_whole",
     "require_no_bomb",
@@ -25,6 +28,8 @@ __all__ = [
 ]
 
 _SCAN_BYTES = 8 << 20
+_LARGE_BYTES = 64 << 20
+"""Bytes of a unit from which on it is told that it is decoded whole: 16 times those of a plain one."""
 _MOST_BEGUN = 64
 """Shards that a process keeps decompressed in part, some 3 MiB each: sources beyond that begin theirs anew."""
 _MOST_TIMES = 500
@@ -83,6 +88,35 @@ def require_held_whole(file: ShardFile, size_bytes: int) -> None:
             f"{file.path}: holds more than {format_bytes(MAX_UNIT_BYTES)} when decompressed, and a compressed "
             "shard is decoded whole; split it into smaller shards"
         )
+
+
+def doubt_of_wholes(
+    files: Sequence[ShardFile],
+    shards_U: NDArray[np.int64],
+    sizes_U: NDArray[np.int64],
+    together: int,
+) -> str:
+    """Say whether compressed shards, each of them one unit, are large to be decoded whole; empty where none is.
+
+    Args:
+        files: The shards.
+        shards_U: Number of the shard of each unit.
+        sizes_U: Bytes of each, decompressed.
+        together: Units that are held decoded together.
+    """
+    large = [
+        (int(size), files[shard].path)
+        for shard, size in zip(shards_U.tolist(), sizes_U.tolist(), strict=True)
+        if size > _LARGE_BYTES and codec_of(files[shard]) is not None
+    ]
+    if not large:
+        return ""
+    size, path = max(large)
+    held = f", and {together} of them are held decoded together" if together > 1 else ""
+    return (
+        f"{len(large):,} compressed shards are decoded whole before their first record is drawn, {path} to "
+        f"{format_bytes(size)}{held}; write smaller shards, or plain ones, which are read in parts"
+    )
 
 
 def require_no_bomb(file: ShardFile, size_bytes: int) -> None:

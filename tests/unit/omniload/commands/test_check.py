@@ -1,5 +1,6 @@
 """What a check refuses or doubts, each with its line."""
 
+import gzip
 import io
 import json
 import tarfile
@@ -17,6 +18,7 @@ from omniload.commands.check import check
 from omniload.commands.plan import plan
 from omniload.plan.forecast.forecast import warnings_of_a_step
 from omniload.plan.forecast.sizes import SourceSizes
+from omniload.source.parsing import compressed
 from tests.support.chats import CHATML, write_model
 from tests.support.drawn import png_of, ramp
 from tests.support.plane.builders import a_mix
@@ -409,3 +411,39 @@ def test_a_sorted_file_of_one_unit_is_told_where_nothing_shuffles_it(tmp_path, m
     warnings = warnings_of_files(tmp_path, texts, "jsonl", f", shuffle: {{method: {method}}}")
 
     assert any("look sorted" in each for each in warnings) == warned
+
+
+@pytest.mark.parametrize("form", ["csv.gz", "tar.gz"])
+@pytest.mark.parametrize(("limit", "warned"), [(1 << 10, True), (1 << 20, False)])
+def test_compressed_shards_that_are_decoded_whole_are_told_with_their_size(
+    tmp_path, monkeypatch, form, limit, warned
+):
+    monkeypatch.setattr(compressed, "_LARGE_BYTES", limit)
+    for name in "ab":
+        rows = "".join(f"{name} {i}\n" for i in range(1000))
+        if form == "csv.gz":
+            (tmp_path / f"{name}.csv.gz").write_bytes(gzip.compress(f"text\n{rows}".encode()))
+            continue
+        with tarfile.open(tmp_path / f"{name}.tar.gz", "w:gz") as tar:
+            member = tarfile.TarInfo("1.txt")
+            member.size = len(rows)
+            tar.addfile(member, io.BytesIO(rows.encode()))
+    kind = "csv" if form == "csv.gz" else "webdataset"
+    key = "text" if form == "csv.gz" else "txt"
+    file = tmp_path / "mix.yaml"
+    file.write_text(
+        "version: 1\nseed: 1\ntokenizer: {type: bytes}\n"
+        f"sources: {{web: {{type: {kind}, path: '*.{form}', text: {key}}}}}\n"
+        "mix: {stages: [{weights: {web: 1}}]}\npack: {length: 64}\n"
+        "batch: {tokens: 64, micro_tokens: 64}\n"
+    )
+    arguments = [str(file), "--cache-dir", str(tmp_path / "cache"), "--json"]
+
+    found = [json.loads(CliRunner().invoke(check, arguments).stdout) for _ in range(2)]
+
+    for one in found:
+        (said,) = [each for each in one["warnings"] if "decoded whole" in each] or [""]
+        assert bool(said) == warned
+        if warned:
+            assert said.startswith(f"{file}:4: sources.web: 2 compressed shards are decoded whole")
+            assert "2 of them are held decoded together; write smaller shards, or plain" in said
