@@ -177,7 +177,11 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
     refusal = BadLineError(f"is not JSON: {strict}")
     # Told by itself: an editor shows nothing there, and the line looks sound.
     if line.startswith(_BOM):
-        raise BadLineError("begins with a byte-order mark; save the file as UTF-8 without one")
+        # Not passed over: what a file with one has given to runs that skip bad lines would change under them.
+        raise BadLineError(
+            "begins with a byte-order mark; save the file as UTF-8 without one, or take it off: "
+            "sed -i '1s/^\\xef\\xbb\\xbf//' FILE"
+        )
     try:
         text = line.decode()
     except UnicodeDecodeError as error:

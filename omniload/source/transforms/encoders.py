@@ -200,6 +200,10 @@ class PreferenceEncoder(Encoder):
             # What both sides begin with is what was asked.
             alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             asked, sides = sides[0][:alike], [side[alike:] for side in sides]
+            if asked and not any(sides):
+                raise BadConversationError(
+                    f"{self._chosen} and {config.rejected} are alike to their end, a tie, which prefers nothing"
+                )
         for key, side in zip(keys, sides, strict=True):
             # Two answers that are alike to their end leave nothing behind what they share.
             if not asked or not side:

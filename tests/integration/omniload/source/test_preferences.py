@@ -388,3 +388,19 @@ def test_pairs_are_not_shared_among_cp_peers():
 
     with pytest.raises(ConfigError, match=r"shared among cp peers, .*; set cp to 1"):
         documents_of(part)
+
+
+def test_a_tie_of_whole_conversations_is_told_as_one(folder):
+    user = {"role": "user", "content": "a"}
+    sides = {key: [user, {"role": "assistant", "content": key}] for key in ("chosen", "rejected")}
+    rows = [sides] * 8 + [{"chosen": sides["chosen"], "rejected": sides["chosen"]}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    Path("pairs.jsonl").write_text(lines, encoding="utf-8")
+    mix = a_mix()
+    mix["sources"]["pairs"]["transforms"] = [{"type": "preference", "prompt": None}]
+
+    with (
+        pytest.raises(IntegrityError, match="alike to their end, a tie, which prefers nothing"),
+        omniload.open(mix, arrays="numpy") as loader,
+    ):
+        list(loader)

@@ -3,6 +3,8 @@
 import gzip
 import os
 import re
+import shlex
+import subprocess
 from contextlib import suppress
 
 import numpy as np
@@ -348,3 +350,15 @@ def test_a_bomb_is_decompressed_to_a_multiple_of_its_size_and_no_further(opened,
         opened(bomb, name="a.jsonl.zst")
 
     assert sum(seen) <= max(1 << 20, 500 * len(bomb)) + (1 << 18)
+
+
+def test_the_command_in_the_message_takes_a_byte_order_mark_off(opened, tmp_path):
+    lines = '{"text": "\ufeffone"}\n{"text": "two"}\n'
+    reader = opened(f"\ufeff{lines}".encode())
+    said = reader.read_unit(0).reason
+
+    assert read_unit(reader, 0) == [None, "two"]
+    assert "a.jsonl:1: begins with a byte-order mark; " in said
+    command = said.partition("take it off: ")[2].replace("FILE", "a.jsonl")
+    subprocess.run(shlex.split(command), cwd=tmp_path, check=True)
+    assert (tmp_path / "a.jsonl").read_text() == lines
