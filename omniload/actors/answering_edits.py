@@ -24,6 +24,8 @@ from omniload.mix.edits.answers import (
     EditAnswer,
     EditRequest,
     EditTaken,
+    fault_in,
+    id_in,
 )
 
 __all__ = ["answer_edits", "taken_within"]
@@ -115,7 +117,11 @@ def _answer(folder: Path, change: Callable[[EditRequest], EditTaken]) -> None:
     if request is None:
         return
     try:
-        answer = EditAnswer(id=request.id, taken=change(request))
+        answer = (
+            request
+            if isinstance(request, EditAnswer)
+            else EditAnswer(id=request.id, taken=change(request))
+        )
     except Exception as error:  # noqa: BLE001 -- whoever asked must hear of it, and the run goes on
         failure = project_error(error, "a change of the mix")
         if failure is not error:
@@ -124,8 +130,9 @@ def _answer(folder: Path, change: Callable[[EditRequest], EditTaken]) -> None:
     write_whole(folder / ANSWER_NAME, answer.model_dump_json().encode(), mode=0o600)
 
 
-def _read(place: Path) -> EditRequest | None:
-    """Return a question; nothing where it is none of ours, and nobody could be answered."""
+def _read(place: Path) -> EditRequest | EditAnswer | None:
+    """Return a question, or the answer to one of another release; nothing where nobody could be answered."""
+    content = b""
     try:
         # Whoever may write into the folder of a run, a group for one, may not change the run by that alone.
         owner = place.stat().st_uid
@@ -140,4 +147,10 @@ def _read(place: Path) -> EditRequest | None:
         return None  # withdrawn
     except (ValidationError, IntegrityError) as error:
         _LOG.warning("%s is ignored: %s", place, error)
-        return None
+        if not isinstance(error, ValidationError) or not (asked := id_in(content)):
+            return None
+        refused = (
+            f"it is asked in words that the run's release does not know ({fault_in(error)}), and nothing has changed: "
+            "ask with the release that the run is of"
+        )
+        return EditAnswer(id=asked, refused=refused, kind="StateError")

@@ -34,6 +34,8 @@ from omniload.mix.edits.answers import (
     EditAnswer,
     EditRequest,
     EditTaken,
+    fault_in,
+    id_in,
 )
 from omniload.mix.edits.edit import (
     AddSource,
@@ -141,7 +143,7 @@ def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: 
     write_whole(place, request.model_dump_json().encode(), mode=0o600 if os.geteuid() else 0o644)
     try:
         # An answer to somebody's earlier question may lie there yet: their ids tell them apart.
-        while (answer := _answer_in(run / ANSWER_NAME)) is None or answer.id != request.id:
+        while (answer := _answer_in(run / ANSWER_NAME, request.id)) is None:
             if time.monotonic() > until_s:
                 raise UnavailableError(
                     f"the data plane of {run}, open in {holder}, did not answer within {timeout_s:g} s; whether the "
@@ -159,15 +161,26 @@ def _asked(run: Path, change: Change, at: int | None, timeout_s: float, holder: 
     return answer.taken
 
 
-def _answer_in(place: Path) -> EditAnswer | None:
+def _answer_in(place: Path, asked: str) -> EditAnswer | None:
+    """Return the answer to a question, by its id; ``None`` where none is there yet.
+
+    Raises:
+        StateError: It is there, in words that this release does not know.
+    """
     try:
         content = read_kept_file(place, most_bytes=_MOST_BYTES, what="an answer")
     except FileNotFoundError:
         return None
     try:
-        return EditAnswer.model_validate_json(content)
-    except ValidationError:
-        return None  # of another release; ours comes over it
+        answer = EditAnswer.model_validate_json(content)
+    except ValidationError as error:
+        if id_in(content) != asked:
+            return None  # to somebody else, of another release; ours comes over it
+        raise StateError(
+            f"{place}: the data plane has answered, in words of another release than this one ({fault_in(error)}): "
+            f"whether the change is taken up, {EDITS_NAME} beside it says; ask with the release that the run is of"
+        ) from error
+    return answer if answer.id == asked else None
 
 
 def _noted(run: Path, change: Change, at: int | None) -> EditTaken:

@@ -1,8 +1,10 @@
 """What is asked of a running job about its mix, and what it answers: two small files in the run's folder."""
 
+import json
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from omniload.base.config import StrictModel
 from omniload.mix.config import LARGEST_STEP
@@ -11,14 +13,39 @@ from omniload.mix.edits.edit import Change, Edit, SetWeights, said_of
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import taken_back
 
-__all__ = ["ANSWER_NAME", "REQUEST_NAME", "EditAnswer", "EditRequest", "EditTaken", "RequestId"]
+__all__ = [
+    "ANSWER_NAME",
+    "REQUEST_NAME",
+    "EditAnswer",
+    "EditRequest",
+    "EditTaken",
+    "RequestId",
+    "fault_in",
+    "id_in",
+]
 
 REQUEST_NAME = "edit-request.json"
 """File of the question, written by the command line."""
 ANSWER_NAME = "edit-answer.json"
 """File of the answer, written by the process that opened the plane."""
 
-RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+_ID = "^[0-9a-f]{32}$"
+RequestId = Annotated[str, Field(pattern=_ID)]
+
+
+def id_in(content: bytes) -> str:
+    """Return the id of a question or an answer of whatever release, which every one of them has; empty without one."""
+    try:
+        found = json.loads(content).get("id")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) and re.fullmatch(_ID, found) else ""
+
+
+def fault_in(error: ValidationError) -> str:
+    """Say where words of another release differ from ours first."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
 
 
 class EditRequest(StrictModel):

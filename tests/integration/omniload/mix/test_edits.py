@@ -19,7 +19,7 @@ from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.commands.edits.asking import change_mix
 from omniload.mix.config import load_mix
-from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditRequest
+from omniload.mix.edits.answers import ANSWER_NAME, REQUEST_NAME, EditAnswer, EditRequest
 from omniload.mix.edits.edit import Undo
 from omniload.mix.edits.edits_file import EDITS_NAME, read_history
 from omniload.mix.run_record import write_run_record
@@ -543,3 +543,34 @@ def test_a_stage_by_epochs_begins_at_one_step_for_every_run_and_is_shown(tmp_pat
     del stages[1]["from_epochs"]
     plain = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"stages": stages})
     assert replayed(a_spec(plain, num_steps=200), 200) == digests
+
+
+def test_a_question_in_words_of_another_release_is_refused_at_once(mix_path, run_dir, monkeypatch):
+    asked = EditRequest.model_dump_json
+    monkeypatch.setattr(
+        EditRequest,
+        "model_dump_json",
+        lambda request: asked(request).replace('"version":1', '"version":2,"urgent":true'),
+    )
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)):
+        result = run_mix("set", run_dir, "ids=3", "text=1", "--timeout", 300)
+
+    assert isinstance(result.exception, StateError)
+    assert "the run's release does not know (version: Input should be 1)" in str(result.exception)
+    assert read_history(run_dir, load_mix(mix_path)[0]).edits == ()
+
+
+def test_an_answer_in_words_of_another_release_is_told_at_once(mix_path, run_dir, monkeypatch):
+    said = EditAnswer.model_dump_json
+    monkeypatch.setattr(
+        EditAnswer,
+        "model_dump_json",
+        lambda answer: said(answer).replace('"planned":', '"certain":0.5,"planned":'),
+    )
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)):
+        result = run_mix("set", run_dir, "ids=3", "text=1", "--timeout", 300)
+
+    assert isinstance(result.exception, StateError)
+    assert "words of another release than this one (taken.certain: Extra" in str(result.exception)
+    # Taken up, as the message has one look.
+    assert len(read_history(run_dir, load_mix(mix_path)[0]).edits) == 1

@@ -84,7 +84,7 @@ def test_a_source_with_a_secret_is_refused_and_written_nowhere(run):
 def test_the_question_is_for_the_user_of_the_plane_alone(run, monkeypatch):
     modes = []
 
-    def look(_place):
+    def look(_place, _asked):
         modes.append((run / REQUEST_NAME).stat().st_mode & 0o777)
 
     monkeypatch.setattr(asking, "_answer_in", look)
