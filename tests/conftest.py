@@ -28,6 +28,7 @@ from tests.support.warm_python import (
     WarmPython,
     is_command,
     is_for_workers,
+    is_script,
 )
 
 # Programs that tests start load hundreds of modules each: compiled once, not by every one of them.
@@ -114,20 +115,11 @@ def leaves_nothing_behind():
     assert [process.name() for process in alive] == []
 
 
-def _warm(*modules):
-    """Start a warm Python in a folder of its own; return what ends both, too."""
-    with ExitStack() as stack:
-        # Below /tmp: the path of a socket is short.
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warm", dir="/tmp"))
-        python = stack.enter_context(WarmPython(Path(folder), *modules))
-        return python, stack.pop_all()
-
-
 class WarmPythons:
     """Those of a session, each started when it is first asked for; see ``tests/support/warm_python.py``."""
 
     def __init__(self):
-        self.for_real = False
+        self.for_real = self.with_scripts = False
         self._started = {}
         self._ended = ExitStack()
 
@@ -136,16 +128,20 @@ class WarmPythons:
         if modules not in self._started:
             # Below /tmp: the path of a socket is short.
             folder = tempfile.TemporaryDirectory(prefix="warm", dir="/tmp")
-            python = WarmPython(Path(self._ended.enter_context(folder)), modules)
+            # Ranks open planes: many of them, each with workers of its own.
+            workers = self.of(WORKERS) if modules == RANKS else None
+            python = WarmPython(Path(self._ended.enter_context(folder)), modules, workers)
             self._started[modules] = self._ended.enter_context(python)
         return self._started[modules]
 
     def for_words(self, words):
-        """Return the one for a command of ours, unless the test asks for more."""
+        """Return the one for a command of ours, or a script where the test says so, unless it asks for more."""
         if self.for_real:
             return None
         if is_for_workers(words):
             return self.of(WORKERS)
+        if self.with_scripts and is_script(words):
+            return self.of(COMMANDS)
         if not is_command(words):
             return None
         return self.of(RANKS if "train" in words else COMMANDS)
@@ -201,6 +197,7 @@ def warm_commands(commands_start_warm):
 def pytest_runtest_protocol(item):
     """Know before the fixtures of a module what the first of its tests says."""
     _WARM.for_real = item.get_closest_marker("started_for_real") is not None
+    _WARM.with_scripts = item.get_closest_marker("scripts_start_warm") is not None
     return (yield)
 
 

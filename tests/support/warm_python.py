@@ -2,8 +2,8 @@
 
 Loading takes a rank two to four seconds of processor time, a command or the daemon of a mount one half to one and a
 half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
-that is run and in one job that is launched; what workers of Ray are forked from wherever another process than that of
-the tests opens the plane; daemons in ``test_secrets.py``, ``test_system.py``, under every supervisor and by every
+that is run and in one job that is launched; what workers of Ray are forked from wherever a process that was started for
+real opens the plane; daemons in ``test_secrets.py``, ``test_system.py``, under every supervisor and by every
 command that mounts; commands in ``test_docs_walks.py`` (the page of starts), ``test_distribution.py`` and
 ``test_launch.py`` (the job that comes back). ``tests/frameworks`` fork from themselves.
 
@@ -54,6 +54,8 @@ __all__ = [
     "WarmPython",
     "is_command",
     "is_for_workers",
+    "is_script",
+    "read_early",
 ]
 
 RANKS = (
@@ -126,8 +128,16 @@ os._exit(code)
 class WarmPython:
     """The process that others are forked from; use it in a ``with``."""
 
-    def __init__(self, folder: Path, modules: Sequence[str] = RANKS) -> None:
-        """Start it with ``modules`` loaded, its sockets in an empty folder whose path is short."""
+    def __init__(
+        self, folder: Path, modules: Sequence[str] = RANKS, workers: "WarmPython | None" = None
+    ) -> None:
+        """Start it with ``modules`` loaded, its sockets in an empty folder whose path is short.
+
+        Args:
+            folder: That folder.
+            modules: What is loaded.
+            workers: What workers of Ray are forked from where a process that was forked from this one opens a plane.
+        """
         self.path = str(folder / "python")
         """What to start in place of ``sys.executable``."""
         self.for_launchers = {"PYTHON_EXEC": self.path}
@@ -137,7 +147,7 @@ class WarmPython:
         self._address = str(folder / "socket")
         self._owner = os.getpid()
         self._inherited = _inherited()
-        self._early = _read_early(os.environ)
+        self._early = read_early(os.environ)
         self._folders = [_ROOT, *_folders(os.environ)]
         for name, before in {"python": (), "omniload": (str(OMNILOAD),)}.items():
             text = _CLIENT.format(
@@ -149,7 +159,7 @@ class WarmPython:
         # Without marks: begun while a plane starts, it would end with that.
         unmarked = {name: value for name, value in os.environ.items() if name != MARKS}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self._address, *modules],
+            [sys.executable, __file__, self._address, workers.path if workers else "", *modules],
             env=unmarked | _ONE_THREAD | {"PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -183,7 +193,7 @@ class WarmPython:
             and given["close_fds"]
             and all(given[name] is None for name in ("preexec_fn", "gid", "gids", "uid"))
             and given["umask"] < 0
-            and _read_early(variables) == self._early
+            and read_early(variables) == self._early
             # A module of another folder might stand for one that is loaded.
             and {*_folders(variables)} <= {*self._folders}
             and _inherited() == self._inherited
@@ -240,6 +250,27 @@ class WarmPopen(subprocess.Popen):
         self._close_pipe_fds(*(by_name[end] for end in ends))
 
 
+def _popen_with(python_of_workers: str) -> type[subprocess.Popen[Any]]:
+    """Return ``Popen`` of a program that was forked: what its workers of Ray are forked from is a fork itself."""
+
+    class PopenOfFork(subprocess.Popen[Any]):
+        def __init__(self, args: Any, *given: Any, **named: Any) -> None:
+            words = [python_of_workers, *args[1:]] if is_for_workers(args) else args
+            super().__init__(words, *given, **named)
+
+    return PopenOfFork
+
+
+def read_early(variables: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the variables that a process which runs already would not heed any more.
+
+    A program that is given others than the warm Python had is started for real.
+    """
+    named = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
+    early = {name for name in named if name.startswith(_READ_EARLY)}
+    return {name: named[name] for name in early - _READ_LATE}
+
+
 def is_command(words: object) -> bool:
     """Return whether these are the words of our command, or of the daemon of a mount."""
     if not isinstance(words, list | tuple) or not words:
@@ -260,11 +291,9 @@ def is_for_workers(words: object) -> bool:
     return isinstance(words, list) and words[1:3] == [worker.__file__, worker.AHEAD]
 
 
-def _read_early(variables: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the variables that a process which runs already would not heed any more."""
-    named = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
-    early = {name for name in named if name.startswith(_READ_EARLY)}
-    return {name: named[name] for name in early - _READ_LATE}
+def is_script(words: object) -> bool:
+    """Return whether these are the words of a text that Python runs."""
+    return isinstance(words, list) and words[:2] == [sys.executable, "-c"]
 
 
 def _folders(variables: Mapping[Any, Any]) -> list[str]:
@@ -364,6 +393,10 @@ def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if is_for_workers(named := [sys.executable, *command]):
+        _be_named(
+            named, environment
+        )  # whoever ends a plane knows its processes by a mark among their variables
     return command
 
 
@@ -498,11 +531,14 @@ def end(code: int) -> None:
 
 if __name__ == "__main__":
     gc.disable()
-    for module in sys.argv[2:]:
+    address, python_of_workers, *modules = sys.argv[1:]
+    for module in modules:
         import_module(module)
     gc.freeze()
     gc.enable()
-    command, is_child = serve(sys.argv[1])
+    command, is_child = serve(address)
+    if python_of_workers:
+        subprocess.Popen = _popen_with(python_of_workers)
     try:
         become(command)
     except SystemExit as ended:

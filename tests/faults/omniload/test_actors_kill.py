@@ -18,8 +18,13 @@ import pytest
 from omniload.actors.reaper_process import MARKS, marks_of
 from tests.support.plane.corpora import a_corpus
 from tests.support.trainer.run_lines import write_mix
+from tests.support.warm_python import read_early
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("leaves_nothing_behind")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.scripts_start_warm,
+    pytest.mark.usefixtures("leaves_nothing_behind"),
+]
 
 _LIMIT_S = 10.0
 """What the project promises, from the kill to the end of everything."""
@@ -81,7 +86,9 @@ class Opener:
         # Not below the test's folder: the paths of Ray's sockets must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="ok-"))
         # A small one: what Ray's agents write over it reaches the mark, wherever it stands.
-        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        kept = ("PATH", "HOME", "PYTHONPATH")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        environment |= read_early(os.environ)
         self.process = subprocess.Popen(
             [sys.executable, "-c", _OPENER, str(folder / "mix.yaml"), kind, stage],
             env={**environment, MARKS: self.mark, "TMPDIR": str(self.temporary)},

@@ -251,6 +251,7 @@ signal.pause()
 """
 
 
+@pytest.mark.scripts_start_warm
 def test_ranks_of_one_launch_that_each_open_the_plane_are_refused_by_the_one_that_has_it(tmp_path):
     write_mix(tmp_path / "mix.yaml", a_spec(tmp_path).mix)
 

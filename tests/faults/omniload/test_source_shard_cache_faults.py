@@ -72,6 +72,7 @@ def require_right(line, contents):
     assert hashlib.sha256(wanted).hexdigest() == digest, line
 
 
+@pytest.mark.scripts_start_warm
 @pytest.mark.parametrize("limit", [5 * B, 64 * B])
 def test_readers_that_are_killed_leave_a_cache_that_is_right_and_under_its_cap(
     tmp_path, contents, limit

@@ -86,6 +86,7 @@ def entries(folder):
     return [path for path in (folder / "cache").rglob("*") if path.is_file()]
 
 
+@pytest.mark.scripts_start_warm
 @pytest.mark.parametrize("writes", [1, 3, 7])
 def test_a_writer_killed_in_the_middle_of_an_entry_leaves_none_that_is_torn(folder, writes):
     ended = subprocess.run(
@@ -179,6 +180,7 @@ def test_a_key_that_protects_nothing_is_refused(folder, content, mode, said):
         a_source(folder, "cache", key_file="key")
 
 
+@pytest.mark.scripts_start_warm
 def test_two_processes_that_fill_a_cache_at_once_leave_it_whole(folder):
     code = (
         "import sys; from pathlib import Path\n"
