@@ -6,9 +6,19 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.house.modules import ROOT
 from tests.support.namespaces import inside
+from tests.support.plane.processes.ray_node import UP
 
-__all__ = ["ADDRESSES", "begin_ray", "on", "two_hosts", "wait_for_ray"]
+__all__ = [
+    "ADDRESSES",
+    "begin_bare_node",
+    "begin_ray",
+    "head_of",
+    "on",
+    "two_hosts",
+    "wait_for_ray",
+]
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _OF_RAY = {
@@ -80,3 +90,27 @@ def wait_for_ray(node):
     """Wait until a node says that it is up; fail with its command where it ends before."""
     while "Ray runtime started" not in (line := node.stdout.readline()):
         assert line, f"{' '.join(node.args)} did not start"
+
+
+def begin_bare_node(host, *head, folder, env, python=sys.executable):
+    """Begin a node as ``begin_ray`` does, without what no data plane asks; ``head_of`` waits for it."""
+    folder.mkdir()
+    return on(
+        host,
+        *(python, ROOT / "tests" / "support" / "plane" / "processes" / "ray_node.py"),
+        *(ADDRESSES[host.endswith("b")], folder, *head),
+        env=env | _OF_RAY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def head_of(node):
+    """Wait until such a node is up; return the address of its head."""
+    said = []
+    for line in node.stdout:
+        if line.startswith(UP):
+            return line.removeprefix(UP).strip()
+        said.append(line)
+    raise AssertionError(f"no node of Ray came up: {''.join(said)}")

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.processes.shadow_rank import ANSWER
-from tests.support.plane.two_hosts import ADDRESSES, begin_ray, on, two_hosts, wait_for_ray
+from tests.support.plane.two_hosts import ADDRESSES, begin_bare_node, head_of, on, two_hosts
 from tests.support.trainer.run_lines import write_mix
 
 pytest.importorskip("ray")
@@ -149,28 +148,32 @@ def environment(scratch):
 
 
 class TwoNodes:
-    """A Ray of others with a node on each host, and a plane that was opened on the first."""
+    """A Ray of others with a node on each host, and a plane that was opened on the first.
 
-    def __init__(self, hosts, scratch):
-        self.hosts, self.scratch, self.begun, self.cut = hosts, scratch, [], []
+    That one of ``ray start`` serves as well is shown in ``test_front_hosts.py``.
+    """
+
+    def __init__(self, hosts, scratch, python):
+        self.hosts, self.scratch, self.python, self.begun, self.cut = hosts, scratch, python, [], []
         self.said = (scratch / "said").open("w")
-        self.head = f"{ADDRESSES[0]}:21998"
 
-    def start(self, number, *place):
-        node = begin_ray(
+    def start(self, number, *head):
+        """Start the node of a host; return the address of the head."""
+        node = begin_bare_node(
             self.hosts[number],
-            *place,
+            *head,
             folder=self.scratch / f"{number}",
             env=environment(self.scratch),
+            python=self.python,
         )
         self.begun.append(node)
-        wait_for_ray(node)
+        return head_of(node)
 
     def open(self, mix, run, keywords, nodes=2):
         script = ROOT / "tests" / "support" / "plane" / "processes" / "shadow_rank.py"
         self.plane = on(
             self.hosts[0],
-            *(sys.executable, script, mix, run, nodes, json.dumps(keywords)),
+            *(self.python, script, mix, run, nodes, json.dumps(keywords)),
             env=environment(self.scratch) | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -228,11 +231,11 @@ class TwoNodes:
 
 
 @contextmanager
-def two_nodes(hosts, scratch):
+def two_nodes(hosts, scratch, python):
     """Begin with the first of them."""
-    nodes = TwoNodes(hosts, scratch)
+    nodes = TwoNodes(hosts, scratch, python)
     try:
-        nodes.start(0, "--head", "--port=21998", "--include-dashboard=false")
+        nodes.head = nodes.start(0)
         yield nodes
     finally:
         nodes.mend()
@@ -252,26 +255,26 @@ class AstrayError(AssertionError):
 
 @pytest.mark.parametrize("goes", ["kill", pytest.param("cut_off", marks=pytest.mark.soak)])
 def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_gone(
-    hosts, tmp_path, scratch, goes
+    warm_python, hosts, tmp_path, scratch, goes
 ):
     # Of a dozen Rays of two nodes, one brought up every actor with affinity to the second on the first, while tasks
     # reached the second. Shadows stay at home then, as they should, and this needs a Ray that does as it is told.
     try:
-        move_between_hosts(hosts, tmp_path / "first", scratch, goes)
+        move_between_hosts(hosts, tmp_path / "first", scratch, warm_python.path, goes)
     except AstrayError:
         with tempfile.TemporaryDirectory(prefix="shadows", dir="/tmp") as folder:
-            move_between_hosts(hosts, tmp_path / "second", Path(folder), goes)
+            move_between_hosts(hosts, tmp_path / "second", Path(folder), warm_python.path, goes)
 
 
-def move_between_hosts(hosts, folder, scratch, goes):
+def move_between_hosts(hosts, folder, scratch, python, goes):
     folder.mkdir()
     mix = a_mix(folder)
     write_mix(folder / "mix.yaml", mix)
     expected = unbroken(a_spec(folder, mix), 4 * STEPS)
     here, away = ADDRESSES
 
-    with two_nodes(hosts, scratch) as nodes:
-        nodes.start(1, f"--address={nodes.head}")
+    with two_nodes(hosts, scratch, python) as nodes:
+        nodes.start(1, nodes.head)
         nodes.open(
             folder / "mix.yaml",
             folder / "run",
@@ -295,17 +298,19 @@ def move_between_hosts(hosts, folder, scratch, goes):
 
 
 @pytest.mark.soak
-def test_a_shadow_at_home_is_followed_by_one_on_a_host_that_comes_later(hosts, tmp_path, scratch):
+def test_a_shadow_at_home_is_followed_by_one_on_a_host_that_comes_later(
+    warm_python, hosts, tmp_path, scratch
+):
     mix = a_mix(tmp_path)
     write_mix(tmp_path / "mix.yaml", mix)
     expected = unbroken(a_spec(tmp_path, mix), 2 * STEPS)
     here, away = ADDRESSES
 
-    with two_nodes(hosts, scratch) as nodes:
+    with two_nodes(hosts, scratch, warm_python.path) as nodes:
         keywords = {"address": nodes.head, "loaders": 1, "shadows": 1, "silent_after": 20.0}
         nodes.open(tmp_path / "mix.yaml", tmp_path / "run", keywords, nodes=1)
         wait_for_places(nodes, here, here)
-        nodes.start(1, f"--address={nodes.head}")
+        nodes.start(1, nodes.head)
         wait_for_places(nodes, here, away)
         steps = nodes.ask("take", STEPS)
         nodes.ask("kill", "loader-0")

@@ -1,0 +1,30 @@
+"""A node of a Ray of others on a host of its own, without what no data plane asks. Prints where its head is.
+
+ray_node.py ADDRESS FOLDER [HEAD]      the address of the host; the address of a head that runs already
+
+A node of ``ray start`` takes a minute of processor time for the same: it starts what shows and gathers logs, and each
+worker loads Ray. It ends with its input.
+"""
+
+import sys
+
+from omniload.actors.ray.hosts.node import start_node
+from omniload.actors.ray.hosts.node_plan import NodePlan
+
+UP = "up: "
+_STORE_BYTES = 100_000_000
+
+
+def main(address, folder, head=None):
+    plan = NodePlan(
+        folder=folder, address=address, workers=2, object_store_bytes=_STORE_BYTES, head=head
+    )
+    node = start_node(plan)
+    sys.stdout.write(f"{UP}{node.gcs_address}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
