@@ -267,7 +267,8 @@ def test_a_ray_whose_inside_has_changed_is_started_by_its_promised_way(tmp_path,
     )
     monkeypatch.undo()
     monkeypatch.setattr("omniload.actors.ray.cluster.start_node", lambda _: None)
-    mix = a_mixed_corpus(tmp_path)
+    # Of one loader: each process of a role loads all that it needs here, which takes seconds.
+    mix = with_runtime(a_mixed_corpus(tmp_path), loaders=1)
     expected = [batch_digest(batch) for batch in local_steps(a_spec(tmp_path, mix))]
 
     with (
