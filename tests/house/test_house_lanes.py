@@ -47,7 +47,9 @@ def test_every_test_file_has_a_lane_and_every_lane_has_tests():
         ("histories/test_histories.py", "properties"),
         ("integration/fusefs/stores/test_hdfs_mount.py", "packages"),
         ("faults/test_fusefs_kill.py", "files"),
-        ("faults/omniload/test_actors_kill.py", "jobs"),
+        ("faults/omniload/test_actors_kill.py", "files"),
+        ("contract/omniload/test_source_formats.py", "files"),
+        ("integration/omniload/actors/test_ray.py", "jobs"),
     ],
 )
 def test_a_path_names_its_lane(place, lane):
