@@ -1,9 +1,11 @@
 """What several folders of integration tests share."""
 
+import importlib.util
 import os
 
 import pytest
 
+from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import hdfs_cluster, why_not
 
 
@@ -15,6 +17,15 @@ def hdfs():
     with hdfs_cluster(datanodes=2) as running:
         os.environ.update(running.client_environment())
         yield running
+
+
+@pytest.fixture(scope="session")
+def s3_of_all(tmp_path_factory):
+    """One server of S3, moto's, for tests that have a bucket or a prefix of their own: it loads for two seconds."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("S3 NOT TESTED: moto is not installed")
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from fusefs.tree import manifests
 from fusefs.tree.file_attributes import set_attributes
 from omniload.base.errors import ConfigError, UnavailableError
 from tests.support.fusefs.builders import contents, some_files
-from tests.support.fusefs.s3 import s3_server
 
 needs_moto = pytest.mark.skipif(
     importlib.util.find_spec("moto") is None, reason="S3 NOT TESTED: moto is not installed"
@@ -29,9 +28,8 @@ DATA = bytes(range(250)) * 400
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
+def server(s3_of_all):
+    return s3_of_all
 
 
 @pytest.fixture

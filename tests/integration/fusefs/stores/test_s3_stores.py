@@ -1,6 +1,5 @@
 """The store contract over S3 through pyarrow, against moto's server where it is installed."""
 
-import importlib.util
 import os
 import uuid
 
@@ -9,21 +8,14 @@ import pytest
 from fusefs.stores.remote.arrow import store_on
 from omniload.base.errors import IntegrityError
 from tests.support.fusefs.builders import contents, object_paths, some_files
-from tests.support.fusefs.s3 import s3_server
 from tests.support.fusefs.store_contract import StoreContract
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("moto") is None, reason="S3 NOT TESTED: moto is not installed"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        yield server.client
+def s3(s3_of_all):
+    return s3_of_all.client
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A journal on real servers: S3 (moto's, where it is installed) and HDFS."""
 
-import importlib.util
 import uuid
 
 import pytest
@@ -12,7 +11,6 @@ from omniload.client import Client
 from omniload.mix.journal.place import JOURNAL_NAME, journal_at
 from omniload.mix.journal.reading import read_journal
 from omniload.plan.place_tree import ClientPlaceTree
-from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import why_not
 from tests.support.plane.corpora import a_corpus
 from tests.support.plane.journal_contract import StoredJournalContract, claiming
@@ -21,12 +19,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    if importlib.util.find_spec("moto") is None:
-        pytest.skip("S3 NOT TESTED: moto is not installed")
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        server.client.create_dir("journals")
-        yield server
+def s3(s3_of_all):
+    s3_of_all.client.create_dir("journals")
+    return s3_of_all
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A shard cache before real servers, S3 (moto's, where it is installed) and HDFS: what of a second run reaches them."""
 
-import importlib.util
 import json
 import uuid
 from contextlib import suppress
@@ -20,7 +19,6 @@ from omniload.mix.schema.tokenizers import ByteTokenizer
 from omniload.mix.sources import JsonlSource, ParquetSource
 from omniload.source.source import open_source
 from omniload.source.stores.shard_cache import open_shard_cache
-from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import why_not
 from tests.support.plane.sources.shard_caches import an_hour_later, taken_bytes
 
@@ -35,12 +33,9 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    if importlib.util.find_spec("moto") is None:
-        pytest.skip("S3 NOT TESTED: moto is not installed")
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        server.client.create_dir("corpora")
-        yield server
+def server(s3_of_all):
+    s3_of_all.client.create_dir("corpora")
+    return s3_of_all
 
 
 @pytest.fixture

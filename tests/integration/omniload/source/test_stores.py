@@ -1,6 +1,5 @@
 """Every kind of shard on a real S3 server (moto's, where it is installed): what a folder gives, and what it refuses."""
 
-import importlib.util
 import socket
 import socketserver
 import threading
@@ -26,7 +25,6 @@ from omniload.source.formats.opening import at_versions, shards_of
 from omniload.source.parsing.lance_dataset import LanceDataset
 from omniload.source.parsing.lance_stores import LIMITS
 from omniload.source.source import open_source
-from tests.support.fusefs.s3 import s3_server
 from tests.support.plane.builders import a_mix
 from tests.support.plane.sources.source_contract import (
     SHARDS,
@@ -46,12 +44,9 @@ memory of their contract."""
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    if importlib.util.find_spec("moto") is None:
-        pytest.skip("S3 NOT TESTED: moto is not installed")
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        server.client.create_dir("corpora")
-        yield server
+def server(s3_of_all):
+    s3_of_all.client.create_dir("corpora")
+    return s3_of_all
 
 
 @contextmanager

@@ -1,25 +1,20 @@
 """A token cache on real servers: S3 (moto's, where it is installed) and HDFS."""
 
-import importlib.util
 import uuid
 
 import pytest
 
 from omniload.source.token_cache.cache import StorePlace
 from tests.faults.omniload.test_source_token_cache_faults import a_source, read_whole
-from tests.support.fusefs.s3 import s3_server
 from tests.support.hdfs.cluster import why_not
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    if importlib.util.find_spec("moto") is None:
-        pytest.skip("S3 NOT TESTED: moto is not installed")
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        server.client.create_dir("tokens")
-        yield server
+def s3(s3_of_all):
+    s3_of_all.client.create_dir("tokens")
+    return s3_of_all
 
 
 @pytest.fixture
