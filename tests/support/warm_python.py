@@ -76,6 +76,7 @@ COMMANDS = (
     *("omniload.commands.mix_tables", "omniload.commands.opening", "rich.table"),
 )
 WORKERS = worker.BEFORE_RAY
+_KEEPS_REPORT = ["-m", "trainer_integration.report.report"]
 OMNILOAD = Path(sys.executable).with_name("omniload")
 _AS_TEXT = "from omniload.base.cli import main; main()"
 # Read by an interpreter, or by a library, as it begins.
@@ -250,13 +251,17 @@ class WarmPopen(subprocess.Popen):
         self._close_pipe_fds(*(by_name[end] for end in ends))
 
 
-def _popen_with(python_of_workers: str) -> type[subprocess.Popen[Any]]:
-    """Return ``Popen`` of a program that was forked: what its workers of Ray are forked from is a fork itself."""
+def _popen_with(python_of_workers: str, python: str) -> type[subprocess.Popen[Any]]:
+    """Return ``Popen`` of a program that was forked: what its workers of Ray are forked from, and who keeps its
+    report, are forks themselves."""
 
     class PopenOfFork(subprocess.Popen[Any]):
         def __init__(self, args: Any, *given: Any, **named: Any) -> None:
-            words = [python_of_workers, *args[1:]] if is_for_workers(args) else args
-            super().__init__(words, *given, **named)
+            if is_for_workers(args):
+                args = [python_of_workers, *args[1:]]
+            elif isinstance(args, list) and args[1:3] == _KEEPS_REPORT:
+                args = [python, *args[1:]]
+            super().__init__(args, *given, **named)
 
     return PopenOfFork
 
@@ -393,7 +398,8 @@ def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    if is_for_workers(named := [sys.executable, *command]):
+    named = [sys.executable, *command]
+    if is_for_workers(named) or command[:2] == _KEEPS_REPORT:
         _be_named(
             named, environment
         )  # whoever ends a plane knows its processes by a mark among their variables
@@ -538,7 +544,7 @@ if __name__ == "__main__":
     gc.enable()
     command, is_child = serve(address)
     if python_of_workers:
-        subprocess.Popen = _popen_with(python_of_workers)
+        subprocess.Popen = _popen_with(python_of_workers, str(Path(address).with_name("python")))
     try:
         become(command)
     except SystemExit as ended:
