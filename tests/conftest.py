@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from omniload.base import secrets
 from tests.lanes import LANES, lane_of
 from tests.support.ids import refuse_long, short_id
+from tests.support.trainer import fork_server
 from tests.support.warm_python import (
     COMMANDS,
     RANKS,
@@ -165,9 +166,10 @@ class _PopenOfTests(WarmPopen):
 
 @pytest.fixture(scope="session", autouse=True)
 def commands_start_warm():
-    """Fork commands and daemons, but for those of tests marked ``started_for_real``."""
+    """Fork commands, daemons and the fork server, but for commands of tests marked ``started_for_real``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", _PopenOfTests)
+        patch.setattr(fork_server, "python", lambda: _WARM.of(RANKS).path)
         yield
     _WARM.end()
 

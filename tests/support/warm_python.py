@@ -58,6 +58,7 @@ __all__ = [
     "read_early",
 ]
 
+WORKERS = worker.BEFORE_RAY
 RANKS = (
     *("torch", "torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
     # Torch loads it when the first tensor is spread over ranks: a second in each of them.
@@ -65,6 +66,8 @@ RANKS = (
     # Ray is not among them: it takes settings from variables when it is loaded.
     *("omniload.actors.local.plane", "trainer_integration.run.trainer"),
     *("omniload.base.cli", "trainer_integration.cli", "trainer_integration.commands.run"),
+    # What Ray loads of others takes half the time that it takes a rank to load it.
+    *WORKERS,
 )
 _DAEMONS = (
     *("fusefs.mounts.daemon", "fusefs.mounts.supervisor"),
@@ -75,7 +78,6 @@ COMMANDS = (
     *("fusefs.cli", "omniload.cli", "snapshot.commands.env", "snapshot.commands.image"),
     *("omniload.commands.mix_tables", "omniload.commands.opening", "rich.table"),
 )
-WORKERS = worker.BEFORE_RAY
 _KEEPS_REPORT = ["-m", "trainer_integration.report.report"]
 OMNILOAD = Path(sys.executable).with_name("omniload")
 _AS_TEXT = "from omniload.base.cli import main; main()"
