@@ -171,28 +171,6 @@ def test_a_killed_rank_brings_the_job_back_with_the_same_samples_and_leaves_noth
     assert none_left_of(mark, started)
 
 
-@pytest.mark.ray
-def test_a_launcher_that_is_told_to_end_saves_the_last_step_ends_every_process_and_exits_with_130(
-    warm_python, tmp_path
-):
-    config = a_job(tmp_path, ranks=2, steps=1_000_000, every=1_000_000)
-
-    with launched(config, **warm_python.for_launchers) as job:
-        job.reach(0)
-        mark = job.ranks()[0].environ()[MARKS]
-        started = job.started(mark)
-        job.process.send_signal(signal.SIGTERM)
-        code = job.end()
-
-    assert code == 130, "".join(job.output)
-    assert len(started) > 2
-    assert none_left_of(mark, started)
-    run = tmp_path / "run"
-    assert events_in(run)[-4:] == ["checkpoint", "exit", "exit", "end"]
-    assert read_log(run)[-1].detail == "interrupted"
-    assert steps_in(run / "checkpoints") == (last_of_each_step(read_log(run))[-1].step + 1,)
-
-
 # `make test` has the same of whoever opens a plane, whose reaper it is.
 @pytest.mark.soak
 @pytest.mark.ray
