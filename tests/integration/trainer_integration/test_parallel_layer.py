@@ -1,5 +1,7 @@
 """Meshes of up to four gloo ranks do what one rank does, and send what the formulas say."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -16,12 +18,6 @@ pytestmark = pytest.mark.slow
 
 MESHES = [(2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4)]
 SP_MESHES = [(1, 2), (2, 2), (1, 4)]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +165,22 @@ def test_no_document_depends_on_another(ranks, dp, sp, number):
             assert of_rank == [d == len(of_rank) // 2 for d in range(len(of_rank))]
 
 
-@pytest.mark.parametrize("kind", ["folder", "striped", "beside training"])
+@pytest.fixture(scope="module")
+def saved_by(ranks, tmp_path_factory):
+    """A function that returns where a mesh has saved its first step, in every way, and what that holds."""
+
+    @cache
+    def saved(dp, sp):
+        folder = tmp_path_factory.mktemp("saved")
+        (folder / "striped").mkdir()
+        if (dp, sp) == (1, 1):
+            return folder, moe_cases.saved_in_all_ways(ALONE, folder=folder)
+        return folder, ranks.run(moe_cases.saved_in_all_ways, dp=dp, sp=sp, folder=folder)[0]
+
+    return saved
+
+
+@pytest.mark.parametrize("kind", moe_cases.SAVES)
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -179,20 +190,18 @@ def test_no_document_depends_on_another(ranks, dp, sp, number):
     ],
 )
 def test_a_checkpoint_of_any_mesh_is_loaded_bit_by_bit_on_any_other(
-    ranks, unbroken, tmp_path, kind, saved, loaded
+    ranks, saved_by, unbroken, kind, saved, loaded
 ):
-    place = {"folder": str(tmp_path), "striped": None}
-    if kind == "striped":
-        place = {"striped": f"omnifs://ckpt::file://{tmp_path}"}
+    folder, kept = saved_by(*saved)
+    arguments = {"steps": 2, "load": 1, "place": moe_cases.SAVES[kind].format(folder=folder)}
+    dp, sp = loaded
 
-    def trained(mesh, **arguments):
-        arguments |= {"beside": kind == "beside training" and "save" in arguments}
-        if mesh == (1, 1):
-            return [moe_cases.trained(ALONE, **place, **arguments)]
-        return ranks.run(moe_cases.trained, dp=mesh[0], sp=mesh[1], **place, **arguments)
+    if (dp, sp) == (1, 1):
+        answers = [moe_cases.trained(ALONE, **arguments)]
+    else:
+        answers = ranks.run(moe_cases.trained, dp=dp, sp=sp, **arguments)
 
-    kept = trained(saved, steps=1, save=1)[0][1]
-    for losses, tensors in trained(loaded, steps=2, load=1):
+    for losses, tensors in answers:
         assert tensors.keys() == kept.keys()
         assert all(np.array_equal(tensors[name], kept[name]) for name in kept)
         assert losses == pytest.approx(unbroken[1:], abs=1e-5)
@@ -214,11 +223,11 @@ def test_ranks_of_gpus_send_what_lies_on_the_host_too(tmp_path):
     mix = a_corpus(tmp_path, records=30, shards=1, longest=30, mix={"stop": "each_once"})
     spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())
     expected = moe_cases.evaluated(ALONE, spec=spec)
-    saved, kept = moe_cases.trained(ALONE, steps=1, folder=str(tmp_path / "alone"), save=1)
+    saved, kept = moe_cases.trained(ALONE, steps=1, place=str(tmp_path / "alone"), save=1)
 
     with Ranks(2, device="cuda") as ranks:
         evaluations = ranks.run(moe_cases.evaluated, dp=1, sp=2, spec=spec)
-        found = ranks.run(moe_cases.trained, dp=2, steps=1, folder=str(tmp_path / "two"), save=1)
+        found = ranks.run(moe_cases.trained, dp=2, steps=1, place=str(tmp_path / "two"), save=1)
 
     assert all(e.labels == expected.labels for e in evaluations)
     for losses, tensors in found:

@@ -3,16 +3,9 @@
 import pytest
 
 from tests.support.trainer.moe_cases import ALONE
-from tests.support.trainer.moe_group import Ranks
 from tests.support.trainer.processes import moe_rank
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def answers_of(ranks, world_size, **job):

@@ -13,7 +13,6 @@ from tests.support.plane.corpora import a_corpus
 from tests.support.trainer import moe_cases
 from tests.support.trainer.moe_builders import a_model
 from tests.support.trainer.moe_cases import ALONE
-from tests.support.trainer.moe_group import Ranks
 from tests.support.trainer.run_lines import write_mix
 from trainer_integration.export.from_run import model_of_run
 from trainer_integration.mixtral.folder import write_mixtral
@@ -34,15 +33,14 @@ def written(folder, **changes):
 
 
 @pytest.mark.parametrize(("dp", "sp", "fsdp"), [(1, 2, False), (2, 1, True), (2, 2, True)])
-def test_ranks_begin_with_their_parts_of_the_weights(tmp_path, dp, sp, fsdp):
+def test_ranks_begin_with_their_parts_of_the_weights(ranks, tmp_path, dp, sp, fsdp):
     written(tmp_path / "mixtral", num_kv_heads=4)
     given = {"weights": tmp_path / "mixtral"}
     expected, _, norm = moe_cases.gradients(ALONE, **given)
     drawn, _, _ = moe_cases.gradients(ALONE)
     assert any(not np.allclose(expected[name], drawn[name]) for name in drawn)
 
-    with Ranks(dp * sp) as ranks:
-        answers = ranks.run(moe_cases.gradients, dp=dp, sp=sp, fsdp=fsdp, **given)
+    answers = ranks.run(moe_cases.gradients, dp=dp, sp=sp, fsdp=fsdp, **given)
 
     for found, _, found_norm in answers:
         assert max(np.abs(found[name] - expected[name]).max() for name in expected) <= 1e-10

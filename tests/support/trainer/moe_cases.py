@@ -198,41 +198,60 @@ def held_bytes(groups, **changes):
     return kept_bytes(model.parameters()), optimizer.gradients.nbytes, kept_bytes(averages)
 
 
-def trained(
-    groups, *, steps, folder=None, load=None, save=None, striped=None, beside=False, **changes
-):
+def trained(groups, *, steps, load=None, save=None, place=None, **changes):
     """Train, from a checkpoint or from nothing; return losses, and all that a checkpoint holds.
 
-    Where one is loaded, that is what was there before training went on. A save ``beside`` training is begun, the
-    model trained on, and then waited for.
+    Where one is loaded, that is what was there before training went on.
     """
     model = model_of(groups, dtype=torch.float32, **changes)
     optimizer = an_optimizer(model, lr=1e-2)
-    saving = groups_for_saving(groups) if beside else groups
-    checkpoints = _checkpoints(saving, model, folder, striped)
     if load is not None:
         with torch.no_grad():  # what is loaded must not have been there before
             for parameter in model.parameters():
                 parameter.fill_(7.0)
-        assert checkpoints.load(model, optimizer, step=load).step == load
+        found = _checkpoints(groups, model, place).load(model, optimizer, step=load)
+        assert found.step == load
         kept = _whole(tensors_of(model, optimizer, groups))
     first = load or 0
     results = [
         train_step(model, optimizer, batch_of(groups, step, rows_of(step)), groups)
         for step in range(first, first + steps)
     ]
-    if save is not None and not beside:
-        checkpoints.save(save, model, optimizer, {"version": 1})
-    held = tensors_of(model, optimizer, groups)
+    if save is not None:
+        _checkpoints(groups, model, place).save(save, model, optimizer, {"version": 1})
     if load is None:
-        kept = _whole(held)
-    if save is not None and beside:
-        saver = BackgroundSaver(checkpoints)
-        saver.start(save, held, {"version": 1}, {})
-        train_step(model, optimizer, batch_of(groups, first, rows_of(first)), groups)
-        assert saver.finish().step == save
-        assert saver.finish() is None
+        kept = _whole(tensors_of(model, optimizer, groups))
     return [r.figures.loss for r in results], kept
+
+
+SAVES = {
+    "folder": "{folder}/plain",
+    "striped": "omnifs://ckpt::file://{folder}/striped",
+    "beside training": "{folder}/beside",
+}
+"""Where each way of saving puts its checkpoint, in a folder."""
+
+
+def saved_in_all_ways(groups, *, folder, **changes):
+    """Train one step and save it in every way; return all that a checkpoint holds.
+
+    The save beside training is begun, the model trained on, and then waited for.
+    """
+    model = model_of(groups, dtype=torch.float32, **changes)
+    optimizer = an_optimizer(model, lr=1e-2)
+    places = {kind: place.format(folder=folder) for kind, place in SAVES.items()}
+    train_step(model, optimizer, batch_of(groups, 0, rows_of(0)), groups)
+    for kind in ("folder", "striped"):
+        _checkpoints(groups, model, places[kind]).save(1, model, optimizer, {"version": 1})
+    held = tensors_of(model, optimizer, groups)
+    kept = _whole(held)
+    beside = _checkpoints(groups_for_saving(groups), model, places["beside training"])
+    saver = BackgroundSaver(beside)
+    saver.start(1, held, {"version": 1}, {})
+    train_step(model, optimizer, batch_of(groups, 0, rows_of(0)), groups)
+    assert saver.finish().step == 1
+    assert saver.finish() is None
+    return kept
 
 
 def _whole(held):
@@ -240,8 +259,8 @@ def _whole(held):
     return {name: t.detach().numpy().copy() for name, t in full.items()}
 
 
-def _checkpoints(groups, model, folder, striped):
+def _checkpoints(groups, model, place):
     identity = model.config.identity()
-    if striped is None:
-        return Checkpoints(Path(folder), identity, groups=groups)
-    return StripedCheckpoints(StorePlace(*open_striped(striped)), identity, groups=groups)
+    if "://" not in place:
+        return Checkpoints(Path(place), identity, groups=groups)
+    return StripedCheckpoints(StorePlace(*open_striped(place)), identity, groups=groups)

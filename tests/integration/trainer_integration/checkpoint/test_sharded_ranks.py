@@ -1,5 +1,7 @@
 """Ranks that keep a part of the model each (FSDP2) do what one rank does with all of it."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -9,19 +11,12 @@ from tests.support.plane.corpora import a_corpus
 from tests.support.trainer import moe_cases
 from tests.support.trainer.moe_builders import documents_of
 from tests.support.trainer.moe_cases import ALONE
-from tests.support.trainer.moe_group import Ranks
 
 pytestmark = pytest.mark.slow
 
 MESHES = [(2, 1), (2, 2), (3, 1)]
 """Three ranks cut nothing of the model into equal parts."""
 SHARDED, WHOLE = True, False
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 @pytest.fixture
@@ -87,7 +82,21 @@ def test_a_rank_keeps_its_part_of_parameters_gradients_and_averages(ranks):
         assert found == tuple(size // 2 for size in whole)
 
 
-@pytest.mark.parametrize("kind", ["folder", "striped", "beside training"])
+@pytest.fixture(scope="module")
+def saved_by(ranks, tmp_path_factory):
+    """A function that returns where a mesh has saved its first step, in every way, and what that holds."""
+
+    @cache
+    def saved(dp, sp, fsdp):
+        folder = tmp_path_factory.mktemp("saved")
+        (folder / "striped").mkdir()
+        case = moe_cases.saved_in_all_ways
+        return folder, ranks.run(case, dp=dp, sp=sp, fsdp=fsdp, folder=folder)[0]
+
+    return saved
+
+
+@pytest.mark.parametrize("kind", moe_cases.SAVES)
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -97,21 +106,18 @@ def test_a_rank_keeps_its_part_of_parameters_gradients_and_averages(ranks):
     ],
 )
 def test_a_checkpoint_is_loaded_bit_by_bit_however_ranks_shard_it(
-    ranks, unbroken, tmp_path, kind, saved, loaded
+    ranks, saved_by, unbroken, kind, saved, loaded
 ):
-    place = {"folder": str(tmp_path), "striped": None}
-    if kind == "striped":
-        place = {"striped": f"omnifs://ckpt::file://{tmp_path}"}
+    folder, kept = saved_by(*saved)
+    arguments = {"steps": 2, "load": 1, "place": moe_cases.SAVES[kind].format(folder=folder)}
+    dp, sp, fsdp = loaded
 
-    def trained(mesh, **arguments):
-        dp, sp, fsdp = mesh
-        arguments |= place | {"beside": kind == "beside training" and "save" in arguments}
-        if (dp, sp) == (1, 1):
-            return [moe_cases.trained(ALONE, **arguments)]
-        return ranks.run(moe_cases.trained, dp=dp, sp=sp, fsdp=fsdp, **arguments)
+    if (dp, sp) == (1, 1):
+        answers = [moe_cases.trained(ALONE, **arguments)]
+    else:
+        answers = ranks.run(moe_cases.trained, dp=dp, sp=sp, fsdp=fsdp, **arguments)
 
-    kept = trained(saved, steps=1, save=1)[0][1]
-    for losses, tensors in trained(loaded, steps=2, load=1):
+    for losses, tensors in answers:
         assert tensors.keys() == kept.keys()
         assert all(np.array_equal(tensors[name], kept[name]) for name in kept)
         assert losses == pytest.approx(unbroken[1:], abs=1e-5)

@@ -13,7 +13,6 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import a_drawn_mix
 from tests.support.trainer import vision_cases
 from tests.support.trainer.moe_cases import ALONE
-from tests.support.trainer.moe_group import Ranks
 from trainer_integration.moe.parallel.collectives import Peers
 from trainer_integration.vision.model import VisionInputs
 
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.slow
 
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def steps_of(folder, strategy, dp):
