@@ -2,8 +2,9 @@
 
 For each operation and each line that it runs, a process is forked, does what came before,
 begins the operation and kills itself there. Then this process opens what is left and
-looks. It prints, as JSON, how many kills found the operation not begun and how many done;
-anything in between is an error.
+looks. It prints, as JSON, how many lines found the operation not begun and how many done;
+anything in between is an error. Lines between which no byte on the disk changed leave the
+same, and are killed once for all of them: a process that runs to the end tells which.
 """
 
 import json
@@ -12,6 +13,7 @@ import shutil
 import signal
 import sys
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 
 from snapshot.engines.containerd.chain import chain_ids
@@ -57,31 +59,65 @@ OPERATIONS = {
 }
 
 
-def killed(folder, operation, line):
-    """Run an operation in a process that kills itself at a line of ours; tell whether it did."""
+def traced(folder, operation, at_line):
+    """Run an operation here; call ``at_line`` with the number of each line of ours before that runs."""
+    snapshotter = opened(folder)
+    numbers = count()
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        if event == "line":
+            at_line(next(numbers))
+        return trace
+
+    sys.settrace(trace)
+    operation(snapshotter)
+    sys.settrace(None)
+
+
+def forked(work):
+    """Do work in a process; return how that ended, as ``waitstatus_to_exitcode`` does."""
     child = os.fork()
     if child == 0:
-        snapshotter = opened(folder)
-        left = [line]
-
-        def trace(frame, event, _):
-            if not frame.f_code.co_filename.startswith(OURS):
-                return None
-            if event == "line":
-                left[0] -= 1
-                if left[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        sys.settrace(trace)
-        operation(snapshotter)
+        work()
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
+    return os.waitstatus_to_exitcode(status)
+
+
+def on_disk(folder):
+    """Return all that lies in a folder: names, modes and bytes."""
+    paths = sorted(folder.rglob("*"))
+    return [(p, p.stat().st_mode, p.read_bytes() if p.is_file() else b"") for p in paths]
+
+
+def lines_of(folder, operation):
+    """Run an operation; return for each of its lines whether the disk is another than at the line before."""
+    told = folder.with_name("told")
+    seen, changes = [None], []
+
+    def look(_):
+        found = on_disk(folder)
+        changes.append(found != seen[0])
+        seen[0] = found
+
+    def work():
+        traced(folder, operation, look)
+        told.write_text(json.dumps(changes))
+
+    assert forked(work) == 0
+    return json.loads(told.read_text())
+
+
+def killed(folder, operation, line):
+    """Run an operation in a process that kills itself at a line of ours."""
+
+    def at_line(number):
+        if number == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert forked(lambda: traced(folder, operation, at_line)) == -signal.SIGKILL
 
 
 def state_of(folder):
@@ -115,18 +151,24 @@ def main():
     snapshotter.close()
     first = state_of(start)
     told = {}
+    work = folder / "work"
+
+    def anew():
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(start, work)
+
     for name, operation in OPERATIONS.items():
-        work, line = folder / "work", 0
-        outcomes = []
-        while True:
-            shutil.rmtree(work, ignore_errors=True)
-            shutil.copytree(start, work)
-            died = killed(work, operation, line)
-            outcomes.append(state_of(work))
-            if not died:
-                break
-            line += 1
-        *early, done = outcomes
+        anew()
+        early = []
+        changes = lines_of(work, operation)
+        done = state_of(work)
+        for line, is_another in enumerate(changes):
+            # The last one too, whatever was seen: from there it ends.
+            if is_another or line == len(changes) - 1:
+                anew()
+                killed(work, operation, line)
+                found = state_of(work)
+            early.append(found)
         assert done != first, name
         assert all(state in (first, done) for state in early), name
         told[name] = [early.count(first), early.count(done)]
