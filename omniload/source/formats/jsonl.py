@@ -1,6 +1,6 @@
 """Lines of JSON: shards are cut into ranges of bytes, of compressed ones as they are decompressed.
 
-Every line is read by itself, by ``lines.text_of``, so what a line holds never depends on
+Every line is read as by itself, by ``lines.text_of``, so what a line holds never depends on
 its neighbours, nor on the unit that it falls into. A line that cannot be used keeps its
 position, so mending it later moves no other record.
 """
@@ -44,10 +44,10 @@ from omniload.source.parsing.compressed import (
 from omniload.source.parsing.conditions import keeps
 from omniload.source.parsing.lines import (
     BadLineError,
+    PlainTexts,
     key_in,
     object_in,
     object_of,
-    plain_texts,
     text_in,
 )
 from omniload.source.patterns import FileNames
@@ -57,8 +57,8 @@ __all__ = ["FORMAT", "JsonlFormat"]
 _NEWLINE, _NEWLINES = 10, b"\n"
 _FIRST_LINES = 256
 """Lines that are looked at for what stands beside conversations."""
-_PART_BYTES = 1 << 20
-"""Lines that are held as objects of Python at once, of which letters beyond Latin take four times their bytes."""
+_PART_BYTES = 1 << 18
+"""Lines that are held as objects of Python at once: what a core has in its cache, with what becomes of them."""
 
 
 class JsonlFormat(Format):
@@ -85,6 +85,8 @@ class JsonlFormat(Format):
             may_lack=not config.pair_columns,
             where=config.where,
         )
+        if self._read.wants_text_alone:
+            self._read = replace(self._read, plain=PlainTexts.of(config.text))
         self._compressed = ForwardReader()
         # Whatever key is read, lines are cut alike: one index serves all.
         self._units = index_of(files, self._index, kind=f"lines/{config.unit}", cache=cache)
@@ -242,13 +244,14 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
     # As many bytes as the lines are all that texts can be: of Latin letters that are no escapes about that.
     layer = Layer(len(data), np.dtype(np.uint8))
     keys, kept, bad, reason = [], [], [], ""
-    for lines in _parts(data):
+    for part, ends in _parts(data):
         # Lines of strict JSON give their texts in one pass; of others each is judged by itself.
-        texts = plain_texts(lines, read.key) if read.wants_text_alone else None
+        texts = read.plain.read(part, ends) if read.plain is not None else None
         if texts is not None:
             layer.lay(text_bytes(pa.array(texts, pa.large_string())))
-            bad.append(np.zeros(len(lines), np.bool_))
+            bad.append(np.zeros(len(texts), np.bool_))
             continue
+        lines = part[: ends[-1]].tobytes().split(_NEWLINES)
         found, bad_L = [], np.zeros(len(lines), np.bool_)
         keys_L, kept_L = np.zeros(len(lines), np.uint64), np.ones(len(lines), np.bool_)
         first = first_line + sum(map(len, bad))
@@ -277,23 +280,24 @@ def _records(data: pa.Buffer, read: "_LineReader", path: str, first_line: int) -
     )
 
 
-def _parts(data: pa.Buffer) -> Iterator[list[bytes]]:
-    """Cut lines into lists of which none is much longer than ``_PART_BYTES``; the last line needs no newline."""
-    at, size, part_bytes = 0, len(data), _PART_BYTES
-    while at < size:
-        # Copied twice in the cache of a core, which is cheaper than an object to show a short line where it lies.
-        part = data.slice(at, min(part_bytes, size - at)).to_pybytes()
-        cut = (
-            len(part) - 1
-            if at + len(part) == size and part[-1] != _NEWLINE
-            else part.rfind(_NEWLINES)
-        )
-        if cut < 0:
+def _parts(data: pa.Buffer) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    """Cut lines into parts of which none is much longer than ``_PART_BYTES``, and say where each line ends.
+
+    The last line of all needs no newline.
+    """
+    every: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+    part_bytes = _PART_BYTES
+    while len(every):
+        part = every[:part_bytes]
+        ends = np.flatnonzero(part == _NEWLINE)
+        if len(part) == len(every) and part[-1] != _NEWLINE:
+            ends = np.append(ends, len(part))
+        elif not len(ends):
             part_bytes *= 2  # one line is longer than that
             continue
-        lines = part[: cut + (part[cut] != _NEWLINE)].split(_NEWLINES)
-        at, part_bytes = at + cut + 1, _PART_BYTES
-        yield lines
+        part_bytes = _PART_BYTES
+        yield part[: ends[-1] + 1], ends
+        every = every[ends[-1] + 1 :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +316,8 @@ class _LineReader:
     """Whether those may be missing in a line, and are null then: not every conversation has tools."""
     where: Mapping[str, Condition]
     """Conditions; of a line for which they do not hold nothing else is read."""
+    plain: PlainTexts | None = None
+    """What reads the texts of many lines at once; ``None`` where more is asked for, or the key needs escapes."""
 
     @property
     def wants_text_alone(self) -> bool:

@@ -8,18 +8,24 @@ numbers out of the range of a double, and escapes of half a surrogate pair.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
+import msgspec
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
+from omniload.base.ragged import Ragged
+from omniload.source.columns import is_utf8
 
 __all__ = [
     "LARGEST_DEPTH",
     "BadLineError",
+    "PlainTexts",
     "key_in",
     "object_in",
     "object_of",
-    "plain_texts",
     "text_in",
     "text_of",
     "value_in",
@@ -28,6 +34,11 @@ __all__ = [
 LARGEST_DEPTH = 512
 """Deepest nesting of a line that strict JSON does not cover; one within strict JSON may have 1,024."""
 
+_ALL_GO_TO = 1_024
+"""Nesting that no reader of lines refuses for its depth alone."""
+_RETURN, _BRACE, _CLOSING_BRACE = b"\r{}"
+_CASE = _BRACE ^ ord("[")
+"""What a brace has more than a bracket."""
 _BLANK = b" \t\r"
 _BOM = b"\xef\xbb\xbf"
 _SHOWN_KEYS, _SHOWN_WIDTH = 12, 40
@@ -70,19 +81,78 @@ def text_of(line: bytes | memoryview, key: str, *, nested: bool = False) -> byte
     return b"" if value is None else text_in(value, key, nested=nested)
 
 
-def plain_texts(lines: Sequence[bytes], key: str) -> list[str] | None:
-    """Return the texts of lines that strict JSON reads, each as ``text_of`` does, in a third of the time.
+class PlainTexts:
+    """Texts of lines of strict JSON, of many lines at once: each as ``text_of`` finds it, in a third of its time.
 
-    Returns:
-        ``None`` where any line asks for a closer look: it is blank, is read leniently or not at all, or has no text.
+    The values of other keys are passed over, and made into nothing. What is read in a wider sense is left to
+    ``text_of``, and so is what would be read otherwise here: bytes of other keys that are no UTF-8 are looked for in
+    all bytes at once, lines that hold more or less than one object by what stands around newlines, and values that
+    nest deeper than any reader may go by their brackets.
     """
-    try:
-        # Only the text of each is kept: objects of a whole unit would be many times its bytes.
-        found = [orjson.loads(line)[key] for line in lines]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    # Strict JSON has no half of a surrogate pair: whatever is a string can be written as UTF-8.
-    return found if set(map(type, found)) <= {str} else None
+
+    def __init__(self, decoder: msgspec.json.Decoder[Any]) -> None:
+        self._decoder = decoder
+
+    @classmethod
+    def of(cls, key: str) -> Self | None:
+        """Return what reads the texts under a key; ``None`` where that has letters that a line writes as escapes."""
+        try:
+            field = ("text", str, msgspec.field(name=key))
+            # Not looked at by the collector: a line refers to a text, which refers to nothing.
+            return cls(msgspec.json.Decoder(msgspec.defstruct("Line", [field], gc=False)))
+        except ValueError:
+            return None
+
+    def read(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[str] | None:
+        """Return the texts of lines.
+
+        Args:
+            data: Whole lines, at least one.
+            ends: Where each ends: the place of its newline, or the end of ``data``.
+
+        Returns:
+            ``None`` where any line asks for a closer look: it is blank, begins or ends with white space, is read
+            leniently or not at all, or has no text.
+        """
+        whole = Ragged(values_V=data, offsets=np.array([0, len(data)]))
+        if not (_are_apart(data, ends) and _are_flat(data, ends) and is_utf8(whole)):
+            return None
+        try:
+            found = self._decoder.decode_lines(data.data)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        # A newline within an object is white space there, and two objects may stand in one line.
+        return [line.text for line in found] if len(found) == len(ends) else None
+
+
+def _are_apart(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
+    """Whether each line begins and ends with a brace, but for a carriage return that all end with.
+
+    No value goes on over a newline between such lines: it is none of its strings, which hold no newline, and between
+    the braces of two objects within one stands a comma. So each line holds an object or more of its own.
+    """
+    lasts = ends - 1
+    if data[lasts[0]] == _RETURN:
+        if (data[lasts] != _RETURN).any():
+            return False
+        lasts -= 1
+    return bool(
+        data[0] == _BRACE
+        and (data[lasts] == _CLOSING_BRACE).all()
+        and (data[ends[:-1] + 1] == _BRACE).all()
+    )
+
+
+def _are_flat(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
+    """Whether no line has brackets enough to nest deeper than every reader of lines may go."""
+    # A line that nests has two brackets a level: most are too short.
+    if ends[0] < 2 * _ALL_GO_TO and (ends[1:] - ends[:-1]).max(initial=0) <= 2 * _ALL_GO_TO:
+        return True
+    opening = (data | _CASE) == _BRACE
+    if np.count_nonzero(opening) - len(ends) < _ALL_GO_TO:
+        return True
+    up_to = np.searchsorted(np.flatnonzero(opening), ends)
+    return bool(max(up_to[0], (up_to[1:] - up_to[:-1]).max(initial=0)) < _ALL_GO_TO)
 
 
 def object_of(line: bytes | memoryview) -> dict[str, object] | None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from omniload.source.formats.jsonl import JsonlFormat
 from omniload.source.parsing.lines import (
     LARGEST_DEPTH,
     BadLineError,
+    PlainTexts,
     key_in,
     object_of,
-    plain_texts,
     text_of,
 )
 from omniload.source.patterns import find_files
@@ -37,6 +38,9 @@ KINDS = {
     "a whole pair": b'{"text": "\\ud83d\\ude00"}',
     "half a pair in a key": b'{"\\udc00": 1, "text": "k"}',
     "bad UTF-8 elsewhere": b'{"t": "\xff", "text": "x"}',
+    "bad UTF-8 in a key": b'{"\xed\xa0\x80": 1, "text": "x"}',
+    "no such escape elsewhere": b'{"t": "\\q", "text": "x"}',
+    "no digits elsewhere": b'{"t": [1.e5], "text": "x"}',
     "bad UTF-8 as text": b'{"text": "\xc3("}',
     "an overlong form": b'{"text": "\xc0\x80"}',
     "the key twice": b'{"text": "a", "text": "b"}',
@@ -287,25 +291,133 @@ def test_integers_of_a_conversation_stay_integers_beside_nan():
     )
 
 
-def careful_text(line):
-    try:
-        return text_of(memoryview(line), "text")
-    except BadLineError:
-        return None
+def texts_at_once(data):
+    """Return the texts of all lines where they are read at once, and the lines."""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
+    if not data.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    found = PlainTexts.of("text").read(np.frombuffer(data, np.uint8), ends)
+    return found, data[: ends[-1]].split(b"\n")
 
 
-@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4))
-@example(["plain", "a whole pair", "the key escaped", "the key twice", "windows"])
-@example(["null"])
-def test_texts_of_many_lines_are_those_of_each_or_are_left_to_a_closer_look(kinds):
-    lines = [KINDS[kind] for kind in kinds]
+AT_ONCE = [
+    "1e999 elsewhere",
+    "a huge integer",
+    "a whole pair",
+    "empty text",
+    "plain",
+    "the key escaped",
+]
+STRUCTURE = list(b'{}[]",:\\ \t\r\n\x00\x0c\xff\xc3\xa9-+.0e1utNn/')
+sound_lines = st.dictionaries(
+    st.sampled_from(["text", "é", "id", "t\u0000"]),
+    st.recursive(
+        st.text(max_size=6)
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.none()
+        | st.booleans(),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+        ),
+        max_leaves=4,
+    ),
+).flatmap(
+    lambda beside: st.tuples(st.text(max_size=9), st.booleans()).map(
+        lambda drawn: json.dumps(beside | {"text": drawn[0]}, ensure_ascii=drawn[1]).encode(
+            errors="surrogatepass"
+        )
+    )
+)
 
-    texts = plain_texts([memoryview(line) for line in lines], "text")
+
+@given(
+    st.tuples(
+        st.lists(sound_lines, max_size=2),
+        st.lists(st.sampled_from(sorted(KINDS.values())), max_size=2),
+        st.lists(sound_lines, max_size=2),
+    ).map(lambda parts: [*parts[0], *parts[1], *parts[2]]),
+    st.lists(st.tuples(st.integers(0), st.integers(0, 1), st.sampled_from(STRUCTURE)), max_size=3),
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.booleans(),
+)
+@example([KINDS[kind] for kind in AT_ONCE], [], b"\r\n", True)
+@example([KINDS["two objects"], KINDS["blank"], KINDS["plain"]], [], b"\n", True)
+@example([KINDS["two objects"], b'{"text":', b'"a"}'], [], b"\n", True)
+@example([KINDS["two objects"]], [], b"\n", True)
+@example([KINDS["blank"], KINDS["two objects"]], [], b"\n", False)
+@example([b'{"t": {}', b', "text": "a"}', KINDS["two objects"]], [], b"\n", True)
+@example([b'{"t":', b'{}, "text": "a"}', KINDS["two objects"]], [], b"\n", True)
+@example([b'{"t": {}', b'{}, "text": "a"}', KINDS["two objects"]], [], b"\n", True)
+@example([b'{"t": "}', b'{", "text": "a"}', KINDS["two objects"]], [], b"\n", True)
+def test_texts_of_many_lines_are_those_of_each_or_are_left_to_a_closer_look(
+    content, changes, newline, ended
+):
+    data = newline.join(content) + (newline if ended else b"")
+    for place, replaced, byte in changes:
+        at = place % (len(data) + 1)
+        data = data[:at] + bytes([byte]) + data[at + replaced :]
+    if not data:
+        return
+
+    texts, lines = texts_at_once(data)
 
     if texts is not None:
-        assert [text.encode() for text in texts] == [careful_text(line) for line in lines]
-    if set(kinds) <= {"plain", "a whole pair", "the key escaped", "the key twice", "windows"}:
-        assert texts is not None
+        assert [text.encode() for text in texts] == [alone(line) for line in lines]
+        # The reader of Python is lenient in what is left to a closer look alone.
+        assert texts == [json.loads(line, parse_int=float)["text"] for line in lines]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_line_among_sound_ones_is_read_as_by_itself_or_left_to_a_closer_look(kind):
+    texts, lines = texts_at_once(b"\n".join([KINDS["plain"], KINDS[kind], KINDS["plain"]]))
+
+    assert texts is None or [text.encode() for text in texts] == [alone(line) for line in lines]
+    assert (texts is not None) >= (kind in AT_ONCE)
+
+
+@given(st.lists(sound_lines, min_size=1, max_size=5), st.sampled_from([b"\n", b"\r\n"]))
+@example([KINDS[kind] for kind in AT_ONCE], b"\n")
+def test_lines_of_strict_json_are_read_at_once(content, newline):
+    texts, lines = texts_at_once(newline.join(content) + newline)
+
+    assert texts == [json.loads(line, parse_int=float)["text"] for line in lines]
+
+
+@pytest.mark.parametrize("depth", [1010, 1023, 1024, 1100, 3000])
+@pytest.mark.parametrize("limit", [1_000, 10_000])
+def test_how_deep_a_line_may_nest_does_not_go_by_the_interpreter(depth, limit):
+    line = b'{"d": ' + b"[" * depth + b"]" * depth + b', "text": "x"}'
+    before = sys.getrecursionlimit()
+    # The larger one is what Python 3.12 has for extensions, whatever is set.
+    sys.setrecursionlimit(limit)
+    try:
+        texts, _ = texts_at_once(b'{"text": "a"}\n' + line + b"\n")
+    finally:
+        sys.setrecursionlimit(before)
+
+    assert texts in (None, ["a", "x"])
+    assert (alone(line) is None) <= (texts is None)
+
+
+def test_brackets_of_a_long_text_do_not_count_as_nesting_alone():
+    text = "[{" * 511 + "x" * 3000
+
+    texts, _ = texts_at_once(json.dumps({"text": text}).encode() + b"\n")
+
+    assert texts == [text]
+
+
+@pytest.mark.parametrize("key", ['a "key"', "back\\slash", "new\nline", "é", ""])
+def test_whatever_the_key_is_called_texts_are_found_under_it(tmp_path, key):
+    lines = [{"text": "no", key: "one"}, {key: "two"}]
+    (tmp_path / "a.jsonl").write_bytes(
+        b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    )
+    files = find_files(["a.jsonl"], tmp_path, source="web")
+    config = JsonlSource(type="jsonl", path="a.jsonl").model_copy(update={"text": key})
+
+    assert texts_of(JsonlFormat(files, config).read_unit(0)) == [b"one", b"two"]
 
 
 def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch):
@@ -317,6 +429,6 @@ def test_a_unit_of_several_parts_is_read_as_one(tmp_path, monkeypatch):
     records = JsonlFormat(files, JsonlSource(type="jsonl", path="a.jsonl")).read_unit(0)
 
     texts = [records.column[i].tobytes() for i in range(len(records.column))]
-    wanted = [careful_text(line) for line in lines]
+    wanted = [alone(line) for line in lines]
     assert texts == [text or b"" for text in wanted]
     assert records.bad_B.tolist() == [text is None for text in wanted]
