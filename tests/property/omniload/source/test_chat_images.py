@@ -1,6 +1,7 @@
 """Images of conversations: in whichever form they lie, they are those of the text that a template renders by hand."""
 
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,16 @@ def read(folder, column, images, transforms, row_length, policy="raise"):
         base_dir=folder,
         row_length=row_length,
     )
-    return source.read(0, len(column))
+    whole = source.read(0, len(column))
+    # Wherever a reading is cut, records give what they give, as a run that resumes there finds them.
+    cuts = (0, len(column) // 2, len(column))
+    parts = [source.read(a, b) for a, b in pairwise(cuts) if a < b]
+    for name, column_of in whole.others.items():
+        joined = np.concatenate([part.others[name].values_V for part in parts])
+        assert np.array_equal(joined, column_of.values_V)
+    joined = np.concatenate([part.tokens.values_V for part in parts])
+    assert np.array_equal(joined, whole.tokens.values_V)
+    return whole
 
 
 @given(

@@ -295,6 +295,94 @@ def test_a_conversation_longer_than_a_row_is_cut_between_images_with_its_mask(tm
             assert shown(block, i)[first : first + count] == "####"
 
 
+def a_pair(folder, rows, **changes):
+    (folder / "t.jinja").write_text(PARTS)
+    held = pa.array([row.pop("images") for row in rows], pa.list_(pa.binary()))
+    table = pa.Table.from_pylist(rows).append_column("images", held)
+    pq.write_table(table, folder / "a.parquet")
+    pairs = {"type": "preference", "template": "t.jinja", "image": "[IMG]"}
+    config = {
+        "type": "parquet",
+        "path": "a.parquet",
+        "text": "chosen",
+        "images": "images",
+        "shuffle": {"method": "none"},
+        "transforms": [pairs | changes.pop("pairs", {}), PICTURE | changes.pop("pictures", {})],
+        "on_error": {"policy": changes.pop("policy", "raise")},
+    }
+    return open_source(
+        "taste",
+        TypeAdapter(SourceConfig).validate_python(config),
+        seed=1,
+        tokenizer=ByteTokenizer(type="bytes"),
+        base_dir=folder,
+        **changes,
+    )
+
+
+SIDES = {"chosen": [{"role": "assistant", "content": "y"}], "rejected": "nono"}
+WHOLE = "u:#-####?;a:y;u:#-####?;a:nono;"
+
+
+@pytest.mark.parametrize("row_length", [None, 12])
+def test_a_pair_with_images_that_is_longer_than_a_row_stays_whole(tmp_path, row_length):
+    pair = {"prompt": "<image>-<image>?", "images": [ONE, TWO], **SIDES}
+    plain = {"prompt": "why?", "images": [], **SIDES}
+
+    block = a_pair(tmp_path, [plain, pair], row_length=row_length).read(0, 2)
+
+    assert [shown(block, i) for i in (0, 1)] == ["u:why?;a:y;u:why?;a:nono;", WHOLE]
+    assert trained(block, 1) == "y;nono;"
+    assert block.others["rejected_at"][1].tolist() == [WHOLE.index(";u") + 1]
+    assert block.others[GRIDS].lengths_N.tolist() == [0, 8]
+    assert block.others[IMAGE_PLACES][1].tolist() == [2, 1, 4, 4, 16, 1, 18, 4]
+
+
+def test_a_pair_of_whole_conversations_has_the_images_that_both_begin_with(tmp_path):
+    asked = {"role": "user", "content": "<image>-<image>?"}
+    sides = {
+        name: [asked, {"role": "assistant", "content": said}]
+        for name, said in (("chosen", "y"), ("rejected", "nono"))
+    }
+
+    source = a_pair(tmp_path, [{"images": [ONE, TWO], **sides}], pairs={"prompt": None})
+
+    assert shown(source.read(0, 1), 0) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"images": [ONE]}, "its messages have 2 places for images, and it has 1 images"),
+        ({"rejected": "no <image>"}, "an answer of it has a place for an image"),
+        ({"rejected": "no [IMG]"}, r"a text of it holds '\[IMG\]'"),
+        ({"images": [ONE, b"none"]}, "image 1 of 4 bytes cannot be decoded"),
+        ({"rejected": ""}, "rejected is "),
+    ],
+)
+def test_a_pair_whose_images_do_not_match_is_left_out_with_them(tmp_path, changes, fault):
+    good = {"prompt": "<image>-<image>?", "images": [ONE, TWO], **SIDES}
+    rows = [good, good | changes, good]
+
+    with pytest.raises(IntegrityError, match=f"record 1, counted from 0: .*{fault}"):
+        a_pair(tmp_path, [dict(row) for row in rows]).read(0, 3)
+    block = a_pair(tmp_path, [dict(row) for row in rows], policy="skip").read(0, 3)
+
+    assert block.skipped == 1
+    assert [shown(block, i) for i in range(len(block.tokens))] == [WHOLE] * 2
+    assert block.others[GRIDS].lengths_N.tolist() == [8, 8]
+
+
+def test_patches_of_both_sides_count_for_what_a_record_may_hold(tmp_path):
+    pair = {"prompt": "<image>-<image>?", "images": [ONE, TWO], **SIDES}
+
+    with pytest.raises(IntegrityError, match="make more than max_record_patches 9"):
+        a_pair(tmp_path, [dict(pair)], pictures={"max_record_patches": 9}).read(0, 1)
+    block = a_pair(tmp_path, [dict(pair)], pictures={"max_record_patches": 10}).read(0, 1)
+
+    assert shown(block, 0) == WHOLE
+
+
 DATA = "data:image/png;base64,"
 BAD = {
     "an image without a place": ("see", [ONE], "have 0 places for images, and it has 1 images"),
@@ -452,6 +540,13 @@ CHAT = {"type": "chat", "image": "[IMG]"}
 def test_transforms_that_do_not_fit_are_refused(transforms, changes, fault):
     with pytest.raises(ValidationError, match=fault):
         a_table(*transforms, **changes)
+
+
+@pytest.mark.parametrize("kind", ["chat", "preference"])
+def test_a_transform_without_images_is_written_as_before_there_were_any(kind):
+    (written,) = a_table({"type": kind}, images=None).model_dump(mode="json")["transforms"]
+
+    assert "image" not in written
 
 
 def test_a_map_of_text_may_come_before():
