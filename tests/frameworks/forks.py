@@ -13,7 +13,7 @@ from tests.support.trainer.host_ranks import variables_of_ranks
 __all__ = ["omniload", "run_ranks"]
 
 LIMIT_S = 240
-SCRIPTS = Path(__file__).parents[1] / "support" / "trainer"
+SCRIPTS = Path(__file__).parents[1] / "support" / "trainer" / "processes"
 
 
 def run_ranks(script, world_size, *arguments):
