@@ -51,7 +51,7 @@ LONGER = {
         205,
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
-    "omniload/actors/ray/processes.py": (170, "every way in which a process is seen to end"),
+    "omniload/actors/ray/processes.py": (195, "every way in which a process is seen to end"),
     "omniload/actors/ray/plane.py": (215, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         280,

@@ -30,6 +30,7 @@ from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.base.state import JsonObject
 from omniload.machine.data_constructor import (
@@ -76,6 +77,7 @@ class _PresentActor:
     """What every actor answers to whoever keeps the roster, or waits on another host."""
 
     _told_board: Board
+    _lives: threading.Thread
 
     def _appear(
         self, name: str, board: FolderBoard | None, logs: Path | None, *, reads: bool = False
@@ -84,6 +86,11 @@ class _PresentActor:
 
         Without a board on this host its heartbeats are told to whoever asks.
         """
+        # Nobody wakes it: it lives as long as the process, and whoever replaces this one hears of its end.
+        self._lives = threading.Thread(
+            target=threading.Event().wait, name="omniload-lives", daemon=True
+        )
+        self._lives.start()
         log = RoleLogs(logs).of(name)
         # Before anything can fail: Ray's own files of the process are gone with its folder.
         speak_for(log)
@@ -106,7 +113,7 @@ class _PresentActor:
 
     def process(self) -> Process:
         """Return where the actor's process is."""
-        return Process.own(node_here())
+        return Process.own(node_here(), self._lives.native_id or 0)
 
     def heartbeats(self) -> tuple[float, list[JsonObject]]:
         """Return the clock of this host, and by it the heartbeats of all roles of this host."""
@@ -122,6 +129,7 @@ class LoaderActor(_PresentActor, LoaderShell):
 
     def __init__(self, name: str, board: FolderBoard | None, logs: Path | None) -> None:
         """Be there, so that processes start together, and be seen to be."""
+        spare_host()
         self._activity = self._appear(name, board, logs, reads=True)
         self._start_reader = partial(RayReader, loader=name, logs=logs)
         self._is_open = threading.Event()

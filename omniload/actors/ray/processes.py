@@ -15,6 +15,10 @@ from omniload.base.errors import UnavailableError
 __all__ = ["EndWatch", "HeldProcess", "Opener", "Process"]
 
 
+_PIDFD_THREAD = os.O_EXCL
+"""As Linux defines it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """Where a process is: numbers of processes mean something on one machine, in one namespace, only."""
@@ -23,14 +27,16 @@ class Process:
     place: str
     node: str = ""
     """Number of its node of Ray, where that was said."""
+    thread: int = 0
+    """Number of a thread of it that ends with it and not before; 0 where there is none."""
 
     @classmethod
-    def own(cls, node: str = "") -> Self:
+    def own(cls, node: str = "", thread: int = 0) -> Self:
         """Return this process."""
         # Numbers of namespaces are those of a boot: two machines may well have the same.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
-        return cls(os.getpid(), f"{boot} {namespace}", node)
+        return cls(os.getpid(), f"{boot} {namespace}", node, thread)
 
 
 class HeldProcess:
@@ -45,8 +51,10 @@ class HeldProcess:
         if process.place != Process.own().place:
             raise ProcessLookupError(f"process {process.pid} is on another machine")
         self._pid = process.pid
-        self.descriptor = os.pidfd_open(process.pid)
-        """Can be read once the process has ended."""
+        self._process = os.pidfd_open(process.pid)
+        self._thread = _thread_of(process)
+        self.descriptor = self._process if self._thread is None else self._thread
+        """Can be read once the process has ended, or can do nothing more."""
 
     def is_stopped(self) -> bool:
         """Tell whether the kernel calls it stopped (SIGSTOP), and not only slow."""
@@ -58,7 +66,7 @@ class HeldProcess:
         return after_name[2].split()[0] == "T"
 
     def has_ended(self) -> bool:
-        """Tell whether it has ended, by itself or by a signal."""
+        """Tell whether it has ended, by itself or by a signal, or frees its memory before it has."""
         look = select.poll()
         look.register(self.descriptor, select.POLLIN)
         return bool(look.poll(0))
@@ -66,11 +74,32 @@ class HeldProcess:
     def kill(self) -> None:
         """End it; it may have ended."""
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
-        os.close(self.descriptor)
+        """Let go of it."""
+        if self._thread is not None:
+            os.close(self._thread)
+        os.close(self._process)
+
+
+def _thread_of(process: Process) -> int | None:
+    """Return a descriptor that can be read once a process can do nothing more; ``None`` where Linux is older than 6.9.
+
+    The kernel calls a process ended once it has freed its memory: 0.5 s for a GiB in pages of 4 KiB, on two busy
+    cores. Threads of one that is killed end before that, in 3 ms in the median, and the last of them with it.
+    """
+    if not process.thread:
+        return None
+    try:
+        thread = os.pidfd_open(process.thread, _PIDFD_THREAD)
+    except OSError:
+        return None
+    # Another process may have got the number of a thread that has ended.
+    if Path(f"/proc/{process.pid}/task/{process.thread}").exists():
+        return thread
+    os.close(thread)
+    return None
 
 
 class Opener:

@@ -20,6 +20,7 @@ __all__ = [
     "MS_REC",
     "MS_REMOUNT",
     "MS_SLAVE",
+    "forgo_huge_pages",
     "kind_of_filesystem",
     "mount",
     "openat2",
@@ -31,6 +32,7 @@ __all__ = [
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 0x1, 0x2, 0x4, 0x20
 MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 0x1000, 0x4000, 0x40000, 0x80000
 _MNT_DETACH = 2
+_PR_SET_THP_DISABLE = 41
 _OPENAT2 = 437
 """Number of the call; one of those that are the same on every architecture."""
 BENEATH = 0x02 | 0x04 | 0x08
@@ -58,6 +60,12 @@ def umount(target: str, *, lazily: bool = False) -> None:
 def unshare(flags: int) -> None:
     """Give this process namespaces of its own."""
     _checked(_libc().unshare(ctypes.c_int(flags)))
+
+
+def forgo_huge_pages() -> None:
+    """Have this process, and those that it starts, be given no huge pages from now on."""
+    numbers = [ctypes.c_ulong(each) for each in (1, 0, 0, 0)]
+    _checked(_libc().prctl(ctypes.c_int(_PR_SET_THP_DISABLE), *numbers))
 
 
 def syncfs(file: int) -> None:

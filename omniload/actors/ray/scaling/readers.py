@@ -17,6 +17,7 @@ from omniload.actors.ray.answers import is_lost, plain_error
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.actors.roles.sources import SourceOpening
+from omniload.base.linux.huge_pages import spare_host
 from omniload.base.log import RoleLogs, speak_for
 from omniload.mix.fingerprint import SourceFacts
 from omniload.source.parts.divided import PartRead, PartReader, ReaderLostError
@@ -33,6 +34,7 @@ class ReaderActor:
     """Reads its part of a source. One call at a time."""
 
     def __init__(self, name: str, logs: Path | None) -> None:
+        spare_host()
         speak_for(RoleLogs(logs).of(name))
 
     def process(self) -> Process:

@@ -19,6 +19,7 @@ from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError, IntegrityError, StateError
+from omniload.base.linux.huge_pages import gives_memory_back
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
 from omniload.mix.config import MixConfig
@@ -97,6 +98,10 @@ def processes_of(mark):
     return marked | {p.pid for p in psutil.Process().children(recursive=True)} | {os.getpid()}
 
 
+def has_huge_pages(pid):
+    return "THP_enabled:\t1" in Path(f"/proc/{pid}/status").read_text()
+
+
 def kill(plane, role):
     os.kill(plane.pids()[role], signal.SIGKILL)
 
@@ -115,6 +120,7 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
         pids = plane.pids()
         folder = str(plane._cluster.folder)
         assert {psutil.Process(pid).nice() for pid in pids.values()} == {psutil.Process().nice()}
+        assert {has_huge_pages(pids[f"loader-{n}"]) for n in (0, 1)} <= {not gives_memory_back()}
         with pytest.raises(StateError, match="connected to a Ray cluster already"):
             RayPlane(a_spec(tmp_path, spread))
         for wrong in ((2, 0), (0, 1), (-1, 0)):

@@ -1,8 +1,10 @@
 """Processes of other members: their end is told at once, and to nobody who has let go of them."""
 
+import os
 import queue
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -12,6 +14,35 @@ from omniload.actors.ray.processes import EndWatch, HeldProcess, Opener, Process
 from omniload.base.errors import UnavailableError
 
 LIMIT_S = 20.0
+WITH_A_THREAD = """
+import sys, threading
+begun = threading.Thread(target=sys.stdin.readline)
+begun.start()
+print(begun.native_id, flush=True)
+begun.join()
+threading.Event().wait()
+"""
+"""Ends its thread once it is told a line, and goes on."""
+WITHOUT_HUGE_PAGES = """
+from pathlib import Path
+from omniload.base.linux.calls import forgo_huge_pages
+forgo_huge_pages()
+print(Path("/proc/self/status").read_text())
+"""
+
+
+def are_threads_watched():
+    """Tell whether this Linux tells of the end of a single thread."""
+    begun = threading.Event()
+    thread = threading.Thread(target=begun.wait)
+    thread.start()
+    try:
+        os.close(os.pidfd_open(thread.native_id, os.O_EXCL))
+    except OSError:
+        return False
+    finally:
+        begun.set()
+    return True
 
 
 @pytest.fixture
@@ -80,6 +111,53 @@ def test_of_a_process_that_was_let_go_of_nobody_hears_though_another_one_has_its
     for each in (held_too, third):
         watch.forget(each)
         each.close()
+
+
+@pytest.mark.skipif(not are_threads_watched(), reason="Linux before 6.9 tells of processes alone")
+def test_the_end_of_the_thread_that_ends_with_a_process_is_told_while_that_frees_its_memory(watch):
+    told, command = queue.Queue(), [sys.executable, "-c", WITH_A_THREAD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        thread = int(process.stdout.readline())
+        held = HeldProcess(Process(process.pid, Process.own().place, thread=thread))
+        watch.add(held, lambda: told.put("thread"))
+        assert not held.has_ended()
+
+        print(file=process.stdin, flush=True)
+
+        assert told.get(timeout=LIMIT_S) == "thread"
+        assert held.has_ended()
+        assert process.poll() is None
+        held.kill()  # the process, of which the thread was only one
+        assert process.wait(LIMIT_S) != 0
+        watch.forget(held)
+        held.close()
+
+
+def test_a_number_that_a_thread_of_another_process_has_got_tells_nothing(started, watch):
+    told = queue.Queue()
+    (first, held), (other, _) = started(), started()
+    held.close()
+    held = HeldProcess(Process(first.pid, Process.own().place, thread=other.pid))
+    watch.add(held, lambda: told.put("first"))
+    other.kill()
+    other.wait()
+    assert not held.has_ended()
+
+    first.kill()
+
+    assert told.get(timeout=LIMIT_S) == "first"
+    watch.forget(held)
+    held.close()
+
+
+def test_a_process_is_given_no_huge_pages_where_it_forgoes_them():
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_HUGE_PAGES], capture_output=True, text=True, check=True
+    )
+
+    status = dict(line.split(":\t", 1) for line in found.stdout.splitlines() if ":\t" in line)
+    assert status.get("THP_enabled", "0") == "0"
 
 
 def test_the_end_of_an_opener_is_seen_on_its_own_machine_alone(started):
