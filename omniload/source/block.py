@@ -115,6 +115,8 @@ class Block:
     kept: _KeptSamples | None
     """Samples of the others; ``None`` where all were decoded."""
     filling: Filling | None = None
+    is_whole: bool = False
+    """Whether all of its records are usable: they need not be looked at for each read."""
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the first record of each unit, and the first one behind it."""
@@ -240,10 +242,12 @@ def decoded_block(units: tuple[int, ...], reader: UnitReader, memory: BlockMemor
     each = [found[unit] for unit in units]
     counts_U = [len(unit.bad_B) for unit in each]
     begins_U = np.cumsum([0, *counts_U[:-1]])
+    usable_R = np.concatenate([unit.usable_B for unit in each])
     return Block(
         units=units,
         begins_U=begins_U,
-        usable_R=np.concatenate([unit.usable_B for unit in each]),
+        usable_R=usable_R,
+        is_whole=bool(usable_R.all()),
         bad_R=np.concatenate([unit.bad_B for unit in each]),
         records=records,
         kept=None if samples is None else _KeptSamples.of(samples, each),

@@ -6,7 +6,9 @@ Shape suffixes:
     N  sequences        V  values of all sequences together
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -47,16 +49,12 @@ _SLACK = 4
 
 
 def as_binary(column: Ragged) -> pa.LargeBinaryArray:
-    """Show a column to Arrow as binary strings of ``itemsize`` bytes a value; only offsets are copied."""
+    """Show a column to Arrow as binary strings of ``itemsize`` bytes a value; at most offsets are copied."""
     # Large: with offsets of 32 bits a block would end at 2 GiB.
+    itemsize = column.values_V.itemsize
+    ends = np.ascontiguousarray(column.offsets if itemsize == 1 else column.offsets * itemsize)
     return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(),
-        len(column),
-        [
-            None,
-            pa.py_buffer(column.offsets * column.values_V.itemsize),
-            pa.py_buffer(column.values_V),
-        ],
+        pa.large_binary(), len(column), [None, pa.py_buffer(ends), pa.py_buffer(column.values_V)]
     )
 
 
@@ -114,14 +112,14 @@ class Pieces:
         self.values = [pa.py_buffer(np.ascontiguousarray(each.values_V)) for each in columns]
         """The values of each column."""
         self._dtype = columns[0].values_V.dtype
-        self._begins: NDArray[np.int64] = np.cumsum([0, *map(len, columns)])
+        self._begins = list(accumulate(map(len, columns), initial=0))
         self._columns: list[pa.LargeBinaryArray] | None = [as_binary(each) for each in columns]
         """Until sequences are asked for in another order."""
         self._views_N: NDArray[np.complex128] | None = None
         self._viewed_in: list[pa.Buffer] = []
 
     def __len__(self) -> int:
-        return int(self._begins[-1])
+        return self._begins[-1]
 
     @property
     def size_bytes(self) -> int:
@@ -140,7 +138,7 @@ class Pieces:
     def take(self, indices_N: NDArray[np.int64], *, lent: bool = False) -> Ragged:
         """Return the sequences at ``indices_N``; see ``take``, the function."""
         if self._columns is not None and _is_run(indices_N):
-            run = self._run(int(indices_N[0]), len(indices_N))
+            run = [self._column(part) for part in self._run(int(indices_N[0]), len(indices_N))]
             if len(run) > 1:
                 return drained(run, self._dtype)
             return (
@@ -153,20 +151,25 @@ class Pieces:
     def texts(self, indices_N: NDArray[np.int64]) -> pa.Array:
         """Show the sequences at ``indices_N`` as texts where they lie: that keeps all columns."""
         if self._columns is not None and _is_run(indices_N):
-            return text_array(self.take(indices_N, lent=True))
+            run = self._run(int(indices_N[0]), len(indices_N))
+            if len(run) > 1:
+                return text_array(drained([self._column(part) for part in run], self._dtype))
+            return run[0].view(pa.large_string())
         return self._viewed(indices_N, pa.string_view())
 
-    def _run(self, first: int, count: int) -> list[Ragged]:
-        """Show sequences as they lie, a column for each that they lie in."""
+    def _run(self, first: int, count: int) -> list[pa.LargeBinaryArray]:
+        """Show sequences as they lie, an array for each column that they lie in."""
         assert self._columns is not None, "looked at before"
         found, stop = [], first + count
         while first < stop:
-            at = int(np.searchsorted(self._begins, first, side="right")) - 1
-            until = min(stop, int(self._begins[at + 1]))
-            part = self._columns[at].slice(first - int(self._begins[at]), until - first)
-            found.append(_shown(part, np.int64, self._dtype))
+            at = bisect_right(self._begins, first) - 1
+            until = min(stop, self._begins[at + 1])
+            found.append(self._columns[at].slice(first - self._begins[at], until - first))
             first = until
         return found
+
+    def _column(self, run: pa.LargeBinaryArray) -> Ragged:
+        return _shown(run, np.int64, self._dtype)
 
     def _viewed(self, indices_N: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
         if self._views_N is None:
