@@ -22,6 +22,8 @@ from tests.support.plane.corpora import a_corpus, a_mixed_corpus
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 STEPS = 40
+FEW = 16
+"""Enough to read each source several times before and behind a change."""
 WHOLE_WITHIN_S = 60
 
 
@@ -55,10 +57,10 @@ def test_threads_that_read_parts_of_a_source_change_no_step_and_resume_in_the_mi
     read = []
     monkeypatch.setattr(divided, "merged", lambda parts: read.append(len(parts)) or merged(parts))
     mix = a_mix(tmp_path)
-    alone, _ = local_run(a_spec(tmp_path, mix))
+    alone, _ = local_run(a_spec(tmp_path, mix), FEW)
 
-    begun, state = local_run(a_spec(tmp_path, read_by(mix, readers)), STEPS // 2)
-    resumed, _ = local_run(a_spec(tmp_path, read_by(mix, 5 - readers), state=state), STEPS // 2)
+    begun, state = local_run(a_spec(tmp_path, read_by(mix, readers)), FEW // 2)
+    resumed, _ = local_run(a_spec(tmp_path, read_by(mix, 5 - readers), state=state), FEW // 2)
 
     assert begun + resumed == alone
     assert set(read) == {2, 3}

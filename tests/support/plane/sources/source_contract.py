@@ -254,7 +254,7 @@ class SourceContract:
         stop = source.positions_per_epoch + 7
         whole = samples(source.read(0, stop))
         # Some way on from everywhere, and to the end from some places: all of it would be read at each.
-        until = {p: stop if p % 16 == 0 else min(p + 20, stop) for p in range(stop + 1)}
+        until = {p: stop if p % 16 == 0 else min(p + 8, stop) for p in range(stop + 1)}
 
         parts = [samples(resumed.read(start, end)) for start, end in until.items()]
 
