@@ -42,9 +42,12 @@ WAITING = {
         # They share one HDFS, but for those that kill its nodes.
         *("hdfs", "journal_stores", "cache_stores", "env/test_places"),
     ),
+    # What imports torch, which takes a lane two seconds.
+    "trainer": (
+        *("trainer_integration", "integration/benchmarks", "chat_images", "front_rendezvous"),
+    ),
     # The faults and contracts of planes, which would hold up the last lane: this one ends before the others.
     "files": ("fusefs", "contract/omniload", "faults/omniload"),
-    "trainer": ("trainer_integration",),
     "images": ("snapshot", "docs", "hosts"),
     "jobs": ("",),
 }

@@ -49,6 +49,7 @@ def test_every_test_file_has_a_lane_and_every_lane_has_tests():
         ("faults/test_fusefs_kill.py", "files"),
         ("faults/omniload/test_actors_kill.py", "files"),
         ("contract/omniload/test_source_formats.py", "files"),
+        ("contract/omniload/test_front_rendezvous.py", "trainer"),
         ("integration/omniload/actors/test_ray.py", "jobs"),
     ],
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tests.house.modules import ROOT
 from tests.support.namespaces import inside
-from tests.support.plane.processes.ray_node import UP
 
 __all__ = [
     "ADDRESSES",
@@ -21,6 +20,8 @@ __all__ = [
 ]
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+UP = "up: "
+"""What a bare node says before the address of its head."""
 _OF_RAY = {
     # ``ray start`` asks for the token of a user whose home has one, as any ``ray.init()`` leaves it there.
     "RAY_AUTH_MODE": "disabled",

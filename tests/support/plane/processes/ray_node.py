@@ -10,8 +10,8 @@ import sys
 
 from omniload.actors.ray.hosts.node import start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
+from tests.support.plane.two_hosts import UP
 
-UP = "up: "
 _STORE_BYTES = 100_000_000
 
 
