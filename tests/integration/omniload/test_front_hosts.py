@@ -200,6 +200,10 @@ def a_ray_of_others(hosts, scratch):
 def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
     warm_python, hosts, mix, alone, scratch
 ):
+    # Each process of a role loads all that it needs there: of two sources, one loader.
+    content, one = yaml.safe_load(mix.read_text()), mix.with_name("one.yaml")
+    content["runtime"]["loaders"] = 1
+    one.write_text(yaml.safe_dump(content))
     job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29513", "WORLD_SIZE": "2"}
     job |= {"TMPDIR": str(scratch)}
     with a_ray_of_others(hosts, scratch) as (head, nodes):
@@ -207,7 +211,7 @@ def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
         ranks = [
             on(
                 host,
-                *(warm_python.path, RANK, mix, keywords),
+                *(warm_python.path, RANK, one, keywords),
                 env=environment(**job, RANK=str(number)),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -50,6 +50,7 @@ class TestHdfsThroughPyarrow(StoreContract):
 
         assert store.read("big", 5, 2 << 20) == data[5 : 5 + (2 << 20)]
 
+    @pytest.mark.scripts_start_warm
     @pytest.mark.parametrize(("query", "copies"), [("", 2), ("?replication=1", 1)])
     def test_a_block_has_as_many_copies_as_the_site_or_the_url_says(self, cluster, query, copies):
         root = uuid.uuid4().hex
