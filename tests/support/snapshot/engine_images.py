@@ -1,11 +1,13 @@
 """An image with this Python and numpy in it, that real engines start: made of this machine's files, no network."""
 
 import io
+import os
 import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
+from functools import cache
 from pathlib import Path
 
 import numpy
@@ -34,7 +36,7 @@ def push_python_image(store, tag):
 
     ``/data/gone`` is deleted, ``/data/old`` emptied and filled anew, ``/data/kept`` left alone.
     """
-    return push_config(store, tag, [_layer(store, tar) for tar in (_lower(), _upper())])
+    return push_config(store, tag, [_layer(store, made) for made in _both()])
 
 
 def push_config(store, tag, layers, **process):
@@ -122,11 +124,12 @@ class _Tar:
     def tree(self, folder, name):
         """Copy the files of a folder; return those that are libraries."""
         found = []
-        for path in sorted(folder.rglob("*")):
-            parts = path.relative_to(folder).parts
-            if path.is_file() and not any(p in LEFT_OUT or p.startswith("config-") for p in parts):
+        for at, folders, files in os.walk(folder):
+            # Not walked at all: a Python may have ten times as many files of packages as of its own.
+            folders[:] = sorted(each for each in folders if not _is_left_out(each))
+            for path in (Path(at, each) for each in sorted(files) if not _is_left_out(each)):
                 if path.suffix not in {".a", ".pyi", ".h", ".pyc"}:
-                    self.copy(path, f"{name}/{'/'.join(parts)}")
+                    self.copy(path, f"{name}/{path.relative_to(folder)}")
                 if ".so" in path.name:
                     found.append(path)
         return found
@@ -144,17 +147,31 @@ class _Tar:
         return self._out.getvalue()
 
 
-def _layer(store, tar):
+def _is_left_out(name):
+    return name in LEFT_OUT or name.startswith("config-")
+
+
+@cache
+def _both():
+    """Make the two layers, once for all modules; return the bytes of each, its table and the digest of its archive."""
+    return [_compressed(tar) for tar in (_lower(), _upper())]
+
+
+def _compressed(tar):
     out = io.BytesIO()
     entries = list(read_table(io.BytesIO(tar), layer="made"))
     annotations = write_chunked(io.BytesIO(tar), entries, out, level=1)
-    blob = out.getvalue()
+    return out.getvalue(), annotations, digest_of(tar)
+
+
+def _layer(store, made):
+    blob, annotations, diff_id = made
     media_type = "application/vnd.oci.image.layer.v1.tar+zstd"
     push(store, blob, media_type)
     layer = Descriptor(
         media_type=media_type, digest=digest_of(blob), size=len(blob), annotations=annotations
     )
-    return layer, digest_of(tar)
+    return layer, diff_id
 
 
 def _plain(layer):
