@@ -5,6 +5,7 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -117,7 +118,8 @@ def test_of_a_process_that_was_let_go_of_nobody_hears_though_another_one_has_its
 def test_the_end_of_the_thread_that_ends_with_a_process_is_told_while_that_frees_its_memory(watch):
     told, command = queue.Queue(), [sys.executable, "-c", WITH_A_THREAD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
+    with subprocess.Popen(command, **pipes) as process, ExitStack() as ended:
+        ended.callback(process.kill)
         thread = int(process.stdout.readline())
         held = HeldProcess(Process(process.pid, Process.own().place, thread=thread))
         watch.add(held, lambda: told.put("thread"))
