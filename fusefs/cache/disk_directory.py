@@ -117,19 +117,27 @@ class CopyFolder:
     def _found(self) -> Iterator[tuple[str, int]]:
         """Yield the copies, least recently used first, and what each takes; what is no whole pair is removed."""
         whole = []
-        # Texts and descriptors, not Paths: thousands are looked at under a lock.
+        for name, found in self._look():
+            if found is None:
+                self.data_path(name).unlink(missing_ok=True)
+                self.map_path(name).unlink(missing_ok=True)
+            else:
+                whole.append((found[0], name, found[1]))
+        for _, name, size_bytes in sorted(whole):
+            yield name, size_bytes
+
+    def _look(self) -> Iterator[tuple[str, tuple[int, int] | None]]:
+        """Yield the copies, each with what ``_looked_at`` finds."""
+        # Texts and descriptors, not Paths: thousands are looked at.
         copies = os.fspath(self._root / COPIES)
         # Folders alone: what else lies there, such as what NFS leaves of a file in use, is none of ours.
         for folder in [each.path for each in os.scandir(copies) if each.is_dir()]:
             for name in {os.path.splitext(each)[0] for each in os.listdir(folder)}:  # noqa: PTH122, PTH208
-                at = f"{copies}/{name[:2]}/{name}"
-                if (found := self._looked_at(f"{at}.data", f"{at}.map", name)) is None:
-                    self.data_path(name).unlink(missing_ok=True)
-                    self.map_path(name).unlink(missing_ok=True)
-                else:
-                    whole.append((found[0], name, found[1]))
-        for _, name, size_bytes in sorted(whole):
-            yield name, size_bytes
+                yield name, self._look_at(name)
+
+    def _look_at(self, name: str) -> tuple[int, int] | None:
+        at = f"{os.fspath(self._root / COPIES)}/{name[:2]}/{name}"
+        return self._looked_at(f"{at}.data", f"{at}.map", name)
 
     def _looked_at(self, data_path: str, map_path: str, name: str) -> tuple[int, int] | None:
         """Return when a copy was used last, in ns, and what it takes; ``None`` if both files are not there whole."""

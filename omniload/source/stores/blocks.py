@@ -13,6 +13,7 @@ __all__ = [
     "blocks_of",
     "extent_of",
     "gaps_of",
+    "how_many_fit",
     "joined",
     "room_for",
     "room_of",
@@ -106,3 +107,12 @@ def joined(span: _Range, held: Mapping[int, memoryview], gaps: Mapping[_Range, b
                 break
         at = end
     return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
+
+
+def how_many_fit(sizes: Sequence[int], free: int) -> int:
+    """Return how many of the first sizes fit together."""
+    for count, size in enumerate(sizes):
+        free -= size
+        if free < 0:
+            return count
+    return len(sizes)

@@ -8,17 +8,15 @@ nothing.
 import errno
 import fcntl
 import os
-import re
 import stat
-import struct
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -35,32 +33,39 @@ from omniload.base.clock import Clock, SystemClock
 from omniload.base.errors import ConfigError
 from omniload.base.linux.file_lock import locked
 from omniload.base.writing import write_whole
+from omniload.source.stores import accounts
 from omniload.source.stores.blocks import (
     BLOCK_BYTES,
     CLAIMED,
     extent_of,
+    how_many_fit,
     room_for,
     room_of,
     runs_of,
 )
+from omniload.source.stores.leaving import Leaving
 
 __all__ = ["SharedDirectory"]
 
 _MARKER = "omniload-shard-cache.json"
 _MARK = b'{"omniload_shard_cache":1}\n'
-_ACCOUNT, _USERS = "account", "users"
+_ACCOUNT, _USERS, _ORDER = "account", "users", "order"
 _DRAFT = f".{_MARKER}."
 """What the name of a marker begins with that is not whole yet; whoever makes it may be killed."""
-_SUM = struct.Struct("<QQ")  # bytes that are taken, and the same with every bit turned over
-_EVERY_BIT = (1 << 64) - 1
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOW = 0.95
-"""Share of the cap that is left once copies have to leave: each time costs a look at all of them."""
+"""Share of the cap that is left once copies have to leave."""
+_AT_ONCE = 64
+"""Copies that leave at once, where more need not."""
 _PATIENCE_S, _PAUSE_S = 2.0, 0.002
-_NAME_BYTES = 16
-_USER_NAME = re.compile("[0-9a-f]{32}")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+_Made = TypeVar("_Made")
+
+
+class _OutOfOrderError(Exception):
+    """Room is wanted, and no copy is known that may leave."""
 
 
 class SharedDirectory(CopyFolder):
@@ -83,6 +88,7 @@ class SharedDirectory(CopyFolder):
         self._user, self._user_path = -1, root
         self._end_use: Callable[[], object] | None = None
         self._names: set[str] = set()
+        self._leaving = Leaving()
         self._unsaid: list[str] = []
 
     def require_ours(self) -> None:
@@ -128,15 +134,16 @@ class SharedDirectory(CopyFolder):
             write_whole(self.root / _MARKER, _MARK, mode=0o600)
         for folder in (COPIES, _USERS):
             (self.root / folder).mkdir(mode=0o700, exist_ok=True)
+        (self.root / _ORDER).touch(0o600)  # a full disk may not give it later
         with self._locked() as account:
             self._begin_use()
-            if not _is_believed(account):
-                _note(account, self._counted())
-                _believe(account)
-            # What living processes use stays, though another had a higher limit.
-            _note(account, self._with_room(account, 0, ""))
+            if not accounts.is_believed(account):
+                accounts.note(account, self._counted())
+                accounts.believe(account)
             # Nothing is taken here, and yet: what dead ones left in users is removed.
-            self._in_use()
+            accounts.in_use(self.root / _USERS)
+        # What living processes use stays, though another had a higher limit.
+        self._in_order(self._below_the_cap)
 
     def use(self, names: Iterable[str]) -> None:
         """Note that this process, with all that it forks, uses copies; others see it from ``say_use`` on."""
@@ -175,26 +182,26 @@ class SharedDirectory(CopyFolder):
                 that nobody uses have left, for the next who asks.
         """
         try:
-            return self._take_up(version, blocks)
+            return self._in_order(lambda looked: self._take_up(version, blocks, looked=looked))
         except OSError as error:
             if error.errno in _FULL:
                 self._give_way(len(blocks) * BLOCK_BYTES, version.name)
             raise
 
     def _take_up(
-        self, version: CopyVersion, blocks: Sequence[int]
+        self, version: CopyVersion, blocks: Sequence[int], *, looked: bool
     ) -> tuple[CopyFiles, Sequence[int]] | None:
         with self._locked() as account, ExitStack() as undoing:
             self._say_use()
-            opened = self._sound(version, account)
+            opened = self._sound(version)
             new = 0 if opened is not None else footprint(version.num_units)
             if opened is not None:
                 undoing.callback(opened[0].release)
             sizes = [room_for(version.size_bytes, block) for block in blocks]
-            used = self._with_room(account, new + sum(sizes), version.name)
-            fitting = blocks[: _fitting(sizes, self.limit_bytes - used - new)]
+            used = self._with_room(account, new + sum(sizes), version.name, looked=looked)
+            fitting = blocks[: how_many_fit(sizes, self.limit_bytes - used - new)]
             # Ahead of what is taken: ended in between, the account says too much and never too little.
-            _note(account, used + (new + sum(sizes[: len(fitting)]) if fitting else 0))
+            accounts.note(account, used + (new + sum(sizes[: len(fitting)]) if fitting else 0))
             if not fitting:
                 return None
             if opened is None:
@@ -212,14 +219,14 @@ class SharedDirectory(CopyFolder):
                         claimed += size
             finally:
                 # What a disk that refuses has given before is its as well.
-                _note(account, used + new + max(claimed, files.taken_bytes() - before))
+                accounts.note(account, used + new + max(claimed, files.taken_bytes() - before))
             undoing.pop_all()
             return files, fitting
 
     def held_bytes(self) -> int:
         """Return what the account says is taken; 0 where there is none."""
         with suppress(OSError), (self.root / _ACCOUNT).open("rb") as account:
-            return _noted(account.fileno()) or 0
+            return accounts.noted(account.fileno()) or 0
         return 0
 
     def bytes_of(self, version: CopyVersion) -> int:
@@ -238,63 +245,113 @@ class SharedDirectory(CopyFolder):
             OSError: It is held for longer, or cannot be opened.
         """
         end_s = self._clock.now_s() + _PATIENCE_S
+        while True:
+            with self._taken(_ACCOUNT) as account:
+                if account is not None:
+                    yield account
+                    return
+            if self._clock.now_s() >= end_s:
+                raise TimeoutError(
+                    f"{self.root / _ACCOUNT}: locked by another process for {_PATIENCE_S:g} s"
+                )
+            self._clock.sleep(_PAUSE_S)
+
+    @contextmanager
+    def _taken(self, name: str) -> Iterator[int | None]:
+        """Hold a file, open, for as long as nobody else does; ``None`` where somebody has it."""
         with ExitStack() as lock:
-            while (account := self._taken(lock)) is None:
-                if self._clock.now_s() >= end_s:
-                    raise TimeoutError(
-                        f"{self.root / _ACCOUNT}: locked by another process for {_PATIENCE_S:g} s"
-                    )
-                self._clock.sleep(_PAUSE_S)
-            yield account
+            found: int | None = None
+            with suppress(BlockingIOError):
+                found = lock.enter_context(locked(self.root / name, waits=False, writable=True))
+            yield found
 
-    def _taken(self, lock: ExitStack) -> int | None:
-        with suppress(BlockingIOError):
-            return lock.enter_context(locked(self.root / _ACCOUNT, waits=False, writable=True))
-        return None
-
-    def _sound(
-        self, version: CopyVersion, account: int
-    ) -> tuple[CopyFiles, NDArray[np.uint64]] | None:
+    def _sound(self, version: CopyVersion) -> tuple[CopyFiles, NDArray[np.uint64]] | None:
         """Return the files and checksums of a copy; one whose map is damaged is removed, and there is none."""
         if (opened := self.open(version)) is None:
             return None
         if (sums_U := decode_map(opened[1], version)) is not None:
             return opened[0], sums_U
         opened[0].release()
+        # It stays in the account, as what a killed process had taken does, until all copies are looked at.
         self._remove(version.name)
-        _note(account, self._counted())
         return None
 
-    def _with_room(self, account: int, wanted: int, name: str) -> int:
-        """Make room for a copy, as far as others may leave; return what is taken then."""
-        used = _noted(account)
-        if used is not None and used + wanted <= self.limit_bytes:
-            return used
-        # Counted anew, in the one look that says what may leave: an account that a killed process left says too much.
-        found = list(self._found())
-        used = sum(size for _, size in found)
+    def _in_order(self, attempt: Callable[[bool], _Made]) -> _Made:
+        """Carry out what may need room; it is told whether all copies were looked at for it, once it found none."""
+        with suppress(_OutOfOrderError):
+            return attempt(False)
+        self._put_in_order()
+        return attempt(True)
+
+    def _put_in_order(self) -> None:
+        """Find in which order copies leave, without the lock: of a hundred thousand it takes seconds."""
+        with self._taken(_ORDER) as order:
+            if order is None:
+                return  # to another process
+            with self._locked() as account:
+                before, stamp = accounts.noted(account), os.fstat(order).st_mtime_ns
+            looked = dict(self._look())
+            whole = sorted((found[0], name, found[1]) for name, found in looked.items() if found)
+            with self._locked() as account:
+                for name in [name for name, found in looked.items() if found is None]:
+                    # It may have been in the making.
+                    if self._look_at(name) is None:
+                        self._remove(name)
+                now = accounts.noted(account)
+                # Nothing leaves while the order is held: what an account of before says more is said too much.
+                if before is not None and now is not None and stamp == os.fstat(order).st_mtime_ns:
+                    accounts.note(account, now - max(0, before - sum(size for _, _, size in whole)))
+            self._leaving.find((name, used_ns) for used_ns, name, _ in whole)
+
+    def _below_the_cap(self, looked: bool) -> None:
+        with self._locked() as account:
+            self._with_room(account, 0, "", looked=looked)
+
+    def _with_room(self, account: int, wanted: int, name: str, *, looked: bool) -> int:
+        """Make room for a copy, as far as others may leave, or ask for a look at all; return what is taken then."""
+        used = accounts.noted(account)
+        if used is None:
+            accounts.note(account, used := self._counted())
         if used + wanted > self.limit_bytes:
-            # More than is wanted, so that the next look at all copies comes after a share of the cap and not at once.
-            target = min(self.limit_bytes - wanted, int(_LOW * self.limit_bytes))
-            used = self._without(found, target, name)
+            # More than is wanted, so that room is not made for each block.
+            need = self.limit_bytes - wanted
+            target = min(need, int(_LOW * self.limit_bytes))
+            used = self._without(account, range(target, need), used, name)
+            if used + wanted > self.limit_bytes and not looked:
+                raise _OutOfOrderError
         return used
 
     def _give_way(self, wanted: int, name: str) -> None:
         """Make room on a disk that is full below the cap: others fill it as well."""
-        with self._locked() as account:
-            found = list(self._found())
-            target = int(_LOW * sum(size for _, size in found)) - wanted
-            _note(account, self._without(found, target, name))
 
-    def _without(self, found: Sequence[tuple[str, int]], target: int, name: str) -> int:
-        """Remove copies that nobody uses, but for one, until ``target`` bytes are taken; return what is taken then."""
-        used, in_use = sum(size for _, size in found), {*self._in_use(), name}
-        for leaving, size in found:
-            if used <= target:
-                break
-            if leaving not in in_use:
-                self._remove(leaving)
-                used -= size
+        def give(looked: bool) -> None:
+            with self._locked() as account:
+                used = accounts.noted(account) or 0
+                target = int(_LOW * used) - wanted
+                targets = range(target, used - wanted)
+                if self._without(account, targets, used, name) > targets.stop and not looked:
+                    raise _OutOfOrderError
+
+        self._in_order(give)
+
+    def _without(self, account: int, targets: range, used: int, name: str) -> int:
+        """Remove copies that nobody uses, but for one, until ``targets`` are met; return what is taken then.
+
+        Their end has to be; their start only by copies that leave at once.
+        """
+        in_use = {*accounts.in_use(self.root / _USERS), name}
+        with self._taken(_ORDER) as order:
+            known, removed = iter(()) if order is None else self._leaving.take(), 0
+            # In parts: whoever waits for the lock is not to wait for a twentieth of all copies to be removed.
+            while used > (targets.start if removed < _AT_ONCE else targets.stop):
+                leaves, used_ns = next(known, ("", 0))
+                if not leaves:
+                    break
+                found = None if leaves in in_use else self._look_at(leaves)
+                if found is not None and found[0] == used_ns:  # else it was used since
+                    self._remove(leaves)
+                    used, removed = used - found[1], removed + 1
+        accounts.note(account, used)
         return used
 
     def _begin_use(self) -> None:
@@ -318,30 +375,15 @@ class SharedDirectory(CopyFolder):
         saying = list(self._unsaid)
         held = memoryview(b"".join(map(bytes.fromhex, saying)))
         # Over what a full disk has cut short: names lie where a multiple of their bytes is.
-        at = os.fstat(self._user).st_size // _NAME_BYTES * _NAME_BYTES
+        at = os.fstat(self._user).st_size // accounts.NAME_BYTES * accounts.NAME_BYTES
         while held:
             done = os.pwrite(self._user, held, at)
             held, at = held[done:], at + done
         del self._unsaid[: len(saying)]
 
-    def _in_use(self) -> set[str]:
-        """Return the copies that living processes use; what dead ones left is removed."""
-        names: set[str] = set()
-        for path in (self.root / _USERS).iterdir():
-            if not _USER_NAME.fullmatch(path.name):
-                continue
-            with path.open("rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    held = file.read().hex()
-                    step = 2 * _NAME_BYTES
-                    names |= {held[at : at + step] for at in range(0, len(held), step)}
-                else:
-                    path.unlink(missing_ok=True)
-        return names
-
     def _counted(self) -> int:
+        # Told to whoever looks at this moment: what an account of before said is no measure any more.
+        os.utime(self.root / _ORDER)
         return sum(size for _, size in self._found())
 
     @override
@@ -355,46 +397,3 @@ class SharedDirectory(CopyFolder):
     def _remove(self, name: str) -> None:
         for path in (self.map_path(name), self.data_path(name)):
             path.unlink(missing_ok=True)
-
-
-def _fitting(sizes: Sequence[int], free: int) -> int:
-    """Return how many of the first sizes fit together."""
-    for count, size in enumerate(sizes):
-        free -= size
-        if free < 0:
-            return count
-    return len(sizes)
-
-
-def _note(account: int, used: int) -> None:
-    os.pwrite(account, _SUM.pack(used, used ^ _EVERY_BIT), 0)
-
-
-def _noted(account: int) -> int | None:
-    """Return what an account says; ``None`` where it says nothing that can be believed."""
-    found = os.pread(account, _SUM.size, 0)
-    if len(found) != _SUM.size:
-        return None
-    used, turned = _SUM.unpack(found)
-    return int(used) if used == turned ^ _EVERY_BIT else None
-
-
-def _is_believed(account: int) -> bool:
-    """Tell whether an account was counted since this machine started, and where it lies now."""
-    # After a power cut, or of a folder that was copied, it may say too little.
-    birth = _birth_of(account)
-    return bool(birth) and os.pread(account, len(birth), _SUM.size) == birth
-
-
-def _believe(account: int) -> None:
-    os.pwrite(account, _birth_of(account), _SUM.size)
-
-
-def _birth_of(account: int) -> bytes:
-    """Return 16 bytes that are others after a start of the machine, and for another file; none where it tells none."""
-    with suppress(OSError):
-        status = os.fstat(account)
-        return xxhash.xxh3_128_digest(
-            b"%s %d %d" % (_BOOT.read_bytes(), status.st_dev, status.st_ino)
-        )
-    return b""

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fusefs.cache.disk_directory import CopyFiles
 from omniload.base.clock import FakeClock
-from omniload.source.stores import shared_directory
+from omniload.source.stores import accounts, shared_directory
 from omniload.source.stores.blocks import BLOCK_BYTES
 from tests.support.plane.sources.shard_caches import Shards, a_cache, taken_bytes
 
@@ -42,7 +42,8 @@ class Killed:
         self.left = calls
         for holder, name in [
             *((CopyFiles, name) for name in ("take", "write", "mark")),
-            *((shared_directory, name) for name in ("_note", "_believe", "decode_map")),
+            *((accounts, name) for name in ("note", "believe")),
+            (shared_directory, "decode_map"),
             (shared_directory.SharedDirectory, "make"),
             (shared_directory.SharedDirectory, "_remove"),
         ]:
@@ -69,7 +70,7 @@ class CacheOfShards(RuleBasedStateMachine):
         self.folder = Path(self.place.name) / "cache"
         self.clock, self.boot = FakeClock(), Path(self.place.name) / "boot"
         self.boot.write_text("1")
-        self.patches.enter_context(patch.object(shared_directory, "_BOOT", self.boot))
+        self.patches.enter_context(patch.object(accounts, "_BOOT", self.boot))
         if not self.gives_room_ahead:
             self.patches.enter_context(patch.object(os, "posix_fallocate", lambda *_: None))
         self.accounts = [b""]

@@ -15,6 +15,7 @@ from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError
 from omniload.mix.runtime import ShardCacheConfig
 from omniload.source.files import local_file, remote_file
+from omniload.source.stores import accounts
 from omniload.source.stores.blocks import BLOCK_BYTES
 from omniload.source.stores.shard_cache import open_shard_cache, shard_cache_of
 from omniload.source.stores.shared_directory import SharedDirectory
@@ -332,36 +333,116 @@ def test_a_lower_limit_takes_no_copy_of_a_living_process(shards, folder):
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Count the looks at all copies of a directory."""
-    made, found = [], SharedDirectory._found
+    """Note of each look at all copies of a directory whether others could take the lock meanwhile."""
+    made, look = [], SharedDirectory._look
 
-    def counted(directory):
-        made.append(directory)
-        return found(directory)
+    def noted(directory):
+        with (directory.root / "account").open("rb") as account:
+            try:
+                fcntl.flock(account, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                made.append("locked")
+            else:
+                made.append("free")
+        return look(directory)
 
-    monkeypatch.setattr(SharedDirectory, "_found", counted)
+    monkeypatch.setattr(SharedDirectory, "_look", noted)
     return made
 
 
-def test_a_full_directory_is_looked_at_once_for_a_share_of_its_cap(folder, looks):
-    a_copy, copies = B + 2 * 4096, 60
-    shards = Shards()
-    for number in range(copies + 4):
+A_COPY = B + 2 * 4096
+"""What a shard of a block takes."""
+
+
+def filled(folder, shards, copies, more):
+    """Fill a directory with copies that nobody uses; return another process's view of it."""
+    for number in range(copies + more):
         shards.put(str(number), bytes([number]) * B)
-    filled = a_cache(folder, copies * a_copy)
+    first = a_cache(folder, copies * A_COPY)
     for number in range(copies):
-        whole(shards.through(filled, str(number)))
-    assert taken_bytes(folder) == copies * a_copy
-    del filled
-    cache = a_cache(folder, copies * a_copy)
+        whole(shards.through(first, str(number)))
+    assert taken_bytes(folder) == copies * A_COPY
+    del first
+    return a_cache(folder, copies * A_COPY)
+
+
+def test_a_full_directory_is_looked_at_once_for_all_that_leave_and_without_its_lock(folder, looks):
+    shards = Shards()
+    cache = filled(folder, shards, 60, 57)
     looks.clear()
 
-    for number in range(copies, copies + 4):
+    for number in range(60, 117):
         whole(shards.through(cache, str(number)))
 
-    # Three copies are 5 %: the room of the first is made with that of the others, and the fourth has to ask again.
-    assert len(looks) == 2
-    assert taken_bytes(folder) == cache.directory.held_bytes() == (copies - 2) * a_copy
+    # Three copies are 5 %: room was made nineteen times, of what one look had found.
+    assert looks == ["free"]
+    assert taken_bytes(folder) == cache.directory.held_bytes() == 60 * A_COPY
+
+
+def test_a_copy_that_is_used_after_the_look_does_not_leave_by_what_it_found(folder, looks):
+    shards = Shards()
+    cache = filled(folder, shards, 60, 9)
+    whole(shards.through(cache, "60"))
+    assert looks[-1] == "free"
+    names = {
+        n: shards.through(a_cache(folder, 60 * A_COPY), str(n)).kept.version.name for n in range(9)
+    }
+    (table,) = folder.glob(f"copies/*/{names[4]}.map")
+    os.utime(table)
+    looks.clear()
+
+    for number in range(61, 65):
+        whole(shards.through(cache, str(number)))
+
+    left = {path.stem for path in folder.glob("copies/*/*.map")}
+    assert [n for n in range(9) if names[n] in left] == [4, 7, 8]
+    assert not looks
+
+
+def test_an_account_that_says_too_much_is_put_right_by_the_next_look(folder, looks):
+    shards = Shards()
+    cache = filled(folder, shards, 20, 1)
+    with (folder / "account").open("r+b") as account:
+        # As a process leaves it that was killed ahead of what it had taken.
+        accounts.note(account.fileno(), 31 * A_COPY)
+
+    whole(shards.through(cache, "20"))
+
+    assert looks[-1] == "free"
+    assert cache.directory.held_bytes() == taken_bytes(folder) <= 20 * A_COPY
+
+
+def test_an_account_that_is_counted_anew_during_a_look_is_not_lowered_by_it(folder, monkeypatch):
+    shards = Shards()
+    cache = filled(folder, shards, 20, 1)
+    with (folder / "account").open("r+b") as account:
+        accounts.note(account.fileno(), 31 * A_COPY)
+    look = SharedDirectory._look
+
+    def meanwhile(directory):
+        monkeypatch.setattr(SharedDirectory, "_look", look)
+        found = list(look(directory))
+        # Another process finds it of another machine, and counts.
+        (folder / "account").write_bytes(b"nonsense")
+        a_cache(folder, 20 * A_COPY)
+        return found
+
+    monkeypatch.setattr(SharedDirectory, "_look", meanwhile)
+    whole(shards.through(cache, "20"))
+
+    assert cache.directory.held_bytes() == taken_bytes(folder) <= 20 * A_COPY
+
+
+def test_nobody_waits_for_a_look_that_another_process_takes(folder, looks):
+    shards = Shards()
+    cache = filled(folder, shards, 20, 1)
+    looks.clear()
+    with (folder / "order").open("wb") as order:
+        fcntl.flock(order, fcntl.LOCK_EX)
+        assert whole(shards.through(cache, "20")) == bytes([20]) * B
+
+    assert not looks
+    assert taken_bytes(folder) == cache.directory.held_bytes() == 20 * A_COPY
 
 
 def test_an_account_is_believed_until_the_machine_starts_anew_or_it_lies_elsewhere(
@@ -376,7 +457,7 @@ def test_an_account_is_believed_until_the_machine_starts_anew_or_it_lies_elsewhe
     # What a power cut leaves of it may say too little.
     (folder / "account").write_bytes(bytes(8) + b"\xff" * 8 + said[16:])
     (tmp_path / "boot").write_text("another")
-    monkeypatch.setattr("omniload.source.stores.shared_directory._BOOT", tmp_path / "boot")
+    monkeypatch.setattr("omniload.source.stores.accounts._BOOT", tmp_path / "boot")
     assert a_cache(folder).directory.held_bytes() == taken_bytes(folder) > 0
     looks.clear()
     a_cache(folder)
@@ -385,7 +466,7 @@ def test_an_account_is_believed_until_the_machine_starts_anew_or_it_lies_elsewhe
     shutil.copytree(folder, tmp_path / "copied")
     a_cache(tmp_path / "copied")
     assert looks
-    monkeypatch.setattr("omniload.source.stores.shared_directory._BOOT", tmp_path / "none")
+    monkeypatch.setattr("omniload.source.stores.accounts._BOOT", tmp_path / "none")
     looks.clear()
     a_cache(folder)
     assert looks, "where nothing tells, it is counted"
