@@ -27,6 +27,7 @@ __all__ = [
     "TemplateFiles",
     "named",
     "read_template",
+    "shown",
     "with_tools",
 ]
 
@@ -208,9 +209,7 @@ def _variables(record: str, names: MessageNames) -> dict[str, Any]:
     given = value if isinstance(value, dict) else {"messages": value}
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadConversationError(
-            f"holds {json.dumps(value):.{_SHOWN}}, not a list of messages with {wanted}"
-        )
+        raise BadConversationError(f"holds {shown(value)}, not a list of messages with {wanted}")
     return {
         "messages": [named(i, message, names) for i, message in enumerate(messages)],
         "tools": given.get("tools"),
@@ -238,16 +237,17 @@ def with_tools(record: str, messages_key: str, tools_key: str) -> str:
             f"{tools_key} is the text {tools!r:.{_SHOWN}}, not a list of tools, nor JSON of one"
         ) from error
     if tools is not None and not isinstance(tools, list):
-        raise BadConversationError(
-            f"{tools_key} is {json.dumps(tools):.{_SHOWN}}, not a list of tools"
-        )
+        raise BadConversationError(f"{tools_key} is {shown(tools)}, not a list of tools")
     if isinstance(messages, str):
         try:
             messages = orjson.loads(messages)
         except orjson.JSONDecodeError:
             return str(messages)  # of which is told what any other text is told
     given = messages if isinstance(messages, dict) else {"messages": messages}
-    return orjson.dumps(given if tools is None else given | {"tools": tools}).decode()
+    try:
+        return orjson.dumps(given if tools is None else given | {"tools": tools}).decode()
+    except TypeError as error:  # it writes what nests 254 deep, and reads four times that
+        raise BadConversationError(f"cannot be written as JSON: {error}") from error
 
 
 def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def named(number: int, message: object, names: MessageNames) -> dict[str, Any]:
         or (names.content != "content" and names.content not in message)
     ):
         raise BadConversationError(
-            f"message {number} is {json.dumps(message):.{_SHOWN}}, not an object with a {names.role} and "
+            f"message {number} is {shown(message)}, not an object with a {names.role} and "
             f"{names.content}; messages of the transform says what its keys are called"
         )
     given: dict[str, Any] = message
@@ -300,6 +300,14 @@ def _unmarked(marked: str) -> Rendered:
             begin = at
         depth += 1
     return Rendered("".join(parts), spans)
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value as JSON, for a message."""
+    try:
+        return json.dumps(value)[:_SHOWN]
+    except RecursionError:  # JSON of somebody's may be read to a depth at which Python writes none
+        return "what nests too deep to be shown"
 
 
 def read_template(template: Path | None, beside: Path) -> TemplateFiles:

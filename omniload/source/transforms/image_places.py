@@ -10,8 +10,6 @@ takes is seen by having it render a message of each form.
 """
 
 import base64
-import binascii
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -21,7 +19,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from omniload.base.errors import ConfigError
-from omniload.source.transforms.chat_template import BadConversationError, ChatTemplate, Rendered
+from omniload.source.transforms.chat_template import (
+    BadConversationError,
+    ChatTemplate,
+    Rendered,
+    shown,
+)
 from omniload.source.transforms.encoders import ChatEncoder, PreferenceEncoder
 from omniload.source.transforms.image_patches import BadImageError
 
@@ -189,8 +192,8 @@ class _Places:
             return dict(message)
         form = self._form
         if not form.takes_parts:
-            shown = (part.get("text", form.marker) for part in parts)
-            return {**message, "content": "".join(shown)}
+            said = (part.get("text", form.marker) for part in parts)
+            return {**message, "content": "".join(said)}
         is_text = isinstance(content, str) and all(part["type"] == "text" for part in parts)
         return {**message, "content": content if is_text and form.takes_texts else parts}
 
@@ -206,24 +209,22 @@ class _Places:
 
     def _part(self, where: str, part: object) -> dict[str, Any]:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise BadConversationError(f"{where} is {_json(part)}, not an object with a type")
+            raise BadConversationError(f"{where} is {shown(part)}, not an object with a type")
         # A table has every field in every part, and a template asks which there are.
         given = {key: value for key, value in part.items() if value is not None}
         if given["type"] == "text":
             if not isinstance(given.get("text"), str):
-                raise BadConversationError(f"{where} is {_json(part)}, not a text")
+                raise BadConversationError(f"{where} is {shown(part)}, not a text")
             # Nor has a text the empty image of a table: templates ask for that key too.
             return {key: value for key, value in given.items() if key not in _IMAGE_KEYS}
         if given["type"] not in _IMAGE_TYPES:
             raise BadConversationError(
                 f"{where} is of type {given['type']!r:.{_SHOWN}}; texts and images are read"
             )
-        found = [given[key] for key in _IMAGE_KEYS if key in given]
-        held = [_held_in(each) if isinstance(each, dict) else each for each in found]
-        url = next((each for each in held if isinstance(each, str)), None)
+        url, number = _named(where, given)
         if url is not None and url.startswith(_DATA):
             return self._image(_decoded(where, url))
-        return self._image(next((each for each in held if isinstance(each, int)), url))
+        return self._image(url if number is None else number)
 
     def _image(self, held: int | str | Bytes | None) -> dict[str, Any]:
         self._found.append(held)
@@ -232,18 +233,19 @@ class _Places:
 
     def _require_none(self, value: object) -> None:
         """Refuse a text that would be taken for an image once it is rendered."""
-        if isinstance(value, str):
-            if self._form.marker in value:
-                raise BadConversationError(
-                    f"a text of it holds {self._form.marker!r}, which the template writes for an image; take it out"
-                )
-        elif isinstance(value, Mapping):
-            for key, each in value.items():
-                self._require_none(key)
-                self._require_none(each)
-        elif isinstance(value, list):
-            for each in value:
-                self._require_none(each)
+        # No recursion: a value of somebody's may nest as deep as JSON may, deeper than Python's calls.
+        left = [value]
+        while left:
+            each = left.pop()
+            if isinstance(each, str):
+                if self._form.marker in each:
+                    raise BadConversationError(
+                        f"a text of it holds {self._form.marker!r}, which the template writes for an image; take it out"
+                    )
+            elif isinstance(each, Mapping):
+                left += (*each.keys(), *each.values())
+            elif isinstance(each, list):
+                left += each
 
     def images(self, beside: Sequence[Bytes]) -> list[Bytes]:
         """Return the image of each place.
@@ -288,6 +290,28 @@ class _Places:
             )
 
 
+def _named(where: str, part: Mapping[str, object]) -> tuple[str | None, int | None]:
+    """Return what names the image of a part: a URL or a name, and a number.
+
+    Raises:
+        BadConversationError: Something else does. Passed over, it would have images taken in another order.
+    """
+    url = number = None
+    for key in _IMAGE_KEYS:
+        held = part.get(key)
+        if isinstance(held, dict):
+            held = _held_in(held)
+        # A bool is an int to Python, and no number of an image.
+        if isinstance(held, int) and not isinstance(held, bool):
+            number = held if number is None else number
+        elif isinstance(held, str) and key != "index":
+            url = held if url is None else url
+        elif held is not None:
+            wanted = "an integer" if key == "index" else "a data URL, a name or an integer"
+            raise BadConversationError(f"{where}: its {key} is {shown(held)}, not {wanted}")
+    return url, number
+
+
 def _held_in(image: Mapping[str, object]) -> object:
     """Return the URL of an image of OpenAI's, or the bytes of Hugging Face's, as a URL, or their path."""
     return next((image[key] for key in ("url", "bytes", "path") if image.get(key)), None)
@@ -301,12 +325,8 @@ def _decoded(where: str, url: str) -> Bytes:
                 f"{where}: its image is {head!r:.{_SHOWN}}, not of base64; write {_DATA}image/png{_BASE64}..."
             )
         return np.frombuffer(base64.b64decode(data, validate=True), np.uint8)
-    except binascii.Error as error:
+    except ValueError as error:  # of letters that are no ASCII Python has no error of its own
         raise BadConversationError(f"{where}: its image is not base64: {error}") from error
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)[:_SHOWN]
 
 
 class ChatLayout(Layout):

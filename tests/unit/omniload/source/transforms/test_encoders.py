@@ -418,7 +418,11 @@ def test_tools_beside_the_messages_reach_the_template(models, tmp_path, written)
 
 @pytest.mark.parametrize(
     ("tools", "said"),
-    [("look it up", "tools is the text 'look it up', not a list"), ({"a": 1}, "not a list of")],
+    [
+        ("look it up", "tools is the text 'look it up', not a list"),
+        ({"a": 1}, "not a list of"),
+        ("[" * 300 + "]" * 300, "cannot be written as JSON: Recursion limit"),
+    ],
 )
 def test_tools_that_are_no_list_make_a_bad_record(models, tmp_path, tools, said):
     (tmp_path / "chats.jsonl").write_bytes(

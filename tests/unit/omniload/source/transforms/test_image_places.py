@@ -54,7 +54,10 @@ def a_source(folder, rows, *, kind="parquet", template=PARTS, policy="raise", **
     if kind == "parquet":
         # As JSON, for contents are texts and lists; nested columns are tried in a test of their own.
         table = {
-            "messages": [json.dumps(row["messages"]) for row in rows],
+            "messages": [
+                said if isinstance(said := row["messages"], str) else json.dumps(said)
+                for row in rows
+            ],
             "images": pa.array([row.get("images") for row in rows], pa.list_(pa.binary())),
         }
         pq.write_table(pa.table(table), folder / "a.parquet")
@@ -412,6 +415,17 @@ BAD = {
     "no base64": ([part(image=DATA + "a")], [], "its image is not base64: "),
     "an address of another kind": ([part(image="data:,a")], [], "its image is 'data:,a', not of"),
     "no image at all": ([part(image=DATA + "aGk=")], [], "image 0 of 2 bytes cannot be decoded"),
+    "letters that are no ASCII": ([part(image=DATA + "é")], [], "its image is not base64: "),
+    "a number that is a text": ([part(index="0")], [ONE], 'its index is "0", not an integer'),
+    "a number that is a float": ([part(index=0.0)], [ONE], "its index is 0.0, not an integer"),
+    "a number beyond range": ([part(index=1e300)], [ONE], r"its index is 1e\+300, not an integer"),
+    "no number at all": ([part(image=True)], [ONE], "its image is true, not a data URL, a name or"),
+    "a list for an image": ([part(image=["a"])], [ONE], r'its image is \["a"\], not a data URL'),
+    "a list for bytes": (
+        [part(image={"bytes": [1]})],
+        [ONE],
+        r"its image is \[1\], not a data URL",
+    ),
     "a token that stands for images": ("\x07", [], "its text holds token 7, which stands for"),
 }
 
@@ -429,6 +443,31 @@ def test_what_does_not_match_is_told_with_its_file_or_skipped_and_counted(tmp_pa
     assert block.skipped == 1
     assert block.table.positions_N.tolist() == [0, 2]
     assert [shown(block, i) for i in (0, 1)] == ["u:#see;a:yes;"] * 2
+
+
+DEEP = "[" * 1000 + "]" * 1000
+"""JSON that is read, and that Python neither writes nor goes through by calls."""
+TOO_DEEP = [
+    DEEP,
+    f'[{{"content": {DEEP}}}]',
+    f'[{{"role": "user", "content": {DEEP}}}]',
+    f'[{{"role": "user", "content": [{{"type": "image", "index": {DEEP}}}]}}]',
+]
+
+
+@pytest.mark.parametrize("messages", TOO_DEEP, ids=["messages", "no role", "a part", "a number"])
+def test_messages_that_nest_deeper_than_python_calls_are_bad_ones(tmp_path, messages):
+    source = a_source(tmp_path, [{"messages": messages}], policy="skip")
+
+    assert source.read(0, 1).skipped == 1
+
+
+def test_what_lies_deep_beside_a_text_is_looked_through_for_what_the_template_writes(tmp_path):
+    deep = "[" * 900 + '"[IMG]"' + "]" * 900
+    messages = f'[{{"role": "user", "content": "x", "more": {deep}}}]'
+
+    with pytest.raises(IntegrityError, match="a text of it holds"):
+        a_source(tmp_path, [{"messages": messages}]).read(0, 1)
 
 
 def test_an_image_that_the_template_leaves_out_is_told(tmp_path):
