@@ -25,6 +25,9 @@ _UNITS = 8
 """Units below which their sizes say nothing: of fewer, one with a long document would decide."""
 _CHANCE = 6.0
 """Standard errors of a unit's mean that two units differ by without any order, at most."""
+_NEIGHBOURS = 0.6
+"""Part of what units differ anyway by which neighbours differ, at most, where they lie in an order. Without one it is
+about 1, however rare the documents are that make some units long: of those the first records may have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +74,28 @@ class Spread:
 
     @property
     def between(self) -> float:
-        """Part of the variance of all that lies between places; 0 of few, or where all are alike."""
+        """Part of the variance of all that lies between places; 0 of few, or where all are alike.
+
+        Less what chance alone has lie there, as of three records a place a third does.
+
+        Source:
+            Adjusted R squared; Ezekiel, "Methods of Correlation Analysis" (1930).
+        """
         sums_P6 = self._sums_P6()
-        if len(sums_P6) < _PLACES or sums_P6[:, 0].min() < _PLACES:
+        if (
+            len(sums_P6) < _PLACES
+            or sums_P6[:, 0].min() < _PLACES
+            or sums_P6[:, 0].sum() < _RECORDS
+        ):
             return 0.0
         counts_P, logs_P, squares_P = sums_P6[:, :3].T
         mean = logs_P.sum() / counts_P.sum()
         total = float(squares_P.sum() - mean * logs_P.sum())
         means = float((counts_P * (logs_P / counts_P - mean) ** 2).sum())
-        return means / total if total > _ALIKE * counts_P.sum() else 0.0
+        if total <= _ALIKE * counts_P.sum():
+            return 0.0
+        count = int(counts_P.sum())
+        return max(0.0, 1 - (1 - means / total) * (count - 1) / (count - len(counts_P)))
 
     @property
     def along(self) -> float:
@@ -110,7 +126,11 @@ def unevenness(
 
     Returns:
         A mean of a unit over another's, the largest and the smallest of ten units left out; 1 where units are few,
-        or where no more than chance has them differ.
+        where no more than chance has them differ, or where those side by side differ as any others do.
+
+    Source:
+        What neighbours differ by, over the variance: von Neumann, "Distribution of the ratio of the mean square
+        successive difference to the variance" (1941).
     """
     known_U = (sizes_U > 0) & (rows_U > 0)
     given_N = first_N[first_N > 0]
@@ -121,7 +141,11 @@ def unevenness(
     low = float(np.quantile(means_U, 0.1, method="higher"))
     high = float(np.quantile(means_U, 0.9, method="lower"))
     by_chance = float(given_N.std() / given_N.mean()) / np.sqrt(float(rows_U.mean()))
-    return high / low if np.log(high / low) > _CHANCE * by_chance else 1.0
+    if np.log(high / low) <= _CHANCE * by_chance:
+        return 1.0
+    logs_U = np.log(means_U)
+    neighbours = float((np.diff(logs_U) ** 2).mean() / 2)
+    return high / low if neighbours < _NEIGHBOURS * float(logs_U.var()) else 1.0
 
 
 def evenly(count: int, wanted: int) -> NDArray[np.int64]:
