@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -132,10 +133,12 @@ class StoreRendezvous(Rendezvous):
     @override
     def read(self, key: str, timeout_s: float) -> str | None:
         try:
-            self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
+            with suppress(dist.DistStoreError):
+                self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
+            # Asked for anew: where little time is left, a wait may end before the store has said what is there.
+            if not self._store.check([key]):
+                return None
             note: str = self._store.get(key).decode()
-        except dist.DistStoreError:
-            return None
         except dist.DistNetworkError as error:
             raise _gone(error) from error
         return note

@@ -85,6 +85,12 @@ def test_a_note_of_another_release_is_refused(rendezvous, text):
         read_as(rendezvous, "k", Joined, of_rank=3, timeout_s=LONG_S)
 
 
+def test_a_note_that_is_there_is_read_however_little_time_is_left(rendezvous):
+    rendezvous.post("k", "v")
+
+    assert [rendezvous.read("k", 0.0) for _ in range(200)] == ["v"] * 200
+
+
 def test_ranks_that_have_not_joined_are_named(rendezvous):
     rendezvous.post("joined/2", NOTE.model_dump_json())
 
