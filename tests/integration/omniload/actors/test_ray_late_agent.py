@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from tests.house.modules import ROOT
@@ -30,41 +31,47 @@ print(bound(0), "|", bound(1))
 
 @pytest.fixture
 def stand_in():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-I", "-S", str(ROOT / "omniload/actors/ray/hosts/late_agent.py")]
-    agent = [sys.executable, "-c", AGENT, str(port)]
-    with subprocess.Popen(
-        [*command, "127.0.0.1", str(port), *agent],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with socket.socket() as held:
+        # Bound until it listens there: a port that was let go of may be given to anybody meanwhile.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        program = ROOT / "omniload/actors/ray/hosts/late_agent.py"
+        agent = [sys.executable, "-c", AGENT, str(port)]
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(program), "127.0.0.1", str(port), *agent],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         process.port = port
+        wait_until_it_listens(process)
+    with process:
         yield process
         process.kill()
 
 
-def until_it_listens(port):
-    """Connect to it once it is there; return the connection."""
+def wait_until_it_listens(process):
+    """Wait without a word to it: with the first connection it becomes the agent."""
     until_s = time.monotonic() + WITHIN_S
     while time.monotonic() < until_s:
-        connection = socket.socket()
-        connection.settimeout(WITHIN_S)
-        if connection.connect_ex(("127.0.0.1", port)) == 0:
-            return connection
-        connection.close()
+        assert process.poll() is None, "it has ended"
+        of_it = psutil.Process(process.pid).net_connections("tcp")
+        if any(each.status == psutil.CONN_LISTEN for each in of_it):
+            return
         time.sleep(0.01)
+    process.kill()
     raise AssertionError("it does not listen")
 
 
 def test_the_port_stays_taken_until_the_agent_that_was_asked_for_has_bound_it(stand_in):
-    with until_it_listens(stand_in.port) as connection:
-        # Reset or ended, not kept: who asks tries again.
-        with pytest.raises(ConnectionResetError):
-            connection.recv(1)
-        out, _ = stand_in.communicate(timeout=WITHIN_S)
+    # Reset or ended, not kept, be it as soon as it is there: who asks tries again.
+    with (
+        pytest.raises(ConnectionResetError),
+        socket.create_connection(("127.0.0.1", stand_in.port), WITHIN_S) as connection,
+    ):
+        connection.recv(1)
+    out, _ = stand_in.communicate(timeout=WITHIN_S)
 
     assert out == "Address already in use | listens\n"
 
