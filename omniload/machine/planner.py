@@ -101,6 +101,7 @@ class Planner:
     """The step before which everything was let go: every rank has taken it."""
     _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
     """Of what is held, which tokens are trained on, and where images are."""
+    _with_bad: set[int] = field(default_factory=set, init=False)
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _demand: Demand | None = field(default=None, init=False)
@@ -160,6 +161,8 @@ class Planner:
             require_samples(resumed, source, self.names[source], table)
         queue.report(table, state.cursors_S[source])
         self._metadata.add(source, table)
+        if len(table.bad_N):
+            self._with_bad.add(source)
         return tuple(self._advance((source,)))
 
     @property
@@ -364,7 +367,7 @@ class Planner:
             self.state = membership.after
             self._steps.reach(self.state)
             plans.append(plan)
-            beyond = bad_behind(self._queues, self.state.cursors_S)
+            beyond = bad_behind(self._queues, self._with_bad, self.state.cursors_S)
             commands.append(AppendJournal(before, plan, self.state, names, beyond))
             if self.state.step % _BASE_EVERY == 0:
                 beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)

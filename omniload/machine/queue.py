@@ -199,7 +199,6 @@ class SampleQueue:
     def pass_to(self, position: int) -> int:
         """Return how many bad records lie before a position, of those that were not passed before."""
         known = len(self.table.bad_N)
-        # Of hundreds of sources few have any, and this is asked of each for each step.
         if known:
             self.table = self.table.bad_from(position)
         return known - len(self.table.bad_N)

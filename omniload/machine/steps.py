@@ -1,7 +1,7 @@
 """The steps between planner and ranks: which are planned and kept, which a rank wants next, where a world begins."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -150,9 +150,17 @@ class RankSteps:
         )
 
 
-def bad_behind(queues: Sequence[SampleQueue], cursors_S: Sequence[Cursor]) -> dict[int, int]:
-    """Return how many bad records each source has gone past with these cursors, and not before; none are left out."""
-    passed = {s: queues[s].pass_to(cursor[0]) for s, cursor in enumerate(cursors_S)}
+def bad_behind(
+    queues: Sequence[SampleQueue], with_bad: Collection[int], cursors_S: Sequence[Cursor]
+) -> dict[int, int]:
+    """Return how many bad records each source has gone past with these cursors, and not before; none are left out.
+
+    Args:
+        queues: What is known of each source.
+        with_bad: Numbers of the sources that may have any, few of hundreds; only these are asked.
+        cursors_S: Where each goes on behind the step; a source that is read ahead of its edit has none yet.
+    """
+    passed = {s: queues[s].pass_to(cursors_S[s][0]) for s in sorted(with_bad) if s < len(cursors_S)}
     return {s: count for s, count in passed.items() if count}
 
 

@@ -118,9 +118,8 @@ class HeldColumn:
 
     @property
     def _values(self) -> list[pa.Buffer]:
-        if isinstance(
-            held := self.held, Pieces
-        ):  # looked at once: a move in another thread sets it
+        # Looked at once: a move in another thread sets it.
+        if isinstance(held := self.held, Pieces):
             return held.values
         return [values for values in held.buffers()[2:] if values is not None]
 

@@ -24,6 +24,7 @@ from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.source import open_source
 from tests.support.plane.corpora import a_corpus, a_mixed_corpus, write_texts, write_tokens
+from tests.support.plane.local_runs import OneRank
 from tests.support.plane.resume import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -54,24 +55,6 @@ def test_any_number_of_ranks_trains_on_the_same_steps(tmp_path, write):
     assert digests_of(a_spec(tmp_path, deep, dp=3)) == alone
 
 
-class Rank(Client):
-    """A client in the form that the resume harness wants."""
-
-    def __init__(self, plane):
-        super().__init__(plane.handle(0))
-        self._plane = plane
-
-    def __next__(self):
-        batch = self.next_batch()
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def close(self):
-        super().close()
-        self._plane.close()
-
-
 @pytest.mark.parametrize(
     "pack",
     [{}, {"method": "concat_and_split"}, {"overlong": "truncate", "lookahead_rows": 3}],
@@ -80,7 +63,7 @@ def test_a_run_resumes_exactly_from_every_step(tmp_path, pack):
     mix = a_mixed_corpus(tmp_path, pack=pack)
 
     assert_resumes_exactly(
-        lambda state: Rank(LocalPlane(a_spec(tmp_path, mix, state=state))),
+        lambda state: OneRank(LocalPlane(a_spec(tmp_path, mix, state=state))),
         batch_digest,
         num_items=6,
     )

@@ -12,13 +12,12 @@ import pytest
 
 import omniload
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.plane import PlaneSpec
 from omniload.batch.digest import batch_digest, combined
 from omniload.batch.images import images_of, places_of
-from omniload.client import Client
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
+from tests.support.plane.local_runs import OneRank, a_spec, steps_of
 from tests.support.plane.resume import assert_resumes_exactly
 from tests.support.trainer.vision_cases import a_vision_model
 from trainer_integration.vision.model import VisionInputs
@@ -81,32 +80,6 @@ def a_chat_mix(folder, *, pairs=False, **changes):
     return MixConfig.model_validate(mix | changes)
 
 
-class Rank(Client):
-    """A client in the form that the resume harness wants."""
-
-    def __init__(self, plane):
-        super().__init__(plane.handle(0))
-        self._plane = plane
-
-    def __next__(self):
-        return self.next_batch()
-
-    def close(self):
-        super().close()
-        self._plane.close()
-
-
-def a_spec(folder, mix, **changes):
-    changes.setdefault("tree", ClientPlaceTree.of())
-    return PlaneSpec(mix=mix, base_dir=folder, **changes)
-
-
-def steps_of(spec):
-    with LocalPlane(spec) as plane:
-        clients = [Client(plane.handle(rank)) for rank in range(spec.tree.size_of("dp"))]
-        return [[client.next_batch() for client in clients] for _ in range(STEPS)]
-
-
 def digests(steps):
     return [combined(batch_digest(batch) for batch in step) for step in steps]
 
@@ -146,7 +119,7 @@ def test_a_run_resumes_exactly_before_every_step(tmp_path, pairs):
     mix = a_chat_mix(tmp_path, pairs=pairs)
 
     assert_resumes_exactly(
-        lambda state: Rank(LocalPlane(a_spec(tmp_path, mix, state=state))),
+        lambda state: OneRank(LocalPlane(a_spec(tmp_path, mix, state=state))),
         batch_digest,
         num_items=6,
     )
@@ -155,12 +128,12 @@ def test_a_run_resumes_exactly_before_every_step(tmp_path, pairs):
 KILLED = """
 import json, sys
 from omniload.batch.digest import batch_digest
-from tests.integration.omniload.source.test_chat_images import Rank, a_spec
 from omniload.actors.local.plane import LocalPlane
 from omniload.mix.config import load_mix
+from tests.support.plane.local_runs import OneRank, a_spec
 
 mix, folder = load_mix(sys.argv[1])
-with Rank(LocalPlane(a_spec(folder, mix))) as rank:
+with OneRank(LocalPlane(a_spec(folder, mix))) as rank:
     while True:
         found = batch_digest(next(rank))
         print(json.dumps([int(found), rank.state_dict()]), flush=True)
@@ -184,7 +157,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_steps(tmp_path):
     process.stdout.close()
 
     again, folder = load_mix(tmp_path / "mix.yaml")
-    with Rank(LocalPlane(a_spec(folder, again, state=lines[-1][1]))) as rank:
+    with OneRank(LocalPlane(a_spec(folder, again, state=lines[-1][1]))) as rank:
         rest = [batch_digest(next(rank)) for _ in range(STEPS - 2)]
 
     assert [line[0] for line in lines] + rest == wanted

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.batch.digest import batch_digest, combined, microbatch_digest
 from omniload.batch.images import dealt_images, images_of, places_of
@@ -19,35 +18,10 @@ from omniload.machine.messages import ResizeAsked
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import PLACEHOLDER, a_drawn_mix, patches_by_row
+from tests.support.plane.local_runs import OneRank, a_spec, steps_of
 from tests.support.plane.resume import assert_resumes_exactly
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
-
-
-class Rank(Client):
-    """A client in the form that the resume harness wants."""
-
-    def __init__(self, plane):
-        super().__init__(plane.handle(0))
-        self._plane = plane
-
-    def __next__(self):
-        return self.next_batch()
-
-    def close(self):
-        super().close()
-        self._plane.close()
-
-
-def a_spec(folder, mix, **changes):
-    changes.setdefault("tree", ClientPlaceTree.of())
-    return PlaneSpec(mix=mix, base_dir=folder, **changes)
-
-
-def steps_of(spec, num_steps=4):
-    with LocalPlane(spec) as plane:
-        clients = [Client(plane.handle(rank)) for rank in range(spec.tree.size_of("dp"))]
-        return [[client.next_batch() for client in clients] for _ in range(num_steps)]
 
 
 def test_every_placeholder_has_its_image_and_any_ranks_train_on_the_same(tmp_path):
@@ -93,7 +67,7 @@ def test_a_run_resumes_exactly_before_every_step(tmp_path):
     mix = a_drawn_mix(tmp_path)
 
     assert_resumes_exactly(
-        lambda state: Rank(LocalPlane(a_spec(tmp_path, mix, state=state))),
+        lambda state: OneRank(LocalPlane(a_spec(tmp_path, mix, state=state))),
         batch_digest,
         num_items=6,
     )

@@ -1,0 +1,41 @@
+"""Runs of one process: the steps of all ranks of a plane, or one rank with a plane of its own."""
+
+from typing import Any
+
+from omniload.actors.local.plane import LocalPlane
+from omniload.actors.plane import PlaneSpec
+from omniload.client import Client
+from omniload.plan.place_tree import ClientPlaceTree
+
+__all__ = ["OneRank", "a_spec", "steps_of"]
+
+
+class OneRank(Client):
+    """Rank 0 of a plane of its own, which is closed with it."""
+
+    def __init__(self, plane):
+        super().__init__(plane.handle(0))
+        self._plane = plane
+
+    def __next__(self):
+        batch = self.next_batch()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def close(self):
+        super().close()
+        self._plane.close()
+
+
+def a_spec(folder, mix, **changes: Any):
+    """Return what opens a plane, of one rank unless ``tree`` says otherwise."""
+    changes.setdefault("tree", ClientPlaceTree.of())
+    return PlaneSpec(mix=mix, base_dir=folder, **changes)
+
+
+def steps_of(spec, num_steps=4):
+    """Return the batches of all ranks, step by step."""
+    with LocalPlane(spec) as plane:
+        clients = [Client(plane.handle(rank)) for rank in range(spec.tree.size_of("dp"))]
+        return [[client.next_batch() for client in clients] for _ in range(num_steps)]
