@@ -32,6 +32,7 @@ from trainer_integration.moe.parallel.ep_transport import (
 from trainer_integration.moe.parallel.sp_attention import to_heads, to_tokens
 from trainer_integration.moe.rope import Rotation
 from trainer_integration.moe.router import Router, Routing
+from trainer_integration.moe.varlen import attend_varlen
 
 __all__ = ["Attention", "Block", "Experts", "attend", "grouped_gemm"]
 
@@ -135,7 +136,9 @@ def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor
     padded_PXC = documents.pad(qkv_NXC)
     num_kv_heads = (padded_PXC.shape[1] - num_heads) // 2
     if documents.varlen:
-        return documents.unpad(_attend_varlen(padded_PXC, documents, num_heads))
+        q, k, v = torch.split(padded_PXC, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        bounds_D, longest = documents.cu_seqlens, documents.longest
+        return documents.unpad(attend_varlen(q, k, v, bounds_D, longest, causal=True))
     sizes = [count * length for count, length in documents.groups]
     outputs = []
     for (count, length), part in zip(documents.groups, torch.split(padded_PXC, sizes), strict=True):
@@ -149,28 +152,6 @@ def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor
         # No token, and still a part of the graph: ranks of a sharded model make every backward pass together.
         return qkv_NXC[:, :num_heads]
     return documents.unpad(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
-
-
-def _attend_varlen(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor:
-    """Attend by one kernel over documents that lie end to end: on a GPU, in BF16 or FP16."""
-    # Imported here: it brings torch's compiler, a sixth of the start of a rank that has no GPU.
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
-
-    num_kv_heads = (qkv_NXC.shape[1] - num_heads) // 2
-    q, k, v = torch.split(qkv_NXC, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    attended = varlen_attn(
-        q.contiguous(),
-        k.contiguous(),
-        v.contiguous(),
-        documents.cu_seqlens,
-        documents.cu_seqlens,
-        documents.longest,
-        documents.longest,
-        window_size=(-1, 0),  # causal
-        enable_gqa=num_heads != num_kv_heads,
-    )
-    assert isinstance(attended, Tensor), "no auxiliary output was asked for"
-    return attended
 
 
 class Attention(nn.Module):

@@ -208,7 +208,8 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
             ]
         )
         slots_LE += output.router.slots_LE
-    figures[-1] = token_pairs(batch) / model.peers.size  # peers that share rows count them together
+    # Filled, for a number that is assigned waits for a GPU; peers that share rows count their pairs together.
+    figures[-1].fill_(token_pairs(batch) / model.peers.size)
     return StepSums(figures=figures, slots_LE=slots_LE)
 
 

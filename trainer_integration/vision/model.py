@@ -31,6 +31,7 @@ from trainer_integration.moe.model import MoETransformer, part_of
 from trainer_integration.moe.norm import RMSNorm
 from trainer_integration.moe.parallel.collectives import ALONE, Peers
 from trainer_integration.moe.rope import Rotation
+from trainer_integration.moe.varlen import attend_varlen, takes_varlen
 from trainer_integration.vision.config import VisionConfig
 from trainer_integration.vision.flops import encoder_flops
 
@@ -103,7 +104,8 @@ class VisionEncoder(nn.Module):
             )
         patches_PV = patches_PV.reshape(-1, values)
         # Patches come square by square, not line by line, so that those of an embedding lie together.
-        places_P2 = grid_places(grids, self.config.merge).to(patches_PV.device)
+        device = patches_PV.device
+        places_P2 = on_device(grid_places(grids, self.config.merge).numpy(), device)
         head_dim = self.config.dim // self.config.num_heads
         # Angles in float32 at least: bf16 has no whole numbers between 256 and 258, so that far patches would turn
         # alike.
@@ -112,14 +114,28 @@ class VisionEncoder(nn.Module):
             Rotation.at(places_P2[:, axis], head_dim // 2, self.config.rope_theta, wide)
             for axis in (0, 1)
         )
-        # An image at a time: padded to one another, a wide and a tall one would cost both their squares.
         sizes = [rows * columns for rows, columns in grids]
+        varlen = bool(sizes) and takes_varlen(device, patches_PV.dtype, head_dim)
+        ends = np.cumsum([0, *sizes])
+        images = _Images(
+            sizes=sizes, bounds_I=on_device(ends, device, np.int32) if varlen else None
+        )
         # A product and no convolution: the data plane has cut images into patches already.
         x_PD = _linear(self.embed, patches_PV)
         for block in self.blocks:
-            x_PD = block(x_PD, turns, sizes)
+            x_PD = block(x_PD, turns, images)
         merged = self.norm(x_PD).reshape(-1, self.config.merge**2 * self.config.dim)
         return _linear(self.fc2, functional.gelu(_linear(self.fc1, merged)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Images:
+    """Images that lie end to end."""
+
+    sizes: Sequence[int]
+    """Patches of each."""
+    bounds_I: Tensor | None
+    """Their bounds where one kernel attends within all of them, int32, ``[I + 1]``."""
 
 
 class _Block(nn.Module):
@@ -134,7 +150,7 @@ class _Block(nn.Module):
         self.fc2 = nn.Linear(config.hidden, config.dim, bias=False)
 
     @override
-    def forward(self, x_PD: Tensor, turns: tuple[Rotation, ...], sizes: Sequence[int]) -> Tensor:
+    def forward(self, x_PD: Tensor, turns: tuple[Rotation, ...], images: _Images) -> Tensor:
         heads = (3 * self.num_heads, x_PD.shape[1] // self.num_heads)
         qkv_PHC = _linear(self.qkv, self.norm1(x_PD)).view(len(x_PD), *heads)
         # Queries and keys are turned by their place; what is handed on is not.
@@ -142,12 +158,8 @@ class _Block(nn.Module):
         # Half of each head by the row, half by the column.
         halves = zip(turns, turned.chunk(2, dim=-1), strict=True)
         turned = torch.cat([turn.apply(half) for turn, half in halves], dim=-1)
-        attended = [
-            _attended(part) for part in torch.split(torch.cat((turned, values), dim=1), list(sizes))
-        ]
-        # Without an image every parameter still has a gradient, zero: ranks add them up.
-        mixed_PD = torch.cat(attended) if attended else values
-        x_PD = x_PD + _linear(self.output, mixed_PD.reshape(x_PD.shape))
+        attended_PHC = _attended(torch.cat((turned, values), dim=1), images)
+        x_PD = x_PD + _linear(self.output, attended_PHC.reshape(x_PD.shape))
         return x_PD + _linear(self.fc2, functional.gelu(_linear(self.fc1, self.norm2(x_PD))))
 
 
@@ -157,8 +169,18 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return functional.linear(x, layer.weight.to(x.dtype), bias)
 
 
-def _attended(qkv_PHC: Tensor) -> Tensor:
-    """Attend within one image, every patch to every patch."""
+def _attended(qkv_PHC: Tensor, images: _Images) -> Tensor:
+    """Attend within each image, every patch to every patch."""
+    if images.bounds_I is not None:
+        q, k, v = qkv_PHC.chunk(3, dim=1)
+        return attend_varlen(q, k, v, images.bounds_I, max(images.sizes), causal=False)
+    # An image at a time: padded to one another, a wide and a tall one would cost both their squares.
+    attended = [_attended_alone(part) for part in torch.split(qkv_PHC, list(images.sizes))]
+    # Without an image every parameter still has a gradient, zero: ranks add them up.
+    return torch.cat(attended) if attended else qkv_PHC.chunk(3, dim=1)[2]
+
+
+def _attended_alone(qkv_PHC: Tensor) -> Tensor:
     q, k, v = qkv_PHC.transpose(0, 1).unsqueeze(0).chunk(3, dim=1)
     return functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
@@ -208,7 +230,7 @@ class VisionInputs(ModelInputs):
         before = np.cumsum(microbatch.source_ids_RT.reshape(-1) >= 0) - 1
         return cls(
             **{field.name: getattr(text, field.name) for field in fields(ModelInputs)},
-            patches_PV=torch.from_numpy(share.images_I.values_V.copy()).view(num, depth).to(device),
+            patches_PV=on_device(share.images_I.values_V, device, np.uint8).view(num, depth),
             grids=tuple((rows, columns) for rows, columns in share.grids_I2.tolist()),
             sends=tuple(share.sends_W.tolist()),
             receives=tuple(share.receives_W.tolist()),

@@ -20,6 +20,10 @@ from typing_extensions import override
 
 __all__ = ["ALONE", "Peers"]
 
+# Torch before 2.13 has both by other names, which later ones warn of.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
@@ -91,7 +95,7 @@ def _gathered(rows: Tensor, peers: Peers, name: str) -> Tensor:
     rows = rows.contiguous()
     # One buffer, in the order of ranks: a list of tensors would be copied together afterwards.
     gathered = rows.new_empty(peers.size * len(rows), *rows.shape[1:])
-    dist.all_gather_single(gathered, rows, group=peers.group)
+    _ALL_GATHER(gathered, rows, group=peers.group)
     peers.count(name, (peers.size - 1) * rows.numel(), rows)
     return gathered
 
@@ -99,7 +103,7 @@ def _gathered(rows: Tensor, peers: Peers, name: str) -> Tensor:
 def _sum_scattered(rows: Tensor, peers: Peers, name: str) -> Tensor:
     rows = rows.contiguous()
     share = rows.new_empty(len(rows) // peers.size, *rows.shape[1:])
-    dist.reduce_scatter_single(share, rows, group=peers.group)
+    _REDUCE_SCATTER(share, rows, group=peers.group)
     peers.count(name, (peers.size - 1) * share.numel(), rows)
     return share
 

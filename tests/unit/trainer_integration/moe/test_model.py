@@ -140,7 +140,7 @@ def case():
 
 @pytest.fixture(params=[1, 25, 1 << 20], ids=["one_row", "two_rows", "all_rows"])
 def chunk_logits(request, monkeypatch):
-    monkeypatch.setattr(moe_model, "CHUNK_LOGITS", request.param)
+    monkeypatch.setitem(moe_model.CHUNK_LOGITS, "cpu", request.param)
 
 
 @pytest.mark.usefixtures("chunk_logits")
