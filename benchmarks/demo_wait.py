@@ -125,6 +125,7 @@ def main(run_dir: Path | None, steps: int, report: bool) -> None:
             warm=_WARM_UP_STEPS,
         )
         path = write_report(
+            __file__,
             "demo_wait",
             "The trainer's wait for data",
             f"python -m benchmarks.demo_wait --steps {steps}",

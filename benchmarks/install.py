@@ -109,7 +109,12 @@ def main(repeats: int, report: bool) -> None:
             f"{times['omniload --help']:.2f} s of 0.4. Load of the machine: {load}."
         )
         write_report(
-            "install", "Base install", "python -m benchmarks.install", [disk, cpu], reading
+            __file__,
+            "install",
+            "Base install",
+            "python -m benchmarks.install",
+            [disk, cpu],
+            reading,
         )
 
 

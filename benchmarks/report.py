@@ -3,7 +3,7 @@
 Every benchmark writes through here, so that reports read alike and none leaves out
 what is needed to repeat it. Run benchmarks from the root of the tree, as modules::
 
-    python -m benchmarks.balance
+    python -m benchmarks.planner.balance
 
 """
 
@@ -30,8 +30,9 @@ __all__ = [
     "write_report",
 ]
 
-REPORTS = Path(__file__).resolve().parent / "reports"
-"""Where reports go."""
+_BENCHMARKS = Path(__file__).resolve().parent
+REPORTS = _BENCHMARKS / "reports"
+"""Where reports go, in folders as their benchmarks are."""
 
 Cell = str | int | float
 
@@ -99,7 +100,7 @@ def this_machine(accelerator: str = "") -> Machine:
 
 def commit() -> str:
     """Return the short commit of the tree, saying so when tracked files differ from it."""
-    root = Path(__file__).resolve().parent.parent
+    root = _BENCHMARKS.parent
     try:
         head = _git(root, "rev-parse", "--short", "HEAD")
         changed = _git(root, "status", "--porcelain", "--untracked-files=no")
@@ -114,7 +115,8 @@ def format_report(title: str, facts: Sequence[tuple[str, str]], body: Sequence[s
     return "\n\n".join([f"# {title}", listed, *body]) + "\n"
 
 
-def write_report(
+def write_report(  # noqa: PLR0913 -- what was measured, by what, and what came out
+    benchmark: str,
     name: str,
     title: str,
     command: str,
@@ -123,9 +125,12 @@ def write_report(
     *,
     machine: Machine | None = None,
 ) -> Path:
-    """Write ``reports/<date>-<hardware>-<name>.md``; one of the same day is replaced.
+    """Write ``reports/<folder>/<date>-<hardware>-<name>.md``; one of the same day is replaced.
+
+    The folder is that of the benchmark: what ``benchmarks/planner/balance.py`` measures is in ``reports/planner``.
 
     Args:
+        benchmark: ``__file__`` of the benchmark.
         name: What was measured, in one word for the file name, such as ``balance``.
         title: Heading.
         command: Command line that repeats the measurement from the root of the tree.
@@ -135,6 +140,9 @@ def write_report(
 
     Returns:
         The file.
+
+    Raises:
+        ValueError: The benchmark lies outside of ``benchmarks``.
     """
     hardware = machine or this_machine()
     date = datetime.now(UTC).date().isoformat()
@@ -145,8 +153,9 @@ def write_report(
         ("Command", f"`{command}`"),
         ("Commit", commit()),
     )
-    REPORTS.mkdir(parents=True, exist_ok=True)
-    path = REPORTS / f"{date}-{hardware.label}-{name}.md"
+    folder = REPORTS / Path(benchmark).resolve().parent.relative_to(_BENCHMARKS)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{date}-{hardware.label}-{name}.md"
     blocks = [*(table.as_markdown() for table in tables), reading.strip()]
     path.write_text(format_report(title, facts, blocks), encoding="utf-8")
     return path

@@ -1,7 +1,7 @@
 """A striped POSIX filesystem over any store: large files are dealt over objects read and written in parallel.
 
 The same namespace is reached through a mount (``omniload fs mount``) and, without one,
-through fsspec (``omnifs://``). ``docs/design/0010-fusefs-format.md`` gives the bytes on the store.
+through fsspec (``omnifs://``). ``docs/design/fusefs/0010-fusefs-format.md`` gives the bytes on the store.
 """
 
 from typing import TYPE_CHECKING

@@ -76,6 +76,7 @@ def main(cases: int, report: bool) -> None:
         print_table(table)
     if report:
         path = write_report(
+            __file__,
             "bad_inputs",
             "Spoilt files and mix files of every format",
             f"python -m benchmarks.data.bad_inputs --cases {cases}",

@@ -98,6 +98,7 @@ def main(sequences: int, first: int, report: bool) -> None:
     print_table(table)
     if report:
         path = write_report(
+            __file__,
             "edit_sequences",
             "Random sequences of edits with kills and other worlds",
             f"python -m benchmarks.data.edit_sequences --sequences {sequences} --first {first}",

@@ -130,6 +130,7 @@ def main(repeats: int, documents: int, report: bool) -> None:
     if report:
         reading = READING.format(documents=_SHARDS * documents, shards=_SHARDS, repeats=repeats)
         path = write_report(
+            __file__,
             "formats",
             "Formats of sources beside parquet",
             f"python -m benchmarks.data.formats --repeats {repeats} --documents {documents}",

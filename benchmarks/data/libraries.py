@@ -291,6 +291,7 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
         print_table(table)
     if report:
         path = write_report(
+            __file__,
             "libraries",
             "Reading, tokenising and chat data beside libraries",
             ".venv-frameworks/bin/python -m benchmarks.data.libraries "

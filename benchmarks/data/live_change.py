@@ -190,6 +190,7 @@ def main(ranks: int, changes: int, report: bool) -> None:
     print_table(table)
     if report:
         path = write_report(
+            __file__,
             "live_change",
             "A change of the mix of a running job",
             f"python -m benchmarks.data.live_change --ranks {ranks} --changes {changes}",

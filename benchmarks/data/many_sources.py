@@ -181,6 +181,7 @@ def main(sources: int, repeats: int, report: bool) -> None:
     print_table(table)
     if report:
         path = write_report(
+            __file__,
             "many_sources",
             "A thousand sources: a check, and the first batch",
             f"python -m benchmarks.data.many_sources --sources {sources} --repeats {repeats}",

@@ -160,6 +160,7 @@ def main(repeats: int, mib: int, large: bool, report: bool) -> None:
         print_table(table)
     if report:
         path = write_report(
+            __file__,
             "parquet_reading",
             "Reading text of Parquet and JSON lines, per core, beside pyarrow",
             f"python -m benchmarks.data.parquet_reading --repeats {repeats} --mib {mib}"

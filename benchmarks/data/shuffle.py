@@ -180,6 +180,7 @@ def main(shards: int, units: int, rows: int, repeats: int, report: bool) -> None
         print_table(table)
     if report:
         path = write_report(
+            __file__,
             "shuffle",
             "How well sources are shuffled, and what it costs",
             f"python -m benchmarks.data.shuffle --shards {shards} --units {units} --rows {rows} --repeats {repeats}",

@@ -145,6 +145,7 @@ def main(commit: str, repeats: int, seconds: float, report: bool) -> None:
     print_table(table)
     if report:
         path = write_report(
+            __file__,
             "since",
             "Token ids alone, before samples had columns and now",
             f"python -m benchmarks.data.since --commit {commit} --repeats {repeats} --seconds {seconds:g}",

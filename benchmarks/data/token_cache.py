@@ -118,7 +118,9 @@ def main(mib: int, rounds: int, report: bool) -> None:
     print_table(table)
     if report:
         command = f"python -m benchmarks.data.token_cache --mib {mib} --rounds {rounds}"
-        path = write_report("token_cache", "Text through a token cache", command, [table], READING)
+        path = write_report(
+            __file__, "token_cache", "Text through a token cache", command, [table], READING
+        )
         click.echo(f"wrote {path.name}")
 
 

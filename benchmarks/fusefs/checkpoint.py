@@ -334,7 +334,7 @@ def main(reading: str, single_mib: int, times: int, **sizes: Any) -> None:  # no
             f"--stream-mb {work.stream_mb:g} --single-mib {single_mib} --times {times}"
         )
         title = "A sharded checkpoint over HDFS, striped and not, under a cap per stream"
-        write_report("fusefs_checkpoint", title, command, found, reading)
+        write_report(__file__, "fusefs_checkpoint", title, command, found, reading)
 
 
 if __name__ == "__main__":

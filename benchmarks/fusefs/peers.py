@@ -312,6 +312,7 @@ def main(
         print_table(tables[-1])
     if report:
         path = write_report(
+            __file__,
             "fusefs_peers",
             "fusefs and its peers on the same stores",
             f"python -m benchmarks.fusefs.peers --size-mib {size_mib} --rounds {rounds}"

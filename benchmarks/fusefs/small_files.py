@@ -218,7 +218,7 @@ def _write(table: Table, num_files: int, turns: int, loads: list[float]) -> None
         f"python -m benchmarks.fusefs.small_files --files {num_files} --turns {turns} --report"
     )
     path = write_report(
-        "fusefs_small_files", "Small files on a local store", command, [table], reading
+        __file__, "fusefs_small_files", "Small files on a local store", command, [table], reading
     )
     click.echo(path)
 

@@ -84,6 +84,7 @@ def main(reads: int, readers: int, bridges: tuple[str, ...], rest_ms: float, rep
     print_table(table)
     if report:
         path = write_report(
+            __file__,
             "-".join(("fusefs_versions", *bridges)),
             "Racing reads of files that two mounts replace",
             " ".join(

@@ -164,7 +164,11 @@ def main(rounds: int, share: float, samples: int, parts: str, report: bool) -> N
         print_table(table)
     if report:
         command = f"python -m benchmarks.loaders.dataloader --rounds {rounds} --share {share:g} --parts {parts}"
-        print(write_report("dataloader", "Loaders of plain datasets", command, tables, _READING))
+        print(
+            write_report(
+                __file__, "dataloader", "Loaders of plain datasets", command, tables, _READING
+            )
+        )
 
 
 _READING = (

@@ -253,6 +253,7 @@ def main(
         measured = (("rates", rates), ("memory", memory), ("flat", flat))
         parts = "".join(f" --no-{part}" for part, on in measured if not on)
         path = write_report(
+            __file__,
             "ranks" if rates else "ranks_memory",
             "Several ranks: tokens a second, and memory of all processes",
             f"python -m benchmarks.loaders.ranks --repeats {repeats} --seconds {seconds:g}{parts}",

@@ -283,7 +283,12 @@ def main(
         kinds = (*(["text"] if text else []), *([kind] if kind != "ray" else []))
         name = "-".join(("simulated", *kinds))
         path = write_report(
-            name, "Simulated jobs against runs", command, tables, READING.replace("\n", " ")
+            __file__,
+            name,
+            "Simulated jobs against runs",
+            command,
+            tables,
+            READING.replace("\n", " "),
         )
         click.echo(f"wrote {path.name}")
 

@@ -80,6 +80,7 @@ def main(repeats: int, seconds: float, documents: int, report: bool) -> None:
     print_table(table)
     if report:
         path = write_report(
+            __file__,
             "step_sizes",
             "Tokens a second of one rank, by the size of a step",
             f"python -m benchmarks.loaders.step_sizes --repeats {repeats} --seconds {seconds:g} "

@@ -1,7 +1,7 @@
 """PyTorch's and torchdata's own tests of their loaders, run with ours in its place.
 
 The tests are those of a checkout, of whatever version; none of them is kept here. What plain torch
-passes and ours does not must stand in docs/dataloader-deviations.md with its reason.
+passes and ours does not must stand in docs/how-to/trainers/dataloader-deviations.md with its reason.
 
 python -m benchmarks.loaders.suites --help
 """
@@ -31,7 +31,7 @@ if "--multiprocessing-fork" in sys.orig_argv:
     import benchmarks.loaders.suites_plugin
 """
 """Read by every Python that a suite starts. Cases that start a process of their own would test torch's loader there."""
-_DEVIATIONS = _ROOT / "docs" / "dataloader-deviations.md"
+_DEVIATIONS = _ROOT / "docs/how-to/trainers/dataloader-deviations.md"
 
 
 def outcomes_in(report: str) -> dict[str, str]:

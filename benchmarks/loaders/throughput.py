@@ -168,6 +168,7 @@ def main(repeats: int, seconds: float, documents: int, folder: Path | None, repo
             seconds=seconds,
         )
         path = write_report(
+            __file__,
             "throughput",
             "Tokens a second of one rank",
             f"python -m benchmarks.loaders.throughput --repeats {repeats} --seconds {seconds:g} "

@@ -265,6 +265,7 @@ def main(repeats: int, seconds: float, rows: int, steps_ms: tuple[int, ...], rep
     if report:
         sizes = "".join(f" --step-ms {step}" for step in steps_ms)
         path = write_report(
+            __file__,
             "waits",
             "Steps of a training loop, by where its loader is",
             f"python -m benchmarks.loaders.waits --repeats {repeats} --seconds {seconds:g} --rows {rows}{sizes}",

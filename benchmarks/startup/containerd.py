@@ -78,7 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
         line = f"python -m benchmarks.startup.containerd --folder DIR --rounds {given.rounds}"
         line += f" --mbit {given.mbit:g} --delay-ms {given.delay_ms:g}"
         title = "A container of containerd: pulled, and served lazily"
-        write_report("containerd_start", title, line, [table], given.reading)
+        write_report(__file__, "containerd_start", title, line, [table], given.reading)
 
 
 def start(containerd: Containerd, relay: Relay, port: int, way: str) -> Took:

@@ -323,6 +323,7 @@ def main() -> None:
     left_out = len(given.only) < len(NAMES)
     chosen = " --only " + " ".join(f'"{name}"' for name in given.only) if left_out else ""
     path = write_report(
+        __file__,
         "environment",
         "Environment snapshots: what a start pays for its packages",
         f"python -m benchmarks.startup.environment --rounds {given.rounds} --far-mb {given.far_mb:g}{chosen}",

@@ -245,7 +245,7 @@ def main() -> None:
     line = f"python -m benchmarks.startup.images --folder DIR --rounds {asked.rounds} --misses {asked.misses}"
     line += f" --mbit {asked.mbit:g} --delay-ms {asked.delay_ms:g}"
     title = "Starts of an image: pulled whole, read lazily, hot blocks first"
-    write_report("startup", title, line, tables, asked.reading)
+    write_report(__file__, "startup", title, line, tables, asked.reading)
 
 
 if __name__ == "__main__":

@@ -381,7 +381,7 @@ def main(  # noqa: PLR0913, PLR0917 -- one for each option
         line = f"python -m benchmarks.startup.whole --rounds {rounds} --mbit {mbit:g} --delay-ms {delay_ms:g}"
         line += f" --checkpoint-mib {checkpoint_mib} --stream-mb {stream_mb:g} --store {kind}"
         title = "A whole start of a job: image, environment, checkpoint, first step"
-        write_report("whole_startup", title, line, tables, reading)
+        write_report(__file__, "whole_startup", title, line, tables, reading)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,9 @@ def main(saves: int, kills: int, report: bool, loaded: bool) -> None:
         command = f"python -m benchmarks.trainer.checkpoint_stall --saves {saves} --kills {kills}"
         title = "Stall of a checkpoint, and kills in mid-save"
         click.echo(
-            write_report("checkpoint_stall", title, command, (figures, killed), reading + said)
+            write_report(
+                __file__, "checkpoint_stall", title, command, (figures, killed), reading + said
+            )
         )
 
 

@@ -249,6 +249,7 @@ def main(sizes: tuple[int, ...], report: bool) -> None:
             print_table(tables[-1])
     if report:
         path = write_report(
+            __file__,
             "gpu_steps",
             "Steps on a GPU, by where their batches come from",
             "python -m benchmarks.trainer.gpu_steps",

@@ -158,7 +158,9 @@ def main(repetitions: int, device: str, report: bool, loaded: bool) -> None:
         command = f"python -m benchmarks.trainer.moe_speed --repetitions {repetitions}{where}"
         title = "The included model beside Hugging Face's Mixtral"
         machine = this_machine(torch.cuda.get_device_name() if device == "cuda" else "")
-        click.echo(write_report("moe_speed", title, command, (table,), reading, machine=machine))
+        click.echo(
+            write_report(__file__, "moe_speed", title, command, (table,), reading, machine=machine)
+        )
 
 
 if __name__ == "__main__":

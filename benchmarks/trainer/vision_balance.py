@@ -248,6 +248,7 @@ def main(repetitions: int, steps: int, clock: int, report: bool) -> None:
             length=LENGTH, gain=mean(gains), least=min(gains), most=max(gains), paper=PAPER
         )
         path = write_report(
+            __file__,
             "vision_balance",
             "Step time of the included vision model, balanced against in order",
             f"python -m benchmarks.trainer.vision_balance --repetitions {repetitions} --steps {steps} --clock {clock}",

@@ -69,6 +69,6 @@ def chosen(options: BridgeOptions) -> str:
     if options.bridge != "auto":
         return options.bridge
     # Root mounts, passes through and sets read-ahead by itself there; a user keeps the binding that distributions
-    # support (docs/design/0012).
+    # support (docs/design/fusefs/0012).
     has_pyfuse3 = all(importlib.util.find_spec(name) for name in ("pyfuse3", "trio"))
     return "device" if os.geteuid() == 0 or not has_pyfuse3 else "pyfuse3"

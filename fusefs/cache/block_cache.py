@@ -20,7 +20,7 @@ Data = bytes | memoryview
 """Bytes of a block; a view where a read brought several blocks."""
 # Keys alone, a few MiB of memory: of blocks of 1 MiB, 64 GiB of the kernel's page cache.
 _MOST_KNOWN = 1 << 16
-# After a first loss so many blocks stay here, after each further one twice as many (docs/design/0011).
+# After a first loss so many blocks stay here, after each further one twice as many (docs/design/fusefs/0011).
 _FIRST_CAUTION = 16
 _MOST_CAUTION = 1024
 

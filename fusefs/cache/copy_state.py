@@ -138,7 +138,7 @@ class Ledger:
             Names, least recently used first; they have left the account. None where even
             all that may go would not make room, and then nothing has left.
         """
-        # Not its own: of a file larger than the cap the part that came first stays (docs/design/0013).
+        # Not its own: of a file larger than the cap the part that came first stays (docs/design/fusefs/0013).
         gone = self._lines.make_room(size_bytes, but=name)
         return [other for other, _ in gone] if gone is not None else None
 

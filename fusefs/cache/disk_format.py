@@ -1,4 +1,4 @@
-"""What lies in the directory of a disk cache, byte by byte; laid out in ``docs/design/0013-fusefs-disk-cache.md``.
+"""What lies in the directory of a disk cache, byte by byte: docs/design/fusefs/0013-fusefs-disk-cache.md.
 
 A copy is two files: ``NAME.data`` is the version of a file as it is, sparse where units are
 missing, and ``NAME.map`` a header and one checksum per unit, 0 for a unit that is not there.

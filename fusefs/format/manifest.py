@@ -3,7 +3,7 @@
 (And in a directory that has attributes, under a name that is hidden: ``fusefs.tree.directory_attributes``.)
 
 A manifest is a header of 4096 bytes, a body, and a tail, laid out byte by byte in
-``docs/design/0010-fusefs-format.md``. Its size is ``RESIDUE`` modulo 4096, so a
+``docs/design/fusefs/0010-fusefs-format.md``. Its size is ``RESIDUE`` modulo 4096, so a
 listing distinguishes nearly every plain file without opening it; magic at both ends
 decides, and both header and body carry a checksum. A manifest is published last
 and atomically: a reader of the whole can rely on every object it names.

@@ -157,7 +157,7 @@ class _Ahead:
         self._num_invalidations = self._kernel.num_invalidations
         self._machine = ReadAhead(
             largest_bytes=engine.read_ahead,
-            # Streams share half of it: what is fetched ahead of one must not push out another's (docs/design/0013).
+            # Streams share half of it: what is fetched for one must not push out another's (docs/design/fusefs/0013).
             all_bytes=engine.cache.capacity_bytes // 2,
             block_bytes=engine.read_block,
             speculative=_speculative(engine, size_bytes),

@@ -16,7 +16,7 @@ _OBJECTS = f"{RESERVED}/objects/"
 
 def never_changes(path: str) -> bool:
     """Return whether what is at a path is written once and never replaced: an object of a striped file."""
-    # Their names are random and never given again (docs/design/0010).
+    # Their names are random and never given again (docs/design/fusefs/0010).
     return path.startswith(_OBJECTS)
 
 

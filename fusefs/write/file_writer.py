@@ -15,7 +15,7 @@ __all__ = ["FileWriter", "Writers"]
 
 MAX_SEGMENTS = 65536
 """Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
-# What a mount's loop may publish by itself: more would delay the other requests (docs/design/0011).
+# What a mount's loop may publish by itself: more would delay the other requests (docs/design/fusefs/0011).
 _SMALL_BYTES = 64 << 10
 _MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
 """Of a file: their checksums, and its segments, must fit a manifest."""

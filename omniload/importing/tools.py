@@ -61,7 +61,7 @@ def read_as(name: str, document: object, asked: Asked) -> Imported:
     if asked.state is not None and tool.no_state:
         raise StateError(
             f"{asked.state}: no state of {name} is read: {tool.no_state}; begin a new epoch with the saved model, or "
-            "name the records that were drawn under drawn_before, as docs/migrate.md says"
+            "name the records that were drawn under drawn_before, as docs/migrate/README.md says"
         )
     if not tool.holds(document):
         # Only here are other tools loaded: most often the file is of one of them.

@@ -2,7 +2,7 @@
 
 To add a format: its keys here, with a line in ``SourceConfig``; its reader in a module of
 ``omniload.source.formats`` that is named after its type; its kind in the contract suite of sources
-(``tests/contract/omniload/test_source_formats.py``); its section in ``docs/how-to-data.md``. Nothing else
+(``tests/contract/omniload/test_source_formats.py``); its section in ``docs/how-to/data/your-data.md``. Nothing else
 knows formats one by one.
 """
 

@@ -14,6 +14,7 @@ __all__ = [
     "Block",
     "blocks_of",
     "documents",
+    "page_of",
     "parse_blocks",
     "run_page",
 ]
@@ -23,16 +24,16 @@ LANGUAGES = {"", "python", "yaml", "toml", "console", "sh"}
 """What a fence may be labelled; a sketch has no label, and is not checked."""
 
 FRAMEWORK_PAGES = {
-    "how-to-watch.md",
-    "how-to-accelerate.md",
-    "how-to-huggingface-trainer.md",
-    "how-to-jax.md",
-    "how-to-lightning.md",
-    "how-to-torchtitan.md",
+    "how-to/running/watch.md",
+    "how-to/trainers/accelerate.md",
+    "how-to/trainers/huggingface-trainer.md",
+    "how-to/trainers/jax.md",
+    "how-to/trainers/lightning.md",
+    "how-to/trainers/torchtitan.md",
 }
 """Pages whose blocks need a framework, or make one warn: tests/frameworks/test_pages.py runs them."""
 
-TORCHRUN_PAGES = {"how-to-fsdp.md"}
+TORCHRUN_PAGES = {"how-to/trainers/fsdp.md"}
 """Pages whose Python is a script for several ranks: test_docs_torchrun.py starts them."""
 
 _FENCE = re.compile(r"^( *)(```+)\s*(.*?)\s*$")
@@ -78,6 +79,11 @@ class Block:
 def documents() -> list[Path]:
     """Return the pages, README first."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def page_of(path: Path) -> str:
+    """Return a page by its path below ``docs``, or ``README.md`` of the repository."""
+    return path.relative_to(ROOT).as_posix().removeprefix("docs/")
 
 
 def blocks_of(path: Path) -> list[Block]:

@@ -83,7 +83,7 @@ def test_every_entry_of_the_log_has_a_date_and_three_lines():
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "docs/design").glob("*.md")), ids=lambda p: p.stem[:4]
+    "path", sorted((ROOT / "docs/design").rglob("[0-9]*.md")), ids=lambda p: p.stem[:4]
 )
 def test_a_design_note_is_numbered_and_says_goals_design_rejected_and_consequences(path):
     text = path.read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from trainer_integration.config import TrainConfig
 
 
 def _generator():
-    path = ROOT / "docs/generate_reference.py"
+    path = ROOT / "scripts/generate_reference.py"
     spec = importlib.util.spec_from_file_location("generate_reference", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -73,7 +73,7 @@ print(json.dumps({path.name: text for path, text in pages.items()}))
 @functools.cache
 def fresh_pages():
     """Return the pages as a process of its own writes them: click keeps the help option of who ran a command first."""
-    line = [sys.executable, "-c", SHOW, ROOT / "docs/generate_reference.py"]
+    line = [sys.executable, "-c", SHOW, ROOT / "scripts/generate_reference.py"]
     return json.loads(subprocess.run(line, check=True, capture_output=True, cwd=ROOT).stdout)
 
 
@@ -81,7 +81,9 @@ def fresh_pages():
 def test_the_page_is_up_to_date(name):
     page = (generator.FOLDER / name).read_text(encoding="utf-8")
 
-    assert page == fresh_pages()[name], "the page is stale; run python docs/generate_reference.py"
+    assert page == fresh_pages()[name], (
+        "the page is stale; run python scripts/generate_reference.py"
+    )
 
 
 @pytest.mark.parametrize("model", [MixConfig, TrainConfig, SteeringConfig])

@@ -18,27 +18,32 @@ pytest.importorskip("mkdocs")
 
 
 def hooks():
-    path = ROOT / "docs/site_hooks.py"
+    path = ROOT / "scripts/site_hooks.py"
     spec = importlib.util.spec_from_file_location("site_hooks", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-OUTSIDE = {"reports/a.md": ROOT / "benchmarks/reports/a.md", "CHANGELOG.md": ROOT / "CHANGELOG.md"}
+OUTSIDE = {
+    "reports/planner/a.md": ROOT / "benchmarks/reports/planner/a.md",
+    "CHANGELOG.md": ROOT / "CHANGELOG.md",
+}
 
 
 @pytest.mark.parametrize(
     ("page", "target", "expected"),
     [
-        ("how-to.md", "#here", "[text](#here)"),
-        ("how-to.md", "https://example.org/a.md", "[text](https://example.org/a.md)"),
-        ("how-to.md", "reference/mix.md#pack", "[text](reference/mix.md#pack)"),
-        ("how-to.md", "../benchmarks/reports/a.md", "[text](reports/a.md)"),
-        ("design/0010-fusefs-format.md", "../../CHANGELOG.md", "[text](../CHANGELOG.md)"),
-        ("CHANGELOG.md", "docs/how-to.md", "[text](how-to.md)"),
+        ("tutorial.md", "#here", "[text](#here)"),
+        ("tutorial.md", "https://example.org/a.md", "[text](https://example.org/a.md)"),
+        ("tutorial.md", "reference/mix.md#pack", "[text](reference/mix.md#pack)"),
+        ("tutorial.md", "../benchmarks/reports/planner/a.md", "[text](reports/planner/a.md)"),
+        ("migrate/mosaic.md", "../../CHANGELOG.md", "[text](../CHANGELOG.md)"),
+        ("migrate/mosaic.md", "../tutorial.md", "[text](../tutorial.md)"),
+        ("migrate/mosaic.md", "../migrate/", "[text](README.md)"),
+        ("CHANGELOG.md", "docs/tutorial.md", "[text](tutorial.md)"),
         ("CHANGELOG.md", "README.md#measured", "[text](index.md)"),
-        ("how-to.md", "../examples/train.yaml", "text"),
+        ("tutorial.md", "../examples/train.yaml", "text"),
     ],
 )
 def test_a_link_of_the_repository_becomes_one_of_the_site(page, target, expected):
@@ -49,6 +54,12 @@ def headings_of(page):
     """Return the words of the headings of a page of the repository, without their marks."""
     found = re.findall(r"^##+ (.+)$", without_fences(page), re.MULTILINE)
     return {re.sub(r"\W+", " ", html.unescape(text)).strip() for text in found}
+
+
+def in_site(page):
+    """Return where the site has a page of the repository."""
+    name = "index" if page.stem == "README" else page.stem
+    return page.relative_to(ROOT / "docs").with_name(f"{name}.html")
 
 
 def shown_in(page):
@@ -88,12 +99,12 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     )
 
     assert done.returncode == 0, done.stderr[-3000:]
-    for page in ("index.html", "data-plane.html", "fusefs.html", "snapshot.html"):
+    for page in ("index.html", "data-plane.html", "migrate/index.html"):
         assert (tmp_path / "site" / page).exists()
     swallowed = {
-        page.name: missing
-        for page in (ROOT / "docs").glob("how-to*.md")
-        if (missing := headings_of(page) - shown_in(tmp_path / "site" / f"{page.stem}.html"))
+        page: missing
+        for page in sorted((ROOT / "docs/how-to").rglob("*.md"))
+        if (missing := headings_of(page) - shown_in(tmp_path / "site" / in_site(page)))
     }
     assert swallowed == {}, "headings that the site takes for code"
     for page, package in API.items():

@@ -19,6 +19,7 @@ from tests.docs.snippets import (
     TORCHRUN_PAGES,
     blocks_of,
     documents,
+    page_of,
     parse_blocks,
     run_page,
 )
@@ -28,11 +29,11 @@ DOCUMENTS = documents()
 RUNNABLE = [
     path
     for path in DOCUMENTS
-    if path.name not in FRAMEWORK_PAGES | TORCHRUN_PAGES
+    if page_of(path) not in FRAMEWORK_PAGES | TORCHRUN_PAGES
     and any(b.language == "python" for b in blocks_of(path))
 ]
 
-SCRIPT_PAGES = {"how-to-elastic.md"}
+SCRIPT_PAGES = {"how-to/running/elastic.md"}
 """Pages that start scripts of theirs, each by torch, in processes of their own."""
 
 
@@ -90,7 +91,7 @@ def test_every_toml_block_holds_settings(path):
 def test_the_python_blocks_of_a_page_run_one_after_the_other(
     path, warm_python, work, monkeypatch, leaves_nothing_behind
 ):
-    if path.name in SCRIPT_PAGES:
+    if page_of(path) in SCRIPT_PAGES:
         monkeypatch.setattr(sys, "executable", warm_python.path)
     assert run_page(path, _yaml_file)
 

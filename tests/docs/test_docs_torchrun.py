@@ -17,7 +17,7 @@ LIMIT_S = 240
 def test_the_script_of_the_fsdp_page_trains_on_two_ranks_and_goes_on_where_it_stopped(
     warm_python, work
 ):
-    blocks = blocks_of(ROOT / "docs" / "how-to-fsdp.md")
+    blocks = blocks_of(ROOT / "docs/how-to/trainers/fsdp.md")
     by_language = {b.language: b.text for b in blocks}
     Path("mix.yaml").write_text(by_language["yaml"], encoding="utf-8")
     Path("train.py").write_text(by_language["python"], encoding="utf-8")

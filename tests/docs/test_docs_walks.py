@@ -10,9 +10,9 @@ import pytest
 
 from fusefs.config import FilesConfig
 from omniload.base.config import parse_yaml
-from tests.docs.snippets import ROOT, blocks_of, documents
+from tests.docs.snippets import ROOT, blocks_of, documents, page_of
 
-WALKED_FOR_REAL = "how-to-start.md"
+WALKED_FOR_REAL = "how-to/start-faster.md"
 """The page whose every command loads all that it needs; those of others are forked."""
 WALKS = [path for path in documents() if any("run" in block.info for block in blocks_of(path))]
 
@@ -68,7 +68,7 @@ def shell(work, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", WALKS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_consoles_of_a_page_run_one_after_the_other(path, shell, warm_commands, monkeypatch):
-    if path.name != WALKED_FOR_REAL:
+    if page_of(path) != WALKED_FOR_REAL:
         monkeypatch.setenv("PATH", f"{warm_commands.folder}:{os.environ['PATH']}")
     script, count = script_of(path)
     if " mount " in script and not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -86,11 +86,11 @@ def test_the_consoles_of_a_page_run_one_after_the_other(path, shell, warm_comman
 
 
 def test_the_pages_of_files_and_of_starts_are_walked_through():
-    assert {path.name for path in WALKS} >= {"how-to-files.md", "how-to-start.md"}
+    assert {page_of(path) for path in WALKS} >= {"how-to/files.md", "how-to/start-faster.md"}
 
 
 def test_the_settings_shown_for_a_mount_are_settings_of_a_mount():
-    blocks = blocks_of(ROOT / "docs/how-to-files.md")
+    blocks = blocks_of(ROOT / "docs/how-to/files.md")
     (shown,) = (b.text for b in blocks if b.language == "yaml" and "striping:" in b.text)
 
     assert parse_yaml(shown, FilesConfig, name="files.yaml").striping_of("ckpt/a").count == 16

@@ -313,7 +313,7 @@ def _require_no_pairs(mix: MixConfig, mix_file: Path) -> None:
             line = line_of(mix_file, "sources", name, "transforms")
             raise ConfigError(
                 f"{mix_file}:{line}: sources.{name}: holds preference pairs, which omniload train has no loss for; "
-                "train in a loop of your own (docs/how-to-preferences.md)"
+                "train in a loop of your own (docs/how-to/data/preferences.md)"
             )
 
 

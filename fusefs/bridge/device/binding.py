@@ -42,7 +42,7 @@ __all__ = ["MAX_PAGES", "Agreement", "agreement", "attach", "attach_as_root", "d
 MAX_PAGES = 256
 """Pages of the largest request: 1 MiB, the kernel's own limit unless its sysctl is raised."""
 # No READDIRPLUS_AUTO: libfuse has every listing bring attributes, and a mount may pass from it to this binding. No
-# WRITEBACK_CACHE: the kernel would own sizes and times, which another mount may change (docs/design/0011).
+# WRITEBACK_CACHE: the kernel would own sizes and times, which another mount may change (docs/design/fusefs/0011).
 _WANTED = (
     Init.ASYNC_READ
     | Init.ATOMIC_O_TRUNC

@@ -2,7 +2,7 @@
 
 A program that opens, writes and closes one file after the other asks again 5 to 15 microseconds after
 each answer. To sleep meanwhile and be woken takes longer than that, most of all in a virtual machine, where an
-idle core is left to the host: of `tar x` on a mount it was a fifth of the time (docs/design/0011). So
+idle core is left to the host: of `tar x` on a mount it was a fifth of the time (docs/design/fusefs/0011). So
 the loop looks a few times first, and leaves it be for a while where nothing came: other programs may
 have the cores, or nobody asks.
 """

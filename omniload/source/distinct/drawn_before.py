@@ -38,7 +38,7 @@ _MOST_BYTES = 8 << 30
 _MOST_NAME = 4_096
 _ROWS_AT_ONCE = 1 << 18
 _ZIPPED = (".zstd", ".zst", ".gz")
-_REMEDY = "let omniload mix import --state write it, or write it as docs/migrate.md says"
+_REMEDY = "let omniload mix import --state write it, or write it as docs/migrate/README.md says"
 
 
 class DrawnBefore:

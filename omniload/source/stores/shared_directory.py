@@ -1,4 +1,4 @@
-"""A directory of copies that all processes of a node share, under one cap; told in ``docs/design/0036-shard-cache.md``.
+"""A directory of copies that all processes of a node share, under one cap: docs/design/samples/0036-shard-cache.md.
 
 The bytes and maps of copies are those of ``fusefs.cache.disk_format``: a byte is used where its checksum says so, and
 not because it lies there. Whoever takes room or removes a copy holds the lock of the account; whoever reads holds

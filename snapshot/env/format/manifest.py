@@ -1,7 +1,7 @@
 """The manifest of a snapshot: its key, every entry, and where each content lies.
 
 A header of 64 bytes, then one zstd frame. Laid out byte by byte in
-``docs/design/0021-environment-snapshots.md``. Tables of fixed records, because
+``docs/design/snapshot/0021-environment-snapshots.md``. Tables of fixed records, because
 a restore reads tens of thousands of entries within its half second.
 """
 

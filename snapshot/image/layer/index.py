@@ -4,7 +4,7 @@ A layer's *stream* is what its entries' extents point into: the uncompressed tar
 formats with a table of contents, their chunks one after another. The stream is cut into
 *blocks*. A block is the unit that is fetched, decoded, compared with its own digest, and
 kept: no byte of it is used before that digest was right. Where the digests come from, and
-why they can be relied on, is said in ``docs/design/0020-images.md``.
+why they can be relied on, is said in ``docs/design/snapshot/0020-images.md``.
 
 Names are text; bytes that are no UTF-8 are kept as lone surrogates, as ``os.fsdecode``
 does, so that every name that a file system can hold survives.

@@ -7,7 +7,7 @@
     windows     for each its length, 4 bytes, then all of them
     entries     JSON, compressed with zstd
 
-All numbers are little-endian. ``docs/design/0020-images.md`` gives every byte.
+All numbers are little-endian. ``docs/design/snapshot/0020-images.md`` gives every byte.
 """
 
 import hashlib

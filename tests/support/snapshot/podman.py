@@ -19,7 +19,7 @@ RUN += ("--ulimit=nofile=20000:20000", "--ulimit=nproc=30000:30000")
 
 def documented_storage():
     """Return the storage.conf that the documentation tells users to write."""
-    blocks = blocks_of(ROOT / "docs/how-to-start.md")
+    blocks = blocks_of(ROOT / "docs/how-to/start-faster.md")
     (text,) = (b.text for b in blocks if "additionallayerstores" in b.text)
     return text
 

@@ -1,9 +1,13 @@
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmarks import report
 from benchmarks.report import Machine, Table, write_report
+
+BENCHMARKS = Path(report.__file__).parent
+BENCHMARK = str(BENCHMARKS / "planner/balance.py")
 
 
 def a_machine(**changes):
@@ -36,23 +40,40 @@ def test_a_row_of_the_wrong_width_is_refused_with_its_number():
 
 
 def test_the_file_is_named_by_date_hardware_and_topic(reports):
-    path = write_report("balance", "Balance", "cmd", [a_table()], "Good.", machine=a_machine())
+    path = write_report(
+        BENCHMARK, "balance", "Balance", "cmd", [a_table()], "Good.", machine=a_machine()
+    )
 
-    assert path.parent == reports
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}-2core-balance\.md", path.name)
+
+
+@pytest.mark.parametrize("folder", ["", "planner", "fusefs"])
+def test_a_report_lies_where_its_benchmark_does(folder, reports):
+    benchmark = str(BENCHMARKS / folder / "x.py")
+
+    path = write_report(benchmark, "x", "X", "cmd", [a_table()], "Good.")
+
+    assert path.parent == reports / folder
+
+
+def test_a_report_of_something_that_is_no_benchmark_is_refused(reports, tmp_path):
+    with pytest.raises(ValueError, match=r"x.*benchmarks"):
+        write_report(str(tmp_path / "x/y.py"), "y", "Y", "cmd", [a_table()], "Good.")
 
 
 def test_an_accelerator_is_part_of_the_name_and_of_the_hardware(reports):
     machine = a_machine(accelerator="NVIDIA H100")
 
-    path = write_report("train", "Train", "cmd", [a_table()], "Good.", machine=machine)
+    path = write_report(BENCHMARK, "train", "Train", "cmd", [a_table()], "Good.", machine=machine)
 
     assert path.name.endswith("-2core-nvidia-h100-train.md")
     assert "Example 9000, 2 cores, 24 GiB memory, NVIDIA H100" in path.read_text()
 
 
 def test_a_report_holds_what_is_needed_to_repeat_it(reports):
-    path = write_report("x", "Balancing", "python -m benchmarks.x", [a_table()], "So it is.")
+    path = write_report(
+        BENCHMARK, "x", "Balancing", "python -m benchmarks.x", [a_table()], "So it is."
+    )
 
     text = path.read_text()
     assert text.startswith("# Balancing\n")

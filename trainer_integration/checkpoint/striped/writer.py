@@ -12,7 +12,7 @@ or, where DCP is called already::
     dcp.load(state, storage_reader=StripedReader(files, folder))
 
 Every rank writes one striped safetensors file, units straight from the tensors' memory;
-rank 0 commits the index last. See ``docs/design/0014-striped-checkpoints.md``.
+rank 0 commits the index last. See ``docs/design/trainer/0014-striped-checkpoints.md``.
 
 ``StripedCheckpoints`` has those of a run, as ``Checkpoints`` has them in a folder::
 

@@ -49,7 +49,7 @@ def marked(test):
 
 def fstab_of_the_page(place):
     """Return the line that the how-to shows, for a store and mount point of ours."""
-    page = (ROOT / "docs/how-to-files.md").read_text()
+    page = (ROOT / "docs/how-to/files.md").read_text()
     (line,) = re.findall(r"^hdfs://.* omniload .*$", page, re.MULTILINE)
     source, target, *rest = line.split()
     assert source.startswith("hdfs://")
@@ -136,7 +136,7 @@ def test_a_mount_that_fails_says_why_and_ends_as_mount_does(place):
 
 @pytest.mark.skipif(**without("systemd-analyze"))
 def test_the_unit_of_the_design_is_one_that_systemd_takes(tmp_path):
-    page = (ROOT / "docs/design/0011-fusefs-concurrency.md").read_text()
+    page = (ROOT / "docs/design/fusefs/0011-fusefs-concurrency.md").read_text()
     (unit,) = re.findall(r"^```\n(\[Unit\].*?)^```$", page, re.MULTILINE | re.DOTALL)
     command = HELPER.with_name("omniload")
     assert unit.count("/usr/bin/omniload") == 3
@@ -149,7 +149,7 @@ def test_the_unit_of_the_design_is_one_that_systemd_takes(tmp_path):
 
 
 def test_each_command_of_the_unit_is_one_of_ours(tmp_path):
-    page = (ROOT / "docs/design/0011-fusefs-concurrency.md").read_text()
+    page = (ROOT / "docs/design/fusefs/0011-fusefs-concurrency.md").read_text()
     commands = re.findall(r"^Exec\w+=/usr/bin/omniload (.*)$", page, re.MULTILINE)
     assert len(commands) == 3
 

@@ -100,7 +100,7 @@ SAME = {
 
 def rows(heading):
     """Return the first column of the first table behind a line of the page."""
-    page = (Path(__file__).parents[4] / "docs/how-to-files.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/how-to/files.md").read_text()
     lines = page[page.index(heading) :].splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("| ---"))
     found = []

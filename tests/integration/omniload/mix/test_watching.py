@@ -198,7 +198,7 @@ def test_every_metric_of_the_dashboard_and_the_alerts_is_there(plane):
     assert named - there - declared == set()
     # Of what nothing was counted yet, only the type is told; all else has a value here.
     assert named - there <= {"omniload_retries_total", "omniload_samples_skipped_total"}
-    page = (ROOT / "docs" / "how-to-watch.md").read_text()
+    page = (ROOT / "docs/how-to/running/watch.md").read_text()
     assert {f"omniload_{name}" for name in FIGURES} - set(
         re.findall(r"omniload_[a-z_]+", page)
     ) == set()

@@ -42,7 +42,7 @@ def test_the_published_page_lists_cases_with_reasons():
     page = "| case | reason |\n| --- | --- |\n| `T.test_x` | it asks for a name |\n"
 
     assert deviations_in(page) == {"T.test_x": "it asks for a name"}
-    published = Path(__file__).parents[4] / "docs" / "dataloader-deviations.md"
+    published = Path(__file__).parents[4] / "docs/how-to/trainers/dataloader-deviations.md"
     assert all(deviations_in(published.read_text(encoding="utf-8")).values())
 
 

@@ -116,7 +116,7 @@ def test_the_report_gives_medians_and_ratios(monkeypatch, tmp_path):
 
     CliRunner().invoke(bench.main, arguments, catch_exceptions=False)
 
-    (path,) = (tmp_path / "reports").iterdir()
+    (path,) = (tmp_path / "reports/loaders").iterdir()
     text = path.read_text()
     assert f"| {bench.LISTS} | 2.0 | 1.0 | 3.0 | 4.50 |" in text
     assert "gives 4.5 times" in text

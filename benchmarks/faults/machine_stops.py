@@ -1,0 +1,127 @@
+"""When the machine itself stands still: a host that is shared takes cores away, and nothing on them goes on.
+
+python -m benchmarks.faults.machine_stops --help
+"""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+import click
+import numpy as np
+
+from omniload.base.linux.exec_with_parent import end_with_parent
+
+__all__ = ["MachineStops", "seconds_within", "spans_in"]
+
+_PERIOD_S = 0.002
+_SHORTEST_S = 0.010
+"""A shorter delay is what waking takes."""
+_RECORD = struct.Struct("=dd")
+
+
+class MachineStops:
+    """One process a core, of the highest priority, writes down when it was not woken in time.
+
+    Such a process goes before all others, so that their work does not delay it: a core that does not wake it runs
+    nobody. Where the priority is not allowed (``real_time`` is False) other work delays it as well.
+    """
+
+    def __init__(self) -> None:
+        self.real_time = _may_be_real_time()
+        self._watchers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory()
+        for core in sorted(os.sched_getaffinity(0)):
+            command = [sys.executable, "-m", "benchmarks.faults.machine_stops", "--core", str(core)]
+            self._watchers.append(
+                subprocess.Popen([*command, "--to", f"{self._folder.name}/{core}"])
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for watcher in self._watchers:
+            watcher.kill()
+            watcher.wait()
+        self._folder.cleanup()
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Return when a core or another stood still so far, in order and apart: seconds of ``time.monotonic``.
+
+        Raises:
+            RuntimeError: A process that watches has ended.
+        """
+        ended = [watcher.args for watcher in self._watchers if watcher.poll() is not None]
+        if ended:
+            raise RuntimeError(f"{ended[0]} ended by itself; stops of the machine are not known")
+        return spans_in(Path(self._folder.name))
+
+
+def spans_in(folder: Path) -> list[tuple[float, float]]:
+    """Return the spans of all files in a folder, in order and apart: those of several cores at once are one."""
+    found = sorted(
+        record for path in folder.iterdir() for record in _RECORD.iter_unpack(path.read_bytes())
+    )
+    apart: list[tuple[float, float]] = []
+    for begin_s, end_s in found:
+        if apart and begin_s <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(end_s, apart[-1][1])
+        else:
+            apart.append((begin_s, end_s))
+    return apart
+
+
+def seconds_within(spans: list[tuple[float, float]], begin_s: float, end_s: float) -> float:
+    """Return how much of a time lies in spans that are apart from each other."""
+    if not spans:
+        return 0.0
+    begins_s, ends_s = np.array(spans).T
+    return float(np.clip(np.minimum(ends_s, end_s) - np.maximum(begins_s, begin_s), 0, None).sum())
+
+
+def _may_be_real_time() -> bool:
+    """Return whether processes of this one may go before all others; nothing stays changed."""
+    try:
+        before, kept = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, before, kept)
+    except PermissionError:
+        return False
+    return True
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--core", required=True, type=int, help="The core to watch.")
+@click.option(
+    "--to", "path", required=True, type=Path, help="File of begins and ends, two doubles each."
+)
+def main(core: int, path: Path) -> None:
+    """Write down when a core stands still, until killed.
+
+    \b
+    Example:
+      python -m benchmarks.faults.machine_stops --core 0 --to stops
+    """  # noqa: D301 -- click's own marker
+    end_with_parent(signal.SIGKILL)
+    os.sched_setaffinity(0, {core})
+    if _may_be_real_time():
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    with path.open("ab", buffering=0) as out:
+        before_s = time.monotonic()
+        while True:
+            time.sleep(_PERIOD_S)
+            now_s = time.monotonic()
+            if now_s - before_s > _PERIOD_S + _SHORTEST_S:
+                out.write(_RECORD.pack(before_s + _PERIOD_S, now_s))
+            before_s = now_s
+
+
+if __name__ == "__main__":
+    main()

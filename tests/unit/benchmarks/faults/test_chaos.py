@@ -1,0 +1,63 @@
+"""What a report of faults says of waits: longest of each fault, with and without the stops of the machine."""
+
+import struct
+
+import pytest
+from fsspec.core import url_to_fs
+
+from benchmarks.faults.chaos import Ordeal, Wait, mix_for, put_sources, table_of
+from benchmarks.faults.machine_stops import seconds_within, spans_in
+from benchmarks.loaders.mixed_sources import MixedSources, build_sources
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "end_s", "seconds"),
+    [(0.0, 1.0, 0.0), (0.0, 2.5, 0.5), (2.1, 2.9, 0.8), (2.5, 7.0, 1.5), (3.0, 6.0, 0.0)],
+)
+def test_the_part_of_a_time_in_which_the_machine_stood_still(begin_s, end_s, seconds):
+    assert seconds_within([(2.0, 3.0), (6.0, 9.0)], begin_s, end_s) == pytest.approx(seconds)
+    assert seconds_within([], begin_s, end_s) == 0.0
+
+
+def test_a_stop_is_taken_off_the_wait_in_which_it_was_and_off_no_other():
+    ordeal = Ordeal(
+        digests=[1, 2, 3],
+        start=[Wait(0.5, 0.0, 0.5)],
+        calm=[Wait(0.001, 1.0, 1.001)],
+        struck={"kill loader": [[Wait(0.4, 2.0, 2.4), Wait(0.2, 3.0, 3.2)]]},
+    )
+
+    (start, calm, killed) = table_of(ordeal, True, 1, [(2.05, 2.35), (5.0, 6.0)]).rows
+
+    assert start == ("its start", "1", "500", "500", "500", "500", "500", "500")
+    assert calm == ("nothing", "1", "1", "1", "1", "1", "1", "1")
+    # The step that stood still leaves 100 ms, and another one then waited longest.
+    assert killed == ("kill loader", "1", "400", "400", "400", "200", "200", "200")
+
+
+def test_spans_of_cores_that_stood_still_together_are_one(tmp_path):
+    (tmp_path / "0").write_bytes(_bytes_of([(1.0, 2.0), (5.0, 5.5)]))
+    (tmp_path / "1").write_bytes(_bytes_of([(1.5, 2.5), (4.0, 4.5)]))
+
+    assert spans_in(tmp_path) == [(1.0, 2.5), (4.0, 4.5), (5.0, 5.5)]
+
+
+def _bytes_of(spans):
+    return b"".join(struct.pack("=dd", *span) for span in spans)
+
+
+def test_sources_are_put_to_a_store_and_read_from_there(tmp_path):
+    corpus = MixedSources(sources=2, shards=1, documents=20, group_rows=10)
+    build_sources(tmp_path, corpus)
+    url = f"memory://{tmp_path.name}"
+
+    put_sources(tmp_path, corpus, f"{url}/")
+    mix = mix_for(corpus, ranks=1, loaders=1, shadows=1, url=url)
+
+    assert [source.path for source in mix.sources.values()] == [
+        f"{url}/{name}/*.parquet" for name in corpus.names
+    ]
+    store, _ = url_to_fs(url)
+    for name in corpus.names:
+        (path,) = (tmp_path / name).iterdir()
+        assert store.cat(f"/{tmp_path.name}/{name}/{path.name}") == path.read_bytes()
