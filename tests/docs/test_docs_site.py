@@ -74,7 +74,10 @@ def without_tags(text):
     return html.unescape(re.sub(r"<[^>]+>", "", text))
 
 
-API = {"api/omniload.html": omniload, "api/dataloader.html": trainer_integration}
+API = {
+    "reference/api/omniload.html": omniload,
+    "reference/api/dataloader.html": trainer_integration,
+}
 
 
 @pytest.mark.parametrize(("page", "package"), API.items())
@@ -111,6 +114,8 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         text = (tmp_path / "site" / page).read_text(encoding="utf-8")
         headings = set(re.findall(r"<h2 id=\"([^\"]+)\"", text))
         assert headings == {f"{package.__name__}.{name}" for name in package.__all__}
-    signature = without_tags((tmp_path / "site/api/dataloader.html").read_text(encoding="utf-8"))
+    signature = without_tags(
+        (tmp_path / "site/reference/api/dataloader.html").read_text(encoding="utf-8")
+    )
     assert "prefetch_factor: int | None = None" in signature
     assert 'on_hang: Literal["raise", "replace"]' in signature

@@ -1,7 +1,9 @@
-"""Modules and functions stay short enough to be read at once."""
+"""Modules, functions and folders stay short enough to be read at once."""
 
 import ast
+import re
 from collections import Counter
+from functools import cache
 
 from tests.house.modules import ROOT, faults, source_files, statements_of
 
@@ -10,7 +12,9 @@ CLASS_METHODS, CROWDED_CLASSES = 10, 12
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 ROOM_MODULES = 5
 """From so many on, a folder has a README."""
-FOLDER_MODULES = 16
+FOLDER_MODULES = FOLDER_FILES = 16
+INDEXES = ("README.md", "index.md")
+"""What a folder of pages is listed by."""
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
     "omniload/actors/heartbeat_board.py": (
@@ -115,6 +119,40 @@ def test_every_folder_is_looked_through_at_a_glance():
     modules = Counter(path.parent for path in paths if path.name != "__init__.py")
 
     assert {str(folder): num for folder, num in modules.items() if num > FOLDER_MODULES} == {}
+
+
+def pages_in(*places):
+    """Return pages, pictures and reports, relative to the repository, but for the lists of what is in a folder."""
+    files = (path for place in places for path in (ROOT / place).rglob("*") if path.is_file())
+    return [path.relative_to(ROOT) for path in files if path.name not in INDEXES]
+
+
+def test_every_folder_of_pages_and_of_reports_is_looked_through_at_a_glance():
+    files = Counter(path.parent for path in pages_in("docs", "benchmarks/reports"))
+
+    assert {str(folder): num for folder, num in files.items() if num > FOLDER_FILES} == {}, (
+        "give a part of it a folder of its own; of reports, drop those that no page names any more"
+    )
+
+
+@cache
+def named_by(folder):
+    """Return the files that the lists of a folder link to, relative to the repository."""
+    lists = (folder / name for name in INDEXES if (folder / name).is_file())
+    text = "".join(path.read_text(encoding="utf-8") for path in lists)
+    links = re.findall(r"\]\(([^)#\s]+)", text)
+    paths = {(folder / link).resolve() for link in links if "://" not in link}
+    return {path.relative_to(ROOT) for path in paths}
+
+
+def test_every_page_is_named_by_the_list_of_its_folder_or_of_the_one_around_it():
+    pages = [path for path in pages_in("docs") if path.suffix == ".md"]
+    listed = {
+        path: named_by(ROOT / path.parent) | named_by(ROOT / path.parent.parent) for path in pages
+    }
+
+    assert len(pages) > 50
+    assert [str(path) for path in pages if path not in listed[path]] == []
 
 
 def test_every_folder_of_several_modules_says_what_it_is_for():
