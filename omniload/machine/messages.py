@@ -64,12 +64,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesReported:
-    """A source loader has read and holds these samples."""
+    """A source loader has read and holds these samples: all that were asked for, or the first of them."""
 
     source: int
     table: SampleTable
     without: tuple[int, ...] = ()
     """Shards whose records were left out."""
+    size_bytes: int = 0
+    """What they take of its memory; 0 where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

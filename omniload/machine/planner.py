@@ -12,6 +12,7 @@ import numpy as np
 
 from omniload.base.state import JsonObject
 from omniload.machine.columns import SampleMetadata
+from omniload.machine.demand import Demand
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
@@ -37,16 +38,13 @@ from omniload.machine.messages import (
 )
 from omniload.machine.progress import Waits
 from omniload.machine.queue import (
-    Demand,
     SampleQueue,
     end_of,
     enter_step,
-    needs_of,
     queues_of,
     require_below_cap,
     require_usable,
     taken_over,
-    targets_of,
 )
 from omniload.machine.steps import PlannedSteps, RankSteps, bad_behind, next_world, steps_together
 from omniload.machine.strategy import place
@@ -159,7 +157,7 @@ class Planner:
         # Only now is there anything to hold the state against that the run was resumed from.
         if table.start <= queue.checked_to:
             require_samples(resumed, source, self.names[source], table)
-        queue.report(table, state.cursors_S[source])
+        queue.report(table, state.cursors_S[source], reported.size_bytes)
         self._metadata.add(source, table)
         if len(table.bad_N):
             self._with_bad.add(source)
@@ -298,17 +296,9 @@ class Planner:
         # A rank waits: what one step needs is enough to go on.
         steps = 1 if step == self._ranks.slowest else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
-            mix, state = self.history.entered(self.state)
-            unused = [0] * (len(self._queues) - len(mix.names))
-            # One that is added draws nothing before the step of its edit, but is read ahead by its target.
-            needs = needs_of(mix, state, steps) + unused
-            self._demand = Demand(
-                step=step,
-                steps=steps,
-                needs_S=needs,
-                targets_S=targets_of(self.history, step, needs),
-                short={s for s, need in enumerate(needs) if self._is_short(s, need)},
-            )
+            self._demand = Demand.of(self.history, self.state, steps, len(self._queues))
+            needs_S = self._demand.needs_S
+            self._demand.short.update(s for s, n in enumerate(needs_S) if self._is_short(s, n))
         return self._demand
 
     def _recount(self, changed: Iterable[int]) -> None:
@@ -320,11 +310,14 @@ class Planner:
 
     def _top_up(self, sources: Iterable[int]) -> list[PlannerCommand]:
         """Ask for more of every source of which less than the coming steps' share is known."""
-        targets_S = self._demanded().targets_S
+        demand = self._demanded()
         commands: list[PlannerCommand] = []
         for s in sources:
-            if self._is_short(s, targets_S[s]):
-                commands += self._read(s, 2 * targets_S[s] - self._queues[s].tokens)
+            if not self._is_short(s, demand.targets_S[s]):
+                continue  # before more is looked at: of hundreds of sources few are
+            least, most = demand.ahead(s, self._queues[s].token_bytes)
+            if self._is_short(s, least):
+                commands += self._read(s, most - self._queues[s].tokens)
         return commands
 
     def _is_short(self, source: int, tokens: int) -> bool:

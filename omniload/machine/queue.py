@@ -9,30 +9,20 @@ import numpy as np
 
 from omniload.base.errors import ConfigError
 from omniload.machine.messages import ReadAhead, TakeOver
-from omniload.mix.config import MixConfig
-from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
-from omniload.mix.schedule import weights_at
 from omniload.mix.state import Cursor, MixState
 
 __all__ = [
-    "Demand",
     "SampleQueue",
     "end_of",
     "enter_step",
-    "needs_of",
     "queues_of",
     "require_below_cap",
     "require_usable",
     "skip_ahead",
     "taken_over",
-    "targets_of",
 ]
-
-_PLANS_READ_AHEAD = 4
-"""Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
-plan wait for a read."""
 
 _FIRST_READ = 16
 """Records read before anything is known of their length: a record may hold a million tokens."""
@@ -41,51 +31,6 @@ _FEW_READ, _MOST_GROWTH = 256, 16
 """Records of a read, or times those that were seen, before all were: of sorted files the first say little."""
 _SMALL_READ = 1024
 """Records that are read at once, however few there are: each epoch costs a read of its own, each request more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """Tokens of each source that must be known before steps can be planned, and below which more are asked for."""
-
-    step: int
-    """The first of the steps."""
-    steps: int
-    """How many."""
-    needs_S: list[int]
-    """What they are likely to draw; at least 1 where they draw any."""
-    targets_S: list[int]
-    """What the coming steps are likely to draw."""
-    short: set[int]
-    """Sources of which less than the need is known."""
-
-
-def needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
-    """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
-    weights = weights_at(mix.mix.stages, mix.names, state.step)
-    if mix.mix.counted == "sample" or mix.pack.method == "none":
-        # Drawn by number: no tokens to foresee.
-        return [1 if weight > 0 else 0 for weight in weights]
-    budget = (mix.rows_per_step * steps + mix.pack.rows_ahead) * mix.pack.length
-    return [
-        max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
-        for weight, credit in zip(weights, state.credits_S, strict=True)
-    ]
-
-
-def targets_of(history: History, step: int, needs_S: Sequence[int]) -> list[int]:
-    """Return the tokens of each source below which more are asked for, ahead of ``step``.
-
-    An edit of a coming step counts: what it draws from is read before it holds.
-    """
-    together = history.base.steps_at_once
-    ahead = step + _PLANS_READ_AHEAD * together
-    mix = history.at(ahead)
-    soon = dict(enumerate(weights_at(mix.mix.stages, mix.names, ahead)))
-    tokens = mix.batch.tokens * together
-    return [
-        max(need, int(soon.get(s, 0.0) * tokens)) * _PLANS_READ_AHEAD
-        for s, need in enumerate(needs_S)
-    ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +55,7 @@ class SampleQueue:
     """Positions of carried pieces and of a record that is begun, when the queue began, or shards were left out."""
     _seen_positions: int = field(default=0, init=False)
     _seen_tokens: int = field(default=0, init=False)
+    _seen_bytes: int = field(default=0, init=False)
     shortest: int | None = field(default=None, init=False)
     """Tokens of the shortest sample reported so far; ``None`` while there was none."""
 
@@ -162,11 +108,11 @@ class SampleQueue:
             self.tokens = int(self.table.lengths_N.sum())
         self.asked_to = self.table.stop
         # What is usable of so many records, was said of others.
-        self._seen_positions = self._seen_tokens = 0
+        self._seen_positions = self._seen_tokens = self._seen_bytes = 0
         self.shortest = None
 
-    def report(self, table: SampleTable, cursor: Cursor) -> bool:
-        """Take in a report; samples before ``cursor`` were drawn in an earlier life.
+    def report(self, table: SampleTable, cursor: Cursor, size_bytes: int = 0) -> bool:
+        """Take in a report of samples that weigh so much; those before ``cursor`` were drawn in an earlier life.
 
         Returns:
             False when the report is a repetition and was ignored.
@@ -175,6 +121,7 @@ class SampleQueue:
             return False
         self._seen_positions += table.stop - table.start
         self._seen_tokens += int(table.lengths_N.sum())
+        self._seen_bytes += size_bytes
         if len(table):
             found = int(table.lengths_N.min())
             self.shortest = found if self.shortest is None else min(self.shortest, found)
@@ -187,7 +134,8 @@ class SampleQueue:
             table = table.of_samples(fresh).bad_from(position)
         self.table = self.table.followed_by(table)
         self.tokens += int(table.lengths_N.sum())
-        self.asked_to = table.stop  # less than was asked for: the rest is asked for again
+        # Less than was asked for, where reading takes its time: the rest is asked for again.
+        self.asked_to = table.stop
         return True
 
     def draw(self, count: int) -> None:
@@ -252,6 +200,11 @@ class SampleQueue:
         # Not 0: there may have been none.
         per_position = max(self._seen_tokens / self._seen_positions, 1 / 16)
         return start, start + int(np.clip(np.ceil(tokens / per_position), 1, _LARGEST_READ))
+
+    @property
+    def token_bytes(self) -> float:
+        """What a token takes of a loader's memory, with all that goes with it; 0 while none was seen."""
+        return self._seen_bytes / max(self._seen_tokens, 1)
 
     @property
     def seen_positions(self) -> int:

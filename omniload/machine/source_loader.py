@@ -25,6 +25,7 @@ from omniload.machine.messages import (
 )
 from omniload.mix.columns import COLUMNS, ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
+from omniload.mix.samples import joined_tables
 
 __all__ = ["Read", "SamplesRead", "SourceLoader", "Stands"]
 
@@ -73,9 +74,9 @@ class SourceLoader:
             case ReadAhead(source=source, start=start, stop=stop, life=life, without=without):
                 # Noted before anything is read: what a planner before this one lets go of from now on is kept.
                 self._life = max(self._life, life)
-                held = self._of(source).find(start, stop, frozenset(without))
-                if held is not None:  # asked again
-                    return (SamplesReported(source=source, table=held, without=without),)
+                # Asked again: of a range of which the first part is held, that is told, and the rest asked for.
+                if held := self._of(source).find(start, stop, frozenset(without)):
+                    return (_reported(source, held, without),)
                 return (Read(source=source, start=start, stop=stop, without=without),)
             case SamplesRead(source=source, block=block):
                 held_of = self._of(source)
@@ -85,7 +86,7 @@ class SourceLoader:
                 self._held_bytes += held_of.size_bytes
                 # Rising, as the planner names them: it compares them with what it asked for.
                 without = tuple(sorted(block.without))
-                return (SamplesReported(source=source, table=block.table, without=without),)
+                return (_reported(source, (block,), without),)
             case ReleaseSamples(floors=floors, life=life):
                 # What a lost planner let go of comes late, once the next one has asked for it again.
                 for source, floor in floors.items() if life >= self._life else ():
@@ -233,7 +234,7 @@ class SourceLoader:
 
     def _holds(self, read: Read) -> bool:
         held = self._of(read.source).find(read.start, read.stop, frozenset(read.without))
-        return held is not None
+        return bool(held) and held[-1].table.stop == read.stop
 
     def _of(self, source: int) -> HeldSamples:
         return self._held.setdefault(source, HeldSamples())
@@ -256,6 +257,18 @@ class SourceLoader:
             f"{missing.min()} to {missing.max()}: released, or never read; "
             "restart the data plane from the last checkpoint"
         )
+
+
+def _reported(
+    source: int, blocks: Sequence[HeldBlock], without: tuple[int, ...]
+) -> SamplesReported:
+    """Tell of blocks that follow each other."""
+    return SamplesReported(
+        source=source,
+        table=joined_tables([block.table for block in blocks]),
+        without=without,
+        size_bytes=sum(block.size_bytes for block in blocks),
+    )
 
 
 def _reads_of(source: int, command: TakeOver) -> Iterable[Read]:

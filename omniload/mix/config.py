@@ -65,7 +65,7 @@ MOST_ROWS = 1 << 20
 """Rows of a step, or of what waits for one, at most: the planner keeps a record of each."""
 _LEAST_AHEAD, _MOST_AHEAD, _TOKENS_AHEAD = 4, 64, 1 << 22
 """Steps that are built ahead where the mix does not say how many, and the tokens that they hold about, between the two;
-half as many with images, which weigh more than their tokens."""
+half as many with images, and no more of these than ``loader.memory`` holds: two steps at least."""
 _TOKENS_AT_ONCE, _MOST_AT_ONCE = 1 << 21, 32
 """Tokens and steps of a window at most; a longer one costs little less a step, and its first waits for more."""
 _SHOWN = 12
@@ -357,14 +357,17 @@ class MixConfig(StrictModel):
     @property
     def steps_ahead(self) -> int:
         """Steps that are built ahead of the slowest rank."""
-        tokens = _TOKENS_AHEAD // (2 if self._holds_images else 1)
-        fitting = max(_LEAST_AHEAD, tokens // self.batch.tokens)
+        least, tokens = _LEAST_AHEAD, _TOKENS_AHEAD
+        if weight := self._image_bytes_per_token:
+            least, tokens = least // 2, min(tokens // 2, self.loader.memory // weight)
+        fitting = max(least, tokens // self.batch.tokens)
         return self.runtime.prefetch_steps or min(fitting, _MOST_AHEAD)
 
     # Kept: it is asked for with every step, and a mix may have thousands of sources.
     @cached_property
-    def _holds_images(self) -> bool:
-        return any(source.images_transform is not None for source in self.sources.values())
+    def _image_bytes_per_token(self) -> int:
+        found = (source.images_transform for source in self.sources.values())
+        return max((each.values_per_token for each in found if each is not None), default=0)
 
     @property
     def steps_at_once(self) -> int:

@@ -81,7 +81,7 @@ class LoaderConfig(StrictModel):
 
     memory: Annotated[Bytes, Field(ge=1 << 20)] = 256 << 20
     """What one loader's samples may take of memory: those read ahead, and the decoded blocks that a shuffle draws
-    from. Blocks over it lie on the node's disk."""
+    from. Blocks over it lie on the node's disk; of heavy samples, such as images, fewer are read ahead."""
     spill: str = ""
     """Folder of that disk; by default ``TMPDIR``, else ``/var/tmp``. On a tmpfs it would be memory again."""
     token_cache: TokenCacheConfig | None = None
@@ -128,8 +128,8 @@ class RuntimeConfig(StrictModel):
     kind: Literal["auto", "local", "ray"] = "auto"
     """``local``: threads in the trainer's process, one rank. ``ray``: actors. ``auto``: local for one rank."""
     prefetch_steps: int = Field(default=0, ge=0, le=1024)
-    """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about four million tokens, or two
-    with images."""
+    """Steps built ahead of the slowest rank; 0 builds 4, and of small steps up to 64, about four million tokens. With
+    images it builds half as many at most, and no more than ``loader.memory`` would hold of images alone; 2 at least."""
     loaders: int = Field(default=0, ge=0, le=4096)
     """Source loader actors; 0 groups sources by their cost."""
     scaling: ScalingConfig = ScalingConfig()

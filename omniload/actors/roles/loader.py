@@ -154,7 +154,10 @@ class LoaderShell:
         return {s: source.facts for s, source in self._sources.items()}
 
     def read_ahead(self, command: ReadAhead) -> SamplesReported:
-        """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while."""
+        """Read and hold a range, and say what it gave; a store that does not answer is asked again for a while.
+
+        Of a range that takes long to read it is the first part, see ``PartReads``.
+        """
         source = self._sources.get(command.source)
         if source is None:
             raise UnavailableError(
@@ -297,9 +300,11 @@ class LoaderShell:
             self._read_now(read)
 
     def _read_now(self, read: Read) -> None:
-        self.read_ahead(
-            ReadAhead(source=read.source, start=read.start, stop=read.stop, without=read.without)
-        )
+        at = read.start
+        # Part by part: what is asked for meanwhile is read between two of them.
+        while at < read.stop:
+            rest = ReadAhead(source=read.source, start=at, stop=read.stop, without=read.without)
+            at = self.read_ahead(rest).table.stop
 
     def _read_again(self, left: deque[Read]) -> None:
         """Read what is left, beside other threads that do, until nothing is."""

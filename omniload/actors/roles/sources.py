@@ -17,10 +17,12 @@ from omniload.source.token_cache.cache import TokenCache, open_token_cache
 
 __all__ = ["Caches", "PartReads", "SourceOpening", "StartReaderOf"]
 
-_FIRST_RECORDS = 64
+_FIRST_RECORDS = 16
 _SHORT_S, _LONG_S = 0.05, 0.25
 """Between them a part takes its time: it is neither felt by whoever closes the loader, nor are there many."""
 _GROWTH = 4
+_ANSWER_S = 0.5
+"""After so long a read answers with what it has: the next plan may need no more, and the rest is asked for again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +99,8 @@ StartReaderOf = Callable[[SourceOpening, Part], PartReader]
 class PartReads:
     """Reads ranges of one source in parts of a quarter of a second: a loader that is closed waits for one of them.
 
-    A thousand long documents take seconds to become tokens. Samples are the same however a range is cut. For one
-    thread at a time.
+    A thousand long documents take seconds to become tokens, and a thousand photographs to be decoded. Samples are the
+    same however a range is cut. For one thread at a time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -107,17 +109,22 @@ class PartReads:
     def read(
         self, start: int, stop: int, read_part: Callable[[int, int], SampleBlock]
     ) -> SampleBlock:
-        """Return the samples of positions ``start`` to ``stop``; what ``read_part`` raises ends it."""
+        """Return the samples of positions from ``start`` on: to ``stop``, or fewer where they take their time.
+
+        At least one part is read; what ``read_part`` raises ends it.
+        """
         parts, at = [], start
+        answer_s = self._clock.now_s() + _ANSWER_S
         while True:
             end = min(at + self._records, stop)
             began_s = self._clock.now_s()
             parts.append(read_part(at, end))
-            took_s = self._clock.now_s() - began_s
+            now_s = self._clock.now_s()
+            took_s = now_s - began_s
             if took_s > _LONG_S:
                 self._records = max(1, self._records // 2)
             elif took_s < _SHORT_S and end - at == self._records:
                 self._records *= _GROWTH
             at = end
-            if at == stop:
-                return joined(parts, start, stop)
+            if at == stop or now_s >= answer_s:
+                return joined(parts, start, at)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from omniload.base.ragged import Ragged
 from omniload.mix.pieces import SUB_LIMIT
-from omniload.mix.samples import SampleTable, joined_tables
+from omniload.mix.samples import SampleTable
 
 __all__ = ["Column", "HeldBlock", "HeldSamples", "SampleIndex", "sample_keys"]
 
@@ -91,17 +91,20 @@ class HeldSamples:
     _index: SampleIndex | None = None
     """Of what is held; made anew when asked for after a change."""
 
-    def find(self, start: int, stop: int, without: frozenset[int]) -> SampleTable | None:
-        """Return the metadata of a range, of which every position is held without those shards and no others."""
-        parts, reached = [], start
+    def find(self, start: int, stop: int, without: frozenset[int]) -> list[HeldBlock]:
+        """Return what is held of a range from its first position on, without those shards and no others.
+
+        Up to the first position that is not held; nothing where that is ``start``.
+        """
+        parts, reached = list[HeldBlock](), start
         for block in self.blocks:
+            if reached >= stop:
+                break
             # With exactly these shards left out: the planner heeds no report of others.
             if block.table.start <= reached < block.table.stop and block.without == without:
-                parts.append(block.within(reached, min(stop, block.table.stop)).table)
-                reached = parts[-1].stop
-            if reached >= stop:
-                return joined_tables(parts)
-        return None
+                parts.append(block.within(reached, min(stop, block.table.stop)))
+                reached = parts[-1].table.stop
+        return parts
 
     def hold(self, read: HeldBlock) -> None:
         """Take in of a block what is not held yet: it may have been read twice, in other parts."""

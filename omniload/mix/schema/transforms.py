@@ -204,6 +204,11 @@ class ImagesTransform(StrictModel):
         """Values of a patch: three colours a pixel."""
         return 3 * self.patch**2
 
+    @property
+    def values_per_token(self) -> int:
+        """Values of the patches of a token: its bytes."""
+        return self.values_per_patch * self.merge**2
+
 
 class ClampTransform(StrictModel):
     """Keeps the first tokens of a sample. Shortens samples; a mask is cut with the tokens, an image left out whole."""

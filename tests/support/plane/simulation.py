@@ -115,6 +115,8 @@ class Simulation:
     """Share of messages that are lost on their way, and sent again."""
     slow_share: float = 0.0
     """Share of messages that many others overtake."""
+    short_reads: float = 0.0
+    """Share of reads that are answered with their first records."""
     cuts: int = 0
     """Times that a role, or a rank, is cut off for a while."""
     kills: int = 0
@@ -214,6 +216,8 @@ class Simulation:
     """Members that are started in better places."""
     _places: random.Random = field(init=False)
     """Of better places alone: without any, a history is the one it would be if there were no such thing."""
+    _lengths: random.Random = field(init=False)
+    """Of what short reads give, alone as well."""
     moved: int = field(default=0, init=False)
     """Sources that were moved."""
     given_up: int = field(default=0, init=False)
@@ -226,6 +230,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._places = random.Random(f"places {self.seed}")
+        self._lengths = random.Random(f"lengths {self.seed}")
         self._bag = MessageBag(
             chance=self._random,
             repeat_share=self.repeat_share,
@@ -752,6 +757,11 @@ class Simulation:
 
     def _finish_read(self, way: Way, command: ReadAhead) -> None:
         loader = self._lives[way.number][way.life]
+        if self._lengths.random() < self.short_reads:
+            command = replace(
+                command, stop=self._lengths.randrange(command.start, command.stop) + 1
+            )
+            self._saw("a read is answered with its first records", f"loader-{way.number}")
         if loader is not None:
             self._report(self._read_now(loader, command))
 

@@ -127,7 +127,7 @@ def test_the_histories_stop_ranks_in_mid_step_and_kill_planners_between_changes(
             {"dp": 4, "seed": seed, "planner_kills": 2, "num_constructors": 2},
             resizes=others,
         )[0]
-        for seed in range(12)
+        for seed in range(16)
     ]
 
     assert sum(run.redone for run in runs) > 5

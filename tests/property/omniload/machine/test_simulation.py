@@ -72,6 +72,7 @@ def worlds(draw):
         "planner_kills": draw(st.sampled_from([0, 1, 2, 5])),
         "shadows": draw(st.integers(0, 2)),
         "moves": draw(st.sampled_from([0, 1, 4, 20])),
+        "short_reads": draw(st.sampled_from([0.0, 0.5, 1.0])),
     }
 
 

@@ -1,10 +1,11 @@
 """Benchmarks of the data plane's figures, on a little data: what is compared reads the same, and tables say so."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from benchmarks.data import edit_sequences, live_change, many_sources, shuffle, since
+from benchmarks.data import edit_sequences, images_ahead, live_change, many_sources, shuffle, since
 from benchmarks.data.bad_inputs import table_of as bad_table
 from benchmarks.data.libraries import (
     even_texts,
@@ -229,3 +230,26 @@ def test_every_way_of_shuffling_reads_an_epoch_for_its_cost(tmp_path):
     assert letters > 2 * 3 * 5 * 1_000
     assert [row[0] for row in table.rows] == list(shuffle.WAYS)
     assert all(float(whole) >= float(first) for _, first, whole in table.rows)
+
+
+def test_photographs_of_captions_are_decoded_as_large_as_they_are_said_to_be(tmp_path):
+    images_ahead.write_captions(tmp_path, 40)
+
+    rows = pq.read_table(tmp_path / "captions.parquet").to_pylist()
+
+    assert len(rows) == 40
+    assert {len(row["text"]) for row in rows} == {4}
+    assert all(40_000 < len(image) < 80_000 for row in rows for image in row["images"])
+
+
+def test_figures_of_two_trees_stand_beside_each_other_where_their_samples_are_the_same():
+    before, now = (32.9, 4_272, 8_000, 5_648, 77), (5.04, 600, 900, 715, 77)
+
+    table = images_ahead.table_of({(16, 4_096): (before, now)})
+
+    assert [row[2:] for row in table.rows] == [
+        ("before", "32.9", "4,272", "8,000", "5,648"),
+        ("now", "5.0", "600", "900", "715"),
+    ]
+    with pytest.raises(ValueError, match="samples differ: 16 patches, 4096 tokens"):
+        images_ahead.table_of({(16, 4_096): (before, (*now[:-1], 78))})

@@ -49,6 +49,12 @@ def ask(*ranges, source=0):
     )
 
 
+def reported(read):
+    """Return what is told of a read."""
+    table, size_bytes = read.block.table, read.block.size_bytes
+    return SamplesReported(source=read.source, table=table, size_bytes=size_bytes)
+
+
 def lists(columns):
     ragged = columns.tokens
     return [ragged[i].tolist() for i in range(len(ragged))]
@@ -64,7 +70,7 @@ def test_what_was_read_is_held_and_reported():
     loader = a_loader()
     read = read_of([3, 4], start=5)
 
-    assert loader.handle(read) == (SamplesReported(source=0, table=read.block.table),)
+    assert loader.handle(read) == (reported(read),)
     assert loader.held_positions(0) == (5, 7)
     assert loader.held_tokens() == 7
 
@@ -73,9 +79,29 @@ def test_asked_again_it_answers_from_what_it_holds():
     read = read_of([3, 4])
     loader = a_loader(read)
 
-    assert loader.handle(ReadAhead(source=0, start=0, stop=2)) == (
-        SamplesReported(source=0, table=read.block.table),
-    )
+    assert loader.handle(ReadAhead(source=0, start=0, stop=2)) == (reported(read),)
+
+
+def test_asked_again_for_more_than_it_holds_it_answers_with_the_first_part():
+    reads = read_of([3, 4]), read_of([5], start=2)
+    loader = a_loader(*reads)
+
+    (answer,) = loader.handle(ReadAhead(source=0, start=1, stop=9))
+
+    assert (answer.table.start, answer.table.stop) == (1, 3)
+    assert answer.table.lengths_N.tolist() == [4, 5]
+    # Of a part what it takes alone: the planner reckons by it what a token weighs.
+    assert answer.size_bytes == 9 * 4 + (2 + 2) * 8
+    assert loader.handle(ReadAhead(source=0, start=3, stop=9)) == (Read(source=0, start=3, stop=9),)
+
+
+def test_a_range_of_which_a_part_is_held_is_read_again_by_who_takes_over():
+    loader = a_loader(read_of([3, 4]))
+
+    reads = loader.handle(TakeOver(ranges={0: (0, 5)}))
+
+    assert reads == (Read(source=0, start=0, stop=5),)
+    assert loader.handle(TakeOver(ranges={0: (0, 2)})) == ()
 
 
 def test_reading_twice_holds_once():

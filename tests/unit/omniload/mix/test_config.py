@@ -254,8 +254,21 @@ def test_small_steps_are_made_further_ahead_and_several_at_once(tokens, asked, a
     assert (mix.steps_ahead, mix.steps_at_once) == (ahead, at_once)
 
 
-def test_samples_with_images_are_made_half_as_far_ahead():
-    images = {"type": "images", "patch": 14, "placeholder": 7}
+@pytest.mark.parametrize(
+    ("patch", "merge", "memory", "ahead"),
+    [
+        # Half of what there is of text, where memory allows it.
+        (14, 1, "4GiB", 16),
+        # A token takes 588 bytes, or four times that; a step is of 131,072.
+        (14, 1, "256MiB", 3),
+        (14, 1, "512MiB", 6),
+        (14, 2, "2GiB", 6),
+        # One is made while ranks have the other.
+        (14, 2, "1MiB", 2),
+    ],
+)
+def test_no_more_steps_with_images_are_made_ahead_than_memory_holds(patch, merge, memory, ahead):
+    images = {"type": "images", "patch": patch, "merge": merge, "placeholder": 7}
     source = {"type": "parquet", "path": "x", "text": "t", "images": "i", "transforms": [images]}
     mixes = [
         a_mix(
@@ -263,12 +276,13 @@ def test_samples_with_images_are_made_half_as_far_ahead():
             rows=128,
             length=1024,
             tokenizer={"type": "bytes"},
-            runtime={"prefetch_steps": 0},
+            runtime={"prefetch_steps": asked},
+            loader={"memory": memory},
         )
-        for more in ({}, {"seen": source})
+        for more, asked in (({}, 0), ({"seen": source}, 0), ({"seen": source}, 9))
     ]
 
-    assert [mix.steps_ahead for mix in mixes] == [32, 16]
+    assert [mix.steps_ahead for mix in mixes] == [32, ahead, 9]
 
 
 def test_what_keys_ask_of_each_other_is_reported_together_each_with_its_line():

@@ -10,6 +10,7 @@ import pytest
 from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles import loader as loader_module
 from omniload.actors.roles.loader import LoaderShell
+from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.machine.messages import ReadAhead, TakeOver
@@ -48,10 +49,16 @@ class AnOpening:
 
 
 @pytest.fixture
-def a_shell(monkeypatch):
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def a_shell(monkeypatch, clock):
     def opened(answer):
         monkeypatch.setattr(AnOpening, "answer", staticmethod(answer), raising=False)
         monkeypatch.setattr(loader_module, "SourceOpening", AnOpening)
+        monkeypatch.setattr(loader_module, "SystemClock", lambda: clock)
         activity = Activity("loader-0")
         return LoaderShell(a_mix(), [0, 1], base_dir=Path(), cache_dir=None, activity=activity)
 
@@ -104,7 +111,7 @@ def test_a_loader_that_is_closed_ends_a_read_with_the_part_under_way(a_shell):
 
     with pytest.raises(UnavailableError, match="closed while code was read"):
         shell.read_ahead(ReadAhead(source=0, start=7, stop=5000))
-    assert parts == [(7, 71)]
+    assert parts == [(7, 23)]
 
 
 def test_a_range_is_reported_and_held_as_one_however_many_parts_it_is_read_in(a_shell):
@@ -113,13 +120,35 @@ def test_a_range_is_reported_and_held_as_one_however_many_parts_it_is_read_in(a_
 
     report = shell.read_ahead(ReadAhead(source=0, start=0, stop=3000))
 
-    assert parts[0] == (0, 64)
+    assert parts[0] == (0, 16)
     assert [a for a, _ in parts[1:]] == [b for _, b in parts[:-1]]
     assert (report.table.start, report.table.stop, len(report.table)) == (0, 3000, 3000)
     assert shell.held_tokens() == 3000
     again = len(parts)
     shell.read_ahead(ReadAhead(source=0, start=10, stop=2000))
     assert len(parts) == again, "what is held is not read again"
+
+
+def test_what_takes_long_is_told_in_parts_and_who_takes_over_reads_on_to_the_end(a_shell, clock):
+    read, done = [], threading.Event()
+
+    def answer(source, start, stop):
+        read.append((source, start, stop))
+        clock.sleep(0.1 * (stop - start))
+        if source == 1 and stop == 40:
+            done.set()
+
+    shell = a_shell(answer)
+
+    report = shell.read_ahead(ReadAhead(source=0, start=0, stop=1000))
+    shell.take_over(TakeOver(ranges={1: (0, 40)}))
+
+    assert (report.table.start, report.table.stop) == (0, 16)
+    assert report.size_bytes == 16 * 4 + 17 * 8
+    assert done.wait(WITHIN_S)
+    own = [(a, b) for source, a, b in read if source == 1]
+    assert [a for a, _ in own] == [0, *(b for _, b in own[:-1])]
+    shell.close()
 
 
 def test_a_shadow_decodes_each_source_once_for_all_positions_that_lie_beside_each_other(a_shell):

@@ -33,13 +33,22 @@ class Reading:
         )
 
 
+def read_whole(parts, reading, start, stop):
+    """Ask for what is left until all is there; return the answers."""
+    answers = []
+    while start < stop:
+        answers.append(parts.read(start, stop, reading.read))
+        start = answers[-1].table.stop
+    return answers
+
+
 @pytest.mark.parametrize("record_s", [0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
 def test_no_part_takes_long_once_it_is_known_what_a_record_takes(record_s):
     reading = Reading(record_s)
     parts = PartReads(reading.clock)
 
     for start in range(0, 8000, 2000):
-        parts.read(start, start + 2000, reading.read)
+        read_whole(parts, reading, start, start + 2000)
 
     usual = reading.sizes[len(reading.sizes) // 2 :]
     assert all(size * record_s <= 0.5 or size == 1 for size in usual)
@@ -49,7 +58,7 @@ def test_no_part_takes_long_once_it_is_known_what_a_record_takes(record_s):
 
 
 def test_what_is_read_in_parts_is_what_is_read_at_once():
-    reading = Reading(1e-2)
+    reading = Reading(1e-3)
 
     found = PartReads(reading.clock).read(100, 400, reading.read)
 
@@ -60,6 +69,26 @@ def test_what_is_read_in_parts_is_what_is_read_at_once():
     assert found.table.positions_N.tolist() == whole.table.positions_N.tolist()
     assert found.skipped == len(reading.sizes) - 1
     assert found.table.bad_N.tolist() == (100 + np.cumsum(reading.sizes[:-1]) - 1).tolist()
+
+
+@pytest.mark.parametrize("record_s", [0.01, 0.1, 3.0])
+def test_a_range_that_takes_long_is_answered_with_its_first_records(record_s):
+    reading = Reading(record_s)
+    parts = PartReads(reading.clock)
+    parts.read(0, 16, reading.read)
+
+    began_s, asked = reading.clock.now_s(), len(reading.sizes)
+    answers = read_whole(parts, reading, 16, 400)
+
+    assert len(answers) > 5
+    # Half a second, and the part that was begun before that.
+    assert all(len(answer.table) * record_s <= 0.5 + max(0.5, 8 * record_s) for answer in answers)
+    assert reading.clock.now_s() - began_s == pytest.approx(384 * record_s)
+    assert sum(reading.sizes[asked:]) == 384
+    whole = reading.read(16, 400)
+    assert np.concatenate([a.tokens.values_V for a in answers]).tolist() == (
+        whole.tokens.values_V.tolist()
+    )
 
 
 def test_a_range_of_nothing_is_read_as_one():

@@ -45,9 +45,21 @@ def test_a_range_is_found_without_the_shards_that_are_asked_for():
     held = HeldSamples()
     held.hold(a_read(0, 6, without=(1,)))
 
-    assert held.find(1, 5, frozenset()) is None
-    assert held.find(1, 5, frozenset({1, 2})) is None
-    assert held.find(1, 5, frozenset({1})).positions_N.tolist() == [2, 3]
+    assert held.find(1, 5, frozenset()) == []
+    assert held.find(1, 5, frozenset({1, 2})) == []
+    (found,) = held.find(1, 5, frozenset({1}))
+    assert found.table.positions_N.tolist() == [2, 3]
+
+
+def test_of_a_range_the_first_part_is_found_up_to_what_is_not_held():
+    held = HeldSamples()
+    for start, stop in ((2, 4), (4, 6), (8, 9)):
+        held.hold(a_read(start, stop))
+
+    found = held.find(3, 9, frozenset())
+
+    assert [(block.table.start, block.table.stop) for block in found] == [(3, 4), (4, 6)]
+    assert held.find(6, 9, frozenset()) == held.find(0, 9, frozenset()) == []
 
 
 reads = st.tuples(

@@ -1,0 +1,103 @@
+"""How much of each source is read ahead: some plans' worth, and no more than memory holds."""
+
+import pytest
+
+from omniload.machine.demand import Demand
+from omniload.machine.messages import PublishPlans, ReadAhead, SamplesReported, Started, StepTaken
+from omniload.mix.edits.history import History
+from omniload.mix.state import MixState
+from tests.support.plane.builders import a_mix, a_planner, a_table
+
+MEMORY = 1 << 20
+
+
+def a_demand(num_sources=2):
+    weights = {"code": 3.0, "web": 1.0}
+    mix = a_mix(
+        sources=tuple(weights), weights=weights, rows=4, length=32, loader={"memory": MEMORY}
+    )
+    state = MixState.start(len(weights))
+    return Demand.of(History(mix, ()), state, 1, num_sources)
+
+
+def test_several_plans_of_light_samples_are_known_ahead_of_each_source_by_its_share():
+    demand = a_demand()
+
+    assert demand.ahead(0, 5.0) == (demand.targets_S[0], 2 * demand.targets_S[0])
+    assert demand.targets_S[0] == pytest.approx(3 * demand.targets_S[1], rel=0.02)
+    # So too while nothing is known of what they weigh.
+    assert demand.ahead(1, 0.0) == (demand.targets_S[1], 2 * demand.targets_S[1])
+
+
+@pytest.mark.parametrize("token_bytes", [500.0, 2_000.0, 20_000.0, 2e6])
+def test_of_heavy_samples_as_many_as_memory_holds_and_what_a_plan_needs_at_least(token_bytes):
+    demand = a_demand()
+
+    held_bytes = 0.0
+    for s in (0, 1):
+        least, most = demand.ahead(s, token_bytes)
+        assert demand.needs_S[s] <= least <= most <= 2 * demand.targets_S[s]
+        held_bytes += (most if most > demand.needs_S[s] else 0) * token_bytes
+    assert held_bytes <= MEMORY / 2
+    if token_bytes == 2e6:
+        assert [demand.ahead(s, token_bytes) for s in (0, 1)] == [(n, n) for n in demand.needs_S]
+
+
+def test_a_source_that_is_not_drawn_yet_is_asked_for_nothing():
+    demand = a_demand(num_sources=3)
+
+    assert demand.needs_S[2] == demand.targets_S[2] == 0
+    assert demand.ahead(2, 1e6) == (0, 0)
+
+
+def read_ahead(planner, token_bytes, steps, most_known):
+    """Answer every read with samples of such a weight and take steps; return the most that was known ahead of plans."""
+    commands, ahead, known = list(planner.handle(Started())), 0, 0
+    for step in range(steps):
+        commands += planner.handle(StepTaken(step=step, dp_rank=0)) if step else ()
+        while commands:
+            command = commands.pop(0)
+            if isinstance(command, PublishPlans):
+                ahead -= sum(sum(plan.tokens_S) for plan in command.plans)
+            if not isinstance(command, ReadAhead):
+                continue
+            # As a loader that reads slowly: a few records of those asked for.
+            stop = min(command.stop, command.start + most_known)
+            table = a_table([6] * (stop - command.start), start=command.start)
+            size_bytes = int(6 * token_bytes) * len(table)
+            commands += planner.handle(
+                SamplesReported(source=command.source, table=table, size_bytes=size_bytes)
+            )
+            ahead += 6 * len(table)
+            known = max(known, ahead)
+    return known
+
+
+@pytest.mark.parametrize("answered", [1, 7, 1000])
+def test_a_planner_asks_for_no_more_heavy_samples_than_fit(answered):
+    mix = a_mix(rows=4, length=32, loader={"memory": MEMORY}, runtime={"prefetch_steps": 2})
+
+    light = read_ahead(a_planner(mix), 5.0, 6, answered)
+    heavy = read_ahead(a_planner(mix), 2_000.0, 6, answered)
+
+    # A plan needs 160 tokens, four are known ahead, and half of the memory holds 262 of the heavy ones; a row of
+    # drawn ones waits for a step, and of each source a read ends with a whole record.
+    assert light >= 640
+    assert heavy <= 262 + 32 + 2 * 6
+
+
+def test_no_step_waits_for_more_than_it_needs_of_samples_that_fit_no_memory():
+    mix = a_mix(rows=4, length=32, loader={"memory": MEMORY}, runtime={"prefetch_steps": 2})
+    planner = a_planner(mix)
+
+    commands, planned = list(planner.handle(Started())), []
+    while commands:
+        command = commands.pop(0)
+        if isinstance(command, PublishPlans):
+            planned += [plan.step for plan in command.plans]
+        if isinstance(command, ReadAhead):
+            table = a_table([6], start=command.start)
+            report = SamplesReported(source=command.source, table=table, size_bytes=1 << 30)
+            commands += planner.handle(report)
+
+    assert planned == [0, 1]
