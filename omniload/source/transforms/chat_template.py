@@ -6,7 +6,7 @@ Templates are programs of strangers: Jinja's immutable sandbox runs them, with t
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -27,13 +27,17 @@ __all__ = [
     "TemplateFiles",
     "named",
     "read_template",
+    "require_no_marks",
     "shown",
+    "texts_in",
     "with_tools",
 ]
 
 _LARGEST_BYTES = 16 << 20
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 """Mark a generation block while a template runs: noncharacters, which no text may hold."""
+_ESCAPED = re.compile(r"\\u[fF][dD]{2}[01]")
+"""A mark as JSON of somebody's may write it; behind another backslash it is none."""
 _ASSISTANT = "assistant"
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
@@ -127,8 +131,7 @@ class ChatTemplate:
         """
         variables = _variables(record, names)
         # Before it is rendered: a mark in a text would be taken for that of a block.
-        if _BEGIN in record or _END in record:
-            raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
+        require_no_marks(record, variables)
         if placed is not None:
             variables = placed(variables)
         marked = self._rendered(variables, variables["messages"])
@@ -215,6 +218,34 @@ def _variables(record: str, names: MessageNames) -> dict[str, Any]:
         "tools": given.get("tools"),
         "documents": given.get("documents"),
     }
+
+
+def require_no_marks(record: str, value: object) -> None:
+    """Refuse a record, JSON of ``value``, in which a text holds what marks generation blocks."""
+    # Nearly every record holds neither, and is looked at no further.
+    if (
+        _BEGIN in record
+        or _END in record
+        or (
+            _ESCAPED.search(record)
+            and any(_BEGIN in text or _END in text for text in texts_in(value))
+        )
+    ):
+        raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Give every text in a value of JSON, keys of objects too."""
+    # No recursion: a value of somebody's may nest as deep as JSON may, deeper than Python's calls.
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            left += (*each.keys(), *each.values())
+        elif isinstance(each, list):
+            left += each
 
 
 def with_tools(record: str, messages_key: str, tools_key: str) -> str:

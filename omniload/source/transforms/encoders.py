@@ -31,6 +31,7 @@ from omniload.source.transforms.chat_template import (
     ChatTemplate,
     Rendered,
     named,
+    require_no_marks,
     with_tools,
 )
 
@@ -179,6 +180,8 @@ class PreferenceEncoder(Encoder):
         """
         # It was written by us, of several keys of a record.
         found, config = orjson.loads(record), self._config
+        if self._template is not None:
+            require_no_marks(record, found)
         if self._template is None:
             assert config.prompt is not None, "the model has seen to it"
             prompt, *answers = (

@@ -24,6 +24,7 @@ from omniload.source.transforms.chat_template import (
     ChatTemplate,
     Rendered,
     shown,
+    texts_in,
 )
 from omniload.source.transforms.encoders import ChatEncoder, PreferenceEncoder
 from omniload.source.transforms.image_patches import BadImageError
@@ -233,19 +234,10 @@ class _Places:
 
     def _require_none(self, value: object) -> None:
         """Refuse a text that would be taken for an image once it is rendered."""
-        # No recursion: a value of somebody's may nest as deep as JSON may, deeper than Python's calls.
-        left = [value]
-        while left:
-            each = left.pop()
-            if isinstance(each, str):
-                if self._form.marker in each:
-                    raise BadConversationError(
-                        f"a text of it holds {self._form.marker!r}, which the template writes for an image; take it out"
-                    )
-            elif isinstance(each, Mapping):
-                left += (*each.keys(), *each.values())
-            elif isinstance(each, list):
-                left += each
+        if any(self._form.marker in text for text in texts_in(value)):
+            raise BadConversationError(
+                f"a text of it holds {self._form.marker!r}, which the template writes for an image; take it out"
+            )
 
     def images(self, beside: Sequence[Bytes]) -> list[Bytes]:
         """Return the image of each place.

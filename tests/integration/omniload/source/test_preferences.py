@@ -298,6 +298,8 @@ def test_sources_that_hold_no_pairs_are_refused(folder, source, said):
             {"prompt": None, "chosen": "b", "rejected": "c"},
             "prompt is null, not a list of messages",
         ),
+        # As JSON escapes it, and as it is.
+        ({"prompt": "a", "chosen": "b", "rejected": "c\ufdd1"}, "holds a noncharacter"),
         (  # as UltraFeedback has them
             {
                 "prompt": "a",

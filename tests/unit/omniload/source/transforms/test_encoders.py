@@ -203,6 +203,8 @@ def test_samples_do_not_depend_on_how_they_are_read_together(models):
         ([{"content": "a"}], "message 0 is .*, not an object with a role"),
         ("no json", "holds the text 'no json', not a list of messages"),
         ([{"role": "user", "content": "\ufdd0"}], "noncharacter"),
+        ('[{"role": "user", "content": "a \\ufDD1"}]', "noncharacter"),
+        ('{"messages": [{"role": "user", "content": "a", "\\uFDd0": 1}]}', "noncharacter"),
     ],
 )
 def test_a_record_that_is_no_conversation_is_told_and_may_be_skipped(models, record, fault):
@@ -214,6 +216,15 @@ def test_a_record_that_is_no_conversation_is_told_and_may_be_skipped(models, rec
 
     assert block.skipped == 1
     assert block.table.positions_N.tolist() == [0, 2]
+
+
+def test_a_text_that_tells_of_an_escape_is_read_as_it_is(models):
+    chat = [{"role": "user", "content": "\\ufdd0"}, {"role": "assistant", "content": "yes"}]
+
+    found = a_source(models / "marked", [json.dumps(chat)]).read(0, 1)
+
+    shown = library_in(models / "marked").decode(found.tokens[0].tolist())
+    assert "\\ufdd0" in shown
 
 
 @pytest.mark.parametrize(
