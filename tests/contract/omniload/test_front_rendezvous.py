@@ -2,7 +2,6 @@
 
 import errno
 import os
-import socket
 import threading
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.front.launch import Launch
 from omniload.front.meeting import Failure, Joined, read_as, wait_for_ranks
 from omniload.front.rendezvous import FolderRendezvous
+from tests.support.ports import free_port
 from trainer_integration.loader.torch_arrays import StoreRendezvous, rendezvous_of
 
 NOTE = Joined(host="here", pid=1)
@@ -175,10 +175,8 @@ def test_a_store_that_nobody_hosts_is_unavailable(monkeypatch):
 
 
 def test_a_note_left_while_rank_0_is_between_two_loaders_is_there_for_its_next(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     first, second = (
         Launch(rank=rank, world_size=2, attempt="", found_in="the test") for rank in range(2)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import yaml
 
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.ray
 RANK = ROOT / "tests" / "support" / "plane" / "processes" / "front_rank.py"
@@ -29,12 +29,6 @@ def mix(tmp_path_factory):
         yaml.safe_dump(model.model_dump(mode="json", exclude_none=True))
     )
     return folder / "mix.yaml"
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def environment(**more):

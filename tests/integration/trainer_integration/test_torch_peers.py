@@ -1,12 +1,12 @@
 """Ranks that train on the same rows, over torch's gloo in real processes."""
 
 import json
-import socket
 import subprocess
 
 import pytest
 
 from tests.house.modules import ROOT
+from tests.support.ports import free_port
 
 RANK = ROOT / "tests" / "support" / "trainer" / "processes" / "peer_rank.py"
 LIMIT_S = 120
@@ -14,9 +14,7 @@ LIMIT_S = 120
 
 def two(warm_python, plan):
     """Run both ranks; return what each said."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [warm_python.path, RANK, str(rank), str(port), plan],

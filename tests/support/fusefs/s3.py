@@ -12,6 +12,10 @@ from pathlib import Path
 
 from pyarrow import fs as pafs
 
+from tests.support.ports import free_port
+
+STARTED_S = 120
+"""For a server that loads on a busy machine."""
 _REQUEST = re.compile(r"(HEAD|GET|PUT|POST|DELETE) (/\S*) HTTP/")
 _KEY = re.compile(r"^/[^/?]+/?")
 
@@ -44,11 +48,14 @@ def _told(method: str, target: str) -> str:
     return f"{method} {'object' if key.startswith('.omnifs/objects/') else key}".strip()
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextlib.contextmanager
 def s3_server(folder: Path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = folder / "requests"
     with log.open("wb") as stderr:
         server = subprocess.Popen(
@@ -58,11 +65,10 @@ def s3_server(folder: Path):
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
     try:
-        end, pause = time.monotonic() + 30, threading.Event()
-        while time.monotonic() < end:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
+        end, pause = time.monotonic() + STARTED_S, threading.Event()
+        while not _listens(port):
+            assert server.poll() is None, f"the server ended: {log.read_text()[-1000:]}"
+            assert time.monotonic() < end, f"no server within {STARTED_S} s"
             pause.wait(0.1)
         yield S3Server(port, log)
     finally:

@@ -8,10 +8,8 @@ Jars and libhdfs come from ``fetch.sh``, once, into ``OMNILOAD_HDFS_CACHE`` (def
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 CACHE = Path(os.environ.get("OMNILOAD_HDFS_CACHE", "~/.cache/omniload/hdfs")).expanduser()
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,8 +38,6 @@ ARCHIVE = CACHE / "classes.jsa"
 """Classes as a Java machine has loaded them: half of the time that a start takes goes to loading them from jars."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
-_LEAST_PORT = 20_000
-"""Ray's workers listen below it, and the kernel's own choice lies above the ports that are taken here."""
 _AS_CLIENT = """
 import sys
 from pyarrow.fs import FileSystem
@@ -79,17 +77,6 @@ def fetched() -> Path:
 
 def _jars() -> str:
     return ":".join(sorted(str(jar) for jar in (CACHE / "jars").glob("*.jar")))
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, and that the kernel gives to no connection until it is used."""
-    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
-    below = int(ephemeral[0]) if int(ephemeral[0]) > _LEAST_PORT + 5_000 else 1 << 16
-    while True:
-        port = random.SystemRandom().randrange(_LEAST_PORT, below)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @dataclass

@@ -10,6 +10,7 @@ from snapshot.image.layer.index_cache import IndexCache
 from snapshot.image.layer.index_making import index_layer
 from snapshot.image.peer.node import PeerNode, PeerSettings
 from snapshot.oci.layout import OciLayout
+from tests.support.ports import free_ports
 from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
 
 __all__ = [
@@ -61,11 +62,7 @@ class HandTier:
 
 def free_addresses(count):
     """Return addresses of this machine that nobody listens at."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 @contextmanager

@@ -1,20 +1,14 @@
 """Ranks of a framework's job as processes of this environment, without its launcher."""
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
-__all__ = ["free_port", "run_ranks", "variables_of_ranks"]
+from tests.support.ports import free_port
+
+__all__ = ["run_ranks", "variables_of_ranks"]
 
 LIMIT_S = 240
-
-
-def free_port():
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def variables_of_ranks(world_size):

@@ -1,6 +1,5 @@
 """A secret in the URL of a mount shows on no way out: a canary, and a table of them all."""
 
-import socket
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fusefs.tools.export import place_on_mount
 from omniload.base.errors import OmniloadError, StateError
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.fusefs.s3 import s3_server
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.started_for_real
 
@@ -30,12 +30,6 @@ def url(tmp_path_factory):
         server.client.create_dir("bucket")
         query = f"region=us-east-1&scheme=http&endpoint_override={server.address}"
         yield f"s3://{KEY}:{SECRET}@bucket/x?{query}"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.fuse

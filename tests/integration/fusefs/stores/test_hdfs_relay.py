@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from tests.support.hdfs.cluster import ROOT, free_port
+from tests.support.hdfs.cluster import ROOT
+from tests.support.ports import free_port
 
 DATA = bytes(range(256)) * 2000
 

@@ -4,7 +4,6 @@ import fcntl
 import mmap
 import os
 import shutil
-import socket
 import urllib.request
 
 import click.testing
@@ -16,6 +15,7 @@ from fusefs.cli import command
 from fusefs.mounts.lifecycle import MountConfig, mount, start
 from omniload.base.errors import StateError
 from tests.support.fusefs.model import TINY, fast_directory
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.fuse,
@@ -63,12 +63,6 @@ def read_past_the_page_cache_of_before(path):
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return file.read()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_what_was_prefetched_outlives_a_killed_daemon_and_needs_no_store(place):

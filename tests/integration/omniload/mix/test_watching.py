@@ -20,10 +20,10 @@ from omniload.actors.roles.planner_metrics import FIGURES
 from omniload.actors.status_file import read_status
 from omniload.base.clock import SystemClock
 from omniload.base.errors import StateError, UnavailableError
-from omniload.base.linux.network import free_ports
 from omniload.cli import command as mix_command
 from omniload.commands.runs import doctor
 from tests.house.modules import ROOT
+from tests.support.ports import free_port
 from trainer_integration.cli import command as train_command
 from trainer_integration.run.run_log import EventLine, RunLog, StepLine
 
@@ -46,7 +46,7 @@ def plane(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
     (tmp_path / "a.txt").write_text("text of a document\n" * 50, encoding="utf-8")
-    (port,) = free_ports("127.0.0.1", None, 1, setting="the test")
+    port = free_port()
     run = tmp_path / "run"
     with omniload.open(
         MIX, arrays="numpy", run_dir=run, metrics_port=port, world_size=1, rank=0

@@ -1,0 +1,34 @@
+"""Ports for programs that are told theirs before they listen: until then any other program may take one.
+
+A port that the kernel chose is let go of and may be given to the next connection of anybody: tests beside this one open
+hundreds. These lie where the kernel chooses none, and are drawn from thousands.
+"""
+
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["free_port", "free_ports"]
+
+_LEAST = 20_000
+"""Ray's workers listen below it, and the kernel's own choice lies above the ports that are taken here."""
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on, and that the kernel gives to no connection."""
+    (port,) = free_ports(1)
+    return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Return as many of them, no two the same."""
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    below = int(ephemeral[0]) if int(ephemeral[0]) > _LEAST + 5_000 else 1 << 16
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().randrange(_LEAST, below)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
