@@ -241,6 +241,22 @@ def test_any_split_of_a_range_among_any_readers_gives_the_same_sequences(
         assert block.table.lengths_N.tolist() == block.tokens.lengths_N.tolist()
 
 
+def test_one_block_that_every_epoch_reads_is_joined_of_what_that_epoch_makes_of_its_documents():
+    units = [[list(range(i, i + 12)) for i in range(20)]]
+
+    def epoch_of(source, epoch):
+        n = source.positions_per_epoch
+        return rows_of(source.read(epoch * n, (epoch + 1) * n))
+
+    source = a_source(units, "none", tokens=7, fim=True)
+    found = [epoch_of(source, epoch) for epoch in range(3)]
+
+    alone = [epoch_of(a_source(units, "none", tokens=7, fim=True), epoch) for epoch in range(3)]
+    assert found == alone
+    # Otherwise filled in the middle, at the same places of their epochs.
+    assert len({str([row[2:] for row in rows]) for rows in found}) == 3
+
+
 @given(contents, methods, st.integers(2, 7), st.integers(0, 2), st.sets(st.integers(0, 3)))
 def test_without_some_shards_those_of_the_others_are_the_same(
     units, method, length, epoch, without
