@@ -38,17 +38,18 @@ COMPUTING = {
 """Lanes of whole folders, whose tests touch the machine only where a marker says so; the innermost folder decides."""
 WAITING = {
     "packages": (
-        *("distribution", "frameworks", "front_ranks", "external_launchers"),
+        *("distribution", "frameworks"),
         # They share one HDFS, but for those that kill its nodes.
         *("hdfs", "journal_stores", "cache_stores", "env/test_places"),
     ),
     # What imports torch, which takes a lane two seconds.
     "trainer": (
-        *("trainer_integration", "integration/benchmarks", "chat_images", "front_rendezvous"),
+        *("trainer_integration", "integration/benchmarks", "chat_images"),
+        *("front_rendezvous", "front_ranks"),
     ),
     # The faults and contracts of planes, which would hold up the last lane: this one ends before the others.
     "files": ("fusefs", "contract/omniload", "faults/omniload"),
-    "images": ("snapshot", "docs", "hosts"),
+    "images": ("snapshot", "docs"),
     "jobs": ("",),
 }
 """Words of the paths of a lane's tests; a path is of the first lane that has a word of it."""

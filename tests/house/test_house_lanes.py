@@ -50,6 +50,10 @@ def test_every_test_file_has_a_lane_and_every_lane_has_tests():
         ("faults/omniload/test_actors_kill.py", "files"),
         ("contract/omniload/test_source_formats.py", "files"),
         ("contract/omniload/test_front_rendezvous.py", "trainer"),
+        ("integration/omniload/test_front_ranks.py", "trainer"),
+        ("integration/trainer_integration/test_external_launchers.py", "trainer"),
+        ("integration/trainer_integration/checkpoint/test_striped_hdfs.py", "packages"),
+        ("integration/omniload/test_front_hosts.py", "jobs"),
         ("integration/omniload/actors/test_ray.py", "jobs"),
     ],
 )
