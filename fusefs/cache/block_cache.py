@@ -77,18 +77,24 @@ class BlockCache:
         block = self._blocks.get(key)
         return block.data.result() if block is not None and block.data.done() else None
 
-    def claim(self, key: Hashable, size_bytes: int) -> tuple[Block | None, bool]:
+    def claim(
+        self, key: Hashable, size_bytes: int, *, needed: bool = True
+    ) -> tuple[Block | None, bool]:
         """Return the block of ``key`` and whether the caller must now fetch it.
 
         Returns:
             ``(block, True)`` to the one caller that has to ``fill`` or ``fail`` it,
             ``(block, False)`` to all others, ``(None, False)`` where blocks on their way
-            leave no room: fetch without the cache, or not at all.
+            leave no room (fetch without the cache, or not at all), or where nobody needs it and the
+            kernel has it, as far as is known.
         """
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
                 return block, False
+            # Asked under the lock: a reader beside this one may just have taken the block, which shows no loss.
+            if not needed and self.kernel.has(key):
+                return None, False
             # A block that is not here and was taken before: so the kernel has dropped it.
             self.kernel.asked(key)
             # The room is taken before the bytes come: blocks on their way count, or the cap would be none.

@@ -58,14 +58,14 @@ class Fetcher:
                 futures[-1].set_result(data)
                 continue
             key, size = (piece.key, unit), piece.layout.unit_size(unit, piece.stored_bytes)
-            # The kernel has it, as far as is known; only one who waits for it shows that it was dropped.
-            if not needed and self._engine.cache.is_served(key):
-                continue
-            block, to_fetch = self._engine.cache.claim(key, size)
-            # The cache is full of blocks on their way: this one goes past it, or not at all.
-            uncached = Block(size) if block is None else None
-            if uncached is not None and not needed:
+            block, to_fetch = self._engine.cache.claim(key, size, needed=needed)
+            if block is None and not needed:
+                # The kernel has it, as far as is known; only one who waits for it shows that it was dropped.
+                if self._engine.cache.is_served(key):
+                    continue
                 break
+            # The cache is full of blocks on their way: this one goes past it.
+            uncached = Block(size) if block is None else None
             block = block or uncached
             assert block is not None
             futures.append(block.data)

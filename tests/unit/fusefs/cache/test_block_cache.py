@@ -128,6 +128,20 @@ def test_one_who_asks_for_what_was_served_raises_doubts():
     assert cache.kernel.num_invalidations == 1
 
 
+def test_one_who_reads_ahead_of_what_another_has_just_been_served_raises_none_and_fetches_nothing():
+    cache = a_filled_cache(a=4)
+    cache.served([("a", 4)])
+
+    assert cache.claim("a", 4, needed=False) == (None, False)
+
+    assert cache.is_served("a")
+    assert (cache.kernel.num_invalidations, cache.used_bytes) == (0, 0)
+
+
+def test_one_who_reads_ahead_of_what_nobody_was_served_fetches_it():
+    assert BlockCache(10).claim("a", 4, needed=False)[1]
+
+
 def test_a_block_on_its_way_is_not_served():
     cache = BlockCache(10)
     cache.claim("a", 4)
