@@ -70,7 +70,7 @@ def test_kept_threads_make_every_epoch_as_torchs_workers_do():
 
 
 def test_a_closed_loader_gives_no_batch_of_kept_threads_and_another_epoch_when_asked():
-    with threaded(13, 1, persistent_workers=True, timeout=3) as loader:
+    with threaded(13, 1, persistent_workers=True, timeout=60) as loader:
         batches = iter(loader)
         next(batches)
         loader.close()
