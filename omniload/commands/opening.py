@@ -40,7 +40,7 @@ from omniload.source.kept_findings import (
 )
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.survey.spread import Spread, unevenness
-from omniload.source.tokenize import Tokenizer, open_tokenizer
+from omniload.source.tokenize import Tokenizer, doubt_of_ids, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
 
 __all__ = [
@@ -242,8 +242,12 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
     if not doubt and unseen:
         doubt = f"sources.{name}: {unseen}"
-    if not doubt and (left_out := opened.format.doubt() or _images_not_read(config, first)):
-        doubt = f"sources.{name}: {left_out}"
+    if not doubt and (
+        found := opened.format.doubt()
+        or _images_not_read(config, first)
+        or _ids_unknown(spec, opened.format, first)
+    ):
+        doubt = f"sources.{name}: {found}"
     spread, times = Spread(), 1.0
     if config.images_transform is None:  # images are the most of what a unit takes
         firsts_N = first.column.lengths_N[first.usable_B]
@@ -264,6 +268,12 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         along=spread.along,
         doubt=doubt,
     )
+
+
+def _ids_unknown(spec: PlaneSpec, record_format: Format, first: Records) -> str:
+    """Say that the first token ids are none of the mix's tokenizer; empty where they are, or where it has none."""
+    tokenizer = None if record_format.holds_text else tokenizer_of(spec.mix, spec.base_dir)
+    return "" if tokenizer is None else doubt_of_ids(first.column.values_V, tokenizer)
 
 
 def _images_not_read(config: SourceConfig, first: Records) -> str:

@@ -29,7 +29,7 @@ from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[5] = 5
+_VERSION: Literal[6] = 6
 """Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
@@ -70,7 +70,7 @@ class FoundSource:
 class _Findings(StrictModel):
     """The file."""
 
-    version: Literal[5]
+    version: Literal[6]
     sources: dict[str, tuple[str, FoundSource]]
     """Of each source, what the finding rests on and what it is."""
 

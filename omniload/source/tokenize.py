@@ -32,7 +32,7 @@ from omniload.source.byte_pairs.files import TOKENIZER_JSON, read_tokenizer
 from omniload.source.columns import text_bytes
 from omniload.source.parsing.token_bytes import TokenBytes, marked_ranges
 
-__all__ = ["PANIC", "BpeEncoder", "ByteEncoder", "Tokenizer", "open_tokenizer"]
+__all__ = ["PANIC", "BpeEncoder", "ByteEncoder", "Tokenizer", "doubt_of_ids", "open_tokenizer"]
 
 _BYTES_END = 256
 PANIC = "PanicException"
@@ -100,6 +100,17 @@ def open_tokenizer(config: TokenizerConfig, base_dir: Path) -> Tokenizer:
     if isinstance(config, TiktokenTokenizer):
         return _open_tiktoken(config, base_dir)
     return _open_bpe(config, base_dir)
+
+
+def doubt_of_ids(ids_V: NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
+    """Say that token ids are not of the tokenizer of their mix; empty where they may be."""
+    largest = int(ids_V.max(initial=0))
+    if largest < tokenizer.vocab_size:
+        return ""
+    return (
+        f"the first records have token id {largest:,}, and the tokenizer of the mix has {tokenizer.vocab_size:,} ids: "
+        "another one made them. Name that one, or size the model by hand: loader.vocab_size does not count them"
+    )
 
 
 class ByteEncoder(Tokenizer):

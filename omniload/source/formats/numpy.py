@@ -38,6 +38,10 @@ __all__ = ["FORMAT", "NumpyFormat"]
 _MAGIC = b"\x93NUMPY"
 _LARGEST_HEADER = 64 << 10
 _SCAN_BYTES = 8 << 20
+_FEWEST_IDS = 64
+"""Ids that it takes to doubt their width."""
+_LARGEST_VOCABULARY = 1 << 24
+"""No vocabulary has as many tokens: an id above is two narrower ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ class NumpyFormat(Format):
                 f"{file.path}: {where} hold {len(offsets) - 1} records, {rows} in the index; "
                 "the file is not the one that was indexed, start anew"
             )
-        return self._records(token_ids(ids, f"{file.path}: {where}"), offsets)
+        return self._records(self._checked(ids, file, where), offsets)
 
     @override
     def first_records(self) -> Records:
@@ -94,15 +98,65 @@ class NumpyFormat(Format):
             return self._records(np.empty(0, np.int32), np.zeros(1, np.int64))
         shard = int(self._units.shards_U[filled[0]])
         file = self._files[shard]
+        ids, layout = self._first_ids(shard)
+        offsets = self._offsets(ids, layout)
+        if layout.start + ids.nbytes < file.size_bytes:
+            offsets = offsets[:-1]  # the last may be cut off
+        return self._records(self._checked(ids[: offsets[-1]], file, "its first ids"), offsets)
+
+    @override
+    def doubt(self) -> str:
+        """Say that the ids look as if they had another width, or that no document of a shard has an end."""
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
+            return ""
+        shard = int(self._units.shards_U[filled[0]])
+        ids, layout = self._first_ids(shard)
+        # What .npy says of itself is right.
+        if self._config.dtype is not None and (said := _width_doubted(ids)):
+            return f"{self._files[shard].path}: {said}"
+        return "" if layout.row else self._without_an_end()
+
+    def _without_an_end(self) -> str:
+        """Say of which shards all ids are one document, and that it has no end."""
+        rows_S = np.bincount(self._units.shards_U, self._units.rows_U, len(self._files))
+        alone = np.flatnonzero(rows_S == 1)
+        if not len(alone):
+            return ""
+        # Of one shard: a source may have thousands, in a store, and the same tool has written them.
+        file, layout = self._files[alone[0]], self._layout_of(int(alone[0]))
+        size = layout.dtype.itemsize
+        with reading(file, "its last id"):
+            last = int(
+                np.frombuffer(
+                    file.read_range(file.size_bytes - size, file.size_bytes), layout.dtype
+                )[0]
+            )
+        if last == self._config.end_of_document:
+            return ""
+        more = (
+            f", and {len(alone) - 1:,} more shards are one document each" if len(alone) > 1 else ""
+        )
+        return (
+            f"{file.path}: end_of_document {self._config.end_of_document} is none of its "
+            f"{(file.size_bytes - layout.start) // size:,} ids, so they are one document{more}: name the token that "
+            "ends documents there, or cut rows of one length by row_tokens"
+        )
+
+    def _first_ids(self, shard: int) -> tuple[NDArray[Any], _Layout]:
+        """Return the first ids of a shard, as they are stored."""
+        file = self._files[shard]
         with reading(file, "its first ids"):
             layout = self._layout_of(shard)
             size = min(file.size_bytes - layout.start, FIRST_BYTES) // layout.dtype.itemsize
             data = file.read_range(layout.start, layout.start + size * layout.dtype.itemsize)
-        ids = np.frombuffer(data, layout.dtype)
-        offsets = self._offsets(ids, layout)
-        if layout.start + len(data) < file.size_bytes:
-            offsets = offsets[:-1]  # the last may be cut off
-        return self._records(token_ids(ids[: offsets[-1]], f"{file.path}: its first ids"), offsets)
+        return np.frombuffer(data, layout.dtype), layout
+
+    def _checked(self, ids_V: NDArray[Any], file: ShardFile, where: str) -> NDArray[np.int32]:
+        """Show ids of a shard as token ids; raises ``IntegrityError`` where they are none."""
+        flat = self._config.dtype is not None
+        remedy = "write the shard anew" + ", or correct dtype and header" * flat
+        return token_ids(ids_V, f"{file.path}: {where}", remedy)
 
     def _layout_of(self, shard: int) -> _Layout:
         if self._layout is None or self._layout[0] != shard:
@@ -144,6 +198,25 @@ class NumpyFormat(Format):
         return FileUnits(
             rows=np.diff(found), starts=starts, stops=stops, content=digest.hexdigest()
         )
+
+
+def _width_doubted(ids_V: NDArray[Any]) -> str:
+    """Say that ids look as if they were stored in another width than they are read in; empty where they do not."""
+    dtype = ids_V.dtype
+    if len(ids_V) < _FEWEST_IDS:
+        return ""
+    # Little-endian: the upper half of a wider id lies behind the lower one.
+    if not ids_V[1::2].any() and ids_V[::2].any():
+        return (
+            f"every second one of its first ids is 0, as where wider ids are read as {dtype}: say dtype: "
+            f"{'uint32' if dtype.itemsize < 4 else 'int64'}, unless they are meant"
+        )
+    if (largest := int(ids_V.max())) >= _LARGEST_VOCABULARY:
+        return (
+            f"its first ids go up to {largest:,}, as where ids of half the width are read as {dtype}: say dtype: "
+            "uint16, unless they are meant"
+        )
+    return ""
 
 
 def _row_ends(file: ShardFile, layout: _Layout) -> NDArray[np.int64]:

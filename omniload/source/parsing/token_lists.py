@@ -58,8 +58,15 @@ def said_of_columns(named: Sequence[str]) -> str:
     return f"column {names} " if names else ""
 
 
-def token_ids(ids_V: NDArray[Any], where: str) -> NDArray[np.int32]:
+def token_ids(
+    ids_V: NDArray[Any], where: str, remedy: str = "write the shard anew"
+) -> NDArray[np.int32]:
     """Show integers as token ids; int32 is not copied.
+
+    Args:
+        ids_V: The integers.
+        where: Their place, for messages.
+        remedy: What mends a shard that holds others.
 
     Raises:
         IntegrityError: One is negative or larger than a token id.
@@ -71,7 +78,7 @@ def token_ids(ids_V: NDArray[Any], where: str) -> NDArray[np.int32]:
         if low < 0 or high > _INT32_MAX:
             raise IntegrityError(
                 f"{where}: holds token id {low if low < 0 else high}; a token id is from 0 to {_INT32_MAX}, "
-                "write the shard anew"
+                f"{remedy}"
             )
     return ids_V.astype(np.int32, copy=False)
 

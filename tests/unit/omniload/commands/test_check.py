@@ -235,6 +235,26 @@ def test_images_that_are_broken_are_told_by_a_check_or_that_none_was_looked_at(
     assert ("no image of it was looked at" in said) != refused
 
 
+@pytest.mark.parametrize(("largest", "said"), [(257, 1), (256, 0)])
+def test_token_ids_that_the_tokenizer_does_not_have_are_a_warning(tmp_path, largest, said):
+    np.save(tmp_path / "a.npy", np.array([5, largest, 0] * 40, np.uint16))
+    source = "end_of_document: 0"
+    file = tmp_path / "mix.yaml"
+    file.write_text(
+        MIX.replace("web.jsonl", "a.npy")
+        .replace("jsonl\n", "numpy\n")
+        .replace("SOURCE", source)
+        .replace("PACK", "")
+    )
+
+    shown = CliRunner().invoke(check, [str(file), "--cache-dir", str(tmp_path / "cache")])
+
+    assert shown.exit_code == 0, shown.output
+    assert (
+        shown.output.count("sources.web: the first records have token id 257, and the tok") == said
+    )
+
+
 SEES = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
     "{% if p.type == 'image' %}<pad>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"

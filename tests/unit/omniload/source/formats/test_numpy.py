@@ -1,10 +1,13 @@
 """Token ids in files of numpy's."""
 
+import re
+
 import numpy as np
 import pytest
 
-from omniload.base.errors import ConfigError
+from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.sources import NumpySource
+from omniload.source.formats import numpy as numpy_format
 from omniload.source.formats.numpy import NumpyFormat
 from omniload.source.patterns import find_files
 
@@ -32,3 +35,58 @@ def test_an_end_of_documents_that_no_id_of_the_file_can_be_is_refused(tmp_path, 
     ).units().rows_U.tolist() == [1]
     with pytest.raises(ConfigError, match=rf"ids of {kind}, up to {largest}.* {largest + 1}"):
         NumpyFormat(files, NumpySource(type="numpy", path="*.npy", end_of_document=largest + 1))
+
+
+IDS = [*range(1, 90), 0] * 3
+WIDTHS = {
+    "narrower than they are": (
+        "int32",
+        "uint16",
+        "every second one .* read as uint16: say dtype: uint32",
+    ),
+    "of 64 bits": ("int64", "uint32", "every second one .* read as uint32: say dtype: int64"),
+    "wider than they are": (
+        "uint16",
+        "int32",
+        "go up to 5,767,255, .* read as int32: say dtype: uint16",
+    ),
+    "as they are": ("uint16", "uint16", ""),
+}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_ids_that_look_as_if_they_had_another_width_are_doubted(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(numpy_format, "_LARGEST_VOCABULARY", 1 << 22)
+    written, read, said = WIDTHS[name]
+    np.array(IDS, written).tofile(tmp_path / "a.bin")
+    config = NumpySource(type="numpy", path="a.bin", dtype=read, end_of_document=0)
+
+    doubt = NumpyFormat(find_files(["a.bin"], tmp_path, source="web"), config).doubt()
+
+    assert re.search(said, doubt) if said else doubt == ""
+
+
+def test_shards_in_which_no_document_ends_are_doubted(tmp_path):
+    for name, ids in (("a", [*IDS]), ("b", [*IDS]), ("c", [5, 6, 200])):
+        np.save(tmp_path / f"{name}.npy", np.array(ids, np.uint16))
+    files = find_files(["*.npy"], tmp_path, source="web")
+
+    def doubt(end, files=files):
+        config = NumpySource(type="numpy", path="*.npy", end_of_document=end)
+        return NumpyFormat(files, config).doubt()
+
+    assert (
+        "a.npy: end_of_document 200 is none of its 270 ids, so they are one document, and 2"
+        in doubt(200)
+    )
+    assert "name the token that ends documents there" in doubt(200, files[:1])
+    # One document that ends, and rows, which need no end.
+    assert doubt(200, files[2:]) == doubt(0, files[:2]) == ""
+
+
+def test_ids_that_no_width_of_theirs_explains_say_that_dtype_may_be_wrong(tmp_path):
+    np.full(8, 1 << 15, np.uint16).tofile(tmp_path / "a.bin")
+    config = NumpySource(type="numpy", path="a.bin", dtype="uint32", end_of_document=0)
+
+    with pytest.raises(IntegrityError, match="write the shard anew, or correct dtype and header"):
+        NumpyFormat(find_files(["a.bin"], tmp_path, source="web"), config).read_unit(0)
