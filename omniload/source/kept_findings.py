@@ -110,7 +110,9 @@ def kept_findings(folder: Path | None) -> Mapping[str, tuple[str, FoundSource]]:
     except FileNotFoundError:
         return {}
     except (OSError, StateError, orjson.JSONDecodeError, ValidationError) as error:
-        _LOG.info("%s: cannot be used (%s); looking at every source", folder / _NAME, error)
+        # Of another release or damaged; what pydantic says of it takes lines, for what nobody needs to mend.
+        why = "not as this release writes it" if isinstance(error, ValidationError) else error
+        _LOG.info("%s: cannot be used (%s); looking at every source", folder / _NAME, why)
         return {}
 
 

@@ -18,6 +18,7 @@ from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.concurrency.forks import never_ended_by_a_fork
 from omniload.base.concurrency.time_limit import LimitedCalls, call_within
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError, system_refusal
+from omniload.base.linux.folders import held_in, matches_of
 from omniload.base.log import get_logger
 from omniload.base.secrets import note_secrets_of
 from omniload.source.braces import expanded
@@ -263,7 +264,7 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
         entry = store.info(path)
         if names is None or entry["type"] != "directory":
             return [remote_file(store, path, entry)]
-        return [remote_file(store, each) for each in _of_folder(store.find(path), path, names)]
+        return [remote_file(store, each) for each in _of_folder(store.find(path), [], path, names)]
     # Listings and single answers of one store may write the same time differently, so the
     # stamp comes from a single answer; stores that keep listings give it without a request.
     found = [name for name, entry in store.glob(path, detail=True).items() if is_file(entry)]
@@ -275,21 +276,46 @@ def _expand(pattern: str, base_dir: Path, names: FileNames | None) -> list[Shard
     place = base_dir / pattern
     path = str(place)
     if names is not None and place.is_dir():
-        # Links to folders are not followed: they may lead in a circle.
-        held = [f"{folder}/{name}" for folder, _, inside in os.walk(path) for name in inside]
-        return [local_file(each) for each in _of_folder(held, path, names)]
+        return [_shard(each) for each in _of_folder(*held_in(path), path, names)]
     if names is not None and names.implied and Path(path + names.implied).exists():
-        return [local_file(path + names.implied)]
+        return [_shard(path + names.implied)]
     # A file may be called as a glob is written.
     if not glob.has_magic(path) or place.exists():
-        return [local_file(path)]
+        return [_shard(path)]
     # Matching starts inside the folder: a bracket in the folder's own name is not a pattern.
-    found = glob.glob(pattern, root_dir=base_dir, recursive=True)  # noqa: PTH207
-    return [local_file(str(each)) for each in (base_dir / name for name in found) if each.is_file()]
+    found = [base_dir / name for name in matches_of(pattern, base_dir)]
+    # A link that leads to nothing is a shard that is gone, not a folder.
+    return [
+        _shard(str(each))
+        for each in found
+        if each.is_file() or not (each.is_dir() or each.exists())
+    ]
 
 
-def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:
+def _shard(path: str) -> ShardFile:
+    """Look at a file of this machine.
+
+    Raises:
+        ConfigError: It is a link that leads to nothing: left out, its shard would be missed by nobody.
+        OSError: It is not there.
+    """
+    try:
+        return local_file(path)
+    except FileNotFoundError:
+        if not os.path.islink(path):  # noqa: PTH114 -- as for what is listed
+            raise
+        to = ascii(os.readlink(path))  # noqa: PTH115 -- likewise
+        raise ConfigError(
+            f"{path} is a link to {to}, which is not there; put it back, or remove the link"
+        ) from None
+
+
+def _of_folder(
+    held: Sequence[str], links: Sequence[str], folder: str, names: FileNames
+) -> list[str]:
     """Choose the shards among the files under a folder; its manifest stands for all of them.
+
+    Of ``links``, which lead to other folders, nothing is taken, and that is told.
 
     Raises:
         ConfigError: None of them is a shard, or several data sets lie there.
@@ -316,7 +342,15 @@ def _of_folder(held: Sequence[str], folder: str, names: FileNames) -> list[str]:
         wanted = ", ".join(sorted(names.suffixes | {names.manifest} - {""}))
         raise ConfigError(
             f"{folder} is a folder without a file of this type ({wanted}); "
-            f"it holds {_names(left) or 'no file'}: name the files, or another type"
+            f"it holds {_names([*left, *links]) or 'no file'}: name the files, or another type"
+            + "; links to folders are not followed, name where they lead"
+            * bool(links)
+        )
+    if links:
+        _LOG.warning(
+            "%s: links to folders are not followed, and what lies behind %s is not read; name it in path to have it",
+            folder,
+            _names(links),
         )
     if left:
         _LOG.info("%s: of this folder not taken: %s", folder, _names(left))

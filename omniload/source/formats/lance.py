@@ -16,6 +16,7 @@ from typing_extensions import override
 from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.extras import missing_extra
+from omniload.base.linux.folders import matches_of
 from omniload.base.secrets import note_secrets_of
 from omniload.mix.sources import LanceSource
 from omniload.source.braces import expanded
@@ -284,7 +285,7 @@ def _none_at(where: str, place: str) -> ConfigError:
 
 
 def _matching(pattern: str, base_dir: Path) -> list[str]:
-    return _in_order(glob.glob(pattern, root_dir=base_dir, recursive=True))  # noqa: PTH207
+    return _in_order(matches_of(pattern, base_dir))
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -93,6 +93,30 @@ def test_a_folder_without_a_file_of_the_type_says_what_it_holds(tmp_path):
         found(tmp_path, "d")
 
 
+@pytest.mark.parametrize("name", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/gone.jsonl"])
+def test_a_link_that_leads_to_nothing_is_refused_and_not_left_out(tmp_path, name):
+    written(tmp_path, *HELD)
+    (tmp_path / "d/gone.jsonl").symlink_to("elsewhere.jsonl")
+
+    with pytest.raises(
+        ConfigError, match=r"d/gone.jsonl is a link to 'elsewhere.jsonl', which is not there"
+    ):
+        found(tmp_path, name)
+
+
+def test_links_to_folders_are_told_where_a_folder_does_not_follow_them(tmp_path, caplog):
+    written(tmp_path, *HELD, "other/e.jsonl")
+    (tmp_path / "d/out").symlink_to(tmp_path / "other")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only/in").symlink_to(tmp_path / "other")
+
+    assert found(tmp_path, "d") == TAKEN
+    assert "links to folders are not followed, and what lies behind out is not read" in caplog.text
+    assert "d/out/e.jsonl" in found(tmp_path, "d/**/*.jsonl")
+    with pytest.raises(ConfigError, match=r"it holds in: .* links to folders are not followed"):
+        found(tmp_path, "only")
+
+
 def test_a_list_of_shards_stands_for_its_folder(tmp_path):
     written(tmp_path, "d/a.x", "d/list.json", "d/deep/list.json")
 

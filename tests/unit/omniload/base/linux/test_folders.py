@@ -1,0 +1,94 @@
+"""What globs match, and links that lead in circles."""
+
+import glob
+import os
+
+import pytest
+
+from omniload.base.linux.folders import held_in, matches_of
+
+TREE = (
+    *("a.jsonl", "b.txt", ".h.jsonl", "x/a.jsonl", "x/y/a.jsonl", "x/y/z[1].jsonl"),
+    *("x/.git/a.jsonl", "_tmp/a.jsonl", "new\nline/ü.jsonl"),
+)
+PATTERNS = (
+    *(
+        "*",
+        "*.jsonl",
+        "*/*.jsonl",
+        "**",
+        "**/*.jsonl",
+        "**/y/*.jsonl",
+        "x/**/a.*",
+        "x/**/**/a.jsonl",
+    ),
+    *(
+        "./x/*/a.jsonl",
+        "x//y/?.jsonl",
+        "x/../*.txt",
+        "none/*.jsonl",
+        "a.jsonl/*",
+        ".*",
+        "**/.git/*",
+        "x/y/z[[]1].jsonl",
+    ),
+)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in TREE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_glob_matches_the_files_that_pythons_own_matches(tree, pattern):
+    def files(names):
+        return sorted({str(tree / name) for name in names if (tree / name).is_file()})
+
+    matched = files(matches_of(pattern, tree))
+
+    assert matched == files(glob.glob(pattern, root_dir=tree, recursive=True))  # noqa: PTH207
+    assert matched == files(matches_of(f"{tree}/{pattern}", tree / "x"))
+
+
+def test_links_in_a_circle_are_followed_once_and_told_of(tree, caplog):
+    outside = tree / "_tmp"
+    for at, to in (("x/self", "."), ("x/y/up", "../.."), ("x/out", outside)):
+        (tree / at).symlink_to(to)
+
+    found = matches_of("x/**/*.jsonl", tree)
+
+    assert sorted(found) == ["x/a.jsonl", "x/out/a.jsonl", "x/y/a.jsonl", "x/y/z[1].jsonl"]
+    for link in ("x/self/", "x/y/up/"):
+        assert f"'{link}' leads back into a folder that it lies in" in caplog.text
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_and_not_left_out(tree, monkeypatch):
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).rstrip("/").endswith("x/y"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+    for pattern in ("**/*.jsonl", "x/*/*.jsonl"):
+        with pytest.raises(PermissionError):
+            matches_of(pattern, tree)
+    with pytest.raises(PermissionError):
+        held_in(str(tree))
+    assert sorted(matches_of("*/a.jsonl", tree)) == ["_tmp/a.jsonl", "x/a.jsonl"]  # not asked there
+
+
+def test_of_a_folder_links_to_others_are_told_apart(tree):
+    (tree / "x/out").symlink_to(tree / "_tmp")
+    (tree / "x/y/a.link").symlink_to(tree / "a.jsonl")
+
+    held, links = held_in(str(tree / "x"))
+
+    assert f"{tree}/x/y/a.link" in held
+    assert links == [f"{tree}/x/out"]
