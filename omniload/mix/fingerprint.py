@@ -6,15 +6,17 @@ change freely.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
 
+from omniload.base.state import JsonObject
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import SourceBase
 
-__all__ = ["SourceFacts", "fingerprint_of", "source_parts"]
+__all__ = ["SourceFacts", "differences", "fingerprint_of", "source_parts"]
 
 _NOT_MEMBERSHIP = {
     "tags",
@@ -49,6 +51,24 @@ class SourceFacts:
     """Digest of the files that its transforms read, such as a chat template; empty where they read none."""
     drawn_before_digest: str = ""
     """Digest of the records that another loader had drawn; empty where none are left out for that."""
+
+
+_NAMED = 3
+"""Sources that a message names of those that differ alike."""
+_KEYS = "keys other than path, tags and on_error, or the splits of the mix"
+_MEANING = {
+    "mix": "the section mix: weights, stages or groups",
+    "pack": "the section pack",
+    "tokenizer": "the file of the tokenizer",
+    "tokenizer.library": "the library that reads it",
+    "records": "how many records it has",
+    "order": "its shards, their units or their records",
+    "shards": "the names or sizes of its files",
+    "content": "the bytes in files of the same names and sizes",
+    "transforms": "the files that its transforms read, such as a chat template",
+    "drawn_before": "the records that another loader had drawn",
+}
+"""What the digests of ``fingerprint_of`` are of."""
 
 
 def fingerprint_of(
@@ -114,3 +134,40 @@ def _digest(value: Mapping[str, object]) -> str:
     return hashlib.blake2b(
         orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=6
     ).hexdigest()
+
+
+def differences(saved: JsonObject, now: Mapping[str, str]) -> list[str]:
+    """Return what differs between two fingerprints, in words; of many sources alike the first, and how many more."""
+    changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
+    # Files of other names or sizes hold other bytes: that is no second thing that differs.
+    found = {
+        k.removesuffix(".shards") for k in changed if k.count(".") > 1 and k.endswith(".shards")
+    }
+    said: list[str] = []
+    alike = Counter[str]()
+    for part in changed:
+        if part.removesuffix(".content") in found and part not in found:
+            continue
+        of, what = _meaning(part, there=part in saved and part in now)
+        alike[what] += bool(of)
+        if alike[what] <= _NAMED:
+            digests = (
+                f"{part}: {saved.get(part) or 'absent'} saved, {now.get(part) or 'absent'} now"
+            )
+            said.append(", ".join(filter(None, (digests, f"{of} {what}".strip()))))
+    more = {what: count - _NAMED for what, count in alike.items() if count > _NAMED}
+    return [*said, *(f"and of {count:,} more sources {what}" for what, count in more.items())]
+
+
+def _meaning(part: str, *, there: bool) -> tuple[str, str]:
+    """Return which source a digest is of, or nothing, and what of it; ``there``: in both fingerprints."""
+    if not part.startswith("sources."):
+        return "", _MEANING.get(part, "")
+    # From the right: names of sources may have dots, and names of parts have none.
+    name = part.removeprefix("sources.")
+    source, _, found = name.rpartition(".")
+    if source and found in _MEANING:
+        return f"of source {source!r}", _MEANING[found]
+    return (
+        (f"of source {name!r}", _KEYS) if there else (f"source {name!r}", "is in one of both alone")
+    )

@@ -25,6 +25,7 @@ from omniload.base.state import (
     whole_number,
 )
 from omniload.mix.deficit import WEIGHT_ONE
+from omniload.mix.fingerprint import differences
 from omniload.mix.pieces import (
     POSITION_LIMIT,
     SUB_LIMIT,
@@ -300,48 +301,11 @@ def _require_same(saved: Json, now: Mapping[str, str]) -> None:
         raise StateError(
             f"the mix state is damaged (its fingerprint is {shown(saved)}); resume from an earlier checkpoint"
         )
-    changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
-    # Files of other names or sizes hold other bytes: that is no second thing that differs.
-    found = {
-        k.removesuffix(".shards") for k in changed if k.count(".") > 1 and k.endswith(".shards")
-    }
-    changed = [k for k in changed if k.removesuffix(".content") not in found or k in found]
-    if changed:
-        said = "; ".join(_difference(k, saved.get(k), now.get(k)) for k in changed)
+    if said := differences(saved, now):
         raise StateError(
-            f"the mix is not the one the checkpoint was written with ({said}); "
+            f"the mix is not the one the checkpoint was written with ({'; '.join(said)}); "
             "resume with the old file, data and tokenizer, or start a new run"
         )
-
-
-_MEANING = {
-    "mix": "the section mix: weights, stages or groups",
-    "pack": "the section pack",
-    "tokenizer": "the file of the tokenizer",
-    "tokenizer.library": "the library that reads it",
-    "records": "how many records it has",
-    "order": "its shards, their units or their records",
-    "shards": "the names or sizes of its files",
-    "content": "the bytes in files of the same names and sizes",
-    "transforms": "the files that its transforms read, such as a chat template",
-    "drawn_before": "the records that another loader had drawn",
-}
-"""What the digests of ``fingerprint_of`` are of."""
-
-
-def _difference(part: str, saved: Json, now: str | None) -> str:
-    """Return what differs, and in words what a digest is of: which source, and what of it."""
-    digests = f"{part}: {saved or 'absent'} saved, {now or 'absent'} now"
-    # From the right: names of sources may have dots, and names of parts have none.
-    name = part.removeprefix("sources.")
-    source, _, found = name.rpartition(".")
-    if not part.startswith("sources."):
-        return f"{digests}, {_MEANING[part]}" if part in _MEANING else digests
-    if source and found in _MEANING:
-        return f"{digests}, of source {source!r} {_MEANING[found]}"
-    if saved is None or now is None:
-        return digests
-    return f"{digests}, keys of source {name!r} other than path, tags and on_error"
 
 
 def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":

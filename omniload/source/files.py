@@ -205,7 +205,10 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     # Decoders raise OSError without a number; the operating system gives one.
     of_system = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None)
     if of_system or not decoding:
-        raise UnavailableError(f"{where}: cannot be read: {said(error)}; try again") from error
+        # A ticket may be renewed, so the class is the same: it is worth another try.
+        remedy = "get the rights to it, and try again"
+        remedy = remedy if isinstance(error, PermissionError) else "try again"
+        raise UnavailableError(f"{where}: cannot be read: {said(error)}; {remedy}") from error
     raise IntegrityError(
         f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
     ) from error

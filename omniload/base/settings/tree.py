@@ -29,6 +29,11 @@ _MERGE = "<<"
 
 # libyaml's parser, where PyYAML was built with it: several times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_UNQUOTED = re.compile(r"""(?:^|[:,{\[-])\s*(?:[*@%`]|[^\s'"#,{\[]+[{\[])""")
+"""A value that people write as a text, such as a glob, and YAML reads as something else."""
+_IN_QUOTES = (
+    'a text that begins with *, @ or %, or has { or [ in it, stands in quotes, as in "*.jsonl"'
+)
 _CONSTANTS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -113,6 +118,8 @@ def compose(text: str, *, name: str, expand: Expand | None = None) -> Node | Non
         said = "".join(text.splitlines()[line - 1 : line])
         if "\t" in said.removesuffix(said.lstrip()):
             problem += "; the line has a tab, which YAML takes no indentation of: use blanks"
+        elif _UNQUOTED.search(said):
+            problem += f"; {_IN_QUOTES}"
         raise composer.fault(line, problem) from error
     if composer.repeated:
         raise ConfigError("\n".join(composer.repeated))
@@ -172,7 +179,9 @@ class _Composer:
 
     def _alias(self, anchor: str, line: int) -> Node:
         if anchor not in self._anchors:
-            raise self.fault(line, f"{self._here} refers to *{anchor}, which no value is named")
+            raise self.fault(
+                line, f"{self._here} refers to *{anchor}, which no value is named; {_IN_QUOTES}"
+            )
         node = self._anchors[anchor]
         if node is None:
             raise self.fault(line, f"{self._here} refers to what holds it")

@@ -114,9 +114,16 @@ def ranges_of(
 def changed(path: str, then: tuple[int, str], now: tuple[int, str]) -> IntegrityError:
     """Return what is said of a file whose size and stamp are others than when its source was opened."""
     return IntegrityError(
-        f"{path}: changed since the source was opened: {then[0]} bytes written at {then[1]}, now {now[0]} at {now[1]}; "
-        "positions no longer hold, start anew"
+        f"{path}: changed since the source was opened: {then[0]} bytes written at {_when(then[1])}, now {now[0]} at "
+        f"{_when(now[1])}; positions no longer hold, put back what was there, or start anew"
     )
+
+
+def _when(stamp: str) -> str:
+    """Return a stamp for people: one that counts nanoseconds, as of local files, as a time."""
+    if not re.fullmatch(r"[0-9]{18,19}", stamp):
+        return stamp
+    return f"{datetime.fromtimestamp(int(stamp) // 10**9, UTC):%Y-%m-%d %H:%M:%S}.{stamp[-9:]} UTC"
 
 
 def no_ranges(path: str, why: str) -> ConfigError:

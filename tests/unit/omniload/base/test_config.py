@@ -276,6 +276,11 @@ def test_numbers_are_those_of_yaml_1_2(word, value):
         ),
         ("name: x\nshapes: 3\n", "2: shapes: found 3; give a list, as [first, second]"),
         ("name: x\n\tshapes: []\n", "a tab, which YAML takes no indentation of: use blanks"),
+        *(
+            (f"name: {{a: {text}}}\n", 'or has { or [ in it, stands in quotes, as in "*.jsonl"')
+            for text in ("*.jsonl", "**/*.jsonl", "*web", "@x", "%x", "a/{b,c}.x", "s[0-9].x")
+        ),
+        ("name: {a: b: c}\n", "did not find expected ',' or '}'"),
     ],
 )
 def test_what_belongs_there_is_said_as_a_person_says_it(text, said):

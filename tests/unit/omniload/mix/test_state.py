@@ -195,8 +195,14 @@ def test_what_is_no_object_is_no_state(state):
         ("sources.web.content", "of source 'web' the bytes in files of the same names and sizes"),
         ("sources.web.shards", "of source 'web' the names or sizes of its files"),
         ("sources.a.b.records", "of source 'a.b' how many records it has"),
-        ("sources.web", "keys of source 'web' other than path, tags and on_error"),
-        ("sources.a.b", "keys of source 'a.b' other than path, tags and on_error"),
+        (
+            "sources.web",
+            "of source 'web' keys other than path, tags and on_error, or the splits of the mix",
+        ),
+        (
+            "sources.a.b",
+            "of source 'a.b' keys other than path, tags and on_error, or the splits of the mix",
+        ),
         (
             "sources.web.transforms",
             "of source 'web' the files that its transforms read, such as a chat template",
@@ -210,6 +216,22 @@ def test_what_a_digest_is_of_is_said_in_words(part, said):
 
     with pytest.raises(StateError, match=re.escape(f"({part}: aa saved, cc now, {said}); resume")):
         MixState.from_json(saved, NAMES, PRINT | {part: "cc"})
+
+
+def test_of_many_sources_that_differ_alike_the_first_are_named():
+    parts = [f"sources.s{i:02}" for i in range(37)]
+    saved = a_state().to_json(
+        NAMES, PRINT | dict.fromkeys(parts, "aa") | {"sources.s07.order": "aa"}
+    )
+    now = PRINT | dict.fromkeys(parts, "cc") | {"sources.s07.order": "cc"}
+
+    with pytest.raises(StateError) as caught:
+        MixState.from_json(saved, NAMES, now)
+
+    said = str(caught.value)
+    assert [part for part in parts if f"{part}: aa saved" in said] == parts[:3]
+    assert "sources.s07.order: aa saved, cc now" in said
+    assert "; and of 34 more sources keys other than path" in said
 
 
 def test_a_file_of_another_size_is_one_thing_that_differs():

@@ -151,8 +151,9 @@ def test_a_digest_of_shards_follows_name_and_size_and_not_the_folder(tmp_path):
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_trusted(file, tmp_path):
-    with pytest.raises(IntegrityError, match="changed since the source was opened"), reading(file):
-        (tmp_path / "a.txt").write_text("longer than before")
+    said = r"changed since the source was opened: 5 bytes written at .* now 5 at 2023-11-14 22:13:20\.000000001 UTC"
+    with pytest.raises(IntegrityError, match=said), reading(file):
+        os.utime(tmp_path / "a.txt", ns=(0, 1_700_000_000_000_000_001))
 
 
 def test_a_change_explains_a_failed_decode(file, tmp_path):
@@ -324,6 +325,14 @@ def test_a_fault_of_code_is_not_told_as_an_outage(tmp_path, memory, monkeypatch)
 def test_an_error_of_a_store_s_client_while_reading_is_an_outage(file):
     with pytest.raises(UnavailableError, match="cannot be read: gone; try again"), reading(file):
         raise ClientError("gone")
+
+
+def test_what_may_not_be_read_asks_for_the_rights_to_it(file):
+    with (
+        pytest.raises(UnavailableError, match="get the rights to it, and try again"),
+        reading(file),
+    ):
+        raise PermissionError(13, "Permission denied", file.path)
 
 
 def test_a_store_that_does_not_answer_is_given_up(tmp_path, memory, monkeypatch):
