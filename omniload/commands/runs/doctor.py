@@ -16,6 +16,7 @@ from omniload.base.cli import FiniteRange
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.options import json_option, run_argument
+from omniload.commands.runs.roles_view import why_ended
 from omniload.machine.progress import is_rank
 from omniload.machine.status import REPEATED
 
@@ -145,7 +146,10 @@ def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]
     if last.has_ended:
         # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
         return Diagnosis(
-            findings=(_closed(last, now_s),), looks=len(looks), seconds=seconds, waited_share=share
+            findings=(_closed(last, now_s, logs),),
+            looks=len(looks),
+            seconds=seconds,
+            waited_share=share,
         )
     found = [
         *_ended(last, now_s),
@@ -159,12 +163,16 @@ def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]
     return Diagnosis(findings=tuple(found), looks=len(looks), seconds=seconds, waited_share=share)
 
 
-def _closed(last: PlaneStatus, now_s: float) -> Finding:
+def _closed(last: PlaneStatus, now_s: float, logs: Mapping[str, str]) -> Finding:
+    why = "".join(f"; {role}: {line}" for role, line in why_ended(logs).items())
+    says = (
+        "what it failed with is to be mended" if why else "the trainer's output says why it ended"
+    )
     return Finding(
         role=f"process {last.pid} on {last.host}",
         what="The plane has ended.",
-        seen=f"its process has closed it {max(0.0, now_s - last.written_at):.0f} s ago",
-        do="see omniload mix show for what it has drawn; where it should go on, the trainer's output says why it ended",
+        seen=f"its process has closed it {max(0.0, now_s - last.written_at):.0f} s ago{why}",
+        do=f"see omniload mix show for what it has drawn; where it should go on, {says}",
     )
 
 

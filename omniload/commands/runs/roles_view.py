@@ -1,7 +1,7 @@
 """The roles of a running data plane as a table that is drawn again and again: of ``mix top`` and ``train watch``."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, output, table
 
-__all__ = ["once_option", "roles_view", "status_json", "watch_until_interrupted"]
+__all__ = ["once_option", "roles_view", "status_json", "watch_until_interrupted", "why_ended"]
 
 _EVERY_S = 1.0
 _OLD_S = 5.0
@@ -26,7 +26,7 @@ once_option = click.option("--once", is_flag=True, help="Show the present moment
 
 
 def status_json(run: Path, status: PlaneStatus) -> dict[str, Any]:
-    """Return the status of a run, and by role the last line of those in trouble, as plain JSON."""
+    """Return the status of a run as plain JSON, with the last line of roles in trouble, or of one that failed."""
     return {**status.model_dump(mode="json"), "last_lines": _last_lines(run, status)}
 
 
@@ -41,9 +41,21 @@ def roles_view(run: Path, status: PlaneStatus) -> RenderableType:
 
 def _last_lines(run: Path, status: PlaneStatus) -> dict[str, str]:
     """Read them where this machine sees the run's folder, whatever the role's own calls it."""
-    troubled = [role.name for role in status.roles if role.in_trouble and role.log]
-    lines = {role: last_line_of(logs_folder(run) / log_name(role)) for role in troubled}
-    return {role: line for role, line in lines.items() if line}
+    ended = status.has_ended
+    told = [role.name for role in status.roles if role.log and (ended or role.in_trouble)]
+    lines = {role: last_line_of(logs_folder(run) / log_name(role)) for role in told}
+    return why_ended(lines) if ended else {role: line for role, line in lines.items() if line}
+
+
+def why_ended(lines: Mapping[str, str]) -> dict[str, str]:
+    """Return of the last lines of all roles the one that says why their plane has ended; none where it ended well.
+
+    An error reaches every role: where the planner has told of it, nobody else is needed.
+    """
+    # A line begins with the day, the time and the level.
+    errors = {role: line for role, line in lines.items() if line.split(" ", 3)[2:3] == ["ERROR"]}
+    first = min(errors, key=lambda role: not role.startswith("planner"), default=None)
+    return {} if first is None else {first: errors[first]}
 
 
 def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -> None:

@@ -213,3 +213,22 @@ def test_a_plane_that_was_closed_is_told_as_such_and_no_rank_of_its_last_moment_
         "The plane has ended, or the process that opened it is stopped"
     )
     assert len(killed) > 1
+
+
+def test_a_plane_that_failed_is_told_with_what_the_planner_said_last():
+    look = a_look(0, a_role("planner"), a_role("rank dp=0")).model_copy(update={"has_ended": True})
+    at = "2026-11-27 17:30:23,502"
+    logs = {
+        "rank dp=0": f"{at} ERROR waits for step 9: gone",
+        "planner": f"{at} ERROR the data plane stops: a.jsonl: gone",
+    }
+
+    (failed,) = diagnosed(look, logs=logs).findings
+    (alone,) = diagnosed(look, logs=logs | {"planner": f"{at} INFO planner begins"}).findings
+    (well,) = diagnosed(look, logs={"planner": f"{at} INFO an ERROR is in its words"}).findings
+
+    assert failed.seen.endswith(f"; planner: {at} ERROR the data plane stops: a.jsonl: gone")
+    assert failed.do.endswith("what it failed with is to be mended")
+    assert "rank dp=0: " in alone.seen
+    assert "planner" not in well.seen
+    assert well.do.endswith("the trainer's output says why it ended")

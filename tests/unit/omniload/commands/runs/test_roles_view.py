@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
-from omniload.commands.runs.roles_view import roles_view
+from omniload.base.log import log_name
+from omniload.commands.runs.roles_view import roles_view, status_json
 
 
 def a_role(name, host):
@@ -45,3 +46,16 @@ def test_where_each_role_is_is_told_once_there_are_two_hosts(tmp_path, hosts, is
 
     assert heading[:3] == (["role", "on", "does"] if is_told else ["role", "does", "for"])
     assert rows[1][:2] == ["loader-1", hosts[1] if is_told else "stands by"]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_below_a_plane_that_failed_stands_why(tmp_path, has_ended):
+    (tmp_path / "logs").mkdir()
+    line = "2026-11-27 17:30:23,502 ERROR the data plane stops: a.jsonl: gone"
+    (tmp_path / "logs" / log_name("planner")).write_text(f"{line}\n")
+    planner = a_role("planner", "10.0.0.1").model_copy(update={"log": "planner.log"})
+    status = PlaneStatus(
+        written_at=time.time(), host="10.0.0.1", pid=1, roles=(planner,), has_ended=has_ended
+    )
+
+    assert status_json(tmp_path, status)["last_lines"] == ({"planner": line} if has_ended else {})
