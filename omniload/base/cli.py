@@ -6,6 +6,8 @@ is over in a tenth of a second must not spend a third of it on looking through m
 Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted.
 """
 
+import atexit
+import gc
 import io
 import math
 import sys
@@ -152,7 +154,17 @@ DURATION = _Duration()
 
 def _loaded(place: str) -> click.Command:
     module, _, name = place.partition(":")
-    return _checked(getattr(import_module(module), name), place)
+    if module in sys.modules:
+        return _checked(getattr(sys.modules[module], name), place)
+    # What is imported is never garbage: to look through it for some takes a tenth of a short command.
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return _checked(getattr(import_module(module), name), place)
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 def _checked(command: object, place: str) -> click.Command:
@@ -191,6 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name of a file that is no UTF-8 is shown with its bytes spelt out, not refused.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # At the very end, and behind all that others have done then: what is left goes with the process.
+    atexit.register(gc.freeze)
     try:
         refuse_namesake()
         code = omniload.main(

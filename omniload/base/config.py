@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
+from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
@@ -42,6 +43,14 @@ class StrictModel(BaseModel):
     """Base of every configuration model: immutable, and closed to unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields of other values; what was worked out of the fields is so anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -339,12 +339,13 @@ class MixConfig(StrictModel):
         """
         return source.within(self.splits, self.split)
 
-    @property
+    # Kept, as what follows: asked for with every report and step, and a mix may have thousands of sources.
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Source names, sorted; a source's number is its place here."""
         return tuple(self.sources)
 
-    @property
+    @cached_property
     def overlong_S(self) -> list[Overlong]:
         """What becomes of each source's documents that are longer than a row."""
         return [source.overlong or self.pack.overlong for source in self.sources.values()]
@@ -363,7 +364,6 @@ class MixConfig(StrictModel):
         fitting = max(least, tokens // self.batch.tokens)
         return self.runtime.prefetch_steps or min(fitting, _MOST_AHEAD)
 
-    # Kept: it is asked for with every step, and a mix may have thousands of sources.
     @cached_property
     def _image_bytes_per_token(self) -> int:
         found = (source.images_transform for source in self.sources.values())

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import pyarrow as pa
 
 from omniload.base.concurrency.calls_under_way import under_way
@@ -18,6 +17,8 @@ from omniload.base.reading import kind_of
 from omniload.source.stores.asking import changed, no_ranges, ranges_of, stamp_of, tag_of
 
 if TYPE_CHECKING:
+    import fsspec
+
     from omniload.source.stores.shard_cache import KeptShard, ShardCache
 
 __all__ = [
@@ -63,7 +64,7 @@ class ShardFile:
     mark: str = ""
     """What changes with the content whatever time the file is given: inode and time of change, or a store's tag;
     empty where a store has none."""
-    remote: fsspec.AbstractFileSystem | None = None
+    remote: "fsspec.AbstractFileSystem | None" = None
     """The store that holds it; ``None`` for a local file."""
     beside: tuple["ShardFile", ...] = ()
     """Files that it cannot be read without, such as the index that lies beside it."""
@@ -320,7 +321,7 @@ def _status_of(path: str) -> os.stat_result:
 
 
 def remote_file(
-    store: fsspec.AbstractFileSystem, path: str, entry: dict[str, Any] | None = None
+    store: "fsspec.AbstractFileSystem", path: str, entry: dict[str, Any] | None = None
 ) -> ShardFile:
     """Look at a file of a store, or take ``entry`` for what the store says of it.
 

@@ -10,7 +10,6 @@ from math import ceil, floor, inf, isfinite
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
@@ -97,6 +96,8 @@ def kept_columns(
 
 
 def _kept(condition: Condition, column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
+
     # Read as its values: an index into a dictionary says nothing of order.
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

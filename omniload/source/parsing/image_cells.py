@@ -10,7 +10,6 @@ from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
@@ -91,6 +90,8 @@ def with_images(records: Records, column: pa.ChunkedArray, where: RowsAt | str) 
 
 def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
     """Yield the images of each cell."""
+    import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
+
     flat, lengths_B = _flat(cells)
     # What stands beside the bytes, such as a path, is not decoded: it need not be UTF-8.
     values = pc.struct_field(flat, _FIELD) if pa.types.is_struct(flat.type) else flat
@@ -101,6 +102,8 @@ def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
 
 def _paths_alone(cells: pa.Array) -> NDArray[np.bool_]:
     """Return which cells hold an image that is a path alone, on whichever machine it was written, ``[B]``."""
+    import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
+
     flat, lengths_B = _flat(cells)
     lost_B = np.zeros(len(cells), np.bool_)
     if not pa.types.is_struct(flat.type) or flat.type.get_field_index(_PATH) < 0:
@@ -108,15 +111,13 @@ def _paths_alone(cells: pa.Array) -> NDArray[np.bool_]:
     paths = pc.struct_field(flat, _PATH)
     if not (_is_binary(paths.type) or paths.type in _TEXTS):
         return lost_B
-    alone = pc.and_(
-        _says_something(paths), pc.invert(_says_something(pc.struct_field(flat, _FIELD)))
+    said_path, said_bytes = (
+        pc.fill_null(pc.greater(pc.binary_length(values), 0), fill_value=False)
+        for values in (paths, pc.struct_field(flat, _FIELD))
     )
+    alone = pc.and_(said_path, pc.invert(said_bytes))
     lost_B[np.repeat(np.arange(len(cells)), lengths_B)[alone.to_numpy(zero_copy_only=False)]] = True
     return lost_B
-
-
-def _says_something(values: pa.Array) -> pa.Array:
-    return pc.fill_null(pc.greater(pc.binary_length(values), 0), fill_value=False)
 
 
 def _flat(cells: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:

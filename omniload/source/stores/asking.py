@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import fsspec
 import orjson
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.secrets import names_secret
+
+if TYPE_CHECKING:
+    import fsspec
 
 __all__ = [
     "changed",
@@ -84,7 +86,10 @@ def _seconds_of(stamp: str) -> float | None:
 
 
 def ranges_of(
-    store: fsspec.AbstractFileSystem, path: str, size_bytes: int, ranges: Sequence[tuple[int, int]]
+    store: "fsspec.AbstractFileSystem",
+    path: str,
+    size_bytes: int,
+    ranges: Sequence[tuple[int, int]],
 ) -> list[bytes]:
     """Return the bytes of each range of a file; fewer where the file ends before it.
 
@@ -134,7 +139,7 @@ def no_ranges(path: str, why: str) -> ConfigError:
     )
 
 
-def identity_of(store: fsspec.AbstractFileSystem) -> str:
+def identity_of(store: "fsspec.AbstractFileSystem") -> str:
     """Return what tells a store from another: what it was opened with, but for secrets, which may change."""
     said = _plain(
         {"kind": type(store).__name__, "args": list(store.storage_args), **store.storage_options}
@@ -151,7 +156,7 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else None
 
 
-def _require_ranges(store: fsspec.AbstractFileSystem, url: str) -> None:
+def _require_ranges(store: "fsspec.AbstractFileSystem", url: str) -> None:
     """Ask a server once for a part of a file: fsspec would hold the whole of a large one before it can be told.
 
     Raises:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import fsspec
 import orjson
 import xxhash
 from typing_extensions import override
@@ -44,6 +43,8 @@ from omniload.source.stores.blocks import (
 from omniload.source.stores.shared_directory import SharedDirectory
 
 if TYPE_CHECKING:
+    import fsspec
+
     from omniload.source.files import ShardFile
 
 __all__ = ["KeptShard", "ShardCache", "Traffic", "open_shard_cache", "shard_cache_of"]
@@ -109,7 +110,7 @@ class ShardCache:
         return through
 
     def shard(
-        self, store: fsspec.AbstractFileSystem, path: str, size_bytes: int, stamp: str, tag: str
+        self, store: "fsspec.AbstractFileSystem", path: str, size_bytes: int, stamp: str, tag: str
     ) -> "KeptShard | None":
         """Return a shard as it is read through this cache; ``None`` where its store does not tell versions apart.
 
@@ -169,14 +170,14 @@ class ShardCache:
                 "store each time: raise loader.shard_cache.limit",
             )
 
-    def version_now(self, store: fsspec.AbstractFileSystem, path: str) -> tuple[Any, str]:
+    def version_now(self, store: "fsspec.AbstractFileSystem", path: str) -> tuple[Any, str]:
         """Ask a store itself, and no listing that its client keeps, for size and stamp of a file."""
         if len(getattr(store, "dircache", ())):
             store = self._past_listings(store)
         entry = store.info(path)
         return entry.get("size"), stamp_of(entry)
 
-    def _past_listings(self, store: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:
+    def _past_listings(self, store: "fsspec.AbstractFileSystem") -> "fsspec.AbstractFileSystem":
         with self._lock:
             # With the store itself: a number of one that is gone could come again.
             if id(store) not in self._fresh:
@@ -258,7 +259,7 @@ class KeptShard:
 
     cache: ShardCache
     version: CopyVersion
-    store: fsspec.AbstractFileSystem
+    store: "fsspec.AbstractFileSystem"
     path: str
     stamp: str
 

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
@@ -65,6 +64,8 @@ class MapFunction:
         Raises:
             ConfigError: The function fails, or does what it may not.
         """
+        import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
+
         made = self._called(texts.cast(_TEXT))
         empty_N = np.asarray(pc.binary_length(made).fill_null(0)) == 0
         self._require_whole(empty_N)
@@ -88,7 +89,7 @@ class MapFunction:
             pa.array(np.ascontiguousarray(tokens.values_V, np.int32)),
         )
         made = self._called(lists)
-        lengths_K = np.asarray(pc.list_value_length(made).fill_null(0))
+        lengths_K = np.asarray(made.value_lengths().fill_null(0))
         self._require_whole(lengths_K == 0)
         ids = np.asarray(made.flatten())
         if ids.min(initial=0) < 0:

@@ -43,6 +43,7 @@ BEFORE_RAY = (
     *("omniload.actors.roles.planner", "omniload.actors.roles.planner_metrics"),
     # What Ray and its workers load of others.
     *("argparse", "asyncio", "filelock", "google.protobuf.descriptor_pb2", "jsonschema", "psutil"),
+    *("fsspec", "pyarrow.compute"),  # of ours, loaded late
     *("pydantic.v1.fields", "pyarrow.json", "requests", "tqdm", "yaml"),
 )
 """What is loaded before there is a raylet: Ray heeds whose worker it is as it is loaded itself."""

@@ -1,6 +1,8 @@
 """The verbs of ``omniload mix`` before a run, on small corpora."""
 
 import os
+import subprocess
+import sys
 import tarfile
 from itertools import chain
 
@@ -22,6 +24,17 @@ from tests.support.plane.edits.mix_commands import a_mix_file, a_run, json_of, r
 def mix_path(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return a_mix_file(tmp_path)
+
+
+def test_a_check_loads_nothing_that_files_of_this_machine_do_without():
+    heavy = ("fsspec", "asyncio", "pyarrow.compute", "pyarrow.parquet")
+    told = f"import sys, omniload.commands.check; print(*(set({heavy}) & sys.modules.keys()))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.split() == []
 
 
 def files_under(folder):

@@ -1,6 +1,7 @@
 """The command: nouns from entry points, errors to standard error, codes to the caller."""
 
 import errno
+import gc
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
@@ -149,6 +150,25 @@ def test_the_list_of_verbs_loads_none(capsys):
 
     assert group.main(["--help"], standalone_mode=False) == 0
     assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=1) == ["do", "Do it."]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_command_is_loaded_without_looking_for_garbage(tmp_path, monkeypatch, is_on):
+    (tmp_path / "a_verb.py").write_text(
+        "import gc, click\ncollects = gc.isenabled()\n@click.command\ndef verb(): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "a_verb", raising=False)
+    was_on = gc.isenabled()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        found = cli.Verbs(verbs={"verb": ("a_verb:verb", "")}).get_command(None, "verb")
+        after = gc.isenabled()
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+    assert found is sys.modules["a_verb"].verb
+    assert (sys.modules["a_verb"].collects, after) == (False, is_on)
 
 
 def test_a_fault_of_our_own_is_told_as_one_with_its_traceback(capsys):

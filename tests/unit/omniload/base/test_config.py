@@ -1,6 +1,7 @@
 """Configuration faults: every one at once, with file, line and key."""
 
 import os
+from functools import cached_property
 from typing import Annotated, Literal
 
 import pytest
@@ -34,6 +35,22 @@ def faults_of(text, model=Drawing):
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text, model, name="a.yaml")
     return str(caught.value).splitlines()
+
+
+def test_what_a_copy_works_out_is_of_its_own_fields():
+    class Counted(Drawing):
+        @cached_property
+        def size(self):
+            return len(self.shapes)
+
+    square = {"type": "square", "side": 3}
+    one = Counted(name="one", shapes=(square,))
+    assert one.size == 1
+
+    two = one.model_copy(update={"shapes": (*one.shapes, *one.shapes)})
+
+    assert (two.size, one.size, two.name) == (2, 1, "one")
+    assert two == Counted(name="one", shapes=(square, square))
 
 
 def test_a_good_file_is_read(tmp_path):
