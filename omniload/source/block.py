@@ -310,7 +310,8 @@ def _decoded_units(
             # An entry of the cache holds no text that a key could be made of later.
             if reader.wants_keys and records.keys_B is None and reader.tokens is not None:
                 records = replace(records, keys_B=content_keys(records.column))
-            given_B = records.column.lengths_N > 0
+            offsets = records.column.offsets
+            given_B = offsets[1:] > offsets[:-1]
             usable_B = reader.usable_of(unit, records, given_B)
             to_fill = None
             if reader.tokens is not None:

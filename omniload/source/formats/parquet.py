@@ -14,7 +14,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ParquetSource
-from omniload.source.columns import PLAIN_TEXTS, Layer, is_utf8, text_bytes
+from omniload.source.columns import PLAIN_TEXTS, Layer, Pieces, drained, is_utf8, text_bytes
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import (
@@ -49,8 +49,15 @@ _FOOTERS = 8
 """Footers that are read for the sizes of row groups, at most."""
 _GROUPS = 16
 """Row groups of a shard whose sizes are taken from its footer, at most: each has as many numbers as columns."""
-_TEXT_AT_ONCE = 1 << 20
-"""Bytes of texts that are decoded at once, about: what a core has in its cache."""
+_TEXT_AT_ONCE, _MOST_AT_ONCE = 1 << 20, 16 << 20
+"""Bytes of texts that are decoded at once, about: what a core has in its cache; and at most, for whole pages."""
+_PAGE_ROWS = 1_024
+"""Pages end at multiples of so many rows, as Arrow and most others write them. Room for what is left of a page is made
+for each part of it that is decoded, and parts of two pages are moved as the second is begun."""
+_INDEX_BYTES, _HEADS_BYTES = 4, 1 << 16
+"""What a row takes at most that is a number into a dictionary, and what pages take beside their rows, about."""
+_LEAST_SHARED = 4
+"""Rows for each text of a dictionary from which on it is quicker to read numbers into it."""
 _MOST_TIMES, _ROOM_BYTES = 16, 64 << 20
 """Times the bytes of its file, or else bytes, that room for the texts of a row group is made at first, at most."""
 _IMAGES_AT_ONCE = 16
@@ -77,6 +84,10 @@ class ParquetFormat(Format):
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly share a shard; its footer is parsed once.
         self._opened: tuple[int, pq.ParquetFile] | None = None
+        self._indexed: pq.ParquetFile | None = None
+        """The same, to read what its dictionaries hold and numbers into them."""
+        self._shares_texts = True
+        """Whether rows had texts in common where that was looked at last, so that dictionaries are worth it."""
         self._lies_plain = False
         """Whether texts of the opened shard are given as they lie."""
 
@@ -91,7 +102,9 @@ class ParquetFormat(Format):
         part = f"row group {group}"
         with reading(self._files[shard], part):
             opened = self._shard(shard)
-            laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
+            laid = self._indexed_texts(opened, shard, group)
+            if laid is None:
+                laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
             columns = self._columns if laid is None else self._beside
             # In one thread: loaders are many, and each has a core of its own.
             table = (
@@ -192,6 +205,38 @@ class ParquetFormat(Format):
             _require_room(size_bytes, path, group)
         return pa.chunked_array(parts, type=shard.schema_arrow.field(column).type)
 
+    def _indexed_texts(
+        self, shard: pq.ParquetFile, number: int, group: int
+    ) -> tuple[Ragged, NDArray[np.bool_]] | None:
+        """Return the texts of a row group that is written as a dictionary; see ``_laid_texts``.
+
+        What the dictionary holds is looked at once, and each text copied once, to where it stays. Where nearly every
+        row has a text of its own that takes a fifth longer, and the source is read without it from then on.
+        """
+        column = self._texts_in[0]
+        metadata = shard.metadata.row_group(group)
+        if not (self._lies_plain and self._shares_texts and _is_indexed(metadata, column)):
+            return None
+        if self._indexed is None:
+            self._indexed = _open(self._files[number], metadata=shard.metadata, indexed=[column])
+        table = self._indexed.read_row_group(group, columns=[column], use_threads=False)
+        chunks = table[column].chunks
+        texts = sum(len(chunk.dictionary) for chunk in chunks)
+        self._shares_texts = len(table) >= _LEAST_SHARED * texts
+        parts, nulls = [], []
+        for chunk in chunks:
+            held, null_B = text_bytes(chunk.dictionary), nulls_of(chunk)
+            places_B = chunk.indices.fill_null(0).to_numpy().astype(np.int64)
+            # Arrow does not look. Whoever decodes the row group as a whole tells what is wrong with it.
+            if not (is_utf8(held) and _are_within(places_B, len(held))):
+                return None
+            # One more, of no bytes, is what stands where a row is null.
+            places_B[null_B] = len(held)
+            ends = np.append(held.offsets, held.offsets[-1:])
+            parts.append(Pieces([Ragged(values_V=held.values_V, offsets=ends)]).take(places_B))
+            nulls.append(null_B)
+        return (drained(parts, np.dtype(np.uint8)), np.concatenate(nulls)) if parts else None
+
     def _laid_texts(
         self, shard: pq.ParquetFile, group: int, file_bytes: int
     ) -> tuple[Ragged, NDArray[np.bool_]] | None:
@@ -208,7 +253,7 @@ class ParquetFormat(Format):
         size_bytes, rows = _size_of(metadata, column), metadata.num_rows
         # A damaged footer claims more than any file holds.
         most_bytes = max(_MOST_TIMES * file_bytes, _ROOM_BYTES)
-        at_once = max(1, min(rows, rows * _TEXT_AT_ONCE // max(1, size_bytes)))
+        at_once = _rows_at_once(rows, size_bytes)
         layer, nulls = None, []
         for batch in shard.iter_batches(
             at_once, row_groups=[group], columns=[column], use_threads=False
@@ -233,7 +278,7 @@ class ParquetFormat(Format):
     def _shard(self, shard: int) -> pq.ParquetFile:
         if self._opened is None or self._opened[0] != shard:
             # Let go of first: two footers at once are not needed, and may be large.
-            self._opened = None
+            self._opened = self._indexed = None
             self._opened = shard, _open(self._files[shard])
             # Worked out here: a schema of Arrow is made of that of Parquet whenever it is asked for.
             self._lies_plain = (
@@ -267,6 +312,33 @@ def _size_of(group: pq.RowGroupMetaData, column: str) -> int:
     )
 
 
+def _rows_at_once(rows: int, size_bytes: int) -> int:
+    """Return how many rows of a row group are decoded at once: whole pages, unless those are large."""
+    at_once = max(1, rows * _TEXT_AT_ONCE // max(1, size_bytes))
+    whole = -(-at_once // _PAGE_ROWS) * _PAGE_ROWS
+    most = max(1, rows * _MOST_AT_ONCE // max(1, size_bytes))
+    return min(rows, whole if min(rows, whole) <= most else at_once)
+
+
+def _is_indexed(group: pq.RowGroupMetaData, column: str) -> bool:
+    """Whether the rows of a column are numbers into a dictionary, by what its pages take."""
+    chunk = next(
+        chunk
+        for chunk in (group.column(i) for i in range(group.num_columns))
+        if chunk.path_in_schema == column
+    )
+    if not chunk.has_dictionary_page:
+        return False
+    of_dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
+    of_rows = chunk.total_compressed_size - of_dictionary
+    # Of what does not fit a dictionary the pages hold texts, and are larger than that.
+    return bool(of_rows <= _INDEX_BYTES * group.num_rows + _HEADS_BYTES)
+
+
+def _are_within(places_B: NDArray[np.int64], count: int) -> bool:
+    return not len(places_B) or bool(places_B.min() >= 0 and places_B.max() < count)
+
+
 def _require_room(size_bytes: int, path: str, group: int) -> None:
     """Refuse a row group whose images are more than are decoded in memory at once.
 
@@ -280,10 +352,19 @@ def _require_room(size_bytes: int, path: str, group: int) -> None:
         )
 
 
-def _open(file: ShardFile) -> pq.ParquetFile:
+def _open(
+    file: ShardFile, *, metadata: pq.FileMetaData | None = None, indexed: Sequence[str] = ()
+) -> pq.ParquetFile:
+    """Open a shard, whose footer may be known; columns ``indexed`` are given as dictionaries and numbers into them."""
     # Pages written with a checksum are checked against it; without one the flag costs nothing. A reader that
     # buffers before it reads keeps the bytes of its last row group for as long as it is open: in each source.
-    return pq.ParquetFile(file.open(), page_checksum_verification=True, pre_buffer=False)
+    return pq.ParquetFile(
+        file.open(),
+        metadata=metadata,
+        read_dictionary=list(indexed),
+        page_checksum_verification=True,
+        pre_buffer=False,
+    )
 
 
 FORMAT = FormatSpec(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.sources import ParquetSource
+from omniload.source.columns import text_bytes
 from omniload.source.formats import parquet
 from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.index import IndexCache
@@ -301,6 +302,7 @@ def test_texts_are_those_that_pyarrow_reads_however_many_are_decoded_at_once(
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(parquet, "_TEXT_AT_ONCE", at_once)
+        patched.setattr(parquet, "_PAGE_ROWS", 1)
         reader = opened("text", holds_text=True)
         read = [reader.read_unit(unit) for unit in range(len(reader.units()))]
 
@@ -320,6 +322,7 @@ def test_a_text_that_is_not_utf8_is_found_wherever_it_is_decoded(
     shard, opened, monkeypatch, at_once
 ):
     monkeypatch.setattr(parquet, "_TEXT_AT_ONCE", at_once)
+    monkeypatch.setattr(parquet, "_PAGE_ROWS", 1)
     raw = pa.array([b"one", b"two", None, b"a\xff", b"five"], pa.binary())
     shard(raw.view(pa.string()), "text", group_rows=5)
 
@@ -330,9 +333,74 @@ def test_a_text_that_is_not_utf8_is_found_wherever_it_is_decoded(
     assert texts(records.first(2)) == ["one", "two"]
 
 
+@pytest.mark.parametrize(("letters", "rows"), [(300, [4, 4, 2]), (6_000, [1] * 10)])
+def test_whole_pages_are_decoded_at_once_unless_they_are_large(
+    shard, opened, monkeypatch, letters, rows
+):
+    sizes = {"_TEXT_AT_ONCE": 1_000, "_MOST_AT_ONCE": 16_000, "_PAGE_ROWS": 4}
+    for name, size in sizes.items():
+        monkeypatch.setattr(parquet, name, size)
+    decoded = []
+    monkeypatch.setattr(
+        parquet, "text_bytes", lambda texts: decoded.append(len(texts)) or text_bytes(texts)
+    )
+    shard(["a" * letters] * 10, "text", group_rows=10, use_dictionary=False)
+
+    assert texts(opened("text", holds_text=True).read_unit(0)) == ["a" * letters] * 10
+    assert decoded == rows
+
+
+SHARED = ["é" * 10_000, None, "", "b"]
+
+
+def test_rows_that_share_texts_are_copied_out_of_their_dictionary_which_is_looked_at_once(
+    shard, opened, monkeypatch
+):
+    looked = []
+    monkeypatch.setattr(
+        parquet, "is_utf8", lambda column: looked.append(len(column.values_V)) or True
+    )
+    path = shard(SHARED * 30, "text", group_rows=60)
+    reader = opened("text", holds_text=True)
+    before = pa.total_allocated_bytes()
+
+    read = [reader.read_unit(unit) for unit in range(2)]
+
+    assert [texts(records) for records in read] == [[text or "" for text in SHARED] * 15] * 2
+    assert [np.flatnonzero(r.bad_B).tolist() for r in read] == [list(range(1, 60, 4))] * 2
+    assert read[1].reason == f"{path}: row group 1: row 1: column 'text' is null"
+    assert looked == [20_001] * 2
+    assert pa.total_allocated_bytes() - before < 1.1 * 2 * 15 * 20_001
+
+
+def test_rows_with_texts_of_their_own_are_read_without_their_dictionary_from_the_second_on(
+    shard, opened, monkeypatch
+):
+    shard([f"text {i}" for i in range(6)], "text", group_rows=3)
+    reader = opened("text", holds_text=True)
+    assert texts(reader.read_unit(0)) == ["text 0", "text 1", "text 2"]
+
+    monkeypatch.setattr(parquet, "Pieces", lambda columns: pytest.fail("by numbers"))
+
+    assert texts(reader.read_unit(1)) == ["text 3", "text 4", "text 5"]
+
+
+def test_a_number_that_its_dictionary_does_not_have_is_a_damaged_row_group(shard, opened):
+    column = ["a" * 50, "b" * 50, "c" * 50] * 8
+    path = shard(column, "text", group_rows=24, compression="none", write_statistics=False)
+    # Numbers of two bits each, 0 1 2 0 and so on: the first four become 3.
+    numbers, written = b"\x24\x49\x92\x24\x49\x92", path.read_bytes()
+    assert written.count(numbers) == 1
+    path.write_bytes(written.replace(numbers, b"\xff" + numbers[1:]))
+
+    with pytest.raises(IntegrityError, match=r"row group 0: cannot be decoded"):
+        opened("text", holds_text=True).read_unit(0)
+
+
 def test_what_stands_beside_texts_keeps_to_their_rows(shard, opened, monkeypatch):
     monkeypatch.setattr(parquet, "_TEXT_AT_ONCE", 1)
-    shard(["one", "two", "three"], "text", group_rows=3)
+    monkeypatch.setattr(parquet, "_PAGE_ROWS", 1)
+    shard(["one", "two", "three"], "text", group_rows=3, use_dictionary=False)
 
     # The text itself among them: it is then read as a condition too.
     conditions = {"id": (1, 2), "text": ("one", "two")}
