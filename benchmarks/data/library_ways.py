@@ -39,6 +39,7 @@ __all__ = [
     "chat_ways",
     "lines_ways",
     "reading_ways",
+    "same_duties",
     "tokenising_ways",
 ]
 
@@ -47,8 +48,11 @@ Way = Callable[[], tuple[int, float]]
 CHAT_FILE, MODEL = "chats.jsonl", "model"
 _AT_ONCE = 256
 """Records of a batch, and of a call of a tokenizer."""
-_READ = 1_024
-"""Records of a read, as the planner asks for them."""
+_FIRST_READ, _LARGEST_READ = 16, 1 << 16
+"""Records of a read before anything is known of their length, and at most, as the planner asks for them."""
+_READ_BYTES = 1 << 20
+"""Bytes of text of a read, about: the planner asks for tokens, and this is a step of 256 Ki of them."""
+_FEW_ROWS = 1_024
 _BLOCK_GROUPS = 4
 """Row groups of a block, as a source has them by default."""
 _BLOCK_BYTES = 16 << 20
@@ -56,7 +60,10 @@ _BLOCK_BYTES = 16 << 20
 
 
 class _Free(ByteEncoder):
-    """Makes a token of four letters, all the same; what that costs is counted, to be taken off."""
+    """Makes one token of each text; what that costs is counted, to be taken off.
+
+    No more of them: to let go of what a tokenizer writes is no part of reading either.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,10 +76,7 @@ class _Free(ByteEncoder):
         assert isinstance(texts, pa.Array), "as sources hand them over"
         lengths_N = _lengths_of(texts)
         self.letters += int(lengths_N.sum())
-        offsets: NDArray[np.int64] = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum((lengths_N + 3) // 4, out=offsets[1:])
-        # Written, as those of a tokenizer are: what nobody wrote has no page until it is copied.
-        found = Ragged(values_V=np.ones(int(offsets[-1]), np.int32), offsets=offsets)
+        found = Ragged(values_V=np.ones(len(texts), np.int32), offsets=np.arange(len(texts) + 1))
         self.spent_s += time.process_time() - began_s
         return found
 
@@ -121,7 +125,16 @@ def batch_ways(folder: Path) -> dict[str, Way]:
         **_both_orders(folder, ParquetSource(type="parquet", path="*.parquet", text="text")),
         "iter_batches": lambda: _timed(_batches_of(shards)),
         "iter_batches, mapped": lambda: _timed(_batches_of(shards, memory_map=True)),
-        "iter_batches, 1,024 rows": lambda: _timed(_batches_of(shards, rows=_READ)),
+        "iter_batches, 1,024 rows": lambda: _timed(_batches_of(shards, rows=_FEW_ROWS)),
+    }
+
+
+def same_duties(folder: Path) -> dict[str, Way]:
+    """Return the ways to read a column of Parquet by pyarrow alone that do what ours does: checked, in either order."""
+    shards = sorted(folder.glob("*.parquet"))
+    return {
+        "in order": lambda: _timed(_checked_units_of(shards)),
+        "shuffled": lambda: _timed(_taken_blocks_of(shards)),
     }
 
 
@@ -149,8 +162,12 @@ def _ours(folder: Path, config: SourceConfig) -> tuple[int, float]:
     order = Order(units.rows_U, units.shards_U, seed=1, source="s", shuffle=config.shuffle)
     source = RecordSource("s", order, opened.format, pipeline=Pipeline(PlainEncoder(free), ()))
     began_s = time.process_time()
-    for start in range(0, source.positions_per_epoch, _READ):
-        source.read(start, min(start + _READ, source.positions_per_epoch))
+    at, records = 0, _FIRST_READ
+    while at < source.positions_per_epoch:
+        stop = min(at + records, source.positions_per_epoch)
+        source.read(at, stop)
+        at = stop
+        records = max(1, min(_LARGEST_READ, at * _READ_BYTES // max(1, free.letters)))
     return free.letters, time.process_time() - began_s - free.spent_s
 
 
@@ -192,7 +209,7 @@ def _shuffled_groups(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
 
 
 def _blocks_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
-    """Give what ours gives: UTF-8 that was looked at, in another order over as many row groups, ``_READ`` at a time."""
+    """Give what ours gives: UTF-8 that was looked at, in another order over as many row groups, a few at a time."""
     rng = np.random.default_rng(0)
     opened = (pq.ParquetFile(path, pre_buffer=False) for path in shards)
     groups = ((file, group) for file in opened for group in range(file.num_row_groups))
@@ -204,8 +221,38 @@ def _blocks_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
         texts = pa.chunked_array([chunk for each in held for chunk in each.chunks])
         texts = texts.cast(pa.large_string()).combine_chunks()
         order = rng.permutation(len(texts))
-        for start in range(0, len(order), _READ):
-            yield texts.take(pa.array(order[start : start + _READ]))
+        for start in range(0, len(order), _FEW_ROWS):
+            yield texts.take(pa.array(order[start : start + _FEW_ROWS]))
+
+
+def _checked_units_of(shards: Sequence[Path]) -> Iterator[pa.Array]:
+    """Give texts that were looked at, a megabyte or so at a time, out of row groups that are held as one array each."""
+    for column in _checked_groups(shards):
+        step = max(1, len(column) * _READ_BYTES // max(1, column.nbytes))
+        for start in range(0, len(column), step):
+            yield column.slice(start, step)
+
+
+def _taken_blocks_of(shards: Sequence[Path]) -> Iterator[pa.Array]:
+    """Give texts that were looked at, in another order over row groups as ours; copied, as it takes no views."""
+    rng = np.random.default_rng(0)
+    groups = _checked_groups(shards)
+    while held := list(itertools.islice(groups, _BLOCK_GROUPS)):
+        block = pa.concat_arrays([each.cast(pa.large_string()) for each in held])
+        step = max(1, len(block) * _READ_BYTES // max(1, block.nbytes))
+        order = rng.permutation(len(block))
+        for start in range(0, len(order), step):
+            yield block.take(pa.array(order[start : start + step]))
+
+
+def _checked_groups(shards: Sequence[Path]) -> Iterator[pa.Array]:
+    for path in shards:
+        opened = pq.ParquetFile(path, pre_buffer=False)
+        for group in range(opened.num_row_groups):
+            column = opened.read_row_group(group, columns=["text"], use_threads=False)["text"]
+            column.validate(full=True)
+            # Room beyond the texts, which a reader that keeps to a limit of memory cannot hold, stays behind.
+            yield pa.concat_arrays([*column.chunks, column.chunk(0).slice(0, 0)])
 
 
 def _objects_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:

@@ -3,6 +3,10 @@
 python -m benchmarks.data.parquet_reading --help
 """
 
+# First: it says how Arrow keeps what was freed, as it does in a loader, and Arrow asks once, as it is loaded.
+from omniload.base.linux.huge_pages import spare_host
+
+# isort: split
 import itertools
 import os
 import tempfile
@@ -19,9 +23,18 @@ import zstandard
 
 from benchmarks.data.libraries import documents_of, even_texts, rates_of
 from benchmarks.data.library_ways import batch_ways, lines_ways
+from benchmarks.data.reading_parts import PARTS, SAME, parts_of
 from benchmarks.report import Table, print_table, write_report
 
-__all__ = ["Case", "cases_of", "main", "ratios_of", "table_of_ratios", "write_case"]
+__all__ = [
+    "Case",
+    "cases_of",
+    "main",
+    "ratios_of",
+    "table_of_parts",
+    "table_of_ratios",
+    "write_case",
+]
 
 _LETTERS = (50, 2_000, 50_000)
 _CODECS = ("none", "snappy", "zstd")
@@ -44,6 +57,11 @@ class Case:
     """Of the file, as text."""
     dictionary: bool = False
     """Whether texts are few, and written as a dictionary."""
+
+    @property
+    def records(self) -> int:
+        """Documents of the file."""
+        return max(1, (self.mib << 20) // self.letters)
 
     def __str__(self) -> str:
         if not self.group_mib:
@@ -68,7 +86,7 @@ def write_case(folder: Path, case: Case, texts: Sequence[str]) -> None:
     documents = even_texts(texts, case.letters)
     if case.dictionary:
         documents = documents[:_DISTINCT]
-    count = max(1, (case.mib << 20) // case.letters)
+    count = case.records
     column = list(itertools.islice(itertools.cycle(documents), count))
     if not case.group_mib:
         lines = (orjson.dumps({"id": i, "text": text}) + b"\n" for i, text in enumerate(column))
@@ -111,18 +129,42 @@ def table_of_ratios(caption: str, found: Mapping[Case, Mapping[str, Sequence[flo
     )
 
 
+def table_of_parts(found: Mapping[Case, Mapping[str, Mapping[str, float]]]) -> Table:
+    """Return what each part of a read takes a record, in both orders, by kind of file."""
+    return Table(
+        columns=("documents and file", "order", *PARTS, "together", SAME),
+        rows=tuple(
+            (str(case), order, *_each_record(case, parts))
+            for case, orders in found.items()
+            for order, parts in orders.items()
+        ),
+        caption="Microseconds a record, part by part",
+    )
+
+
+def _each_record(case: Case, parts: Mapping[str, float]) -> Iterator[str]:
+    ours = [parts[part] for part in PARTS]
+    for spent_s in (*ours, sum(ours), parts.get(SAME)):
+        yield "" if spent_s is None else f"{spent_s * 1e6 / case.records:.3g}"
+
+
 def _shown(ratios: Sequence[float]) -> str:
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 NOTES = """\
-Files in the page cache, one core, {repeats} turns of all ways after a first one; a ratio is of the processor time of
-one process within a turn, its median with the least and most, above 1 where omniload reads more. Ours gives documents
-1,024 at a time with their positions, their UTF-8 looked at, in the order of the file or shuffled within blocks of four
-row groups, less what the tokenizer takes; shuffled ones where they lie, as
-views, so that what it costs to fetch each from there is the tokenizer's. pyarrow's
-iter_batches gives 65,536 rows at a time as it comes, mapped with
-memory_map=True, or 1,024; nothing is looked at or shuffled. Load of the machine by other work as this began: {load}."""
+Files in the page cache, one core, {repeats} turns of all ways after a first one, each way once unmeasured right before
+it is measured; a ratio is of the processor time of one process within a turn, its median with the least and most, above
+1 where omniload reads more. The process has Arrow keep what was freed for a second and no huge pages on a machine that
+gives memory back to its host, as source loaders have. Ours gives documents of about a megabyte at a time (65,536 of
+them at most), as the planner asks for tokens, with their positions, their UTF-8 looked at, in the order of the file or
+shuffled within blocks of four row groups, less what the tokenizer takes; shuffled ones where they lie, as views, so
+that what it costs to fetch each from there is the tokenizer's. pyarrow's iter_batches gives 65,536 rows at a time as it
+comes, mapped with memory_map=True, or 1,024; nothing is looked at or shuffled. Of parts each is what functions take
+within a read, less those they call; decoding is Arrow's, or of lines zstd and the parser. The same duties by pyarrow
+alone are a row group decoded as a whole, validated, copied out of the room that its decoder leaves, and shown in parts;
+shuffled, four row groups as one array, taken in an order of numpy: copied, for pyarrow takes no views. Load of the
+machine by other work as this began: {load}."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -139,14 +181,17 @@ def main(repeats: int, mib: int, large: bool, report: bool) -> None:
     Example:
       python -m benchmarks.data.parquet_reading --repeats 3 --no-large --no-report
     """  # noqa: D301 -- click's own marker
+    spare_host()
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     texts = documents_of(_SOURCE_MIB << 20)
     found: dict[bool, dict[Case, dict[str, list[float]]]] = {False: {}, True: {}}
+    parts = {}
     for case in cases_of(mib, large=large):
         with tempfile.TemporaryDirectory() as made:
             write_case(Path(made), case, texts)
             ways = (batch_ways if case.group_mib else lines_ways)(Path(made))
-            found[not case.group_mib][case] = rates_of(ways, repeats)
+            found[not case.group_mib][case] = rates_of(ways, repeats, unmeasured=1)
+            parts[case] = parts_of(Path(made), repeats)
         # Told as it goes: all of them take some time.
         click.echo(
             " | ".join(table_of_ratios("", {case: found[not case.group_mib][case]}).rows[0]),
@@ -155,6 +200,7 @@ def main(repeats: int, mib: int, large: bool, report: bool) -> None:
     tables = [
         table_of_ratios("Parquet, one column of text", found[False]),
         table_of_ratios("JSON lines", found[True]),
+        table_of_parts(parts),
     ]
     for table in tables:
         print_table(table)

@@ -21,15 +21,18 @@ from benchmarks.data.library_ways import (
     batch_ways,
     lines_ways,
     reading_ways,
+    same_duties,
     tokenising_ways,
 )
 from benchmarks.data.parquet_reading import (
     Case,
     cases_of,
     ratios_of,
+    table_of_parts,
     table_of_ratios,
     write_case,
 )
+from benchmarks.data.reading_parts import PARTS, SAME, parts_of
 from omniload.mix.config import load_mix
 from tests.support.chats import MARKED, write_model
 from tests.support.plane.sources.bad_inputs import Outcomes
@@ -57,6 +60,9 @@ def test_files_of_each_kind_are_read_alike_by_all_ways(tmp_path):
         write_case(folder, case, TEXTS * 40)
         ways = batch_ways(folder) if case.group_mib else lines_ways(folder)
 
+        if case.group_mib:
+            ways |= {f"{name}, pyarrow": way for name, way in same_duties(folder).items()}
+
         assert len({way()[0] for way in ways.values()}) == 1, case
         assert list(ways)[:2] == ["in order", "shuffled"]
 
@@ -81,6 +87,27 @@ def test_ratios_are_of_turns_and_shown_by_their_median():
             "3",
         ),
     )
+
+
+def test_parts_of_a_read_are_told_a_record_of_each_kind_of_file(tmp_path):
+    parts = {}
+    for number, case in enumerate(cases_of(1, large=False)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_case(folder, case, TEXTS * 40)
+        parts[case] = parts_of(folder, 1)
+
+    table = table_of_parts(parts)
+
+    assert table.columns == ("documents and file", "order", *PARTS, "together", SAME)
+    assert [row[:2] for row in table.rows] == [
+        (str(case), order) for case in parts for order in ("in order", "shuffled")
+    ]
+    # Something was counted of each part that such a file has: no function went by another name.
+    for case, orders in parts.items():
+        for order, found in orders.items():
+            assert (SAME in found) == bool(case.group_mib)
+            assert all(found[part] > 0 for part in PARTS), (case, order)
 
 
 def test_documents_of_one_size_hold_the_same_letters():
@@ -123,6 +150,12 @@ def test_the_first_turn_counts_for_nothing_and_ours_is_compared_with_each():
 
     assert rates == {"ours": [3.0], "theirs": [1.0]}
     assert [row[-1] for row in table_of("x", "y", rates, 1).rows] == ["1.00", "3.00"]
+
+
+def test_a_way_that_is_gone_unmeasured_before_counts_by_what_follows():
+    turns = iter([(1, 1.0), (9, 1.0), (6, 2.0)])
+
+    assert rates_of({"ours": lambda: next(turns)}, 1, unmeasured=1) == {"ours": [3.0]}
 
 
 def test_chats_have_a_line_each(tmp_path):
