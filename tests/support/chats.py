@@ -6,7 +6,17 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-__all__ = ["CHATML", "LLAVA", "MARKED", "QWEN", "QWEN_MARKED", "conversations", "write_model"]
+__all__ = [
+    "CHATML",
+    "GEMMA",
+    "LLAVA",
+    "MARKED",
+    "QWEN",
+    "QWEN_MARKED",
+    "SMOLVLM",
+    "conversations",
+    "write_model",
+]
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -54,6 +64,24 @@ LLAVA = (
 )
 """That of LLaVA 1.5: content is a list of parts alone, and images come first."""
 
+GEMMA = (
+    "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' }}"
+    "{{ 'model' if message['role'] == 'assistant' else message['role'] }}{{ '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+"""As Gemma 3 has it: of an image one token, which the processor replaces."""
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""As SmolVLM has it: content is a list of parts alone."""
+
 _WORDS = (
     "the answer is that fields hold no water",
     "zażółć",
@@ -79,13 +107,14 @@ def conversations(count: int, turns: int = 3) -> list[list[dict[str, str]]]:
     return found
 
 
-def write_model(folder: Path, template: str, special: Sequence[str] = ()) -> None:
+def write_model(folder: Path, template: str, special: Sequence[str] = (), text: str = "") -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` of a byte-level BPE into ``folder``.
 
     Args:
         folder: Where; made if it is missing.
         template: The chat template.
         special: Special tokens beside those of the templates of text.
+        text: What it learns to join beside words of conversations.
     """
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -96,7 +125,8 @@ def write_model(folder: Path, template: str, special: Sequence[str] = ()) -> Non
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    library.train_from_iterator([json.dumps(conversations(20), ensure_ascii=False)], trainer)
+    learnt = [json.dumps(conversations(20), ensure_ascii=False), *([text] if text else [])]
+    library.train_from_iterator(learnt, trainer)
     folder.mkdir(parents=True, exist_ok=True)
     library.save(str(folder / "tokenizer.json"))
     settings = {

@@ -354,9 +354,9 @@ def _require_patches(source: SourceBase) -> None:
 def _require_marker(source: SourceBase, first: ChatTransform | PreferenceTransform) -> None:
     """Refuse images among messages of which it is not known where the template puts them."""
     i, images = source.transforms.index(first), source.images_transform
-    if images is None and first.image is not None:
+    if images is None and (words := first.image_words) is not None:
         raise fault_at(
-            f"transforms[{i}]: image is {first.image!r}, and no transform makes patches of images; add "
+            f"transforms[{i}]: image is {words.marker!r}, and no transform makes patches of images; add "
             f"{{type: images, placeholder: ...}} behind {first.type}, or leave image out",
             *("transforms", i, "image"),
         )

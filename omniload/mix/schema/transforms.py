@@ -27,6 +27,7 @@ __all__ = [
     "ClampTransform",
     "ConcatTransform",
     "FilterTransform",
+    "ImageWords",
     "ImagesTransform",
     "MapTransform",
     "MessageNames",
@@ -68,13 +69,30 @@ class MessageNames(StrictModel):
         return self
 
 
+class ImageWords(StrictModel):
+    """What a template writes for an image, and what the processor of its model puts around the placeholders."""
+
+    marker: Annotated[str, Field(min_length=1, max_length=64)]
+    """What the template writes, such as ``<start_of_image>``: before, placeholders and after take its place."""
+    before: Annotated[str, Field(max_length=256)] = ""
+    """Text before the placeholders, of special tokens too; it is tokenised with the text that it stands in."""
+    after: Annotated[str, Field(max_length=256)] = ""
+    """Text behind them."""
+
+
 class _OfMessages(StrictModel):
     """What makes tokens of messages, by names that it has as ``messages``."""
 
-    image: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    image: Annotated[str, Field(min_length=1, max_length=64)] | ImageWords | None = None
     """What the template writes for an image, such as ``<|image_pad|>`` or ``<image>``: there the ``images`` transform
     right behind this one puts its patches. Images are parts of messages, ``{type: image}``, or stand where the
-    ``marker`` of ``images`` does in a text."""
+    ``marker`` of ``images`` does in a text. Where the processor of a model puts words around its placeholders that the
+    template does not write: ``{marker: ..., before: ..., after: ...}``."""
+
+    @property
+    def image_words(self) -> ImageWords | None:
+        """What the template writes for an image, however the mix says it."""
+        return ImageWords(marker=self.image) if isinstance(self.image, str) else self.image
 
     @model_serializer(mode="wrap")
     def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

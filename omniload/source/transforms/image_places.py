@@ -5,34 +5,30 @@
     [{"type": "image"}, {"type": "text", "text": "What is it?"}]     parts, as OpenAI and Hugging Face have them
     "<image> What is it?"                                            a text with a marker, as LLaVA has it
 
-Either is given to the template of a model as it takes it, which writes a marker of its own for each image. What it
-takes is seen by having it render a message of each form.
+Either is given to the template of a model as it takes it, which writes a marker of its own for each image.
 """
 
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.base.errors import ConfigError
 from omniload.source.transforms.chat_template import (
     BadConversationError,
-    ChatTemplate,
     Rendered,
     shown,
     texts_in,
 )
 from omniload.source.transforms.encoders import ChatEncoder, PreferenceEncoder
 from omniload.source.transforms.image_patches import BadImageError
+from omniload.source.transforms.message_form import MessageForm
 
-__all__ = ["ChatLayout", "Laid", "Layout", "MessageForm", "PairLayout", "TextLayout"]
+__all__ = ["ChatLayout", "Laid", "Layout", "PairLayout", "TextLayout"]
 
-_SAID = "a word about it"
-"""Text of the messages by which a template is tried."""
 _SHOWN = 120
 _DATA, _BASE64 = "data:", ";base64,"
 _IMAGE_TYPES = ("image", "image_url")
@@ -95,64 +91,6 @@ class TextLayout(Layout):
         return Laid(sides=(Rendered(text, ()),), images=images)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageForm:
-    """What a template takes for the content of a message, and writes for an image."""
-
-    marker: str
-    """What it writes for an image."""
-    takes_parts: bool
-    """Whether content may be a list of parts; else it is a text, with the marker in it."""
-    takes_texts: bool
-    """Whether content may be a text."""
-    text_marker: str
-    """What stands for an image in the text of a message, as it lies in a record."""
-    tried: str
-    """What the template writes of an image and a text."""
-
-    @classmethod
-    def of(cls, template: ChatTemplate, marker: str, text_marker: str) -> Self:
-        """Find out what a template takes.
-
-        Raises:
-            ConfigError: It writes no such marker for an image.
-        """
-        plain = _tried(template, _SAID)
-        takes_texts = plain is not None and _SAID in plain
-        parts = _tried(template, [{"type": "image"}, {"type": "text", "text": _SAID}])
-        # What is made for texts writes the list itself, as Python or JSON shows it, or fails at it.
-        takes_parts = (
-            parts is not None
-            and parts.count(_SAID) == 1
-            and not any(f"{q}type{q}" in parts for q in "'\"")
-        )
-        if takes_parts and parts is not None and parts.count(marker) != 1:
-            raise ConfigError(
-                f"{template.path}: image is {marker!r}, and of an image and a text the template writes "
-                f"{parts!r:.{_SHOWN}}; name under image of the transform what it writes for an image, once, or use a "
-                "template of a model that takes images"
-            )
-        if not (takes_parts or takes_texts):
-            raise ConfigError(
-                f"{template.path}: the template writes nothing of a message of a user, whether its content is a text "
-                "or a list of parts; name another under template of the transform"
-            )
-        return cls(
-            marker=marker,
-            takes_parts=takes_parts,
-            takes_texts=takes_texts,
-            text_marker=text_marker,
-            tried=(parts if takes_parts else plain) or "",
-        )
-
-
-def _tried(template: ChatTemplate, content: object) -> str | None:
-    try:
-        return template.text_of([{"role": "user", "content": content}])
-    except BadConversationError:
-        return None
-
-
 class _Places:
     """The places of one record's images, as its messages come to them."""
 
@@ -193,7 +131,7 @@ class _Places:
             return dict(message)
         form = self._form
         if not form.takes_parts:
-            said = (part.get("text", form.marker) for part in parts)
+            said = (part.get("text", form.words.marker) for part in parts)
             return {**message, "content": "".join(said)}
         is_text = isinstance(content, str) and all(part["type"] == "text" for part in parts)
         return {**message, "content": content if is_text and form.takes_texts else parts}
@@ -234,10 +172,12 @@ class _Places:
 
     def _require_none(self, value: object) -> None:
         """Refuse a text that would be taken for an image once it is rendered."""
-        if any(self._form.marker in text for text in texts_in(value)):
-            raise BadConversationError(
-                f"a text of it holds {self._form.marker!r}, which the template writes for an image; take it out"
-            )
+        form = self._form
+        for mark in {form.words.marker, form.placeholder}:
+            if any(mark in text for text in texts_in(value)):
+                raise BadConversationError(
+                    f"a text of it holds {mark!r}, which the template writes for an image; take it out"
+                )
 
     def images(self, beside: Sequence[Bytes]) -> list[Bytes]:
         """Return the image of each place.
@@ -275,10 +215,11 @@ class _Places:
 
     def require_written(self, rendered: Rendered) -> None:
         """Refuse a text in which the template left an image out, or wrote another."""
-        written = rendered.text.count(self._form.marker)
+        marker = self._form.words.marker
+        written = rendered.text.count(marker)
         if written != len(self):
             raise BadImageError(
-                f"the template writes {self._form.marker!r} {written} times, and its messages have {len(self)} images"
+                f"the template writes {marker!r} {written} times, and its messages have {len(self)} images"
             )
 
 
@@ -328,7 +269,7 @@ class ChatLayout(Layout):
 
     def __init__(self, encoder: ChatEncoder, form: MessageForm) -> None:
         self._encoder, self._form = encoder, form
-        self.marker, self.masks, self.tried = form.marker, encoder.masks, form.tried
+        self.marker, self.masks, self.tried = form.placeholder, encoder.masks, form.tried
 
     @override
     def of(self, record: str, images: Sequence[Bytes]) -> Laid:
@@ -338,7 +279,7 @@ class ChatLayout(Layout):
         rendered = self._encoder.rendered(record, places.of_variables)
         placed = places.images(images)
         places.require_written(rendered)
-        return Laid(sides=(rendered,), images=placed)
+        return Laid(sides=(self._form.written_out(rendered),), images=placed)
 
 
 class PairLayout(Layout):
@@ -348,7 +289,7 @@ class PairLayout(Layout):
 
     def __init__(self, encoder: PreferenceEncoder, form: MessageForm) -> None:
         self._encoder, self._form = encoder, form
-        self.marker, self.tried = form.marker, form.tried
+        self.marker, self.tried = form.placeholder, form.tried
 
     @override
     def of(self, record: str, images: Sequence[Bytes]) -> Laid:
@@ -359,7 +300,7 @@ class PairLayout(Layout):
         placed = places.images(images)
         for side in sides:
             places.require_written(side)
-        return Laid(sides=sides, images=placed)
+        return Laid(sides=tuple(map(self._form.written_out, sides)), images=placed)
 
     def _of_answer(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         places = _Places(self._form)

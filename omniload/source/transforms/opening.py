@@ -20,10 +20,10 @@ from omniload.source.transforms.fill_in_middle import MiddleFiller
 from omniload.source.transforms.image_places import (
     ChatLayout,
     Layout,
-    MessageForm,
     PairLayout,
 )
 from omniload.source.transforms.images import ImageEncoder
+from omniload.source.transforms.message_form import MessageForm
 from omniload.source.transforms.pipeline import Pipeline
 from omniload.source.transforms.user_functions import MapFunction
 
@@ -123,10 +123,11 @@ def _layout_of(
 ) -> tuple[Layout, str]:
     """Return what says where images of conversations belong, and the digest of the template."""
     template, digest = _template_of(name, transform, folder)
-    assert transform.image is not None, "the model has seen to it"
-    assert config.images_transform is not None, "there are images"
+    words, images = transform.image_words, config.images_transform
+    assert words is not None, "the model has seen to it"
+    assert images is not None, "there are images"
     try:
-        form = MessageForm.of(template, transform.image, config.images_transform.marker)
+        form = MessageForm.of(template, words, images)
     except ConfigError as error:
         error.add_note(f"transforms of sources.{name}")
         raise

@@ -33,21 +33,25 @@ contents = st.lists(texts | st.sampled_from(range(len(PICTURES))), max_size=5)
 chats = st.lists(st.tuples(contents, contents), min_size=1, max_size=3)
 
 
-def rendered(chat):
+WORDS = {"marker": "[IMG]", "before": "\n\n(é", "after": ")\n"}
+"""What a processor puts around an image."""
+
+
+def rendered(chat, image="<image>"):
     """Return a conversation's text with ``<image>`` where images belong, and who says each letter, by hand."""
     text, spans = "", []
     for asked, said in chat:
-        text += "user\n" + "".join(p if isinstance(p, str) else "<image>" for p in asked) + ";\n"
+        text += "user\n" + "".join(p if isinstance(p, str) else image for p in asked) + ";\n"
         text += "assistant\n"
-        answer = "".join(p if isinstance(p, str) else "<image>" for p in said) + ";\n"
+        answer = "".join(p if isinstance(p, str) else image for p in said) + ";\n"
         spans.append((len(text), len(text) + len(answer)))
         text += answer
     return text, spans
 
 
-def trained_of(text, spans):
+def trained_of(text, spans, image):
     """Return the bytes of answers without their images."""
-    return b"".join(text[a:b].replace("<image>", "").encode() for a, b in spans)
+    return b"".join(text[a:b].replace(image, "").encode() for a, b in spans)
 
 
 def as_parts(content):
@@ -117,16 +121,20 @@ def read(folder, column, images, transforms, row_length, policy="raise"):
     st.lists(chats, min_size=1, max_size=3),
     st.sampled_from(["parts", "text", "numbers"]),
     st.sampled_from([None, 16]),
+    st.sampled_from(["[IMG]", WORDS]),
 )
-def test_samples_are_those_of_a_text_with_images_that_was_rendered_by_hand(drawn, form, length):
+def test_samples_are_those_of_a_text_with_images_that_was_rendered_by_hand(
+    drawn, form, length, words
+):
     images = [
         [PICTURES[p] for c in chat for s in c for p in s if isinstance(p, int)] for chat in drawn
     ]
-    by_hand = [rendered(chat) for chat in drawn]
+    image = "\n\n(é<image>)\n" if words is WORDS else "<image>"
+    by_hand = [rendered(chat, image) for chat in drawn]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "t.jinja").write_text(TEMPLATE)
-        chat = {"type": "chat", "template": "t.jinja", "image": "[IMG]"}
+        chat = {"type": "chat", "template": "t.jinja", "image": words}
         column = [orjson.dumps(in_form(chat, form)).decode() for chat in drawn]
         ours = read(folder, column, images, [chat, PLAIN], length)
         whole = read(folder, column, images, [chat, PLAIN], None)
@@ -139,7 +147,7 @@ def test_samples_are_those_of_a_text_with_images_that_was_rendered_by_hand(drawn
             assert np.array_equal(whole.others[name][i], expected.others[name][i])
         mask = whole.others["loss_mask"][i]
         assert not (whole.tokens[i][mask] == PLACEHOLDER).any()
-        assert bytes(whole.tokens[i][mask].astype(np.uint8)) == trained_of(text, spans)
+        assert bytes(whole.tokens[i][mask].astype(np.uint8)) == trained_of(text, spans, image)
     # Cut to rows, nothing is lost, and no image is cut.
     for name in ("loss_mask", "images", "grids"):
         assert np.array_equal(ours.others[name].values_V, whole.others[name].values_V)

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import tarfile
 
 import lance
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from tokenizers import Tokenizer
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
@@ -126,6 +128,73 @@ def test_an_image_stands_where_the_template_puts_it_and_answers_alone_are_traine
     assert block.others[GRIDS][0].tolist() == [1, 1, 2, 2]
     assert block.others[IMAGE_PLACES][0].tolist() == [4, 1, 7, 4]
     assert len(block.others[IMAGES][0]) == 5 * 48
+
+
+WORDS = {"marker": "[IMG]", "before": "<<", "after": ">>"}
+"""What a processor puts around the placeholders, in the place of what a template writes."""
+
+
+@pytest.mark.parametrize("template", [PARTS, TEXTS, PARTS_ALONE], ids=["both", "texts", "parts"])
+@pytest.mark.parametrize("words", [WORDS, WORDS | {"before": "[IMG"}, {"marker": "[IMG]"}])
+def test_words_of_a_processor_stand_around_an_image_and_are_not_trained_on(
+    tmp_path, template, words
+):
+    messages = [
+        {"role": "user", "content": "x <image> y<image>"},
+        {"role": "assistant", "content": "it <image> is"},
+    ]
+    row = {"messages": messages, "images": [ONE, TWO, ONE]}
+
+    block = a_source(tmp_path, [row], template=template, chat={"image": words}).read(0, 1)
+
+    before, after = words.get("before", ""), words.get("after", "")
+    one, two = f"{before}#{after}", f"{before}####{after}"
+    assert shown(block, 0) == f"u:x {one} y{two};a:it {one} is;"
+    assert trained(block, 0) == "it  is;"
+    firsts = block.others[IMAGE_PLACES][0][::2].tolist()
+    assert firsts == [m.start() for m in re.finditer("(?<!#)#", shown(block, 0))]
+
+
+def test_words_around_an_image_are_tokenised_with_the_text_beside_them(tmp_path):
+    write_model(tmp_path / "model", PARTS, ["<soft>"], "a\n\nb\n\n\nc" * 200)
+    messages = [{"role": "user", "content": "x\n<image>\ny"}, SAID]
+    words = {"marker": "[IMG]", "before": "\n", "after": "\n\n"}
+    bpe = BpeTokenizer(type="bpe", path="model")
+
+    block = a_source(
+        tmp_path,
+        [{"messages": messages, "images": [ONE]}],
+        chat={"image": words},
+        pictures={"placeholder": "<soft>"},
+        tokenizer=bpe,
+    ).read(0, 1)
+
+    library = Tokenizer.from_file(str(tmp_path / "model/tokenizer.json"))
+    whole = library.encode("u:x\n\n<soft>\n\n\ny;a:yes;", add_special_tokens=False).ids
+    assert block.tokens[0].tolist() == whole
+    # The line of the text and that of the processor are one token.
+    assert len(library.encode("x\n\n").ids) == 2
+
+
+def test_a_text_that_holds_what_stands_for_the_placeholders_is_told(tmp_path):
+    write_model(tmp_path / "model", PARTS, ["<soft>"])
+    messages = [{"role": "user", "content": "<image> is <soft>"}, SAID]
+
+    def opened(words, policy="raise"):
+        return a_source(
+            tmp_path,
+            [{"messages": messages, "images": [ONE]}, {"messages": [ASKED, SAID], "images": [ONE]}],
+            chat={"image": words},
+            pictures={"placeholder": "<soft>"},
+            tokenizer=BpeTokenizer(type="bpe", path="model"),
+            policy=policy,
+        )
+
+    with pytest.raises(IntegrityError, match="a text of it holds '<soft>', which the template"):
+        opened(WORDS).read(0, 2)
+    assert opened(WORDS, "skip").read(0, 2).table.positions_N.tolist() == [1]
+    with pytest.raises(ConfigError, match="before and after of image hold '<soft>'"):
+        opened(WORDS | {"after": "<soft>>"})
 
 
 def test_places_that_name_images_by_number_have_those(tmp_path):

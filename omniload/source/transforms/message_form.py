@@ -1,0 +1,114 @@
+"""What a template takes for the content of a message, and what becomes of what it writes for an image.
+
+What it takes is seen by having it render a message of each form. What it writes for an image, the processor of its
+model replaces by placeholders with words around them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from omniload.base.errors import ConfigError
+from omniload.mix.schema.transforms import ImagesTransform, ImageWords
+from omniload.source.transforms.chat_template import BadConversationError, ChatTemplate, Rendered
+
+__all__ = ["MessageForm"]
+
+_SAID = "a word about it"
+"""Text of the messages by which a template is tried."""
+_SHOWN = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageForm:
+    """What a template takes for the content of a message, and writes for an image."""
+
+    words: ImageWords
+    """What it writes for an image, and what a processor puts around the placeholders in its place."""
+    placeholder: str
+    """What stands for the placeholders in a text that is tokenised."""
+    takes_parts: bool
+    """Whether content may be a list of parts; else it is a text, with the marker in it."""
+    takes_texts: bool
+    """Whether content may be a text."""
+    text_marker: str
+    """What stands for an image in the text of a message, as it lies in a record."""
+    tried: str
+    """What the template writes of an image and a text, as it is tokenised."""
+
+    @classmethod
+    def of(cls, template: ChatTemplate, words: ImageWords, images: ImagesTransform) -> Self:
+        """Find out what a template takes.
+
+        Raises:
+            ConfigError: It writes no such marker for an image, or the placeholder would stand there twice.
+        """
+        marker, around = words.marker, words.before + words.after
+        # The token itself, which a tokenizer keeps apart from what stands around it; of a number nothing is known.
+        named = around and isinstance(images.placeholder, str)
+        placeholder = str(images.placeholder) if named else marker
+        if placeholder in around:
+            raise ConfigError(
+                f"transforms: before and after of image hold {placeholder!r}, which stands for the placeholders "
+                "between them; leave it out there, or name the token under placeholder of the images"
+            )
+        plain = _tried(template, _SAID)
+        takes_texts = plain is not None and _SAID in plain
+        parts = _tried(template, [{"type": "image"}, {"type": "text", "text": _SAID}])
+        # What is made for texts writes the list itself, as Python or JSON shows it, or fails at it.
+        takes_parts = (
+            parts is not None
+            and parts.count(_SAID) == 1
+            and not any(f"{q}type{q}" in parts for q in "'\"")
+        )
+        if takes_parts and parts is not None and parts.count(marker) != 1:
+            raise ConfigError(
+                f"{template.path}: image is {marker!r}, and of an image and a text the template writes "
+                f"{parts!r:.{_SHOWN}}; name under image of the transform what it writes for an image, once, or use a "
+                "template of a model that takes images"
+            )
+        if not (takes_parts or takes_texts):
+            raise ConfigError(
+                f"{template.path}: the template writes nothing of a message of a user, whether its content is a text "
+                "or a list of parts; name another under template of the transform"
+            )
+        form = cls(
+            words=words,
+            placeholder=placeholder,
+            takes_parts=takes_parts,
+            takes_texts=takes_texts,
+            text_marker=images.marker,
+            tried="",
+        )
+        tried = form.written_out(Rendered((parts if takes_parts else plain) or "", ()))
+        return replace(form, tried=tried.text)
+
+    def written_out(self, rendered: Rendered) -> Rendered:
+        """Return what a template has written with the words of a processor for each image; none of them is trained on.
+
+        ::
+
+            user: <start_of_image> see      ->      user: BEFORE placeholder AFTER see
+        """
+        words = self.words
+        if not (words.before or words.after):
+            return rendered
+        image = words.before + self.placeholder + words.after
+        at, moved, spans = 0, 0, list[tuple[int, int]]()
+        pieces = rendered.text.split(words.marker)
+        for piece in pieces:
+            stop = at + len(piece)
+            spans += (
+                (max(first, at) + moved, min(end, stop) + moved)
+                for first, end in rendered.spans
+                if first < stop and end > at
+            )
+            at = stop + len(words.marker)
+            moved += len(image) - len(words.marker)
+        return Rendered(image.join(pieces), spans)
+
+
+def _tried(template: ChatTemplate, content: object) -> str | None:
+    try:
+        return template.text_of([{"role": "user", "content": content}])
+    except BadConversationError:
+        return None
