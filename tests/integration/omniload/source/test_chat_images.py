@@ -1,9 +1,11 @@
 """Mixes of conversations and pairs with images: the same steps for any ranks, after kills, and in a vision model."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +14,10 @@ import pytest
 
 import omniload
 from omniload.actors.local.plane import LocalPlane
+from omniload.actors.opening import open_plane
 from omniload.batch.digest import batch_digest, combined
 from omniload.batch.images import images_of, places_of
+from omniload.client import Client
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
@@ -161,6 +165,32 @@ def test_a_run_that_was_killed_goes_on_with_the_same_steps(tmp_path):
         rest = [batch_digest(next(rank)) for _ in range(STEPS - 2)]
 
     assert [line[0] for line in lines] + rest == wanted
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shadows", [0, 1])
+def test_ranks_on_ray_get_the_same_steps_though_the_loader_of_images_is_killed(tmp_path, shadows):
+    mix = a_chat_mix(tmp_path)
+    count = 3 * STEPS
+    alone = digests(steps_of(a_spec(tmp_path, mix), count))
+    runtime = {"kind": "ray", "prefetch_steps": 2, "loaders": 1, "shadows": shadows}
+    mix = a_chat_mix(tmp_path, runtime=runtime)
+
+    found, holders = [], []
+    spec = a_spec(tmp_path, mix, tree=ClientPlaceTree.of(dp=2))
+    with open_plane(spec) as plane, ExitStack() as opened:
+        clients = [opened.enter_context(Client(plane.handle(rank))) for rank in range(2)]
+        for step in range(count):
+            if step in (STEPS, 2 * STEPS):
+                holders.append(plane.pids()["loader-0"])
+                os.kill(holders[-1], signal.SIGKILL)
+            found.append([client.next_batch() for client in clients])
+        holders.append(plane.pids()["loader-0"])
+
+    assert digests(found) == alone
+    assert len(set(holders)) == 3
 
 
 def test_the_vision_model_takes_conversations_as_it_takes_captions(tmp_path):
