@@ -12,7 +12,7 @@
           code: {local: data/code, split: train, proportion: 0.2}
 
 A stream has one of ``proportion``, ``repeat`` (epochs of it in one of the whole) and ``choose``
-(samples); without any its size counts. Those three need the number of samples, which
+(samples); without any its size counts. Sizes and epochs of one stream among several need the number of samples, which
 ``index.json`` of the folder says. So does a state, which is one of Mosaic Streaming.
 """
 
@@ -201,7 +201,7 @@ def _read_streams(dataset: Fields, asked: Asked, found: Imported) -> list[Stream
             stream.refuse("local", "and remote are missing")
         index = _index(folder)
         found.sources[name] = _source(folder, index, str(encoding), asked)
-        share = shares[name] = _share(stream, folder, index)
+        share = shares[name] = _share(stream, folder, index, alone=len(named) < 2)
         if asked.state is not None:
             listed.append(_stream(name, stream, folder, index, share))
         if named:
@@ -281,8 +281,8 @@ class _Share:
     """Its weight by samples."""
 
 
-def _share(stream: Fields, folder: str, index: dict[str, object] | None) -> _Share:
-    """Return the share of a stream."""
+def _share(stream: Fields, folder: str, index: dict[str, object] | None, *, alone: bool) -> _Share:
+    """Return the share of a stream; ``alone``: there is no other, and whatever it is makes one of the whole."""
     given = {key: stream.number(key) for key in ("proportion", "repeat", "choose")}
     given = {key: value for key, value in given.items() if value is not None}
     if len(given) > 1:
@@ -293,11 +293,13 @@ def _share(stream: Fields, folder: str, index: dict[str, object] | None) -> _Sha
     assert value is not None
     if key not in ("", "repeat"):
         return _Share(key=key, value=value, weight=value)
+    if index is None and alone:
+        return _Share(key=key, value=value, weight=1.0)
     if index is None:
         stream.refuse(
-            "repeat",
-            f"or the size of the stream is its share, and {folder}/index.json cannot be read here: run this beside the "
-            "data, or give the streams proportions",
+            key or "proportion",
+            f"{'counts its samples' if key else 'is not given, so its samples are its share'}, and {folder}/index.json "
+            "cannot be read here: run this beside the data, or give the streams proportions",
         )
         return _Share(key=key, value=value, weight=1.0)
     return _Share(key=key, value=value, weight=value * _samples(index))

@@ -63,10 +63,8 @@ def _words(document: object, asked: Asked) -> list[str]:
             if not words:
                 fields.refuse("train", "holds no prefix")
             fields.note(
-                {
-                    "valid": "declare it as an evaluation mix",
-                    "test": "declare it as an evaluation mix",
-                }
+                # The second as NeMo calls it.
+                dict.fromkeys(("valid", "validation", "test"), "declare it as an evaluation mix")
             )
             fields.end()
             return words
@@ -87,10 +85,11 @@ def _weights_and_prefixes(words: list[str], asked: Asked) -> tuple[list[float], 
             f"its {len(words)} words are no pairs of a weight and a prefix: {' '.join(words)[:80]!r}",
         )
         return [1.0] * len(words), words
-    if len(words) > 1:
-        asked.report.note(
-            "", "prefixes without weights are drawn in proportion to the sizes of their .bin files"
-        )
+    if len(words) == 1:
+        return [1.0], words  # whatever its size
+    asked.report.note(
+        "", "prefixes without weights are drawn in proportion to the sizes of their .bin files"
+    )
     return [_size(prefix, asked) for prefix in words], words
 
 

@@ -92,7 +92,15 @@ class TestMegatron:
 
     def test_a_prefix_without_weight_or_size_is_refused(self, folder):
         with pytest.raises(ConfigError, match=r"gone: has no weight, and gone.bin no size"):
-            imported(folder, "megatron", "gone")
+            imported(folder, "megatron", "gone too")
+
+    def test_a_prefix_alone_needs_neither_weight_nor_size(self, folder):
+        mix, notes = imported(
+            folder, "megatron", json.dumps({"train": ["gone"], "validation": ["v"]})
+        )
+
+        assert weights_of(mix) == {"gone": 1}
+        assert "validation: ['v'] has no equivalent: declare it as an evaluation mix" in notes
 
     def test_words_that_are_no_pairs_are_refused(self, folder):
         with pytest.raises(
@@ -484,16 +492,35 @@ class TestLlmFoundry:
     @pytest.mark.parametrize(
         ("stream", "said"),
         [
-            ({"remote": "s3://b/x"}, "or the size of the stream is its share"),
+            ({"remote": "s3://b/x"}, "x.proportion: is not given, so its samples are its share"),
+            (
+                {"remote": "s3://b/x", "repeat": 2},
+                "x.repeat: counts its samples, and s3://b/x/index.json",
+            ),
             ({"local": "x", "proportion": 1, "repeat": 2}, "stands beside repeat"),
             ({"proportion": 1}, "local: and remote are missing"),
         ],
     )
     def test_a_stream_whose_share_is_not_known_is_refused(self, folder, stream, said):
         with pytest.raises(ConfigError) as raised:
-            imported(folder, "llm-foundry", foundry({"x": stream}))
+            imported(
+                folder, "llm-foundry", foundry({"x": stream, "y": {"local": "y", "choose": 3}})
+            )
 
         assert said in str(raised.value)
+
+    @pytest.mark.parametrize("share", [{}, {"repeat": 2}])
+    def test_a_stream_alone_needs_no_share_and_no_index(self, folder, share):
+        content = foundry({})
+        content["train_loader"]["dataset"] |= {"remote": "s3://b/x"} | share
+        del content["train_loader"]["dataset"]["streams"]
+
+        mixes = [
+            imported(folder, "llm-foundry", each)[0]
+            for each in (content, foundry({"x": {"remote": "s3://b/x"} | share}))
+        ]
+
+        assert [list(weights_of(mix).values()) for mix in mixes] == [[1.0], [1.0]]
 
     @pytest.mark.parametrize("named", ["max_seq_len", "variables.max_seq_len"])
     def test_values_that_a_file_names_are_found_as_its_own_examples_write_them(self, folder, named):
@@ -1006,8 +1033,8 @@ def test_an_index_that_no_index_can_be_counts_for_nothing(folder, text):
     mix, _ = imported(folder, "llm-foundry", foundry({"x": {"local": "x", "proportion": 1}}))
 
     assert mix.sources["x"].text == "text"
-    with pytest.raises(ConfigError, match=r"weights|is its share"):
-        imported(folder, "llm-foundry", foundry({"x": {"local": "x"}}))
+    with pytest.raises(ConfigError, match=r"weights|are its share"):
+        imported(folder, "llm-foundry", foundry({"x": {"local": "x"}, "y": {"local": "y"}}))
 
 
 @pytest.mark.parametrize(
@@ -1051,7 +1078,7 @@ def test_a_stream_of_a_name_that_no_path_can_have_is_refused_with_the_others(fol
 
     said = faults(folder, "llm-foundry", json.dumps(foundry(streams)))
 
-    assert "streams.a.repeat: or the size of the stream is its share" in said[0]
+    assert "streams.a.proportion: is not given, so its samples are its share" in said[0]
     assert "streams.b.local: and remote are missing" in said[1]
 
 
