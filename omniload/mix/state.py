@@ -57,6 +57,7 @@ _OTHERS = {
     "batches_processed": "OLMo-core",
     "_snapshot": "torchdata's StatefulDataLoader",
     "_num_yielded": "torchdata's StatefulDataLoader",
+    "examples_iterable": "Hugging Face datasets",
 }
 """Whose states hold a key."""
 _INSTEAD = {
