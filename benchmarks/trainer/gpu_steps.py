@@ -30,7 +30,8 @@ __all__ = ["CONTENDERS", "SIZES", "Size", "Times", "main", "table_of"]
 _LENGTH = 4_096
 _VOCABULARY = 32_000
 _HEAD_DIM = 64
-_WARM_UP = 12
+_WARM_UP_S = 6.0
+"""For a plane to read and plan ahead as far as it does: until then its work falls beside the first steps."""
 _KEPT = "one batch, on the GPU already"
 
 
@@ -171,9 +172,9 @@ def times_of(name: str, work: Rows, size: Size) -> Times:
         return loss.detach()
 
     with closing(CONTENDERS[name](work)) as batches:  # type: ignore[type-var]
-        for _ in range(_WARM_UP):
-            step(next(batches))
-        torch.cuda.synchronize()
+        until_s = time.perf_counter() + _WARM_UP_S
+        while time.perf_counter() < until_s:
+            step(next(batches)).item()
         began_s = time.perf_counter()
         for _ in range(size.steps):
             step(next(batches))
