@@ -363,10 +363,13 @@ def _require_marker(source: SourceBase, first: ChatTransform | PreferenceTransfo
     if images is None:
         return
     if isinstance(first, PreferenceTransform) and first.form == "text":
-        raise fault_at(
-            f"transforms[{i}]: form is text, and images stand in messages; use form: chat, or leave images out",
-            *("transforms", i, "form"),
-        )
+        if first.image is not None:
+            raise fault_at(
+                f"transforms[{i}]: form is text, in which no template writes anything for an image; leave image out, "
+                "for images stand where marker of images does",
+                *("transforms", i, "image"),
+            )
+        return
     if first.image is None:
         raise fault_at(
             f"transforms[{i}]: {first.type} has images behind it and no image; say there what the template writes for "

@@ -149,7 +149,7 @@ class PreferenceTransform(_OfMessages):
     """Key or column of the rejected answer."""
     form: Literal["chat", "text"] = "chat"
     """What prompts and answers are: lists of messages, for a chat template; or texts, joined as they are, with the
-    tokenizer's end of a document behind each answer."""
+    tokenizer's end of a document behind each answer. There images stand where their ``marker`` does in the prompt."""
     template: LocalPath | None = None
     """As of ``chat``."""
     date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] | None = None

@@ -27,9 +27,10 @@ from omniload.source.transforms.encoders import ChatEncoder, PreferenceEncoder
 from omniload.source.transforms.image_patches import BadImageError
 from omniload.source.transforms.message_form import MessageForm
 
-__all__ = ["ChatLayout", "Laid", "Layout", "PairLayout", "TextLayout"]
+__all__ = ["ChatLayout", "Laid", "Layout", "PairLayout", "TextLayout", "TextPairLayout"]
 
 _SHOWN = 120
+_IN_ANSWER = "an answer of it has a place for an image; images of a pair stand in its prompt, which both answers are to"
 _DATA, _BASE64 = "data:", ";base64,"
 _IMAGE_TYPES = ("image", "image_url")
 _IMAGE_KEYS = ("image_url", "image", "url", "index")
@@ -83,10 +84,7 @@ class TextLayout(Layout):
     @override
     def of(self, record: str, images: Sequence[Bytes]) -> Laid:
         places = record.count(self.marker)
-        if places not in (0, len(images)):
-            raise BadImageError(
-                f"its text holds {self.marker!r} {places} times, and it has {len(images)} images"
-            )
+        _require_markers("text", self.marker, places, images)
         text = record if places else self.marker * len(images) + record
         return Laid(sides=(Rendered(text, ()),), images=images)
 
@@ -306,8 +304,43 @@ class PairLayout(Layout):
         places = _Places(self._form)
         made = places.of_messages(messages)
         if len(places):
-            raise BadImageError(
-                "an answer of it has a place for an image; images of a pair stand in its prompt, which both answers "
-                "are to"
-            )
+            raise BadImageError(_IN_ANSWER)
         return made
+
+
+class TextPairLayout(Layout):
+    """Preference pairs of texts, with markers in the prompt; to one without, images come first, on both sides."""
+
+    sides, masks, ends, special, tried = 2, True, True, False, ""
+
+    def __init__(self, encoder: PreferenceEncoder, marker: str) -> None:
+        self._encoder, self.marker = encoder, marker
+
+    @override
+    def of(self, record: str, images: Sequence[Bytes]) -> Laid:
+        if not record:
+            return Laid(sides=(Rendered("", ()),) * 2, images=())
+        sides = self._encoder.sides(record)
+        for side in sides:
+            # Of a side its answer is trained on, and the prompt before it is all the rest.
+            (first, stop), *_ = side.spans
+            if self.marker in side.text[first:stop]:
+                raise BadImageError(_IN_ANSWER)
+            _require_markers("prompt", self.marker, side.text.count(self.marker), images)
+        if self.marker in sides[0].text:
+            return Laid(sides=sides, images=images)
+        before = self.marker * len(images)
+        moved = (
+            Rendered(
+                before + side.text, [(a + len(before), b + len(before)) for a, b in side.spans]
+            )
+            for side in sides
+        )
+        return Laid(sides=tuple(moved), images=images)
+
+
+def _require_markers(what: str, marker: str, places: int, images: Sequence[Bytes]) -> None:
+    if places not in (0, len(images)):
+        raise BadImageError(
+            f"its {what} holds {marker!r} {places} times, and it has {len(images)} images"
+        )

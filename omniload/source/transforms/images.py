@@ -101,7 +101,9 @@ class ImageEncoder:
             np.array([] if token is None else [token_id(tokenizer, name, token)], np.int32)
             for name, token in (("begin", config.begin), ("end", config.end))
         )
-        self._marker_id = _token_apart(tokenizer, self._layout.marker) if layout else None
+        self._marker_id = (
+            _token_apart(tokenizer, self._layout.marker) if self._layout.special else None
+        )
         self._special = np.array([*self._before, self._placeholder, *self._behind])
         written, _ = tokenizer.encode_spans(
             [self._layout.tried.replace(self._layout.marker, "")], [()]

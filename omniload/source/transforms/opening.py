@@ -21,6 +21,7 @@ from omniload.source.transforms.image_places import (
     ChatLayout,
     Layout,
     PairLayout,
+    TextPairLayout,
 )
 from omniload.source.transforms.images import ImageEncoder
 from omniload.source.transforms.message_form import MessageForm
@@ -89,8 +90,12 @@ def _opened(
         return _of_chat(name, config, first, opened, folder=folder)
     if images is None:
         return Pipeline(PlainEncoder(opened), config.transforms)
-    layout, read = None, ""
-    if isinstance(first, ChatTransform | PreferenceTransform):
+    layout: Layout | None = None
+    read = ""
+    if isinstance(first, PreferenceTransform) and first.form == "text":
+        pairs = PreferenceEncoder(first, _text_key(config), None, opened)
+        layout = TextPairLayout(pairs, images.marker)
+    elif isinstance(first, ChatTransform | PreferenceTransform):
         layout, read = _layout_of(name, config, first, opened, folder=folder)
     encoder = ImageEncoder(images, opened, row_length, layout)
     # Another version may decode to other pixels: a resume under it is refused.

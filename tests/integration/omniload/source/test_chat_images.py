@@ -35,10 +35,16 @@ TEMPLATE = (
 )
 PICTURE = an_images_transform().model_dump()
 STEPS = 4
+KINDS = pytest.mark.parametrize(
+    "pairs", [False, True, "texts"], ids=["chats", "pairs", "pairs of texts"]
+)
 
 
 def a_chat_mix(folder, *, pairs=False, **changes):
-    """Write conversations, or pairs, of which a third has no image, and return a mix of them and of plain text."""
+    """Write conversations of which a third has no image, and return a mix of them and of plain text.
+
+    ``pairs`` has them pairs of messages, or of texts where it is that word.
+    """
     (folder / "t.jinja").write_text(TEMPLATE)
     rows = []
     for i in range(60):
@@ -48,6 +54,12 @@ def a_chat_mix(folder, *, pairs=False, **changes):
         row = {"images": images}
         row |= (
             {"prompt": [asked], "messages": [said[0]], "rejected": [said[1]]}
+            if pairs is True
+            else {"prompt": asked["content"]}
+            | {
+                key: answer["content"]
+                for key, answer in zip(("messages", "rejected"), said, strict=True)
+            }
             if pairs
             else {"messages": [asked, said[0]] * (1 if images else 1 + i % 4)}
         )
@@ -60,7 +72,11 @@ def a_chat_mix(folder, *, pairs=False, **changes):
     (folder / "b.jsonl").write_text(
         "".join(json.dumps({"text": f"plain {i} " * 4}) + "\n" for i in range(80))
     )
-    kind = "preference" if pairs else "chat"
+    transform = {"type": "chat", "template": "t.jinja", "image": "[IMG]"}
+    if pairs:
+        transform |= {"type": "preference"}
+    if pairs == "texts":
+        transform = {"type": "preference", "form": "text"}
     mix = {
         "version": 1,
         "seed": 5,
@@ -71,7 +87,7 @@ def a_chat_mix(folder, *, pairs=False, **changes):
                 "path": "a.parquet",
                 "text": "messages",
                 "images": "images",
-                "transforms": [{"type": kind, "template": "t.jinja", "image": "[IMG]"}, PICTURE],
+                "transforms": [transform, PICTURE],
             },
             "read": {"type": "jsonl", "path": "b.jsonl"},
         },
@@ -88,7 +104,7 @@ def digests(steps):
     return [combined(batch_digest(batch) for batch in step) for step in steps]
 
 
-@pytest.mark.parametrize("pairs", [False, True], ids=["chats", "pairs"])
+@KINDS
 def test_any_ranks_train_on_the_same_and_every_placeholder_has_its_image(tmp_path, pairs):
     mix = a_chat_mix(tmp_path, pairs=pairs)
     alone = steps_of(a_spec(tmp_path, mix))
@@ -107,7 +123,7 @@ def test_any_ranks_train_on_the_same_and_every_placeholder_has_its_image(tmp_pat
     assert images > 0
 
 
-@pytest.mark.parametrize("pairs", [False, True], ids=["chats", "pairs"])
+@KINDS
 def test_images_dealt_apart_from_rows_change_nothing(tmp_path, pairs):
     hybrid = {"strategy": "hybrid", "linear": 1.0, "encoder_linear": 1.0}
     alone = steps_of(a_spec(tmp_path, a_chat_mix(tmp_path, pairs=pairs)))
@@ -118,7 +134,7 @@ def test_images_dealt_apart_from_rows_change_nothing(tmp_path, pairs):
     assert digests(dealt) == digests(alone)
 
 
-@pytest.mark.parametrize("pairs", [False, True], ids=["chats", "pairs"])
+@KINDS
 def test_a_run_resumes_exactly_before_every_step(tmp_path, pairs):
     mix = a_chat_mix(tmp_path, pairs=pairs)
 

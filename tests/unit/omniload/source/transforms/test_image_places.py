@@ -386,7 +386,7 @@ def a_pair(folder, rows, **changes):
         "taste",
         TypeAdapter(SourceConfig).validate_python(config),
         seed=1,
-        tokenizer=ByteTokenizer(type="bytes"),
+        tokenizer=changes.pop("tokenizer", ByteTokenizer(type="bytes")),
         base_dir=folder,
         **changes,
     )
@@ -453,6 +453,73 @@ def test_patches_of_both_sides_count_for_what_a_record_may_hold(tmp_path):
     block = a_pair(tmp_path, [dict(pair)], pictures={"max_record_patches": 10}).read(0, 1)
 
     assert shown(block, 0) == WHOLE
+
+
+TEXTS_ALONE = {"form": "text", "template": None, "image": None}
+END = chr(256)
+"""The end of a document, to a tokenizer of bytes."""
+
+
+@pytest.mark.parametrize("row_length", [None, 12])
+def test_a_pair_of_texts_has_the_images_of_its_prompt_on_both_sides(tmp_path, row_length):
+    said = {"chosen": "y", "rejected": "nono"}
+    rows = [
+        {"prompt": "why? ", "images": [], **said},
+        {"prompt": "<image>-<image>? ", "images": [ONE, TWO], **said},
+        {"prompt": "What? ", "images": [TWO], **said},
+    ]
+
+    block = a_pair(tmp_path, rows, pairs=TEXTS_ALONE, row_length=row_length).read(0, 3)
+
+    found = [shown(block, i) for i in range(3)]
+    assert found == [
+        f"why? y{END}why? nono{END}",
+        f"#-####? y{END}#-####? nono{END}",
+        # In a text without a place images come first.
+        f"####What? y{END}####What? nono{END}",
+    ]
+    assert [trained(block, i) for i in range(3)] == [f"y{END}nono{END}"] * 3
+    rejected = block.others["rejected_at"]
+    assert [rejected[i].tolist() for i in range(3)] == [[text.index(END) + 1] for text in found]
+    assert block.others[GRIDS].lengths_N.tolist() == [0, 8, 4]
+    assert block.others[IMAGE_PLACES][1].tolist() == [0, 1, 2, 4, 10, 1, 12, 4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"images": [ONE]}, "its prompt holds '<image>' 2 times, and it has 1 images"),
+        ({"rejected": "no <image>"}, "an answer of it has a place for an image"),
+        ({"chosen": "\x07"}, "its text holds token 7, which stands for images"),
+        ({"images": [ONE, b"none"]}, "image 1 of 4 bytes cannot be decoded"),
+        ({"prompt": ""}, "prompt is "),
+    ],
+)
+def test_a_pair_of_texts_whose_images_do_not_match_is_left_out(tmp_path, changes, fault):
+    good = {"prompt": "<image>-<image>?", "images": [ONE, TWO], "chosen": "y", "rejected": "n"}
+    rows = [good, good | changes, good]
+
+    with pytest.raises(IntegrityError, match=f"record 1, counted from 0: .*{fault}"):
+        a_pair(tmp_path, [dict(row) for row in rows], pairs=TEXTS_ALONE).read(0, 3)
+    block = a_pair(tmp_path, [dict(row) for row in rows], pairs=TEXTS_ALONE, policy="skip").read(
+        0, 3
+    )
+
+    assert block.table.positions_N.tolist() == [0, 2]
+    assert block.others[GRIDS].lengths_N.tolist() == [8, 8]
+
+
+def test_the_marker_of_texts_may_be_a_special_token_of_the_tokenizer(tmp_path):
+    write_model(tmp_path / "model", PARTS, ["<image>", "<soft>"])
+    rows = [{"prompt": "<image> see? ", "images": [ONE], "chosen": "it is", "rejected": "n"}]
+    bpe = BpeTokenizer(type="bpe", path="model")
+    pictures = {"placeholder": "<soft>"}
+
+    source = a_pair(tmp_path, rows, pairs=TEXTS_ALONE, pictures=pictures, tokenizer=bpe)
+
+    library = Tokenizer.from_file(str(tmp_path / "model/tokenizer.json"))
+    sides = [library.encode(f"<soft> see? {said}").ids for said in ("it is", "n")]
+    assert source.read(0, 1).tokens[0].tolist() == sides[0] + sides[1]
 
 
 DATA = "data:image/png;base64,"
@@ -635,7 +702,7 @@ CHAT = {"type": "chat", "image": "[IMG]"}
         (
             [{"type": "preference", "form": "text", "image": "x"}, PICTURE],
             {},
-            "form is text, and images stand in messages",
+            "form is text, in which no template writes anything for an image; leave image out",
         ),
         ([CHAT, PICTURE, {"type": "concat", "tokens": 8}], {}, "and the source has images"),
         (
