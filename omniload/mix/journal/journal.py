@@ -68,6 +68,8 @@ class _Head:
     """Whether ranks are noted in it."""
     moved: tuple[JsonObject, ...] = ()
     """Ranks that trained on its last steps and are noted behind it: they may be told some steps late."""
+    lost: int = 0
+    """Steps that are recorded behind it."""
 
 
 class Journal:
@@ -295,6 +297,14 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
             f"the state before step {state['step']} has digest {digest}, {storage} says {found.digest!r:.40}: "
             "it is not the state that this run reached; resume from another checkpoint, or move the journal away"
         )
+    if found.lost and state["step"] == 0:
+        # A start before the first checkpoint, or one whose state was forgotten, which nothing else would tell.
+        _LOG.warning(
+            "%s holds %d steps of a run, and this one begins at step 0: they are recorded anew. To go on, give it the "
+            "state; to keep them, another run_dir",
+            storage,
+            found.lost,
+        )
     return found
 
 
@@ -331,7 +341,8 @@ def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
         raise StateError(
             f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
         )
-    return _Head(size, last.checksum, record.parsed().get("after"), has_worlds, tuple(moved))
+    after = record.parsed().get("after")
+    return _Head(size, last.checksum, after, has_worlds, tuple(moved), lost=reached - step)
 
 
 def _step_of(world: JournalLine) -> int:

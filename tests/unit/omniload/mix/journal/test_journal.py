@@ -264,13 +264,19 @@ def test_a_resumed_run_appends_behind_the_history(tmp_path):
     assert steps_in(path) == (0, [0, 1, 2, 3, 4])
 
 
-def test_a_run_from_the_start_begins_anew(tmp_path):
+def test_a_run_from_the_start_begins_anew_and_says_what_was_there(tmp_path, caplog):
     found = states(4)
     path = a_journal(tmp_path / "j", found)
+    opened(path, found[2]).close()
+    assert "steps of a run" not in caplog.text
 
     opened(path, found[0]).close()
 
     assert steps_in(path) == (0, [])
+    assert f"{path} holds 2 steps of a run, and this one begins at step 0" in caplog.text
+    caplog.clear()
+    opened(path, found[0]).close()
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("step", [0, 7])
