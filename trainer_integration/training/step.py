@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
-from omniload.batch.microbatch import Batch
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch
 from trainer_integration.config import SpikeGuardConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
@@ -178,12 +179,16 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
         model: The model.
         batch: This rank's share of the step.
         labels: Of the whole step, over all ranks: what losses are divided by.
+
+    Raises:
+        ConfigError: A token id is none of the model's.
     """
     config, device = model.config, model.device
     sharded = is_sharded(model)  # other ranks then need this one's passes
     figures = torch.zeros(8, dtype=torch.float64, device=device)
     slots_LE = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=device)
     for microbatch in batch.microbatches:
+        _require_known(microbatch, batch.step, config.vocab_size)
         inputs = model.inputs_of(microbatch)
         if inputs.is_empty and not (sharded or inputs.meets_peers):
             continue
@@ -211,6 +216,16 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
     # Filled, for a number that is assigned waits for a GPU; peers that share rows count their pairs together.
     figures[-1].fill_(token_pairs(batch) / model.peers.size)
     return StepSums(figures=figures, slots_LE=slots_LE)
+
+
+def _require_known(part: Microbatch | CpSlice, step: int, vocab_size: int) -> None:
+    """Refuse token ids without an embedding: torch says of them that an index is out of range, or a device halts."""
+    tokens = part.tokens_RC if isinstance(part, CpSlice) else part.tokens_RT
+    if (largest := int(tokens.max(initial=0))) >= vocab_size:
+        raise ConfigError(
+            f"step {step} has token id {largest}, and the model {vocab_size} embeddings: name the tokenizer in the mix "
+            f"that made the ids, of which omniload mix check tells, or set vocab_size of the training file above {largest}"
+        )
 
 
 def _figures(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from omniload.base.errors import ConfigError
 from omniload.batch.microbatch import CpSlice
 from tests.support.trainer.moe_builders import (
     a_batch,
@@ -78,6 +79,18 @@ def test_the_gradients_of_two_ranks_add_up_to_that_of_one():
         sums.append(total)
 
     assert all_close(sums[1], sums[0], 1e-5)
+
+
+def test_a_token_id_that_the_model_does_not_have_is_refused_with_it():
+    model = a_model()
+    largest = model.config.vocab_size
+    part = a_microbatch(rows_of(0))
+    part.tokens_RT[0, 0] = largest
+
+    with pytest.raises(
+        ConfigError, match=f"step 0 has token id {largest}, and the model {largest} embeddings"
+    ):
+        train_step(model, an_optimizer(model), a_batch(0, [part]))
 
 
 def test_the_loss_is_the_mean_over_labels_not_over_microbatches():
