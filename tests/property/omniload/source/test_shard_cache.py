@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -17,6 +17,7 @@ from fusefs.cache.disk_directory import CopyFiles
 from omniload.base.clock import FakeClock
 from omniload.source.stores import accounts, shared_directory
 from omniload.source.stores.blocks import BLOCK_BYTES
+from tests.support.examples import few
 from tests.support.plane.sources.shard_caches import Shards, a_cache, taken_bytes
 
 B = BLOCK_BYTES
@@ -71,6 +72,8 @@ class CacheOfShards(RuleBasedStateMachine):
         self.clock, self.boot = FakeClock(), Path(self.place.name) / "boot"
         self.boot.write_text("1")
         self.patches.enter_context(patch.object(accounts, "_BOOT", self.boot))
+        # As long as ever, by a clock that nobody waits for: not looked at a thousand times.
+        self.patches.enter_context(patch.object(shared_directory, "_PAUSE_S", 0.5))
         if not self.gives_room_ahead:
             self.patches.enter_context(patch.object(os, "posix_fallocate", lambda *_: None))
         self.accounts = [b""]
@@ -247,16 +250,10 @@ class CacheWithNoRoomAhead(CacheOfShards):
     gives_room_ahead = False
 
 
-_SETTINGS = settings(
-    max_examples=40,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 TestCacheOfShards = CacheOfShards.TestCase
-TestCacheOfShards.settings = _SETTINGS
+TestCacheOfShards.settings = settings(few(40, soak=400), stateful_step_count=25)
 TestCacheWithNoRoomAhead = CacheWithNoRoomAhead.TestCase
-TestCacheWithNoRoomAhead.settings = _SETTINGS
+TestCacheWithNoRoomAhead.settings = settings(few(20, soak=200), stateful_step_count=25)
 
 
 @settings(max_examples=30, deadline=None)
