@@ -31,7 +31,7 @@ _LENGTH = 4_096
 _VOCABULARY = 32_000
 _HEAD_DIM = 64
 _WARM_UP_S = 6.0
-"""For a plane to read and plan ahead as far as it does: until then its work falls beside the first steps."""
+"""For workers and roles that still start, and memory that is touched for the first time."""
 _KEPT = "one batch, on the GPU already"
 
 
