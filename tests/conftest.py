@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from omniload.base import secrets
-from tests.lanes import LANES, lane_of
+from tests.lanes import LANES, keep_those_of, lane_of
 from tests.support.ids import refuse_long, short_id
 from tests.support.trainer import fork_server
 from tests.support.warm_python import (
@@ -235,7 +235,9 @@ def pytest_make_parametrize_id(val):
     return short_id(val)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if lane := config.getoption("lane"):
+        keep_those_of(lane, items)
     refuse_long(items)
 
 

@@ -74,6 +74,12 @@ def lane_of(path: Path) -> str:
     )
 
 
+def keep_those_of(lane: str, items: list[pytest.Item]) -> None:
+    """Leave out tests of other lanes: a file that is named on the command line is collected by every lane."""
+    lanes = {path: lane_of(path) for path in {item.path for item in items}}
+    items[:] = [item for item in items if lanes[item.path] == lane]
+
+
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a lane, by those of who runs them."""
     # Lanes fill the cores; more threads would spin. Where nothing compiled is kept, each lane rewrites the asserts of

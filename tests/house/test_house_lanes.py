@@ -3,10 +3,11 @@
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from tests.lanes import LANES, TESTS, Lane, environment, lane_of
+from tests.lanes import LANES, TESTS, Lane, environment, keep_those_of, lane_of
 
 REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"/></testsuites>'
 
@@ -59,6 +60,15 @@ def test_every_test_file_has_a_lane_and_every_lane_has_tests():
 )
 def test_a_path_names_its_lane(place, lane):
     assert lane_of(TESTS / place) == lane
+
+
+def test_a_test_whose_file_is_named_runs_in_its_own_lane_alone():
+    files = ("unit/test_rules_of_unit_tests.py", "hosts/test_b.py", "unit/snapshot/test_c.py")
+    items = [SimpleNamespace(path=TESTS / name) for name in files]
+
+    keep_those_of("units", items)
+
+    assert [item.path.name for item in items] == ["test_rules_of_unit_tests.py"]
 
 
 def test_a_lane_tells_each_line_with_its_name_and_keeps_what_failed(a_lane, capsys):
