@@ -13,6 +13,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.log import get_logger
 from omniload.base.state import Json, JsonObject
+from omniload.batch.microbatch import Batch, rows_of
 from omniload.client import Client
 from omniload.front.delivery import BatchForm, CopyAhead
 from omniload.front.rows import PackedRows, TrainingBatch
@@ -88,6 +89,21 @@ def _check_left(state: JsonObject | None, num_steps: int | None) -> None:
     _LOG.warning("%s; give a later step, or None for the data's end, to go on", said)
 
 
+def _look_at_ids(first: Batch, vocab_size: int | None) -> None:
+    """Warn where the first batch has ids that a model of ``vocab_size`` embeddings has none for."""
+    largest = max(
+        (int(rows_of(part, "tokens").max(initial=0)) for part in first.microbatches), default=0
+    )
+    if vocab_size is not None and largest >= vocab_size:
+        _LOG.warning(
+            "the first batch has token id %d, and loader.vocab_size is %d, as many as the tokenizer of the mix has: "
+            "another one made the ids. A model of so many embeddings fails at them: size it by hand, or name that one "
+            "(omniload mix check says whose they are)",
+            largest,
+            vocab_size,
+        )
+
+
 class RunNotes:
     """What a rank notes in the folder of its run: figures of its loop."""
 
@@ -137,7 +153,7 @@ class Loader:
         # Nothing is opened here: of several ranks, each would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
-        self._closed = False
+        self._closed = self._looked_at = False
         self._pid = os.getpid()
 
     @property
@@ -168,6 +184,9 @@ class Loader:
         batch = self._opened().next_batch(timeout)
         if batch is None:
             return None
+        if not self._looked_at:
+            self._looked_at = True
+            _look_at_ids(batch, self.vocab_size)
         if len(batch.tokens_by_source) > len(self.source_tags):  # an edit of the mix added some
             self.source_names = tuple(batch.tokens_by_source)
             self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
-from omniload.batch.microbatch import Batch, CpSlice, Microbatch
+from omniload.batch.microbatch import Batch, CpSlice, Microbatch, rows_of
 from trainer_integration.config import SpikeGuardConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.moe.parallel.process_groups import ProcessGroups
@@ -220,11 +220,10 @@ def accumulate(model: MoETransformer, batch: Batch, labels: int) -> StepSums:
 
 def _require_known(part: Microbatch | CpSlice, step: int, vocab_size: int) -> None:
     """Refuse token ids without an embedding: torch says of them that an index is out of range, or a device halts."""
-    tokens = part.tokens_RC if isinstance(part, CpSlice) else part.tokens_RT
-    if (largest := int(tokens.max(initial=0))) >= vocab_size:
+    if (largest := int(rows_of(part, "tokens").max(initial=0))) >= vocab_size:
         raise ConfigError(
-            f"step {step} has token id {largest}, and the model {vocab_size} embeddings: name the tokenizer in the mix "
-            f"that made the ids, of which omniload mix check tells, or set vocab_size of the training file above {largest}"
+            f"step {step} has token id {largest}, and the model {vocab_size} embeddings: name in the mix the tokenizer "
+            f"that made the ids (omniload mix check says whose), or set vocab_size of the training file above {largest}"
         )
 
 

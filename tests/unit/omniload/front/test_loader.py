@@ -71,6 +71,16 @@ def make(clients):
     return made
 
 
+@pytest.mark.parametrize(("vocab_size", "told"), [(1, False), (0, True), (None, False)])
+def test_ids_above_the_vocabulary_are_told_of_once(clients, make, caplog, vocab_size, told):
+    loader = make()
+    loader.vocab_size = vocab_size
+
+    assert len(list(loader)) == 4
+
+    assert caplog.text.count("the first batch has token id 0, and loader.vocab_size is") == told
+
+
 def steps_of(loader):
     return [batch.step for batch in loader]
 
