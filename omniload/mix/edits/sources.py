@@ -25,8 +25,9 @@ def require_known(names: Iterable[str], known: Sequence[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             meant = f" (did you mean {close[0]!r}?)" if close else ""
+            more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
             raise ConfigError(
-                f"source {name!r} is not in the mix{meant}, which has {', '.join(known[:_SHOWN])}; "
+                f"source {name!r} is not in the mix{meant}, which has {', '.join(known[:_SHOWN])}{more}; "
                 "correct the name, or add the source with `omniload mix add`"
             )
 
