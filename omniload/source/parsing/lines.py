@@ -155,6 +155,16 @@ def _are_flat(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
     return bool(max(up_to[0], (up_to[1:] - up_to[:-1]).max(initial=0)) < _ALL_GO_TO)
 
 
+_LINES_OF_LIST = "of a file that is one list, write a line for each object: jq -c '.[]' FILE"
+_BEGUN = {
+    b"\x1f\x8b": "is compressed by gzip; give the file a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; give the file a name that ends in .zst",
+    b"[": f"begins a list that goes over several lines; {_LINES_OF_LIST}",
+    b"{": "begins an object that goes over several lines; write each on a line of its own: jq -c . FILE",
+}
+"""What a line begins with that is none, though the file is sound; one letter where it is the whole line."""
+
+
 def object_of(line: bytes | memoryview) -> dict[str, object] | None:
     """Return the object of a line; ``None`` of a blank one.
 
@@ -170,7 +180,8 @@ def object_of(line: bytes | memoryview) -> dict[str, object] | None:
             return None
         value = _leniently(bytes(line), error)
     if not isinstance(value, dict):
-        raise BadLineError(f"is a JSON {type(value).__name__}, not an object")
+        lines = f"; {_LINES_OF_LIST}" if isinstance(value, list) else ""
+        raise BadLineError(f"is a JSON {type(value).__name__}, not an object{lines}")
     return value
 
 
@@ -245,6 +256,9 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         BadLineError: It is no JSON in the wider sense either; says what strict JSON said.
     """
     refusal = BadLineError(f"is not JSON: {strict}")
+    for magic, what in _BEGUN.items():
+        if line.startswith(magic) if len(magic) > 1 else line.strip() == magic:
+            raise BadLineError(what)
     # Told by itself: an editor shows nothing there, and the line looks sound.
     if line.startswith(_BOM):
         # Not passed over: what a file with one has given to runs that skip bad lines would change under them.

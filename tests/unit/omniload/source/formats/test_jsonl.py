@@ -80,7 +80,11 @@ def test_an_empty_file_has_no_unit(opened):
 BAD_LINES = {
     "is not JSON": b"{'text': 1}",
     "is not JSON: unexpected end": b'{"text": "cut',
-    "is a JSON list, not an object": b'["text"]',
+    r"is a JSON list, not an object; .*: jq -c '\.\[\]' FILE": b'["text"]',
+    r"begins a list that goes over several lines; .*: jq -c '\.\[\]' FILE": b" [\r",
+    "begins an object that goes over several lines; .*: jq -c . FILE": b"{",
+    "is compressed by gzip; give the file a name that ends in .gz": b"\x1f\x8b\x08\x00",
+    "is compressed by zstd; give the file a name that ends in .zst": b"\x28\xb5\x2f\xfd\x00",
     "is a JSON str, not an object": b'"text"',
     "has no key 'text'; it has body, id": b'{"id": 1, "body": "x"}',
     "has no key 'text'; it has none": b"{}",
