@@ -114,7 +114,7 @@ def read_status(folder: Path) -> PlaneStatus:
         return PlaneStatus.model_validate_json(
             read_kept_file(place, most_bytes=_MOST_BYTES, what="a status")
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise StateError(
             f"{place} is not there; name the folder of a run that was opened with run_dir= or by omniload train"
         ) from None

@@ -52,7 +52,31 @@ The list of nouns is shown without loading any: together they take over a second
 """
 
 
-class Nouns(click.Group):
+class _Guided(click.Group):
+    """A group that says which of its commands may be meant by a name that none has."""
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not args or not (meant := self.meant_by(ctx, args[0])):
+                raise
+            raise click.UsageError(
+                f"{error.message} Did you mean {' or '.join(meant)}?", ctx
+            ) from error
+
+    def meant_by(self, ctx: click.Context, name: str) -> list[str]:
+        """Return commands, as they are typed, that ``name`` may stand for; none where it is one."""
+        known = self.list_commands(ctx)
+        return (
+            [] if name in known else [f"{ctx.command_path} {each}" for each in _like(name, known)]
+        )
+
+
+class Nouns(_Guided):
     """A group whose commands are the installed entry points, loaded when named."""
 
     @override
@@ -69,13 +93,31 @@ class Nouns(click.Group):
         return None
 
     @override
+    def meant_by(self, ctx: click.Context, name: str) -> list[str]:
+        """Return also the verbs of our nouns: whoever types one alone has left its noun out."""
+        if name in _OURS:
+            return []
+        if nouns := super().meant_by(ctx, name):
+            return nouns
+        verbs: dict[str, list[str]] = {}
+        for noun, (place, _) in _OURS.items():
+            with suppress(ImportError, OmniloadError):  # a noun whose extra is not installed
+                group = _loaded(place)
+                verbs[noun] = group.list_commands(ctx) if isinstance(group, click.Group) else []
+        has_it = {noun: [name] for noun, known in verbs.items() if name in known}
+        near = has_it or {noun: _like(name, known) for noun, known in verbs.items()}
+        return [
+            f"{ctx.command_path} {noun} {each}" for noun, found in near.items() for each in found
+        ]
+
+    @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the nouns and what each is for, from the table above; others are named alone."""
         lines = {name: line for name, (_, line) in _OURS.items()}
         _write_commands(self.list_commands(ctx), lines, formatter)
 
 
-class Verbs(click.Group):
+class Verbs(_Guided):
     """A group whose commands are named by where they lie, and loaded when they are named.
 
     Their list is shown without loading any: together those of a noun take up to two seconds.
@@ -105,6 +147,14 @@ class Verbs(click.Group):
         """Write the verbs and what each does, from the table."""
         lines = {name: line for name, (_, line) in self._verbs.items()}
         _write_commands(self.list_commands(ctx), lines, formatter)
+
+
+def _like(name: str, known: Sequence[str]) -> list[str]:
+    """Return the nearest two of what is known."""
+    # Imported here: nobody who types a command right waits for it.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    return get_close_matches(name, known, n=2, cutoff=0.7)
 
 
 def _write_commands(

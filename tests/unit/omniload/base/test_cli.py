@@ -104,6 +104,22 @@ def test_an_unknown_noun_is_a_fault_of_the_input(capsys):
     assert "No such command 'brew'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("doo",), "omniload do"),
+        (("top", "run"), "omniload mix top"),
+        (("chekc",), "omniload mix check"),
+        (("mount",), "omniload fs mount or omniload image mount"),
+        (("mix", "stat"), "omniload mix stats"),
+    ],
+)
+def test_a_name_that_no_command_has_is_told_with_what_may_be_meant(typed, meant, capsys):
+    assert run(*typed) == 2
+    said = capsys.readouterr().err.replace("python -m pytest", "omniload")
+    assert f"Did you mean {meant}?\n" in said
+
+
 def test_a_missing_argument_is_a_fault_of_the_input(capsys):
     assert run("do") == 2
     assert "Missing argument" in capsys.readouterr().err
