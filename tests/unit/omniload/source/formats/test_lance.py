@@ -348,7 +348,7 @@ GET = "LanceError(IO): Generic N/A error: LanceError(IO): Generic S3 error: Erro
         (
             "LanceError(IO): The operation lacked the necessary privileges to complete for path own",
             UnavailableError,
-            "lacked the necessary privileges.*; try again",
+            "lacked the necessary privileges.*; get the rights to it, and try again",
         ),
         (
             f"{GET} in 2ms - Server returned non-2xx status code: 416 Range Not Satisfiable: <Error>",
