@@ -86,7 +86,7 @@ class Ranges:
         return cls(
             # One column more: of no column at all, the type would be unknown.
             columns=[np.empty(0, dtype), *(column.values_V for column in columns)],
-            which_N=np.repeat(np.arange(1, len(columns) + 1), [len(column) for column in columns]),
+            which_N=np.arange(1, len(columns) + 1).repeat([len(column) for column in columns]),
             starts_N=np.concatenate([nothing, *(column.offsets[:-1] for column in columns)]),
             stops_N=np.concatenate([nothing, *(column.offsets[1:] for column in columns)]),
         )

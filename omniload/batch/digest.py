@@ -30,8 +30,8 @@ def microbatch_digest(microbatch: Microbatch) -> int:
     begins = bounds[:-1]
     held = microbatch.sources_D >= 0
     rows_of_keys = (begins[held] // length).astype(np.int64) if length else np.empty(0, np.int64)
-    key_bounds = np.searchsorted(rows_of_keys, np.arange(num_rows + 1))
-    bound_rows = np.searchsorted(begins, np.arange(num_rows + 1) * length)
+    key_bounds = rows_of_keys.searchsorted(np.arange(num_rows + 1))
+    bound_rows = begins.searchsorted(np.arange(num_rows + 1) * length)
     starts = microbatch.document_starts.astype("<i8")
     total = 0
     for row in range(num_rows):

@@ -74,7 +74,7 @@ def build_rows(
     # One blank row is the padding of all: parts of it are gathered as the pieces are, in the same call.
     tokens, bounds_D = _gathered(fetched_K, laid, np.zeros(length, np.int32))
     # Where a sample goes on, a token more was fetched than lies in the row: the label of the last one that does.
-    cut = np.flatnonzero(fetched_K.lengths_N > pieces.lengths_P)
+    cut = (fetched_K.lengths_N > pieces.lengths_P).nonzero()[0]
     next_D = np.full(len(laid.lengths_D), IGNORE_LABEL, np.int32)
     next_D[laid.places_K[cut]] = _last_values(fetched_K.take(cut))
     trained_RT = None
@@ -112,13 +112,15 @@ def _laid_out(
     lengths_K: NDArray[np.int64], row_offsets: NDArray[np.int64], length: int
 ) -> _LaidOut:
     num_rows = len(row_offsets) - 1
-    begins_R = np.concatenate(([0], np.cumsum(lengths_K)))[row_offsets]
+    begins_R = np.concatenate(([0], lengths_K.cumsum()))[row_offsets]
     # Each row before adds a document, its padding, also where that is empty: places are arithmetic, without full rows
     # as a special case.
-    places_K = np.arange(len(lengths_K)) + np.repeat(np.arange(num_rows), np.diff(row_offsets))
+    places_K = np.arange(len(lengths_K)) + np.arange(num_rows).repeat(
+        row_offsets[1:] - row_offsets[:-1]
+    )
     places_R = row_offsets[1:] + np.arange(num_rows)
     lengths_D = np.empty(len(lengths_K) + num_rows, np.int64)
-    lengths_D[places_K], lengths_D[places_R] = lengths_K, length - np.diff(begins_R)
+    lengths_D[places_K], lengths_D[places_R] = lengths_K, length - (begins_R[1:] - begins_R[:-1])
     return _LaidOut(lengths_D=lengths_D, places_K=places_K, places_R=places_R)
 
 
@@ -126,7 +128,7 @@ def _gathered(
     ranges_K: Ranges, laid: _LaidOut, blank_T: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the values of all documents end to end, those of ``blank_T`` in the padding, and their bounds."""
-    firsts_D, which_D = np.zeros_like(laid.lengths_D), np.zeros_like(laid.lengths_D)
+    firsts_D, which_D = np.zeros((2, len(laid.lengths_D)), np.int64)
     firsts_D[laid.places_K], which_D[laid.places_K] = ranges_K.starts_N, ranges_K.which_N
     which_D[laid.places_R] = len(ranges_K.columns)
     return gather_across([*ranges_K.columns, blank_T], which_D, firsts_D, firsts_D + laid.lengths_D)
@@ -173,7 +175,7 @@ def split_rows(
     length = rows.tokens_RT.shape[1]
     cuts = np.concatenate(([0], np.cumsum(counts_M))).astype(np.int64)
     # Every row begins a document, as padding ends each: its start is among the bounds.
-    document_cuts = np.searchsorted(rows.cu_seqlens, cuts * length)
+    document_cuts = rows.cu_seqlens.searchsorted(cuts * length)
     return tuple(
         Microbatch(
             tokens_RT=rows.tokens_RT[a:b],

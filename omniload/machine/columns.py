@@ -54,10 +54,10 @@ class _Reported:
 
     def rows_of(self, keys_P: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return which of some pieces are of samples that were reported here, and the rows of these samples."""
-        rows_P = np.searchsorted(self.keys_N, keys_P)
+        rows_P = self.keys_N.searchsorted(keys_P)
         inside = rows_P < len(self.keys_N)
         inside[inside] = self.keys_N[rows_P[inside]] == keys_P[inside]
-        here = np.flatnonzero(inside)
+        here = inside.nonzero()[0]
         return here, rows_P[here]
 
 
@@ -99,7 +99,7 @@ class _ReportedSpans:
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], list[_Reported]]]:
         """Yield the places of the pieces of each source that reports, their keys, and what may hold them."""
         for source, known in self._of_source.items():
-            at = np.flatnonzero(pieces.sources_P == source)
+            at = (pieces.sources_P == source).nonzero()[0]
             if len(at):
                 keys_P = pieces.positions_P[at] * SUB_LIMIT + pieces.subs_P[at]
                 first, last = int(keys_P.min()), int(keys_P.max())
@@ -166,6 +166,8 @@ class _DocumentStarts(_ReportedSpans):
 
     def documents_of(self, pieces: PieceTable) -> Ragged | None:
         """Return the lengths of the documents of each piece; ``None`` where each is one. No such sample is cut."""
+        if not self._of_source:  # nearly every mix
+            return None
         ends_P = np.cumsum(pieces.lengths_P, dtype=np.int64)
         begins_P, starts = ends_P - pieces.lengths_P, []
         for at, keys_P, reported in self._pieces_of(pieces):

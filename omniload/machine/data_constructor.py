@@ -119,7 +119,7 @@ class _Pending:
             None if plan.images is None else ImageRequests.of(plan.images, dp_ranks)
             for plan in plans
         ]
-        return cls(plans, pieces, np.argsort(pieces.sources_P, kind="stable"), images)
+        return cls(plans, pieces, pieces.sources_P.argsort(kind="stable"), images)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,8 +302,8 @@ class DataConstructor:
                 sizes_R.append(plan.row_offsets[rows + 1] - plan.row_offsets[rows])
             before += len(plan.pieces)
         counts_R = np.concatenate(sizes_R)
-        offsets = np.concatenate(([0], np.cumsum(counts_R))).astype(np.int64)
-        at = np.repeat(np.concatenate(firsts_R) - offsets[:-1], counts_R) + np.arange(offsets[-1])
+        offsets = np.concatenate(([0], counts_R.cumsum()))
+        at = (np.concatenate(firsts_R) - offsets[:-1]).repeat(counts_R) + np.arange(offsets[-1])
         # One build for all microbatches: most of the work is the same few array operations.
         fetched = slices.take(asked_K[at])
         built = self.rows(

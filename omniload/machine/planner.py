@@ -153,7 +153,7 @@ class Planner:
         source, queue = reported.source, self._queues[reported.source]
         if (table := queue.news_of(reported.table, reported.without)) is None:
             return ()
-        resumed, state = (each.widened(len(self.names)) for each in (self._resumed, self.state))
+        resumed, state = (each.widened(len(self._queues)) for each in (self._resumed, self.state))
         # Only now is there anything to hold the state against that the run was resumed from.
         if table.start <= queue.checked_to:
             require_samples(resumed, source, self.names[source], table)
@@ -367,11 +367,11 @@ class Planner:
                 commands.append(AppendBase(state=self.state, **beside))
                 if self.world.generation:  # whoever reads from there on finds it
                     commands.append(AppendWorld(world=self.world))
-        finished_S = np.sum([membership.finished_S for membership in window], axis=0)
-        for s in np.flatnonzero(finished_S).tolist():
+        finished_S = np.add.reduce([membership.finished_S for membership in window])
+        for s in finished_S.nonzero()[0].tolist():
             self._queues[s].draw(int(finished_S[s]))
-        lost_S = np.sum([membership.lost_S for membership in window], axis=0)
-        for s in np.flatnonzero(lost_S).tolist():
+        lost_S = np.add.reduce([membership.lost_S for membership in window])
+        for s in lost_S.nonzero()[0].tolist():
             self.overlong_S[s] += int(lost_S[s])
         return [*commands, PublishPlans(plans=self._steps.publish(plans))]
 

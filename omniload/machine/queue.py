@@ -199,7 +199,7 @@ class SampleQueue:
             return start, start + _FIRST_READ
         # Not 0: there may have been none.
         per_position = max(self._seen_tokens / self._seen_positions, 1 / 16)
-        return start, start + int(np.clip(np.ceil(tokens / per_position), 1, _LARGEST_READ))
+        return start, start + min(max(math.ceil(tokens / per_position), 1), _LARGEST_READ)
 
     @property
     def token_bytes(self) -> float:

@@ -5,9 +5,11 @@ planner says what to read and when to let go, so the buffer is bounded by the pl
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, zip_longest
+from itertools import accumulate, chain, pairwise, zip_longest
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +152,6 @@ class SourceLoader:
         """
         # One gather for the tokens of all sources: a step asks many of them for a few ranges each.
         found, others = self._found(requests)
-        cuts = np.cumsum([0, *(len(request.positions_N) for request in requests)]).tolist()
         tokens = found.packed()
         return [
             SampleColumns(
@@ -161,7 +162,7 @@ class SourceLoader:
                     if place in of_place
                 },
             )
-            for place, (a, b) in enumerate(pairwise(cuts))
+            for place, (a, b) in enumerate(pairwise(_cuts(requests)))
         ]
 
     def ranges_of(self, requests: Sequence[SliceRequest]) -> ColumnRanges:
@@ -173,8 +174,7 @@ class SourceLoader:
             StateError: A sample is not held: it was released, or never read. Or a range is none.
         """
         tokens, others = self._found(requests)
-        cuts = np.cumsum([0, *(len(request.positions_N) for request in requests)]).tolist()
-        lengths = [tokens.lengths_N[a:b] for a, b in pairwise(cuts)] if others else []
+        lengths = [tokens.lengths_N[a:b] for a, b in pairwise(_cuts(requests))] if others else []
         return ColumnRanges(
             tokens=tokens,
             others={
@@ -190,29 +190,31 @@ class SourceLoader:
         nothing = np.empty(0, np.int64)
         # An empty column first: without any request the result has its type from it.
         columns: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-        which, starts, stops = [nothing], [nothing], [nothing]
+        which, first, last = [nothing], [nothing], [nothing]
         others: dict[str, dict[int, Ranges]] = {}
+        # Whatever is the same for all sources is done once: a small step asks many of them for a sample each.
+        asked = _Asked.of(requests)
+        cuts = _cuts(requests)
         for place, request in enumerate(requests):
-            _require_ranges(request)
             index = self._of(request.source).index()
-            wanted = sample_keys(request.positions_N, request.subs_N)
-            row = np.searchsorted(index.keys_N, wanted)
-            if not _all_found(index.keys_N, row, wanted):
-                raise self._missing(request, index, wanted)
-            # A sample that turned out shorter than reported must give fewer tokens, for the
-            # constructor to notice, and never those of the sample behind it.
-            first, last = index.starts_N[row], index.stops_N[row]
-            starts.append(np.minimum(first + request.starts_N, last))
-            stops.append(np.minimum(first + request.stops_N, last))
+            wanted_N = asked.keys_N[cuts[place] : cuts[place + 1]]
+            row = index.keys_N.searchsorted(wanted_N)
+            if not _all_found(index.keys_N, row, wanted_N):
+                raise self._missing(request, index, wanted_N)
+            first.append(index.starts_N[row])
+            last.append(index.stops_N[row])
             which.append(index.blocks_N[row] + len(columns))
             columns += index.columns
             for name in index.others.keys() & request.columns:
                 others.setdefault(name, {})[place] = _ranges_in(name, index, row, request)
+        first_N, last_N = np.concatenate(first), np.concatenate(last)
         tokens = Ranges(
             columns=columns,
             which_N=np.concatenate(which),
-            starts_N=np.concatenate(starts),
-            stops_N=np.concatenate(stops),
+            # A sample that turned out shorter than reported must give fewer tokens, for the
+            # constructor to notice, and never those of the sample behind it.
+            starts_N=np.minimum(first_N + asked.starts_N, last_N),
+            stops_N=np.minimum(first_N + asked.stops_N, last_N),
         )
         return tokens, others
 
@@ -305,28 +307,49 @@ def _ranges_in(
     )
 
 
-def _require_ranges(request: SliceRequest) -> None:
-    """Refuse ranges that start before their sample, which would show the tokens of another."""
-    wrong_N = (
-        (request.starts_N < 0)
-        | (request.stops_N < request.starts_N)
-        | (request.positions_N < 0)
-        | (request.positions_N >= POSITION_LIMIT)
-        | (request.subs_N < 0)
-        | (request.subs_N >= SUB_LIMIT)
-    )
-    if wrong_N.any():
-        i = int(wrong_N.argmax())
-        raise StateError(
-            f"asked for tokens {request.starts_N[i]} to {request.stops_N[i]} of sample {request.subs_N[i]} of record "
-            f"{request.positions_N[i]} of source {request.source}, which are none; "
-            "resume from an earlier checkpoint"
+def _cuts(requests: Sequence[SliceRequest]) -> list[int]:
+    """Return where the ranges of each request begin among those of all, and where the last one stops."""
+    return list(accumulate((len(request.positions_N) for request in requests), initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The ranges of some requests end to end."""
+
+    keys_N: NDArray[np.int64]
+    starts_N: NDArray[np.integer[Any]]
+    stops_N: NDArray[np.integer[Any]]
+
+    @classmethod
+    def of(cls, requests: Sequence[SliceRequest]) -> Self:
+        """Refuse ranges that start before their sample, which would show the tokens of another."""
+        if not requests:
+            return cls(*(np.empty(0, np.int64),) * 3)
+        positions_N = np.concatenate([request.positions_N for request in requests])
+        subs_N = np.concatenate([request.subs_N for request in requests])
+        starts_N = np.concatenate([request.starts_N for request in requests])
+        stops_N = np.concatenate([request.stops_N for request in requests])
+        wrong_N = (
+            (starts_N < 0)
+            | (stops_N < starts_N)
+            | (positions_N < 0)
+            | (positions_N >= POSITION_LIMIT)
+            | (subs_N < 0)
+            | (subs_N >= SUB_LIMIT)
         )
+        if wrong_N.any():
+            i = int(wrong_N.argmax())
+            source = requests[bisect_right(_cuts(requests), i) - 1].source
+            raise StateError(
+                f"asked for tokens {starts_N[i]} to {stops_N[i]} of sample {subs_N[i]} of record {positions_N[i]} of "
+                f"source {source}, which are none; resume from an earlier checkpoint"
+            )
+        return cls(sample_keys(positions_N, subs_N), starts_N, stops_N)
 
 
 def _are_held(keys_N: NDArray[np.int64], wanted_N: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Tell which samples are among those held; for a few of them faster than a set operation."""
-    row_N = np.searchsorted(keys_N, wanted_N)
+    row_N = keys_N.searchsorted(wanted_N)
     held_N = row_N < len(keys_N)
     held_N[held_N] = keys_N[row_N[held_N]] == wanted_N[held_N]
     return held_N
@@ -335,8 +358,10 @@ def _are_held(keys_N: NDArray[np.int64], wanted_N: NDArray[np.int64]) -> NDArray
 def _all_found(
     keys_N: NDArray[np.int64], row: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> bool:
-    inside = row < len(keys_N)
-    return bool(inside.all()) and np.array_equal(keys_N[row], wanted)
+    if not len(keys_N):
+        return not len(wanted)
+    # One behind the last is no sample's, and compared with the last.
+    return bool((keys_N.take(row, mode="clip") == wanted).all())
 
 
 @dataclass(slots=True)

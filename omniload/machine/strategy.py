@@ -138,7 +138,7 @@ def dealt_by_chain(  # noqa: PLR0913 -- what is known of the pieces of a step, e
         method=mix.balance.method,
         images=costed.images,
         encoder_cost=QuadraticCost(mix.balance.encoder_linear, mix.balance.encoder_quadratic),
-        source_tags=[source.tags for source in mix.sources.values()],
+        source_tags=mix.tags_S,
     )
     columns = columns_of(costed.pieces, request.source_tags, cost_columns, costed.images)
     rows = DGraph.of_rows(costed.pieces.lengths_P, costed.row_offsets, columns)

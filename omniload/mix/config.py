@@ -350,12 +350,17 @@ class MixConfig(StrictModel):
         """What becomes of each source's documents that are longer than a row."""
         return [source.overlong or self.pack.overlong for source in self.sources.values()]
 
+    @cached_property
+    def tags_S(self) -> tuple[dict[str, str], ...]:
+        """Tags of each source."""
+        return tuple(source.tags for source in self.sources.values())
+
     @property
     def rows_per_step(self) -> int:
         """Rows of one step over all ranks."""
         return self.batch.tokens // self.pack.length
 
-    @property
+    @cached_property
     def steps_ahead(self) -> int:
         """Steps that are built ahead of the slowest rank."""
         least, tokens = _LEAST_AHEAD, _TOKENS_AHEAD
@@ -369,7 +374,7 @@ class MixConfig(StrictModel):
         found = (source.images_transform for source in self.sources.values())
         return max((each.values_per_token for each in found if each is not None), default=0)
 
-    @property
+    @cached_property
     def steps_at_once(self) -> int:
         """Steps that are planned, built and handed over together: what each costs beside its tokens is shared."""
         # Half of what is ahead at most: one window is made while ranks take the other.

@@ -50,11 +50,22 @@ class PieceTable:
 
     def take(self, indices: NDArray[np.integer[Any]]) -> "PieceTable":
         """Return the pieces at ``indices``."""
-        return PieceTable(**{name: getattr(self, name)[indices] for name in PIECE_COLUMNS})
+        return self._with(indices)
 
     def part(self, begin: int, end: int) -> "PieceTable":
         """Return the pieces ``begin`` to before ``end``, without a copy."""
-        return PieceTable(**{name: getattr(self, name)[begin:end] for name in PIECE_COLUMNS})
+        return self._with(slice(begin, end))
+
+    def _with(self, which: "NDArray[np.integer[Any]] | slice") -> "PieceTable":
+        # Column by column, and not by their names: small steps make as many tables as they have pieces.
+        return PieceTable(
+            sources_P=self.sources_P[which],
+            positions_P=self.positions_P[which],
+            subs_P=self.subs_P[which],
+            starts_P=self.starts_P[which],
+            stops_P=self.stops_P[which],
+            sizes_P=self.sizes_P[which],
+        )
 
     def rows(self) -> list[list[int]]:
         """Return the pieces as ``[source, position, sub, start, stop, size]``, sources by number."""

@@ -71,7 +71,8 @@ def require_samples(state: MixState, source: int, name: str, table: SampleTable)
         & (carried.positions_P >= table.start)
         & (carried.positions_P < table.stop)
     )
-    for _, position, sub, start, stop, size in carried.take(np.flatnonzero(here_P)).rows():
+    found_P = here_P.nonzero()[0]
+    for _, position, sub, start, stop, size in carried.take(found_P).rows() if len(found_P) else ():
         if (found := _length_of(table, position, sub)) != size:
             raise _other_samples(
                 f"tokens {start} to {stop} of {size} of sample {sub} of record {position} of source {name!r} are "

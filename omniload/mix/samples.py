@@ -86,15 +86,17 @@ class SampleTable:
 
     def bad_from(self, position: int) -> "SampleTable":
         """Return a table that knows of no bad record before a position."""
-        count = int(np.searchsorted(self.bad_N, position))
+        count = int(self.bad_N.searchsorted(position))
         return replace(self, bad_N=self.bad_N[count:]) if count else self
 
     def within(self, start: int, stop: int) -> "SampleTable":
         """Return the part from raw position ``start`` to ``stop``, as far as it is covered, with its metadata."""
         start, stop = max(start, self.start), min(stop, self.stop)
         # Whole records: the cut lies before the first sample of one.
-        first, last = np.searchsorted(self.positions_N, (start, stop))
-        of_bad = slice(*np.searchsorted(self.bad_N, (start, stop)).tolist())
+        first, last = self.positions_N.searchsorted((start, stop)).tolist()
+        bad_N = self.bad_N
+        if len(bad_N):
+            bad_N = bad_N[slice(*bad_N.searchsorted((start, stop)).tolist())]
         return SampleTable(
             start=start,
             stop=stop,
@@ -102,7 +104,7 @@ class SampleTable:
             subs_N=self.subs_N[first:last],
             lengths_N=self.lengths_N[first:last],
             metadata={name: each.between(first, last) for name, each in self.metadata.items()},
-            bad_N=self.bad_N[of_bad],
+            bad_N=bad_N,
         )
 
 

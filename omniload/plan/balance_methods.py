@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 
 from omniload.plan.exchange import TOLERANCE, exchanged
 
-__all__ = ["TOLERANCE", "BalanceMethod", "Balanced", "balance", "reachable_bound"]
+__all__ = [
+    "TOLERANCE",
+    "BalanceMethod",
+    "Balanced",
+    "balance",
+    "loads_in_order",
+    "reachable_bound",
+]
 
 BalanceMethod: TypeAlias = Literal["greedy_swap", "karmarkar_karp", "none"]
 """``none`` deals contiguous runs in order."""
@@ -95,7 +102,7 @@ def balance(
     if num_bins == 1:
         bins_N = np.zeros(len(costs), np.int64)
     elif method == "none":
-        bins_N = np.arange(len(costs)) * num_bins // max(len(costs), 1)
+        bins_N = _in_order(len(costs), num_bins)
     elif method == "greedy_swap":
         bins_N = _longest_first(costs, num_bins, most, min_count)
         bins_N = exchanged(costs, bins_N, num_bins, (min_count, most), bound)
@@ -108,6 +115,11 @@ def balance(
     return Balanced(
         bins_N=bins_N.astype(np.int32), loads_B=_loads(costs, bins_N, num_bins), bound=bound
     )
+
+
+def loads_in_order(costs_N: NDArray[np.float64], num_bins: int) -> NDArray[np.float64]:
+    """Return the cost of each bin where items are dealt by ``none``: what balance is measured against."""
+    return _loads(costs_N, _in_order(len(costs_N), num_bins), num_bins)
 
 
 def reachable_bound(
@@ -163,6 +175,10 @@ def _bound(costs: NDArray[np.float64], num_bins: int, most: int, least: int) -> 
     forced = max(least, len(costs) - (num_bins - 1) * most, 1)
     with_largest = float(falling[0] + falling[len(costs) - forced + 1 :].sum())
     return max(float(before[-1]) / num_bins, meeting, with_largest)
+
+
+def _in_order(num: int, num_bins: int) -> NDArray[np.int64]:
+    return np.arange(num) * num_bins // max(num, 1)
 
 
 def _loads(

@@ -83,7 +83,7 @@ def row_costs(cost_P: NDArray[np.floating[Any]], row_offsets: NDArray[Any]) -> N
         raise ValueError(
             f"row_offsets runs over {ends} for {len(cost_P)} pieces; it goes from 0 to their number"
         )
-    counts_R = np.diff(offsets)
+    counts_R = offsets[1:] - offsets[:-1]
     if counts_R.min(initial=0) < 0:
         at = int(np.argmin(counts_R))
         raise ValueError(

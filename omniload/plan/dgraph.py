@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 from omniload.base.units import format_count
 from omniload.mix.deficit import Drawn
 from omniload.mix.schedule import MixSchedule
-from omniload.plan.balance_methods import BalanceMethod
-from omniload.plan.balance_methods import balance as balanced_over
+from omniload.plan.balance_methods import BalanceMethod, loads_in_order
 from omniload.plan.cost import CostFunction, combined_cost, require_costs, row_costs
 from omniload.plan.drawing import draw_candidates
 from omniload.plan.place_tree import BucketAxis, ClientPlaceTree, MeshAxis
@@ -296,8 +295,6 @@ class DGraph:
         dealt, microbatches_N = place(
             cost_N, num_buckets, self.distribution, method=self.method, dealing=self.dealing
         )
-        # Only for the figures: what balance is measured against.
-        in_order = balanced_over(cost_N, num_buckets, method="none")
         flat_N = dealt.bins_N * np.int64(self.distribution.microbatches) + microbatches_N
         shape = (num_buckets, self.distribution.microbatches)
         loads = np.bincount(flat_N, cost_N, num_buckets * self.distribution.microbatches)
@@ -312,7 +309,7 @@ class DGraph:
             loads_BM=loads.astype(np.float64).reshape(shape),
             imbalance=dealt.imbalance,
             bound=dealt.least_imbalance,
-            imbalance_before=in_order.imbalance,
+            imbalance_before=imbalance_of(loads_in_order(cost_N, num_buckets)),
             imbalance_of_module=MappingProxyType(by_module),
             tree=tree,
             distribution=self.distribution,

@@ -160,7 +160,7 @@ def _ended(mix: MixConfig, known_S: Sequence[Known], counts: Sequence[int]) -> l
 
 def _before(table: SampleTable, end: int) -> SampleTable:
     """Return the samples before position ``end``."""
-    stop = int(np.searchsorted(table.positions_N, end))
+    stop = int(table.positions_N.searchsorted(end))
     if stop == len(table):
         return table
     return table.of_samples(slice(stop))
@@ -177,10 +177,10 @@ def losses(
         used: Sources, and which of their samples are used up: from, to before.
     """
     dropped_S, lost_S = (np.zeros(len(units_S), np.int64) for _ in range(2))
-    loses_S = [overlong != "split" for overlong in mix.overlong_S]
-    # Mostly nothing is lost, and there may be hundreds of sources: one look for all of them.
-    for s, first, stop in used if any(loses_S) else ():
-        if loses_S[s]:
+    overlong_S = mix.overlong_S
+    # Mostly nothing is lost, and there may be hundreds of sources.
+    for s, first, stop in used:
+        if overlong_S[s] != "split":
             dropped_S[s] = np.count_nonzero(units_S[s].kept_N[first:stop] == 0)
             lost_S[s] = units_S[s].lost_N(first, stop).sum()
     return dropped_S, lost_S

@@ -85,7 +85,7 @@ def best_fit(
 
 
 def _order_of(lengths: NDArray[np.int64], num_first: int) -> NDArray[np.intp]:
-    falling = np.argsort(-lengths[num_first:], kind="stable")
+    falling = (-lengths[num_first:]).argsort(kind="stable")
     if not num_first:
         return falling
     return np.concatenate((np.arange(num_first), num_first + falling))
@@ -195,7 +195,7 @@ def packed(
         # Every method begins a row only once those before it are begun: none of these is empty.
         num_rows = int(rows_P.max()) + 1
     # Stable: pieces of a row keep the order in which they were drawn, and so do those carried, the oldest first.
-    order = np.argsort(rows_P, kind="stable")
+    order = rows_P.argsort(kind="stable")
     num_carried = int((rows_P == CARRIED).sum())
     row_offsets = np.searchsorted(rows_P[order[num_carried:]], np.arange(num_rows + 1)).astype(
         np.int64

@@ -76,11 +76,11 @@ class StepPlan:
         # Small jobs have one constructor: it is given the plan itself.
         if is_theirs_R.all():
             return self
-        rows = np.flatnonzero(is_theirs_R)
-        counts = np.diff(self.row_offsets)[rows]
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        rows = is_theirs_R.nonzero()[0]
+        counts = self.row_offsets[rows + 1] - self.row_offsets[rows]
+        offsets = np.concatenate(([0], counts.cumsum()))
         # Places of the pieces of each row, without a loop: a step may have a million rows.
-        pieces = np.repeat(self.row_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        pieces = (self.row_offsets[rows] - offsets[:-1]).repeat(counts) + np.arange(offsets[-1])
         return replace(
             self,
             pieces=self.pieces.take(pieces),
@@ -94,10 +94,10 @@ class StepPlan:
 
     def rows_by_microbatch(self, dp_rank: int) -> tuple[NDArray[np.int64], list[int]]:
         """Return the rows of a data-parallel rank, microbatch by microbatch in plan order, and how many each has."""
-        rows = np.flatnonzero(self.dp_ranks_R == dp_rank)
+        rows = (self.dp_ranks_R == dp_rank).nonzero()[0]
         microbatches = self.microbatches_R[rows]
         counts: list[int] = np.bincount(microbatches, minlength=self.num_microbatches).tolist()
-        return rows[np.argsort(microbatches, kind="stable")], counts
+        return rows[microbatches.argsort(kind="stable")], counts
 
 
 def _are_among(dp_ranks_R: NDArray[np.int32], dp_ranks: Sequence[int]) -> NDArray[np.bool_]:

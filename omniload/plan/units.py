@@ -23,6 +23,10 @@ from omniload.plan.drawing import Known
 
 __all__ = ["Units", "pieces_of", "units_of", "units_of_sources"]
 
+_COUNTING, _ZEROS, _TRUE = np.arange(1 << 14), np.zeros(1 << 14, np.int64), np.ones(1 << 14, bool)
+for _column in (_COUNTING, _ZEROS, _TRUE):
+    _column.flags.writeable = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
@@ -130,31 +134,34 @@ def units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTable
         cursor: The source's next token.
         table: Its samples from there on.
     """
-    kept_N = table.lengths_N.astype(np.int64)
+    count, kept_N = len(table.lengths_N), table.lengths_N.astype(np.int64)
     if overlong == "truncate":
         kept_N = np.minimum(kept_N, length)
     elif overlong == "drop":
         kept_N = np.where(kept_N > length, 0, kept_N)
-    begins_N = np.zeros_like(kept_N)
-    whole = cursor[2] == 0 and kept_N.min(initial=1) > 0 and kept_N.max(initial=1) <= length
-    if whole:  # the usual case, and there may be hundreds of sources
+    # A sample has a token at least, and loses all of them to one policy alone.
+    is_each_kept = overlong != "drop" or kept_N.min(initial=1) > 0
+    if cursor[2] == 0 and is_each_kept and kept_N.max(initial=1) <= length:
+        # The usual case, and there may be hundreds of sources: what is the same for all of them is made once.
+        is_few = count <= len(_COUNTING)
         return Units(
             table=table,
             kept_N=kept_N,
-            samples_U=np.arange(len(table)),
-            starts_U=begins_N,
+            samples_U=_COUNTING[:count] if is_few else np.arange(count),
+            starts_U=_ZEROS[:count] if is_few else np.zeros(count, np.int64),
             stops_U=kept_N,
-            first_U=np.ones(len(table), np.bool_),
+            first_U=_TRUE[:count] if is_few else np.ones(count, np.bool_),
         )
+    begins_N = np.zeros(count, np.int64)
     # Where the cursor's record gives no sample the table begins with a later one, drawn from its start.
     if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
         begins_N[0] = cursor[2]
     # None for a sample that is dropped, of which nothing is kept: it gives no unit, and is passed over by the next
     # one.
     parts_N = -(-(kept_N - begins_N) // length)
-    samples_U = np.repeat(np.arange(len(table)), parts_N)
-    part_U = np.arange(len(samples_U)) - np.repeat(np.cumsum(parts_N) - parts_N, parts_N)
-    starts_U = begins_N[samples_U] + part_U * length
+    samples_U = np.arange(count).repeat(parts_N)
+    firsts_N = parts_N.cumsum() - parts_N
+    starts_U = begins_N[samples_U] + (np.arange(len(samples_U)) - firsts_N[samples_U]) * length
     return Units(
         table=table,
         kept_N=kept_N,
@@ -178,7 +185,7 @@ def pieces_of(ahead: Sequence[SampleTable], units: Sequence[Units], drawn: Drawn
     """Return the drawn units as pieces, in drawing order."""
     # Units of one source come in its order: a stable sort by source lines both up.
     place = np.empty(len(drawn.sources_N), np.int64)
-    place[np.argsort(drawn.sources_N, kind="stable")] = np.arange(len(drawn.sources_N))
+    place[drawn.sources_N.argsort(kind="stable")] = np.arange(len(drawn.sources_N))
     heads = [u.samples_U[:n] for u, n in zip(units, drawn.counts_S.tolist(), strict=True)]
     counted = list(zip(units, drawn.counts_S.tolist(), strict=True))
     columns: dict[str, list[NDArray[Any]]] = {

@@ -146,7 +146,7 @@ class _Pass:
             return begin
         # The unit that reaches the budget is the step's last, as where a draw of its own ends.
         target = budget + (int(self.ends_P[begin - 1]) if begin else 0)
-        end = int(np.searchsorted(self.ends_P, target)) + 1
+        end = int(self.ends_P.searchsorted(target)) + 1
         return end if end <= len(self.fresh) else None
 
     def step(self, state: MixState, begin: int, end: int) -> Membership:
@@ -156,7 +156,7 @@ class _Pass:
         served_S = _sums_by(sources_P, self.served_P[begin:end], len(self.units_S))
         cursors, finished = list(state.cursors_S), [0] * len(self.units_S)
         # Of hundreds of sources a small step draws from a few: the others cost it nothing.
-        touched = np.flatnonzero(drawn_S).tolist()
+        touched = drawn_S.nonzero()[0].tolist()
         lost = [(s, self.finished_S[s]) for s in touched]
         for s in touched:
             units, self.counts_S[s] = self.units_S[s], self.counts_S[s] + int(drawn_S[s])

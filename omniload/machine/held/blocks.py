@@ -43,7 +43,7 @@ class HeldBlock:
             return self
         table = self.table.within(start, stop)
         # By position: a record may have given several samples, or none.
-        first = int(np.searchsorted(self.table.positions_N, start))
+        first = int(self.table.positions_N.searchsorted(start))
         last = first + len(table)
         others = {name: column.between(first, last) for name, column in self.others.items()}
         return HeldBlock(table, self.tokens.between(first, last), others, self.without)
@@ -181,7 +181,7 @@ def _index_of(blocks: Iterable[HeldBlock]) -> SampleIndex:
         keys_N=np.concatenate(
             [nothing, *(sample_keys(b.table.positions_N, b.table.subs_N) for b in held)]
         ),
-        blocks_N=np.repeat(np.arange(len(held)), [len(b.table) for b in held]),
+        blocks_N=np.arange(len(held)).repeat([len(b.table) for b in held]),
         starts_N=starts_N,
         stops_N=stops_N,
         columns=[b.tokens.values_V for b in held],
