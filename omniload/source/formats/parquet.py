@@ -317,17 +317,21 @@ def _rows_at_once(rows: int, size_bytes: int) -> int:
     at_once = max(1, rows * _TEXT_AT_ONCE // max(1, size_bytes))
     whole = -(-at_once // _PAGE_ROWS) * _PAGE_ROWS
     most = max(1, rows * _MOST_AT_ONCE // max(1, size_bytes))
-    return min(rows, whole if min(rows, whole) <= most else at_once)
+    # At least one, also of none: Arrow is asked for as many.
+    return max(1, min(rows, whole if min(rows, whole) <= most else at_once))
 
 
 def _is_indexed(group: pq.RowGroupMetaData, column: str) -> bool:
-    """Whether the rows of a column are numbers into a dictionary, by what its pages take."""
-    chunk = next(
-        chunk
-        for chunk in (group.column(i) for i in range(group.num_columns))
-        if chunk.path_in_schema == column
-    )
-    if not chunk.has_dictionary_page:
+    """Whether the rows of a column are numbers into a dictionary, by what its pages take.
+
+    False also where a damaged footer has the column under another name, and where what does not fit the dictionary is
+    written by differences, as parquet-rs and parquet-java do in pages of version 2: Arrow reads no numbers from those.
+    """
+    chunks = (group.column(i) for i in range(group.num_columns))
+    chunk = next((each for each in chunks if each.path_in_schema == column), None)
+    if chunk is None or not chunk.has_dictionary_page:
+        return False
+    if any(encoding.startswith("DELTA") for encoding in chunk.encodings):
         return False
     of_dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
     of_rows = chunk.total_compressed_size - of_dictionary

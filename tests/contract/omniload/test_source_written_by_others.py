@@ -17,6 +17,7 @@ from omniload.mix.sources import (
     ArrowSource,
     MdsSource,
     MegatronSource,
+    ParquetSource,
     ShuffleConfig,
     WebDatasetSource,
 )
@@ -35,6 +36,8 @@ TEXT_SOURCES = {
     "datasets by glob": ArrowSource(type="arrow", path="saved/*.arrow", text="text", shuffle=PLAIN),
     "mds plain": MdsSource(type="mds", path="raw", text="text", shuffle=PLAIN),
     "mds zstd": MdsSource(type="mds", path="zstd/index.json", text="text", shuffle=PLAIN),
+    # Texts that do not fit the dictionary are written by what they begin with.
+    "parquet-rs": ParquetSource(type="parquet", path="*.parquet", text="text", shuffle=PLAIN),
     "webdataset text": WebDatasetSource(
         type="webdataset", path="shard-{000..001}.tar", shuffle=PLAIN
     ),

@@ -397,6 +397,26 @@ def test_a_number_that_its_dictionary_does_not_have_is_a_damaged_row_group(shard
         opened("text", holds_text=True).read_unit(0)
 
 
+def test_a_column_that_its_row_group_has_under_another_name_is_read_by_its_place(shard, opened):
+    path = shard(SHARED, "text", group_rows=4)
+    written = path.read_bytes()
+    # Of the schema and of the row group; of the second alone a letter is wrong.
+    at = written.rindex(b"text", 0, written.index(b"ARROW:schema"))
+    assert written.count(b"text", 0, at) == 1
+    path.write_bytes(written[:at] + b"texu" + written[at + 4 :])
+
+    records = opened("text", holds_text=True).read_unit(0)
+
+    assert texts(records) == [text or "" for text in SHARED]
+
+
+def test_a_row_group_without_rows_gives_none(shard, opened):
+    shard(pa.array([], pa.string()), "text")
+    reader = opened("text", holds_text=True)
+
+    assert [texts(reader.read_unit(unit)) for unit in range(len(reader.units()))] == [[]]
+
+
 def test_what_stands_beside_texts_keeps_to_their_rows(shard, opened, monkeypatch):
     monkeypatch.setattr(parquet, "_TEXT_AT_ONCE", 1)
     monkeypatch.setattr(parquet, "_PAGE_ROWS", 1)
