@@ -1,17 +1,20 @@
 """What is forked from a warm process is, as far as it can tell itself and others can, what is started for real."""
 
 import json
+import multiprocessing
 import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support.warm_python import WarmPopen, is_command
+from tests.support.warm_python import WarmPopen, WarmPython, is_command
 
 ROOT = str(Path(__file__).parents[2])
 TOLD = """
@@ -222,3 +225,19 @@ def test_a_mask_that_would_be_inherited_is_too(warm_commands):
 )
 def test_commands_and_daemons_of_ours_alone_are_forked(words, ours):
     assert is_command(words) == ours
+
+
+@pytest.mark.timeout(60)
+def test_the_warm_process_ends_though_one_that_was_forked_from_its_owner_lives_on():
+    """As a worker of a loader that a test has left: it holds all pipes that its parent had."""
+    with tempfile.TemporaryDirectory(prefix="warm", dir="/tmp") as folder:
+        python = WarmPython(Path(folder), ("json",))
+        lives_on = multiprocessing.get_context("fork").Process(target=signal.pause)
+        lives_on.start()
+        try:
+            with python:
+                assert psutil.pid_exists(python.pid)
+            assert not psutil.pid_exists(python.pid)
+        finally:
+            lives_on.kill()
+            lives_on.join()

@@ -180,7 +180,9 @@ class WarmPython:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Its end is known by this, but where a process that was forked from ours has the pipe too, and lives on.
         self._process.stdin.close()
+        self._process.terminate()
         self._process.wait(_STARTED_S)
         self._process.stdout.close()
 
