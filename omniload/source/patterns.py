@@ -308,13 +308,14 @@ def _shard(path: str) -> ShardFile:
     """Look at a file of this machine.
 
     Raises:
-        ConfigError: It is a link that leads to nothing: left out, its shard would be missed by nobody.
+        ConfigError: It is a link that leads to nothing, or to itself: left out, its shard would be missed by nobody.
         OSError: It is not there.
     """
     try:
         return local_file(path)
-    except FileNotFoundError:
-        if not os.path.islink(path):  # noqa: PTH114 -- as for what is listed
+    except OSError as error:
+        leads_nowhere = error.errno in (errno.ENOENT, errno.ELOOP)
+        if not (leads_nowhere and os.path.islink(path)):  # noqa: PTH114 -- as for what is listed
             raise
         to = ascii(os.readlink(path))  # noqa: PTH115 -- likewise
         raise ConfigError(

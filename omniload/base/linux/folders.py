@@ -1,8 +1,10 @@
 """Folders of this machine: what a glob matches, what lies in one, and links that lead to others."""
 
+import errno
 import fnmatch
 import glob
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,15 +34,20 @@ def matches_of(pattern: str, root: Path) -> list[str]:
             here = list(dict.fromkeys(each for at in here for each in _folders(at, root)))
             if is_last:
                 here = [
-                    f"{at}{name}" for at in here for name in _inside(root / at)[1] if name[0] != "."
+                    f"{at}{each.name}"
+                    for at in here
+                    for each in _inside(root / at)
+                    if each.name[0] != "." and not _is_folder(each)
                 ]
         elif glob.has_magic(part):
-            found = ((at, *_inside(root / at)) for at in here)
+            matches = re.compile(fnmatch.translate(part)).match
+            # Only what matches is looked at: of a link beside it nobody asked where it leads.
             here = [
-                f"{at}{name}" + "/" * (not is_last)
-                for at, folders, files in found
-                for name in fnmatch.filter(folders if not is_last else [*folders, *files], part)
-                if not name.startswith(".") or part.startswith(".")
+                f"{at}{each.name}" + "/" * (not is_last)
+                for at in here
+                for each in _inside(root / at)
+                if (each.name[0] != "." or part[0] == ".") and matches(each.name)
+                if is_last or _is_folder(each)
             ]
         else:
             here = [
@@ -53,8 +60,11 @@ def matches_of(pattern: str, root: Path) -> list[str]:
 
 def _folders(at: str, root: Path) -> Iterator[str]:
     """Yield a folder and those in it, as ``**`` takes them; with a ``/`` behind each."""
-    above = frozenset(_itself(parent) for parent in (root / at).resolve().parents)
-    waiting = [(at, above)]
+    waiting = list[tuple[str, frozenset[tuple[int, int]]]]()
+    # Nothing lies in a link that leads nowhere, or to itself.
+    if (root / at).is_dir():
+        above = frozenset(_itself(parent) for parent in (root / at).resolve().parents)
+        waiting.append((at, above))
     while waiting:
         folder, around = waiting.pop()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -67,7 +77,9 @@ def _folders(at: str, root: Path) -> Iterator[str]:
             yield folder
             within = around | {itself}
             waiting += [
-                (f"{folder}{name}/", within) for name in _inside(root / folder)[0] if name[0] != "."
+                (f"{folder}{each.name}/", within)
+                for each in _inside(root / folder)
+                if each.name[0] != "." and _is_folder(each)
             ]
 
 
@@ -76,13 +88,21 @@ def _itself(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _inside(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the folders in a folder, links to such among them, and of all else; none where it is gone."""
-    names: tuple[list[str], list[str]] = [], []
+def _inside(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what lies in a folder; nothing where it is gone."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        for entry in entries:
-            names[not entry.is_dir()].append(entry.name)
-    return names
+        return list(entries)
+    return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one; a link that leads back to itself is none, as one to nothing."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
 
 
 def held_in(folder: str) -> tuple[list[str], list[str]]:

@@ -93,14 +93,13 @@ def test_a_folder_without_a_file_of_the_type_says_what_it_holds(tmp_path):
         found(tmp_path, "d")
 
 
+@pytest.mark.parametrize("to", ["elsewhere.jsonl", "gone.jsonl"])
 @pytest.mark.parametrize("name", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/gone.jsonl"])
-def test_a_link_that_leads_to_nothing_is_refused_and_not_left_out(tmp_path, name):
+def test_a_link_that_leads_to_nothing_or_itself_is_refused_and_not_left_out(tmp_path, name, to):
     written(tmp_path, *HELD)
-    (tmp_path / "d/gone.jsonl").symlink_to("elsewhere.jsonl")
+    (tmp_path / "d/gone.jsonl").symlink_to(to)
 
-    with pytest.raises(
-        ConfigError, match=r"d/gone.jsonl is a link to 'elsewhere.jsonl', which is not there"
-    ):
+    with pytest.raises(ConfigError, match=rf"d/gone.jsonl is a link to '{to}', which is not there"):
         found(tmp_path, name)
 
 

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from omniload.base.linux import folders
 from omniload.base.linux.folders import held_in, matches_of
 
 TREE = (
@@ -64,6 +65,37 @@ def test_links_in_a_circle_are_followed_once_and_told_of(tree, caplog):
     assert sorted(found) == ["x/a.jsonl", "x/out/a.jsonl", "x/y/a.jsonl", "x/y/z[1].jsonl"]
     for link in ("x/self/", "x/y/up/"):
         assert f"'{link}' leads back into a folder that it lies in" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("x/*.jsonl", ["x/a.jsonl"]),
+        ("x/**/a.jsonl", ["x/a.jsonl", "x/y/a.jsonl"]),
+        ("x/*/a.jsonl", ["x/y/a.jsonl"]),
+        ("x/l*/**/*", []),
+        ("x/loop/**/*.jsonl", []),
+        ("x/gone/**/*.jsonl", []),
+        ("x/loo*", ["x/loop"]),
+    ],
+)
+def test_a_link_that_leads_nowhere_or_to_itself_is_no_folder_and_stops_no_glob(
+    tree, pattern, found
+):
+    (tree / "x/loop").symlink_to("loop")
+    (tree / "x/gone").symlink_to("/nowhere/at/all")
+
+    assert sorted(matches_of(pattern, tree)) == found
+
+
+def test_where_a_link_leads_that_a_glob_does_not_match_is_not_looked_at(tree, monkeypatch):
+    looked, real = [], folders._is_folder
+    monkeypatch.setattr(
+        folders, "_is_folder", lambda entry: looked.append(entry.name) or real(entry)
+    )
+
+    assert sorted(matches_of("[x_]*/a.jsonl", tree)) == ["_tmp/a.jsonl", "x/a.jsonl"]
+    assert sorted(looked) == ["_tmp", "x"]
 
 
 def test_a_folder_that_may_not_be_read_is_an_error_and_not_left_out(tree, monkeypatch):
