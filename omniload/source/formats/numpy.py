@@ -42,6 +42,8 @@ _FEWEST_IDS = 64
 """Ids that it takes to doubt their width."""
 _LARGEST_VOCABULARY = 1 << 24
 """No vocabulary has as many tokens: an id above is two narrower ones."""
+_WIDER = {1: "uint16", 2: "uint32", 4: "int64"}
+"""What ids of so many bytes may be halves of; nothing is wider than eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,10 +208,11 @@ def _width_doubted(ids_V: NDArray[Any]) -> str:
     if len(ids_V) < _FEWEST_IDS:
         return ""
     # Little-endian: the upper half of a wider id lies behind the lower one.
-    if not ids_V[1::2].any() and ids_V[::2].any():
+    wider = _WIDER.get(dtype.itemsize)
+    if wider and not ids_V[1::2].any() and ids_V[::2].any():
         return (
             f"every second one of its first ids is 0, as where wider ids are read as {dtype}: say dtype: "
-            f"{'uint32' if dtype.itemsize < 4 else 'int64'}, unless they are meant"
+            f"{wider}, unless they are meant"
         )
     if (largest := int(ids_V.max())) >= _LARGEST_VOCABULARY:
         return (

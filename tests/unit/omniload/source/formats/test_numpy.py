@@ -45,12 +45,18 @@ WIDTHS = {
         "every second one .* read as uint16: say dtype: uint32",
     ),
     "of 64 bits": ("int64", "uint32", "every second one .* read as uint32: say dtype: int64"),
+    "of 16 bits as bytes": (
+        "uint16",
+        "uint8",
+        "every second one .* read as uint8: say dtype: uint16",
+    ),
     "wider than they are": (
         "uint16",
         "int32",
         "go up to 5,767,255, .* read as int32: say dtype: uint16",
     ),
     "as they are": ("uint16", "uint16", ""),
+    "of 64 bits, documents of a token": ("int64", "int64", ""),
 }
 
 
@@ -58,7 +64,8 @@ WIDTHS = {
 def test_ids_that_look_as_if_they_had_another_width_are_doubted(tmp_path, monkeypatch, name):
     monkeypatch.setattr(numpy_format, "_LARGEST_VOCABULARY", 1 << 22)
     written, read, said = WIDTHS[name]
-    np.array(IDS, written).tofile(tmp_path / "a.bin")
+    ids = np.repeat(IDS, 2) * ([1, 0] * len(IDS)) if "of a token" in name else IDS
+    np.array(ids, written).tofile(tmp_path / "a.bin")
     config = NumpySource(type="numpy", path="a.bin", dtype=read, end_of_document=0)
 
     doubt = NumpyFormat(find_files(["a.bin"], tmp_path, source="web"), config).doubt()
