@@ -7,6 +7,7 @@ into it, and reads of sources are parts of a source that was made once. A histor
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -68,11 +69,17 @@ def _seal(answer: object) -> None:
         answer.flags.writeable = False
     elif isinstance(answer, tuple | list):
         for each in answer:
-            _seal(each)
+            if not isinstance(each, int | float | str):
+                _seal(each)
     elif isinstance(answer, Mapping):
         _seal(list(answer.values()))
-    elif is_dataclass(answer):
-        _seal([getattr(answer, field.name) for field in fields(answer)])
+    elif names := _names_in(type(answer)):
+        _seal([getattr(answer, name) for name in names])
+
+
+@cache
+def _names_in(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Histories of a whole plane under faults: every promise holds, everything came about, every safeguard is missed."""
 
+import random
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from tests.histories.page import page_of
 from tests.histories.plane import SOMETIMES, FaultyPlane
 from tests.histories.safeguards import ROOT, safeguards
 from tests.histories.worlds import World, world_of
+from tests.support.plane.messages import below
 
 FEW, MANY = 60, 5_000
 NOTHING_TAKEN_AWAY = """
@@ -55,6 +57,13 @@ def test_a_seed_is_one_history():
     told = [[(m.at, m.role, m.what) for m in outcome.trace] for outcome in (one, other)]
     assert told[0] == told[1]
     assert one.messages == other.messages > 50
+
+
+def test_a_number_is_the_one_that_randrange_draws():
+    one, other = random.Random(5), random.Random(5)
+
+    for limit in (*range(1, 70), 1_000):
+        assert below(one, limit) == other.randrange(limit)
 
 
 def test_a_history_is_named_by_its_world():

@@ -6,12 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Message", "MessageBag", "Moment", "Way"]
+__all__ = ["Message", "MessageBag", "Moment", "Way", "below"]
 
 _SLOWEST = 250
 """Deliveries that overtake a slow message at most."""
 _LONGEST_CUT = 60
 """Deliveries for which a role is cut off at most."""
+
+
+def below(chance: random.Random, limit: int) -> int:
+    """Draw the number below a limit that ``randrange`` draws, in a third of its time: each message takes one."""
+    bits = limit.bit_length()
+    while (drawn := chance.getrandbits(bits)) >= limit:
+        pass
+    return drawn
 
 
 class Way(NamedTuple):
@@ -46,9 +54,6 @@ class Message(NamedTuple):
     """Whether it waits for others. It is not repeated: each copy would wait, and be repeated, in its turn."""
     not_before: int = 0
     """It is on its way until so many messages were delivered."""
-
-    def __call__(self) -> None:
-        self.receiver(*self.content)
 
     @property
     def name(self) -> str:
@@ -106,23 +111,21 @@ class MessageBag:
     def take(self, at: int) -> Message | None:
         """Take out a message that is delivered now; ``None`` where it is held up, or lost and sent again."""
         self.delivered += 1
-        message = self.under_way[at]
-        if message.not_before > self.delivered:
+        under_way = self.under_way
+        message = under_way[at]
+        _, _, to, waits, not_before = message
+        if not_before > self.delivered:
             return None
-        if message.to and self.is_cut_off(message.to):
+        if to and self._cut.get(to, 0) > self.delivered:
             self.fired["held up by a cut"] += 1
             return None
-        if (
-            message.to
-            and self.lost_share
-            and not message.waits
-            and self.chance.random() < self.lost_share
-        ):
+        if to and self.lost_share and not waits and self.chance.random() < self.lost_share:
             self.fired["lost and sent again"] += 1
             return None
-        self.under_way[at] = self.under_way[-1]
-        self.under_way.pop()
-        if message.to and self.chance.random() < self.repeat_share and not message.waits:
-            self.under_way.append(message)
+        last = under_way.pop()
+        if at < len(under_way):
+            under_way[at] = last
+        if to and self.chance.random() < self.repeat_share and not waits:
+            under_way.append(message)
             self.fired["repeated"] += 1
         return message
