@@ -364,15 +364,11 @@ class MixConfig(StrictModel):
     def steps_ahead(self) -> int:
         """Steps that are built ahead of the slowest rank."""
         least, tokens = _LEAST_AHEAD, _TOKENS_AHEAD
-        if weight := self._image_bytes_per_token:
+        images = (source.images_transform for source in self.sources.values())
+        if weight := max((each.values_per_token for each in images if each is not None), default=0):
             least, tokens = least // 2, min(tokens // 2, self.loader.memory // weight)
         fitting = max(least, tokens // self.batch.tokens)
         return self.runtime.prefetch_steps or min(fitting, _MOST_AHEAD)
-
-    @cached_property
-    def _image_bytes_per_token(self) -> int:
-        found = (source.images_transform for source in self.sources.values())
-        return max((each.values_per_token for each in found if each is not None), default=0)
 
     @cached_property
     def steps_at_once(self) -> int:
