@@ -469,7 +469,8 @@ def test_check_warns_of_a_step_that_goes_through_a_source_many_times(tmp_path):
 
 def test_check_warns_of_the_memory_that_waiting_rows_take(tmp_path):
     path = a_mix_file(tmp_path, pack={"length": 32, "lookahead_rows": 1 << 20})
-    assert json_of("check", path, "--cache-dir", tmp_path / "cache")["warnings"] == []
+    warnings = json_of("check", path, "--cache-dir", tmp_path / "cache")["warnings"]
+    assert not any("held ahead" in warning for warning in warnings)
     mix = yaml.safe_load(path.read_text())
     mix["pack"] = {"length": 16_384, "lookahead_rows": 1 << 18}
     mix["batch"] = {"tokens": 16_384, "micro_tokens": 16_384}
