@@ -3,9 +3,10 @@
 Loading takes a rank two to four seconds of processor time, a command or the daemon of a mount one half to one and a
 half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
 that is run and in one job that is launched; what workers of Ray are forked from wherever a process that was started for
-real opens the plane; daemons in ``test_secrets.py``, ``test_system.py``, under every supervisor and by every
-command that mounts; commands in ``test_docs_walks.py`` (the page of starts), ``test_distribution.py`` and
-``test_launch.py`` (the job that comes back). ``tests/frameworks`` fork from themselves.
+real opens the plane, and where their titles are looked at, for which a fork has no room; daemons in
+``test_secrets.py``, ``test_system.py``, under every supervisor and by every command that mounts; commands in
+``test_docs_walks.py`` (the page of starts), ``test_distribution.py`` and ``test_launch.py`` (the job that comes back).
+``tests/frameworks`` fork from themselves.
 
     with WarmPython(folder, RANKS) as python:
         subprocess.Popen([python.path, "rank.py", "1"])
