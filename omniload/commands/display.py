@@ -1,9 +1,11 @@
 """How commands speak: tables and bars on standard output, progress on standard error."""
 
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -24,6 +26,7 @@ __all__ = [
     "colour_of",
     "emit_json",
     "excerpt",
+    "lines_of",
     "output",
     "progress",
     "row_bar",
@@ -37,6 +40,7 @@ Cell: TypeAlias = str | Text
 Column: TypeAlias = tuple[str, bool]
 """Heading of a column, and whether it holds numbers."""
 
+_FIRST_LINE_S = 10.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -91,18 +95,39 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 @contextmanager
 def progress(what: str, total: float) -> Iterator[Callable[[float], None]]:
-    """Show how far long work is, on a terminal only; call the value with the amount just done."""
+    """Show how far long work is on standard error; call the value with the amount just done."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lines_of(what, total, partial(click.echo, err=True), time.monotonic)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as shown:
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as shown:
         task = shown.add_task(what, total=total)
         yield lambda amount: shown.advance(task, amount)
+
+
+def lines_of(
+    what: str, total: float, echo: Callable[[str], object], now_s: Callable[[], float]
+) -> Callable[[float], None]:
+    """Return what says how far work is in a log: a line after ten seconds, and whenever twice as many went by.
+
+    Args:
+        what: The work.
+        total: Of it.
+        echo: Is given each line.
+        now_s: The clock.
+    """
+    began_s, done, next_s = now_s(), 0.0, _FIRST_LINE_S
+
+    def advance(amount: float) -> None:
+        nonlocal done, next_s
+        done += amount
+        passed_s = now_s() - began_s
+        if passed_s >= next_s:
+            next_s = 2 * passed_s
+            echo(f"{what}: {done:,.0f} of {total:,.0f} after {passed_s:.0f} s")
+
+    return advance
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:

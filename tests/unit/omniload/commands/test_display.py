@@ -16,6 +16,7 @@ from omniload.commands.display import (
     colour_of,
     emit_json,
     excerpt,
+    lines_of,
     progress,
     row_bar,
     stacked_bar,
@@ -132,6 +133,21 @@ def test_speaking_needs_no_numpy():
     code = "import sys, omniload.commands.display; sys.exit('numpy' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_long_work_says_in_a_log_how_far_it_is_ever_more_seldom():
+    seconds = iter([100.0, 104.0, 111.0, 120.0, 123.0, 190.0])
+    said = []
+    advance = lines_of("measuring", 5, said.append, lambda: next(seconds))
+
+    for _ in range(5):
+        advance(1)
+
+    assert said == [
+        "measuring: 2 of 5 after 11 s",
+        "measuring: 4 of 5 after 23 s",
+        "measuring: 5 of 5 after 90 s",
+    ]
 
 
 def test_progress_leaves_standard_output_alone(capsys):
