@@ -97,11 +97,8 @@ class SourceLoader:
                     self._taken_over[source] = min(floor, self._taken_over.get(source, floor))
                 # The first part of each source before the second of any: the next step needs samples of all of them.
                 turns = zip_longest(*(_reads_of(source, event) for source in ranges))
-                return tuple(
-                    read
-                    for read in chain.from_iterable(turns)
-                    if read is not None and not self._holds(read)
-                )
+                reads = filter(None, chain.from_iterable(turns))
+                return tuple(read for read in reads if not self._holds(read))
             case HandedOver(sources=sources):
                 # What the next loader reads is asked of this one too, until constructors know better.
                 # From the first position on: nobody says here where the next loader began.
@@ -272,10 +269,8 @@ def _reported(
 
 def _reads_of(source: int, command: TakeOver) -> Iterable[Read]:
     """Return what is read again of a source: shards that are left out, are so from a position on."""
-    (first, last), (since, without) = (
-        command.ranges[source],
-        command.without.get(source, (0, ())),
-    )
+    first, last = command.ranges[source]
+    since, without = command.without.get(source, (0, ()))
     at = min(max(since, first), last)
     for start, stop in _chunks(first, at):
         yield Read(source=source, start=start, stop=stop)
@@ -326,14 +321,9 @@ class _Asked:
         subs_N = np.concatenate([request.subs_N for request in requests])
         starts_N = np.concatenate([request.starts_N for request in requests])
         stops_N = np.concatenate([request.stops_N for request in requests])
-        wrong_N = (
-            (starts_N < 0)
-            | (stops_N < starts_N)
-            | (positions_N < 0)
-            | (positions_N >= POSITION_LIMIT)
-            | (subs_N < 0)
-            | (subs_N >= SUB_LIMIT)
-        )
+        wrong_N = (starts_N < 0) | (stops_N < starts_N)
+        for numbers_N, limit in ((positions_N, POSITION_LIMIT), (subs_N, SUB_LIMIT)):
+            wrong_N |= (numbers_N < 0) | (numbers_N >= limit)
         if wrong_N.any():
             i = int(wrong_N.argmax())
             source = requests[bisect_right(_cuts(requests), i) - 1].source

@@ -204,9 +204,8 @@ class MixConfig(StrictModel):
             try:
                 dated.append(with_steps(stage, batch_tokens) if names_tokens(stage) else stage)
             except PydanticCustomError as fault:
-                raise fault_at(
-                    fault.message(), *at, *(fault.context or {}).get("at", ())
-                ) from fault
+                below = (fault.context or {}).get("at", ())
+                raise fault_at(fault.message(), *at, *below) from fault
         return {**content, "mix": {**mix, "stages": dated}}
 
     def declared(self) -> dict[str, Any]:
@@ -266,10 +265,8 @@ class MixConfig(StrictModel):
                 self.sources[name] = self.inherited(source)
             except PydanticCustomError as fault:
                 below = (fault.context or {}).get("at", ())
-                yield fault_at(
-                    f"sources.{name}.{fault.message()}",
-                    *(("sources", name, *below) if below else ("split",)),
-                )
+                at = ("sources", name, *below) if below else ("split",)
+                yield fault_at(f"sources.{name}.{fault.message()}", *at)
 
     def _faults_of_names(self) -> Iterator[PydanticCustomError]:
         if self.mix.amounts is not None:
