@@ -127,13 +127,18 @@ def race(readers, writers, *, reads, within_s, rest_s=0.0, seed=0):
     for process in (*writing, *reading):
         process.start()
     found = Counter()
-    for _ in reading:
-        found += answers.get()
-    over.set()
-    for _ in writing:
-        found += answers.get()
-    for process in (*writing, *reading):
-        process.join()
+    try:
+        for _ in reading:
+            found += answers.get()
+        over.set()
+        for _ in writing:
+            found += answers.get()
+        for process in (*writing, *reading):
+            process.join()
+    finally:
+        # Of a race that is interrupted: a writer that is not told of its end would write on, and be waited for.
+        for process in (*writing, *reading):
+            process.kill()
     return found
 
 
