@@ -25,6 +25,8 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
 STEPS = 12
+_PATIENCE_S = 90
+"""A machine that is full keeps a replica from its answer for as long as that."""
 FORM = BatchForm(arrays=NumpyArrays())
 
 
@@ -49,7 +51,7 @@ class Replica(threading.Thread):
     def _train(self):
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         manager = Manager(
-            pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
+            pg=ProcessGroupGloo(timeout=timedelta(seconds=_PATIENCE_S)),
             min_replica_size=2,
             load_state_dict=lambda _: None,
             state_dict=dict,
@@ -60,7 +62,7 @@ class Replica(threading.Thread):
             rank=0,
             world_size=1,
             lighthouse_addr=self._lighthouse,
-            timeout=timedelta(seconds=20),
+            timeout=timedelta(seconds=_PATIENCE_S),
         )
         try:
             with ReplicaLoader(manager, "plane") as loader:
@@ -97,7 +99,7 @@ def test_a_replica_of_torchft_dies_and_another_comes_and_every_step_holds_what_i
 
         monkeypatch.setattr(omniload, "join", join)
         lighthouse = LighthouseServer(
-            bind="[::]:0", min_replicas=2, join_timeout_ms=2000, heartbeat_timeout_ms=2000
+            bind="[::]:0", min_replicas=2, join_timeout_ms=2000, heartbeat_timeout_ms=5000
         )
         try:
             replicas = [
@@ -110,7 +112,7 @@ def test_a_replica_of_torchft_dies_and_another_comes_and_every_step_holds_what_i
             replicas.append(Replica("d", lighthouse.address(), taken))
             replicas[3].start()
             for replica in replicas:
-                replica.join(240)
+                replica.join(300)
         finally:
             lighthouse.shutdown()
 
