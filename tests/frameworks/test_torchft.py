@@ -25,8 +25,9 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
 STEPS = 12
-_PATIENCE_S = 90
-"""A machine that is full keeps a replica from its answer for as long as that."""
+_STUCK_S, _PATIENCE_S = 20, 60
+"""A sum that waits for a dead replica is given up after the one; a full machine keeps replicas from their answers for as
+long as the other."""
 FORM = BatchForm(arrays=NumpyArrays())
 
 
@@ -51,7 +52,7 @@ class Replica(threading.Thread):
     def _train(self):
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         manager = Manager(
-            pg=ProcessGroupGloo(timeout=timedelta(seconds=_PATIENCE_S)),
+            pg=ProcessGroupGloo(timeout=timedelta(seconds=_STUCK_S)),
             min_replica_size=2,
             load_state_dict=lambda _: None,
             state_dict=dict,
