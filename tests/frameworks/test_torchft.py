@@ -26,8 +26,7 @@ from torchft.coordination import LighthouseServer
 
 STEPS = 12
 _STUCK_S, _PATIENCE_S = 20, 60
-"""A sum that waits for a dead replica is given up after the one; a full machine keeps replicas from their answers for as
-long as the other."""
+"""A sum that waits for a dead replica is given up after the one; on a full machine answers take up to the other."""
 FORM = BatchForm(arrays=NumpyArrays())
 
 
