@@ -36,7 +36,7 @@ from omniload.source.index import IndexCache
 from omniload.source.kept_findings import FoundSource
 from omniload.source.stores.shard_cache import shard_cache_of
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
-from omniload.source.token_cache.names import SourceTokens, why_not_kept
+from omniload.source.token_cache.source_tokens import SourceTokens, why_not_kept
 from omniload.source.transforms.opening import open_pipeline
 
 __all__ = ["check"]

@@ -12,7 +12,6 @@ import numpy as np
 
 from omniload.base.state import JsonObject
 from omniload.machine.columns import SampleMetadata
-from omniload.machine.demand import Demand
 from omniload.machine.messages import (
     AppendBase,
     AppendJournal,
@@ -46,7 +45,14 @@ from omniload.machine.queue import (
     require_usable,
     taken_over,
 )
-from omniload.machine.steps import PlannedSteps, RankSteps, bad_behind, next_world, steps_together
+from omniload.machine.steps import (
+    Demand,
+    PlannedSteps,
+    RankSteps,
+    bad_behind,
+    next_world,
+    steps_together,
+)
 from omniload.machine.strategy import place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import Edit

@@ -19,8 +19,7 @@ from omniload.source.block_memory import BlockMemory, HeldBlock
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
 from omniload.source.token_cache.entry import EncodedUnit
-from omniload.source.token_cache.filling import Filling, UnitToFill
-from omniload.source.token_cache.names import SourceTokens
+from omniload.source.token_cache.source_tokens import Filling, SourceTokens, UnitToFill
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.pipeline import Pipeline
 

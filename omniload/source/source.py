@@ -32,7 +32,7 @@ from omniload.source.parts.sample_block import SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Bad, Part, Share
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.token_cache.cache import TokenCache
-from omniload.source.token_cache.names import SourceTokens
+from omniload.source.token_cache.source_tokens import SourceTokens
 from omniload.source.transforms.encoders import Samples
 from omniload.source.transforms.opening import open_pipeline
 from omniload.source.transforms.pipeline import Pipeline

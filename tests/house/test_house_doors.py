@@ -41,3 +41,7 @@ def test_a_module_with_one_importer_has_a_reason(package):
 
     assert alone - REASONS[package].keys() == set(), "join it to its importer, or say why not"
     assert REASONS[package].keys() - alone == set(), "it has other importers by now, or is gone"
+
+
+def test_few_modules_have_one_importer():
+    assert sum(map(len, REASONS.values())) <= 60

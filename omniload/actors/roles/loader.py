@@ -16,7 +16,6 @@ from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import get_logger
 from omniload.base.retry import backoff_s, with_retries
 from omniload.machine.held.blocks import HeldBlock
-from omniload.machine.held.stands import Stands
 from omniload.machine.loader_groups import readers_of
 from omniload.machine.messages import (
     HandedOver,
@@ -26,7 +25,7 @@ from omniload.machine.messages import (
     SliceRequest,
     TakeOver,
 )
-from omniload.machine.source_loader import Read, SamplesRead, SourceLoader
+from omniload.machine.source_loader import Read, SamplesRead, SourceLoader, Stands
 from omniload.machine.status import REPEATED
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.config import MixConfig

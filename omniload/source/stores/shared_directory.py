@@ -34,6 +34,7 @@ from omniload.base.errors import ConfigError
 from omniload.base.linux.file_lock import locked
 from omniload.base.writing import write_whole
 from omniload.source.stores import accounts
+from omniload.source.stores.accounts import Leaving
 from omniload.source.stores.blocks import (
     BLOCK_BYTES,
     CLAIMED,
@@ -43,7 +44,6 @@ from omniload.source.stores.blocks import (
     room_of,
     runs_of,
 )
-from omniload.source.stores.leaving import Leaving
 
 __all__ = ["SharedDirectory"]
 

@@ -18,7 +18,7 @@ from omniload.mix.schema.records import ShuffleConfig
 from omniload.mix.sources import LanceSource
 from omniload.source.formats.opening import at_versions, open_format, shards_of
 from omniload.source.source import open_source
-from omniload.source.token_cache.names import names_of_units
+from omniload.source.token_cache.source_tokens import names_of_units
 from tests.support.plane.sources.source_contract import expected_tokens, samples
 
 STORED = ShuffleConfig(method="none")

@@ -4,7 +4,7 @@ import pytest
 
 from omniload.mix.sources import JsonlSource, TextSource
 from omniload.source.formats.opening import open_format
-from omniload.source.token_cache.names import names_of_units
+from omniload.source.token_cache.source_tokens import names_of_units
 
 TEXTS = TextSource(type="text", path="*.txt", files_per_unit=3)
 LINES = JsonlSource(type="jsonl", path="*.jsonl", unit=1)
