@@ -69,7 +69,10 @@ class RunProgress:
 def weights_by_state(
     history: History, fingerprint: Mapping[str, str] | None = None
 ) -> Callable[[MixState], tuple[int, ...]]:
-    """Return, as a function, the integer weights of the step that a state stands before; equal shares are scaled once.
+    """Return, as a function, the integer weights of the step that a state begins; equal shares are scaled once.
+
+    They are those of the state's own revision: an edit of a run at rest, such as a skip, may begin at a step that the
+    journal has from before it.
 
     Args:
         history: The mix and its edits.
@@ -80,7 +83,7 @@ def weights_by_state(
     found = history.found_by(len(history.edits), fingerprint or {})
 
     def weights(state: MixState) -> tuple[int, ...]:
-        mix = history.at(state.step)
+        mix = history.of_revision(state.mix_revision)
         if mix.mix.stop in GOES_ON:
             records_S = records_in(found, mix.names) if mix.mix.amounts is not None else None
             return draw_weights_at(mix, state, records_S)

@@ -13,9 +13,11 @@ from omniload.machine.messages import (
     StepTaken,
 )
 from omniload.mix.deficit import integer_weights
+from omniload.mix.edits.edit import AddSource, SetWeights, SkipSteps
 from omniload.mix.edits.history import History
 from omniload.mix.progress import fold, progress_of, weights_by_state
 from omniload.mix.schedule import weights_at
+from omniload.mix.sources import JsonlSource
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix, a_planner, a_table, resealed
 
@@ -89,6 +91,24 @@ def test_folding_to_a_step_gives_the_state_that_the_planner_had_before_it(step):
     state = fold(History(mix), base, records, planner.fingerprint, step)
 
     assert state.to_json(mix.names, planner.fingerprint) == planner.state_at(step)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        SetWeights(weights={"web": 9.0}),
+        AddSource(name="books", source=JsonlSource(type="jsonl", path="b.jsonl"), weight=1.0),
+    ],
+    ids=["set", "add"],
+)
+def test_steps_in_a_journal_are_of_the_edits_known_then_until_the_run_goes_on_behind_a_skip(change):
+    mix = a_mix()
+    base, records, planner = a_journal(mix, steps=6)
+    behind = fold(History(mix), base, records, planner.fingerprint, 3)
+    history = History(mix).edited(SkipSteps(first=2, stop=3), 2, behind=behind, at_rest=True)
+    edited = history.edited(change, 4, {"sources.books.records": "9"})
+
+    assert progress_of(edited, base, records) == progress_of(History(mix), base, records)
 
 
 def test_folding_past_the_end_is_refused():
