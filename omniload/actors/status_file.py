@@ -20,6 +20,7 @@ from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from omniload.machine.progress import Progress
 from omniload.machine.status import status_of
+from omniload.mix.run_record import no_run_in
 
 __all__ = ["STATUS_NAME", "PlaneStatus", "RoleLine", "read_status", "write_status"]
 
@@ -115,9 +116,7 @@ def read_status(folder: Path) -> PlaneStatus:
             read_kept_file(place, most_bytes=_MOST_BYTES, what="a status")
         )
     except (FileNotFoundError, NotADirectoryError):
-        raise StateError(
-            f"{place} is not there; name the folder of a run that was opened with run_dir= or by omniload train"
-        ) from None
+        raise no_run_in(folder, STATUS_NAME) from None
     except ValidationError as error:
         raise StateError(
             f"{place} is not of this release ({error.error_count()} faults); watch with the release that writes it"

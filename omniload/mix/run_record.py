@@ -36,6 +36,7 @@ __all__ = [
     "RunLife",
     "RunRecord",
     "mix_text",
+    "no_run_in",
     "read_run_record",
     "write_run_record",
 ]
@@ -172,6 +173,14 @@ def write_run_record(
     write_whole(run_dir / RUN_RECORD_NAME, data, durable=True)
 
 
+def no_run_in(folder: Path, lacks: str = RUN_RECORD_NAME) -> StateError:
+    """Return what to say of a folder that was named as a run's and lacks what each has, or is not there."""
+    found = f"no run was opened there, it has no {lacks}" if folder.exists() else "no such folder"
+    return StateError(
+        f"{folder}: {found}; give the folder of a run: run_dir= of omniload.open, or run_dir of a training file"
+    )
+
+
 def read_run_record(run_dir: Path) -> RunRecord:
     """Read what ``write_run_record`` wrote.
 
@@ -186,7 +195,7 @@ def read_run_record(run_dir: Path) -> RunRecord:
         require_version(content, RUN_RECORD_VERSION, of="run")
         lives = tuple(_from_json(life, run_dir) for life in content["lives"])
     except FileNotFoundError:
-        raise StateError(f"{path}: no record of a run; give the folder of a run") from None
+        raise no_run_in(run_dir) from None
     except NotADirectoryError:
         raise StateError(
             f"{run_dir} is a file; expected the folder of a run, which holds {RUN_RECORD_NAME}"

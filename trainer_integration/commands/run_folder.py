@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from omniload.base.errors import OmniloadError
-from trainer_integration.config import load_train
+from omniload.base.errors import ConfigError, OmniloadError
+from trainer_integration.config import TrainConfig, load_train
 from trainer_integration.report.report import write_report
 
 __all__ = ["checkpoints_of", "folder_of", "report_of", "run_argument"]
@@ -18,7 +18,7 @@ def checkpoints_of(run: Path) -> str:
     """Return where the checkpoints of a run are; its folder alone has them within."""
     if run.is_dir():
         return str(run / "checkpoints")
-    train, folder = load_train(run)
+    train, folder = _train_of(run)
     return train.checkpoint_location(folder)
 
 
@@ -27,8 +27,16 @@ def folder_of(run: Path) -> Path:
     # A folder is enough: its training file may be gone, or say something else by now.
     if run.is_dir():
         return run
-    train, folder = load_train(run)
+    train, folder = _train_of(run)
     return train.run_folder(folder)
+
+
+def _train_of(run: Path) -> tuple[TrainConfig, Path]:
+    if not run.exists():
+        raise ConfigError(
+            f"{run}: no such file or folder; give the folder of a run, or its training file"
+        )
+    return load_train(run)
 
 
 def report_of(folder: Path) -> None:

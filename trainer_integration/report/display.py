@@ -28,7 +28,6 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
-from omniload.base.errors import StateError
 from omniload.base.reading import open_file
 from omniload.base.state import JsonObject
 from omniload.base.units import format_bytes, format_count
@@ -43,7 +42,7 @@ from trainer_integration.report.run_summary import (
     source_shares,
     wait_share,
 )
-from trainer_integration.run.run_log import LOG_NAME, EventLine, StepLine, parse_line
+from trainer_integration.run.run_log import LOG_NAME, EventLine, StepLine, no_log_in, parse_line
 
 __all__ = [
     "HEAD",
@@ -358,7 +357,7 @@ def run_now(folder: Path) -> RunNow:
             text = log.read(_TAIL_BYTES).decode(errors="replace")
             silent_s = max(0.0, time.time() - os.fstat(log.fileno()).st_mtime)
     except FileNotFoundError:
-        raise StateError(f"{path}: no such log; give the folder of a run") from None
+        raise no_log_in(folder) from None
     # The first line may be cut off by the window, the last by a kill.
     lines = [line for part in text.split("\n") if (line := _parsed(part)) is not None]
     steps = [line for line in lines if isinstance(line, StepLine)]

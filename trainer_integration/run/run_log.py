@@ -19,6 +19,7 @@ from omniload.base.config import StrictModel
 from omniload.base.errors import IntegrityError, StateError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file, read_kept_file
+from omniload.mix.run_record import RUN_RECORD_NAME
 from trainer_integration.training.step_figures import StepFigures
 from trainer_integration.writers.opening import Writers
 
@@ -34,6 +35,7 @@ __all__ = [
     "StepLine",
     "figures_of",
     "last_of_each_step",
+    "no_log_in",
     "parse_line",
     "read_log",
     "show",
@@ -285,6 +287,18 @@ def _whole_bytes(log: BinaryIO) -> int:
     return 0
 
 
+def no_log_in(run_dir: Path) -> StateError:
+    """Return what to say of a folder without a log: which command reads the run, where it is a loop of one's own."""
+    path = run_dir / LOG_NAME
+    if (run_dir / RUN_RECORD_NAME).exists():
+        return StateError(
+            f"{path}: no such log: `omniload train run` has not trained in this folder. Of a loop of your own, "
+            "`omniload mix show` tells how far it is, `omniload mix top` its roles, and `omniload mix audit` proves "
+            "what was in a step"
+        )
+    return StateError(f"{path}: no such log; give the folder of a run")
+
+
 def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
     """Return the lines of a run's log; a torn last line, as a kill leaves it, is left out.
 
@@ -295,7 +309,7 @@ def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
     try:
         held = read_kept_file(path, most_bytes=_MOST_BYTES, what="the log of a run")
     except FileNotFoundError:
-        raise StateError(f"{path}: no such log; give the folder of a run") from None
+        raise no_log_in(run_dir) from None
     except OSError as error:
         raise StateError(
             f"{path}: cannot be read: {error.strerror}; give the folder of a run"

@@ -53,7 +53,7 @@ from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.progress import fingerprint_in, fold, records_in
-from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
+from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, no_run_in, read_run_record
 from omniload.mix.state import MixState
 from omniload.source.formats.opening import shards_of
 from omniload.source.index import index_folder
@@ -88,10 +88,7 @@ def change_mix(run: Path, change: Change, at: int | None, timeout_s: float) -> E
     if isinstance(change, AddSource):
         _require_utf8(change)
     if not (run / LOCK_NAME).exists():
-        raise StateError(
-            f"{run} is no folder of a run: no data plane was opened there; give run_dir= of omniload.open, or the "
-            "run folder of omniload train"
-        )
+        raise no_run_in(run, LOCK_NAME)
     try:
         # One asks at a time: a plane has one file for questions, and one for answers.
         with locked(run / _ASKING_NAME, waits=False):

@@ -26,7 +26,10 @@ from omniload.mix.edits.edit import (
     SkipShard,
     SkipSteps,
     Undo,
+    said_of,
 )
+from omniload.mix.edits.edits_file import read_history
+from omniload.mix.run_record import read_run_record
 from omniload.mix.schema.stages import said_epochs
 from omniload.mix.sources import Name, SourceConfig
 
@@ -320,7 +323,9 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
         return
     console = output()
     console.print(_amounts(taken) if taken.amounts else _shares(taken))
-    say(console, f"edit {taken.edit.revision} holds from step {taken.edit.step:,} on")
+    edit = taken.edit
+    undoes = "" if edit.undoes is None else f"undoes edit {_named(run, edit.undoes)}, and "
+    say(console, f"edit {edit.revision} {undoes}holds from step {edit.step:,} on")
     _say_ahead(console, taken)
     if taken.unsure:
         say(console, taken.unsure)
@@ -335,6 +340,12 @@ def _change(run: Path, change: Change, at: int | None, timeout_s: float, as_json
     if taken.until_epochs is not None:
         waits = said_epochs(taken.until_epochs)
         say(console, f"the next stage waits until {waits}, and holds from there as it was declared")
+
+
+def _named(run: Path, revision: int) -> str:
+    """Return an edit of a run by its number and its words: an undo says neither."""
+    history = read_history(run, read_run_record(run).last.mix())
+    return f"{revision} ({said_of(history.edits[revision - 1].change)})"
 
 
 def _say_ahead(console: Console, taken: EditTaken) -> None:

@@ -116,14 +116,20 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
             "samples that were trained on; compare the data and the release with the run's"
         )
     spec = replace(spec, mix=spec.history.latest, edits=())  # it names what edits added
-    found = _with_losses(_found(rehearsal, plan, spec, rank, grep), losses_of_step(run, step))
+    looked_at = plan if rank is None else plan.part_of([rank])
+    found = _with_losses(_found(rehearsal, looked_at, spec, grep), losses_of_step(run, step))
     title = f"step {step}, digest {digest} as journaled"
     if page is not None:
         write_whole(page, _page(rehearsal, plan, spec, found, f"{run}: {title}").encode())
     if as_json:
         emit_json({"step": step, "digest": digest, "samples": [_as_json(piece) for piece in found]})
         return
-    _print(found, spec.mix, title)
+    if grep is None:
+        _print(found, spec.mix, f"{title}: {len(found)} samples or pieces of samples")
+    else:
+        of = len(looked_at.pieces)
+        said = f"{len(found)} of {of} samples or pieces of samples contain {grep!r}"
+        _print(found, spec.mix, f"{title}: {said}")
     if page is not None:
         say(output(), f"page: {page}")
 
@@ -177,11 +183,8 @@ def _tree_at(run: Path, life: RunLife, step: int) -> ClientPlaceTree:
     return ClientPlaceTree.from_sizes(cast("Mapping[MeshAxis, int]", life.sizes))
 
 
-def _found(
-    rehearsal: Rehearsal, plan: StepPlan, spec: PlaneSpec, rank: int | None, grep: str | None
-) -> list[_Found]:
-    """Return the pieces of a step, of one rank or all, that contain ``grep``."""
-    part = plan if rank is None else plan.part_of([rank])
+def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | None) -> list[_Found]:
+    """Return the pieces of a step, or of a part of it, that contain ``grep``."""
     rows_P = np.repeat(np.arange(part.num_rows), np.diff(part.row_offsets))
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     found = []
@@ -271,7 +274,7 @@ def _around(text: str, grep: str | None) -> str:
     return text[at : at + _TEXT_WIDTH + 1]
 
 
-def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
+def _print(found: Sequence[_Found], mix: MixConfig, said: str) -> None:
     rows: list[list[Cell]] = [
         [
             str(piece.dp_rank),
@@ -288,5 +291,6 @@ def _print(found: Sequence[_Found], mix: MixConfig, title: str) -> None:
     columns = [("rank", True), ("microbatch", True), ("source", False), ("record", True)]
     columns += [("file", False), ("tokens", True), ("loss", True), ("text", False)]
     console = output()
-    console.print(table("", columns, rows))
-    say(console, f"{title}: {len(found)} samples or pieces of samples")
+    if rows:
+        console.print(table("", columns, rows))
+    say(console, said)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from omniload.base.errors import ConfigError
 from omniload.base.secrets import without_secrets
 from omniload.commands.display import Cell, emit_json, output, say, table
 from omniload.commands.options import json_option
@@ -132,6 +133,8 @@ def _said_of_shards(found: MixDifference) -> str:
 
 
 def _side(path: Path) -> _Side:
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or folder; give a mix file or the folder of a run")
     # A folder is a run, whatever is in it: what it lacks is then told by name.
     if not path.is_dir():
         return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests={})

@@ -88,6 +88,8 @@ def show(run: Path, as_json: bool) -> None:
     stands = "ended before" if pace.has_ended else "is planned up to"
     for edit in history.edits:
         said = f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}"
+        if edit.undoes is not None:
+            said += f" of edit {edit.undoes}"
         if edit.revision in ahead:
             said += f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
         say(console, said)

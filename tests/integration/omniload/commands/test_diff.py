@@ -97,3 +97,9 @@ def test_runs_are_compared_by_the_files_that_are_left_out(mix_path, tmp_path):
     assert found["left_out"] == {"ids": [None, "1"]}
     assert f"from step {step} on other files are left out: ids shards none and 1" in shown
     assert json_of("diff", tmp_path / "one", tmp_path / "one")["left_out"] == {}
+
+
+def test_what_is_not_there_may_have_been_meant_as_a_file_or_a_run(mix_path, tmp_path):
+    said = str(run_mix("diff", mix_path, tmp_path / "gone").exception)
+
+    assert "gone: no such file or folder; give a mix file or the folder of a run" in said

@@ -46,6 +46,19 @@ def rewrite_line(journal, number, change):
     journal.write_bytes(b"".join(lines))
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["show", "audit --step 1", "top --once", "doctor", "set a=1", "undo", "skip --steps 1:2"],
+)
+def test_a_run_that_is_not_there_is_told_in_the_same_words_by_every_verb(tmp_path, words):
+    verb, *options = words.split()
+
+    with pytest.raises(
+        StateError, match=r"gone: no such folder; give the folder of a run: run_dir"
+    ):
+        json_of(verb, tmp_path / "gone", *options)
+
+
 def test_show_tells_how_far_a_run_is(mix_path, tmp_path):
     batches = a_run(tmp_path / "run", mix_path, steps=12)
 
@@ -122,7 +135,10 @@ def test_audit_that_finds_nothing_says_so(mix_path, tmp_path):
     result = run_mix("audit", tmp_path / "run", "--step", 3, "--grep", "no such words")
 
     assert result.exit_code == 0
-    assert "as journaled: 0 samples" in result.stdout
+    looked_at = len(json_of("audit", tmp_path / "run", "--step", 3)["samples"])
+    said = f"as journaled: 0 of {looked_at} samples or pieces of samples contain 'no such words'"
+    assert said in " ".join(result.stdout.split())
+    assert "microbatch" not in result.stdout  # no table of nothing
 
 
 def test_audit_answers_for_the_mix_as_it_was_though_the_file_was_edited(mix_path, tmp_path):

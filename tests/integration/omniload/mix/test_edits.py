@@ -125,6 +125,10 @@ def test_a_run_at_rest_is_changed_from_the_first_step_that_it_never_planned(mix_
     step = taken["edit"]["step"]
 
     assert step >= 6
+    json_of("set", run_dir, "ids=4")
+    told = run_mix("undo", run_dir).output + run_mix("show", run_dir).output
+    assert f"edit 3 undoes edit 2 (set ids=4), and holds from step {step}" in told
+    assert f"edit 3, from step {step} on: undo of edit 2" in told
     spec = a_spec(mix_path, run_dir=run_dir, state=saved)
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         digests += taken_by([client], 20)
@@ -156,7 +160,7 @@ def test_what_cannot_be_is_refused_and_the_run_goes_on(mix_path, run_dir, books,
 
     assert digests == replayed(a_spec(mix_path), 15)
     assert not (run_dir / EDITS_NAME).exists()
-    with pytest.raises(StateError, match="no folder of a run"):
+    with pytest.raises(StateError, match="nowhere: no such folder"):
         change_mix(tmp_path / "nowhere", Undo(), None, 1.0)
 
 

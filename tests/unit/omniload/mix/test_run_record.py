@@ -134,7 +134,7 @@ def test_a_missing_mix_file_is_a_fault_of_the_input(tmp_path):
 
 
 def test_a_folder_without_a_record_is_no_run(tmp_path):
-    with pytest.raises(StateError, match="give the folder of a run"):
+    with pytest.raises(StateError, match=r"it has no run\.json; give the folder of a run"):
         read_run_record(tmp_path)
 
 

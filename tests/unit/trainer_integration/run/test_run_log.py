@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from omniload.base.errors import StateError
+from omniload.mix.run_record import RUN_RECORD_NAME
 from tests.support.trainer.run_lines import a_killed_run, a_step, an_event
 from trainer_integration.run.run_log import (
     LOG_NAME,
@@ -88,7 +89,14 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
 
 
 def test_a_folder_without_a_log_is_no_run(tmp_path):
-    with pytest.raises(StateError, match="no such log"):
+    with pytest.raises(StateError, match="no such log; give the folder of a run"):
+        read_log(tmp_path)
+
+
+def test_a_run_of_another_loop_is_told_as_that_with_the_commands_that_read_it(tmp_path):
+    (tmp_path / RUN_RECORD_NAME).touch()
+
+    with pytest.raises(StateError, match=r"Of a loop of your own, .*`omniload mix audit` proves"):
         read_log(tmp_path)
 
 
