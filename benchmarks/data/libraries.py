@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -267,6 +268,7 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
     Example:
       .venv-frameworks/bin/python -m benchmarks.data.libraries --repeats 1 --no-report
     """  # noqa: D301 -- click's own marker
+    refuse_without_frameworks()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tables = []
     with tempfile.TemporaryDirectory() as made:
@@ -310,6 +312,19 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
             ).replace("\n", " "),
         )
         click.echo(f"wrote {path.name}")
+
+
+def refuse_without_frameworks() -> None:
+    """Refuse an environment without transformers at once: chat data is measured last, minutes later.
+
+    Raises:
+        click.ClickException: With the command that has it.
+    """
+    if find_spec("transformers") is None:
+        raise click.ClickException(
+            "transformers is not installed here; run make setup once, then "
+            ".venv-frameworks/bin/python -m benchmarks.data.libraries"
+        )
 
 
 def write_template(folder: Path, template: str) -> None:

@@ -4,8 +4,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from benchmarks.data import edit_sequences, images_ahead, live_change, many_sources, shuffle, since
+from benchmarks.data import (
+    edit_sequences,
+    images_ahead,
+    libraries,
+    live_change,
+    many_sources,
+    shuffle,
+    since,
+)
 from benchmarks.data.bad_inputs import table_of as bad_table
 from benchmarks.data.libraries import (
     even_texts,
@@ -51,6 +60,17 @@ def test_every_way_of_reading_reads_all_letters(tmp_path):
 
     assert set(letters.values()) == {sum(len(text.encode()) for text in TEXTS)}
     assert {form for form, _ in letters} == {"parquet", "jsonl.zst"}
+
+
+def test_libraries_that_are_not_installed_are_asked_for_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    monkeypatch.setattr(libraries, "documents_of", lambda size: pytest.fail("measures"))
+
+    result = CliRunner().invoke(libraries.main, ["--no-report"])
+
+    assert result.exit_code == 1
+    assert "make setup" in result.output
+    assert ".venv-frameworks/bin/python -m benchmarks.data.libraries" in result.output
 
 
 def test_files_of_each_kind_are_read_alike_by_all_ways(tmp_path):
