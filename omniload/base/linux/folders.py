@@ -5,8 +5,9 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from pathlib import Path
 
 from omniload.base.log import get_logger
@@ -20,8 +21,9 @@ def matches_of(pattern: str, root: Path) -> list[str]:
     """Return what a glob of this machine matches, as it is written from ``root`` on.
 
     As ``glob.glob`` has it: ``*`` takes no name that starts with a dot, and ``**`` any number of folders, also through
-    links. Other than there, a folder that may not be read is an error, and no link leads back into a folder that it
-    lies in: its files would be there forty times, and behind two such links without end.
+    links. Other than there, a folder that may not be read is an error; no link leads back into a folder that it lies
+    in: its files would be there forty times, and behind two such links without end; and ``**`` goes through links once
+    to each folder: of seven that are linked to each other there would be 13,699.
 
     Raises:
         OSError: A folder cannot be read.
@@ -31,7 +33,7 @@ def matches_of(pattern: str, root: Path) -> list[str]:
     for number, part in enumerate(parts):
         is_last = number == len(parts) - 1
         if part == "**":
-            here = list(dict.fromkeys(each for at in here for each in _folders(at, root)))
+            here = _folders(here, root)
             if is_last:
                 here = [
                     f"{at}{each.name}"
@@ -58,29 +60,51 @@ def matches_of(pattern: str, root: Path) -> list[str]:
     return here
 
 
-def _folders(at: str, root: Path) -> Iterator[str]:
-    """Yield a folder and those in it, as ``**`` takes them; with a ``/`` behind each."""
-    waiting = list[tuple[str, frozenset[tuple[int, int]]]]()
-    # Nothing lies in a link that leads nowhere, or to itself.
-    if (root / at).is_dir():
-        above = frozenset(_itself(parent) for parent in (root / at).resolve().parents)
-        waiting.append((at, above))
+def _folders(seeds: Sequence[str], root: Path) -> list[str]:
+    """Return folders and those in them, as ``**`` takes them; with a ``/`` behind each.
+
+    What is there without a link comes first, then what is there behind one, by name: which of the names of a folder
+    is taken does not depend on the order in which a file system lists it.
+    """
+    taken = dict[str, None]()
+    known = set[tuple[int, int]]()
+    again = list[str]()
+    # Links behind the seed, name, and the folders that it lies in.
+    waiting = list[tuple[int, str, frozenset[tuple[int, int]]]]()
+    for seed in dict.fromkeys(seeds):
+        # Nothing lies in a link that leads nowhere, or to itself.
+        if (root / seed).is_dir():
+            above = frozenset(_itself(parent) for parent in (root / seed).resolve().parents)
+            heappush(waiting, (0, seed, above))
     while waiting:
-        folder, around = waiting.pop()
+        links, folder, around = heappop(waiting)
+        if folder in taken:
+            continue
         with suppress(FileNotFoundError, NotADirectoryError):
-            if (itself := _itself(root / folder)) in around:
+            itself = _itself(root / folder)
+            # Without a link there is one way to each: two of one number are of a file system that numbers none.
+            if links and itself in around:
                 _LOG.warning(
                     "%s leads back into a folder that it lies in, and is not followed",
                     ascii(folder),
                 )
                 continue
-            yield folder
+            if links and itself in known:
+                again.append(folder)
+                continue
+            known.add(itself)
+            taken[folder] = None
             within = around | {itself}
-            waiting += [
-                (f"{folder}{each.name}/", within)
-                for each in _inside(root / folder)
-                if each.name[0] != "." and _is_folder(each)
-            ]
+            for each in _inside(root / folder):
+                if each.name[0] != "." and _is_folder(each):
+                    heappush(waiting, (links + each.is_symlink(), f"{folder}{each.name}/", within))
+    if again:
+        _LOG.warning(
+            "%d links lead to folders that are read by another name already, and are not followed, such as %s",
+            len(again),
+            ascii(again[0]),
+        )
+    return list(taken)
 
 
 def _itself(folder: Path) -> tuple[int, int]:

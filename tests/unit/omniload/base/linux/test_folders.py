@@ -67,6 +67,40 @@ def test_links_in_a_circle_are_followed_once_and_told_of(tree, caplog):
         assert f"'{link}' leads back into a folder that it lies in" in caplog.text
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_folders_that_are_all_linked_to_each_other_are_taken_once(
+    tmp_path, monkeypatch, caplog, reverse
+):
+    real = os.scandir
+    monkeypatch.setattr(
+        folders, "_inside", lambda at: sorted(real(at), key=lambda each: each.name, reverse=reverse)
+    )
+    names = "abcdefg"
+    for name in names:
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "0.jsonl").write_text("")
+        for other in set(names) - {name}:
+            (tmp_path / "data" / name / f"to-{other}").symlink_to(tmp_path / "data" / other)
+    each = [f"data/{name}/0.jsonl" for name in names]
+
+    assert sorted(matches_of("data/**/*.jsonl", tmp_path)) == each
+    assert "42 links lead to folders that are read by another name already" in caplog.text
+    assert sorted(matches_of("data/*/**/*.jsonl", tmp_path)) == each
+    # Nothing but links leads there: the first of them by name, whatever the order of the listing.
+    assert sorted(matches_of("data/a/**/*.jsonl", tmp_path)) == [
+        "data/a/0.jsonl",
+        *(f"data/a/to-{other}/0.jsonl" for other in names[1:]),
+    ]
+    # What a pattern names is meant.
+    assert len(matches_of("data/*/*/*.jsonl", tmp_path)) == 42
+
+
+def test_folders_without_links_are_all_taken_where_a_file_system_numbers_none(tree, monkeypatch):
+    monkeypatch.setattr(folders, "_itself", lambda folder: (0, 0))
+
+    assert sorted(matches_of("x/**/a.jsonl", tree)) == ["x/a.jsonl", "x/y/a.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "found"),
     [
