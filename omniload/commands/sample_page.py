@@ -15,8 +15,8 @@ from omniload.commands.samples import text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.tokenize import Tokenizer
+from omniload.source.transforms.image_blocks import token_id
 from omniload.source.transforms.image_patches import pixels_of
-from omniload.source.transforms.images import token_id
 
 __all__ = ["Document", "Drawer", "image_transforms", "page_of", "sample_images"]
 

@@ -41,10 +41,10 @@ def png_of(pixels, kind="PNG"):
     return out.getvalue()
 
 
-def a_drawn_mix(folder, *, samples=24, rows=6, length=64, sources=None, **changes):
-    """Write captions and pages into ``folder``, and return a mix of both."""
+def a_drawn_mix(folder, *, samples=24, rows=6, length=64, sources=None, tiles=None, **changes):
+    """Write captions and pages into ``folder``, and return a mix of both; ``tiles``: that their images are cut into."""
     build_sample_images(folder, samples, shards=2, most=64)
-    transforms = [an_images_transform().model_dump()]
+    transforms = [an_images_transform(tiles=tiles).model_dump()]
     both = {
         "captions": {
             "type": "webdataset",

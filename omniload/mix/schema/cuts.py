@@ -105,6 +105,17 @@ def _images_cut(sources: Mapping[str, SourceBase], pack: Packing) -> Iterator[Py
             )
             break
     for name, transform in found.items():
+        tiles = transform.tiles
+        # Words of tiles come to these: what a tokenizer makes of them is not known here.
+        most = 0 if tiles is None else tiles.most_tokens(transform.patch * transform.merge)
+        if tiles is not None and most > pack.length:
+            yield fault_at(
+                f"an image may become {tiles.most_images} tiles, the thumbnail among them, which have {most} tokens "
+                f"and stay in one row, and pack.length is {pack.length}; raise that, or lower {transform.bound}",
+                *("sources", name, "transforms", sources[name].transforms.index(transform)),
+                *("tiles", tiles.bound),
+            )
+    for name, transform in found.items():
         first, other = next(iter(found.items()))
         if (transform.patch, transform.merge) != (other.patch, other.merge):
             yield fault_at(

@@ -21,6 +21,7 @@ from pydantic import (
 from omniload.base.config import LocalPath, StrictModel, fault_at
 from omniload.base.settings.faults import NAME_PATTERN
 from omniload.base.settings.quantities import Count
+from omniload.mix.schema.image_tiles import ImageTiles
 
 __all__ = [
     "ChatTransform",
@@ -207,6 +208,9 @@ class ImagesTransform(StrictModel):
     first; in a conversation each has its place."""
     max_pixels: Count = Field(default=MOST_PIXELS, ge=1, le=MOST_PIXELS)
     """An image of more pixels, as stored, is refused before it is decoded."""
+    tiles: ImageTiles | None = None
+    """Tiles that each image is cut into, as InternVL, Idefics 3 and SmolVLM cut theirs. Each is an image of the sample;
+    those of one image stay together."""
 
     @model_validator(mode="after")
     def _one_token_fits(self) -> Self:
@@ -216,6 +220,27 @@ class ImagesTransform(StrictModel):
                 "max_patches",
             )
         return self
+
+    @model_validator(mode="after")
+    def _tiles_fit(self) -> Self:
+        if self.tiles is not None:
+            self.tiles.require_fit(
+                self.patch, self.merge, self.max_patches, self.max_record_patches
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_it_is_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write what changes nothing as releases know it that had no such key: their runs are gone on with."""
+        content: dict[str, Any] = handler(self)
+        if content.get("tiles", ()) is None:
+            del content["tiles"]
+        return content
+
+    @property
+    def bound(self) -> str:
+        """Key that is lowered where images are to have fewer patches."""
+        return "max_patches" if self.tiles is None else f"{self.tiles.bound} of tiles"
 
     @property
     def values_per_patch(self) -> int:

@@ -49,6 +49,9 @@ class Samples:
     """Token ids (int32)."""
     others: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns by name; an aligned one has the lengths of ``tokens``."""
+    extents: Ragged | None = None
+    """Of each encoded image of a record, in turns: its first token and the first behind it, with what stands around it,
+    and how many images of the columns it is: itself, or its tiles (int32). ``None`` where there are no images."""
     bad_N: NDArray[np.bool_] | None = None
     """True where a record could not be made a sample, which is then empty; ``None`` where all could."""
     reason: str = ""

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.transforms.image_patches import BadImageError, pixel_size
+from omniload.source.transforms.image_tiles import grid_of, tiles_of
 
 __all__ = ["LIBRARY", "decoded"]
 
@@ -39,11 +40,14 @@ _FAULTS = (
 """What Pillow raises of bytes that are no image, or half of one."""
 
 
-def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uint8]:
-    """Return the pixels of an image, turned upright and resized to whole tokens, ``[height, width, 3]``.
+def decoded(
+    data: bytes | memoryview, config: ImagesTransform
+) -> tuple[list[NDArray[np.uint8]], tuple[int, int]]:
+    """Return the pixels of an image, turned upright and resized to whole tokens; or its tiles and thumbnail.
 
-    Of several frames the first one counts. Transparency is left out: what lies under it shows. Of 16 bits of a colour
-    the upper 8 count.
+    Each is ``[height, width, 3]``. Beside them the rows and columns of tiles, 1 and 1 of an image that is not cut. Of
+    several frames the first one counts. Transparency is left out: what lies under it shows. Of 16 bits of a colour the
+    upper 8 count.
 
     Raises:
         BadImageError: It is none, is cut short, or has more pixels than ``max_pixels``.
@@ -65,10 +69,20 @@ def decoded(data: bytes | memoryview, config: ImagesTransform) -> NDArray[np.uin
         if isinstance(error, PIL.UnidentifiedImageError):  # which shows an object in memory
             said = f"it begins with {bytes(data[:8])!r}, as no {', '.join(_FORMATS)} does"
         raise BadImageError(f"of {len(data)} bytes cannot be decoded: {said}") from error
-    rows, columns = pixel_size(upright.height, upright.width, config)
+    tiles = config.tiles
+    if tiles is None:
+        return [_resized(upright, *pixel_size(upright.height, upright.width, config))], (1, 1)
+    rows, columns = grid_of(upright.height, upright.width, tiles)
+    cut = tiles_of(_resized(upright, rows * tiles.size, columns * tiles.size), tiles.size)
+    if len(cut) > 1 and tiles.thumbnail != "none":
+        small = _resized(upright, tiles.size, tiles.size)
+        cut.insert(0 if tiles.thumbnail == "first" else len(cut), small)
+    return cut, (rows, columns)
+
+
+def _resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
     # Bicubic, as most encoders of images are trained with.
-    resized = upright.resize((columns, rows), Image.Resampling.BICUBIC)
-    return np.asarray(resized, np.uint8)
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC), np.uint8)
 
 
 def _of_eight_bits(image: Image.Image) -> Image.Image:

@@ -11,16 +11,14 @@ Shape suffixes:
     S  texts of records: one each, or of a pair its two sides in turns
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.base.extras import missing_extra
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
 from omniload.mix.schema.transforms import ImagesTransform
@@ -28,21 +26,14 @@ from omniload.source.parsing.image_cells import ENCODED, ENCODED_SIZES
 from omniload.source.tokenize import Tokenizer
 from omniload.source.transforms.chat_template import BadConversationError, Rendered
 from omniload.source.transforms.encoders import Samples, pairs_of
-from omniload.source.transforms.image_patches import BadImageError, patches_of
+from omniload.source.transforms.image_blocks import ImageBlock, ImageBlocks, token_apart
+from omniload.source.transforms.image_patches import BadImageError
 from omniload.source.transforms.image_places import Laid, Layout, TextLayout
 
-__all__ = ["ImageEncoder", "token_id"]
+__all__ = ["ImageEncoder"]
 
 _SIDES_OF_PAIR = 2
-_MARKERS_TRIED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Image:
-    patches: NDArray[np.uint8]
-    grid: tuple[int, int]
-    block: NDArray[np.int32]
-    """Its tokens: begin, placeholders, end."""
+_EXTENTS = "extents"
 
 
 @dataclass(slots=True)
@@ -52,7 +43,7 @@ class _Batch:
     sides: int
     """Texts of a record."""
     rendered_S: list[Rendered] = field(default_factory=list)
-    images_S: list[Sequence[_Image]] = field(default_factory=list)
+    images_S: list[Sequence[ImageBlock]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
     """What is wrong with the bad records."""
 
@@ -87,28 +78,18 @@ class ImageEncoder:
             ConfigError: A token is not in the vocabulary, or stands in the text of a template; or Pillow is not
                 installed.
         """
-        try:
-            decoding = import_module("omniload.source.transforms.image_decoding")
-        except ModuleNotFoundError as error:
-            raise missing_extra("a source of images", error) from None
-        self._decoded: Callable[[memoryview, ImagesTransform], NDArray[np.uint8]] = decoding.decoded
-        self.library: str = decoding.LIBRARY
+        self._blocks = ImageBlocks(config, tokenizer, row_length)
+        self.library = self._blocks.library
         """The library that decodes, and its version."""
-        self._config, self._tokenizer, self._row_length = config, tokenizer, row_length
+        self._config, self._tokenizer = config, tokenizer
         self._layout = TextLayout(config.marker) if layout is None else layout
-        self._placeholder = token_id(tokenizer, "placeholder", config.placeholder)
-        self._before, self._behind = (
-            np.array([] if token is None else [token_id(tokenizer, name, token)], np.int32)
-            for name, token in (("begin", config.begin), ("end", config.end))
-        )
         self._marker_id = (
-            _token_apart(tokenizer, self._layout.marker) if self._layout.special else None
+            token_apart(tokenizer, self._layout.marker) if self._layout.special else None
         )
-        self._special = np.array([*self._before, self._placeholder, *self._behind])
         written, _ = tokenizer.encode_spans(
             [self._layout.tried.replace(self._layout.marker, "")], [()]
         )
-        if len(twice := np.intersect1d(written.values_V, self._special)):
+        if len(twice := np.intersect1d(written.values_V, self._blocks.special)):
             raise ConfigError(
                 f"transforms of type images: the template writes token {twice[0]} itself, which stands for images "
                 "(placeholder, begin or end): have image of the transform before it hold what the template writes for "
@@ -145,6 +126,7 @@ class ImageEncoder:
         reason = batch.reasons[min(batch.reasons)] if batch.reasons else ""
         samples = Samples(
             tokens=made.pop("tokens"),
+            extents=made.pop(_EXTENTS),
             others=made,
             bad_N=bad_N if batch.reasons else None,
             reason=reason,
@@ -153,36 +135,20 @@ class ImageEncoder:
             samples = _paired(samples, bad_N)
         return replace(samples, others={**columns, **samples.others})
 
-    def _images(self, laid: Laid) -> list[_Image]:
+    def _images(self, laid: Laid) -> list[ImageBlock]:
         """Return the images of a record, which are held together, for each of its sides."""
-        made: list[_Image] = []
+        made: list[ImageBlock] = []
         left = self._config.max_record_patches
         for number, part in enumerate(laid.images):
-            made.append(self._image(part.data, number))
+            made.append(self._blocks.of(part.data, number))
             # After each, not once all are decoded: a record may name thousands.
             left -= len(made[-1].patches) * len(laid.sides)
             if left < 0:
                 raise BadImageError(
                     f"its first {number + 1} of {len(laid.images)} images make more than max_record_patches "
-                    f"{self._config.max_record_patches} patches; lower max_patches, or raise it"
+                    f"{self._config.max_record_patches} patches; lower {self._config.bound}, or raise it"
                 )
         return made
-
-    def _image(self, data: memoryview, number: int) -> _Image:
-        config = self._config
-        try:
-            pixels = self._decoded(data, config)
-        except BadImageError as error:
-            raise BadImageError(f"image {number} {error}") from error
-        rows, columns = pixels.shape[0] // config.patch, pixels.shape[1] // config.patch
-        placeholders = np.full(rows * columns // config.merge**2, self._placeholder, np.int32)
-        block = np.concatenate((self._before, placeholders, self._behind))
-        if self._row_length is not None and len(block) > self._row_length:
-            raise BadImageError(
-                f"image {number} makes {len(block)} tokens, and a row of pack.length has {self._row_length}; "
-                "lower max_patches"
-            )
-        return _Image(patches_of(pixels, config.patch, config.merge), (rows, columns), block)
 
     def _words(self, batch: _Batch) -> tuple[Ragged, Ragged]:
         """Return the tokens before, between and behind images, text by text, and which of them are trained on."""
@@ -247,7 +213,7 @@ class ImageEncoder:
         Such a token would be trained on, and a placeholder has no image. A tokenizer reads the name of a special
         token in a text as that token.
         """
-        at_V = np.flatnonzero(np.isin(words.values_V, self._special))
+        at_V = np.flatnonzero(np.isin(words.values_V, self._blocks.special))
         segments = np.searchsorted(words.offsets, at_V, side="right") - 1
         ends_S = np.cumsum([len(images) + 1 for images in batch.images_S])
         owners = np.searchsorted(ends_S, segments, side="right")
@@ -258,24 +224,23 @@ class ImageEncoder:
         }
 
     def _joined(
-        self, words: Ragged, mask: Ragged, images_S: Sequence[Sequence[_Image]]
+        self, words: Ragged, mask: Ragged, images_S: Sequence[Sequence[ImageBlock]]
     ) -> dict[str, Ragged]:
         """Return tokens and the columns of images: words and images in turns, and the end of the document."""
         end = self._tokenizer.end_of_document_id if self._layout.ends else None
-        tokens, masks, places = [], [], []
+        tokens, masks, places, extents = [], [], [], []
         at = 0
         for images in images_S:
-            parts, trained, length, own = [], [], 0, []
+            parts, trained, length, own, bounds = [], [], 0, [], []
             for k in range(len(images) + 1):
                 parts.append(words[at + k])
                 trained.append(mask[at + k])
                 length += len(parts[-1])
                 if k < len(images):
-                    block = images[k].block
-                    own += [
-                        length + len(self._before),
-                        len(block) - len(self._before) - len(self._behind),
-                    ]
+                    block = images[k].tokens
+                    for first, count in images[k].runs:
+                        own += [length + first, count]
+                    bounds += [length, length + len(block), len(images[k].runs)]
                     parts.append(block)
                     # Neither an image is trained on, nor what stands around it.
                     trained.append(np.zeros(len(block), np.bool_))
@@ -287,18 +252,23 @@ class ImageEncoder:
             tokens.append(np.concatenate(parts))
             masks.append(np.concatenate(trained))
             places.append(np.array(own, np.int32))
+            extents.append(np.array(bounds, np.int32))
             at += len(images) + 1
         none = np.empty(0, np.uint8)
         return {
             "tokens": Ragged.of(tokens),
             LOSS_MASK: Ragged.of(masks, np.bool_),
             IMAGE_PLACES: Ragged.of(places),
+            _EXTENTS: Ragged.of(extents),
             IMAGES: Ragged.of(
                 [np.concatenate([none, *(i.patches.reshape(-1) for i in own)]) for own in images_S],
                 np.uint8,
             ),
             GRIDS: Ragged.of(
-                [np.array([i.grid for i in own], np.int32).reshape(-1) for own in images_S]
+                [
+                    np.array([grid for i in own for grid in i.grids], np.int32).reshape(-1)
+                    for own in images_S
+                ]
             ),
         }
 
@@ -307,33 +277,30 @@ def _parts_of(data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> list[NDArray
     return np.split(data, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 
-def _token_apart(tokenizer: Tokenizer, marker: str) -> int | None:
-    """Return the token of a marker that is one wherever it stands; ``None`` where it is a text like others."""
-    token = tokenizer.id_of(marker)
-    if token is None:
-        return None
-    found, _ = tokenizer.encode_spans([f"a{marker}{marker}b"], [()])
-    return token if np.count_nonzero(found.values_V == token) == _MARKERS_TRIED else None
-
-
 def _paired(samples: Samples, bad_N: NDArray[np.bool_]) -> Samples:
     """Make a sample of every two sides, each with the images of its prompt."""
     tokens_S, columns = samples.tokens, dict(samples.others)
     made = pairs_of(tokens_S, columns.pop(LOSS_MASK), bad_N, samples.reason)
-    places = columns[IMAGE_PLACES]
-    moved_V = places.values_V.copy()
     # Those of a rejected side count from the first token of the chosen one.
     moved_S = np.where(np.arange(len(tokens_S)) % 2, np.roll(tokens_S.lengths_N, 1), 0)
-    moved_V[::2] += np.repeat(moved_S, places.lengths_N // 2).astype(np.int32)
-    columns[IMAGE_PLACES] = replace(places, values_V=moved_V)
+    columns[IMAGE_PLACES] = _moved(columns[IMAGE_PLACES], moved_S, (1, 0))
+    assert samples.extents is not None, "there are images"
     there_N = made.tokens.lengths_N > 0
     return replace(
         made,
+        extents=_of_pairs(_moved(samples.extents, moved_S, (1, 1, 0)), there_N),
         others={
             **made.others,
             **{name: _of_pairs(column, there_N) for name, column in columns.items()},
         },
     )
+
+
+def _moved(column_S: Ragged, by_S: NDArray[np.int64], places: Sequence[int]) -> Ragged:
+    """Return a column of images with what counts tokens moved; ``places`` says which numbers of each image do."""
+    by_I = np.repeat(by_S, column_S.lengths_N // len(places)).astype(np.int32)
+    values = column_S.values_V.reshape(-1, len(places)) + by_I[:, None] * np.array(places, np.int32)
+    return replace(column_S, values_V=values.reshape(-1))
 
 
 def _of_pairs(column_S: Ragged, there_N: NDArray[np.bool_]) -> Ragged:
@@ -345,25 +312,3 @@ def _of_pairs(column_S: Ragged, there_N: NDArray[np.bool_]) -> Ragged:
         values_V=column_S.values_V[np.repeat(there_N, sizes_N)],
         offsets=np.concatenate(([0], np.cumsum(sizes_N * there_N))),
     )
-
-
-def token_id(tokenizer: Tokenizer, key: str, token: int | str) -> int:
-    """Return the number of a token.
-
-    Raises:
-        ConfigError: The tokenizer has no such token.
-    """
-    if isinstance(token, str):
-        found = tokenizer.id_of(token)
-        if found is None:
-            raise ConfigError(
-                f"transforms of type images: {key} is {token!r}, not in the vocabulary of the tokenizer; name one of "
-                "its special tokens, or a number"
-            )
-        return found
-    if token >= tokenizer.vocab_size:
-        raise ConfigError(
-            f"transforms of type images: {key} is {token}, and the tokenizer has {tokenizer.vocab_size} tokens, "
-            "numbered from 0; name one of them"
-        )
-    return token

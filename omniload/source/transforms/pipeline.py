@@ -58,9 +58,6 @@ class Pipeline:
         row_length: int | None = None,
     ) -> None:
         self._encoder, self._transforms = encoder, transforms
-        self._images = next(
-            (each for each in transforms if isinstance(each, ImagesTransform)), None
-        )
         self._fillers: dict[MiddleTransform, MiddleFiller] = {}
         self._functions: tuple[MapFunction | None, ...] = (None,) * len(transforms)
         self._row_length = row_length
@@ -146,9 +143,9 @@ class Pipeline:
         for config, function in zip(self._transforms, self._functions, strict=True):
             match config:
                 case ClampTransform():
-                    samples = clamped(samples, config, self._images)
+                    samples = clamped(samples, config)
                 case FilterTransform():
-                    samples = filtered(samples, config, self._images)
+                    samples = filtered(samples, config)
                 case MiddleTransform():
                     places_N = (
                         np.arange(len(samples.tokens)) if positions_N is None else positions_N
@@ -174,18 +171,16 @@ class Pipeline:
     def cut(self, samples: Samples) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]] | None:
         """Return samples with images cut to rows, as ``cut_to_rows`` does; ``None`` where nothing is cut."""
         # Text is cut by the packer, which knows what else a row holds; an image must be whole before that.
-        if self._row_length is None or self._images is None:
+        if self._row_length is None or samples.extents is None:
             return None
-        return cut_to_rows(samples, self._row_length, self._images)
+        return cut_to_rows(samples, self._row_length)
 
 
-def _before_images(
-    places: Ragged, lengths_N: NDArray[np.int64], config: ImagesTransform
-) -> NDArray[np.int64]:
+def _before_images(extents: Ragged, lengths_N: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return ``lengths_N``, less where one would cut an image or what stands around it: there, up to that."""
     out_N = lengths_N.copy()
-    for i in np.flatnonzero(places.lengths_N).tolist():
-        begins_I, ends_I = _extents(places[i], config)
+    for i in np.flatnonzero(extents.lengths_N).tolist():
+        begins_I, ends_I = extents[i].reshape(-1, 3).T[:2]
         cut_I = (begins_I < out_N[i]) & (out_N[i] < ends_I)
         if cut_I.any():
             out_N[i] = begins_I[cut_I][0]
@@ -193,35 +188,28 @@ def _before_images(
 
 
 def _first_images(
-    others: Mapping[str, Ragged], lengths_N: NDArray[np.int64], config: ImagesTransform
-) -> dict[str, Ragged]:
-    """Return the columns of the images that lie before the end of shortened samples."""
-    places = others[IMAGE_PLACES]
-    counts = [
-        int(np.count_nonzero(_extents(places[i], config)[1] <= length))
+    samples: Samples, extents: Ragged, lengths_N: NDArray[np.int64]
+) -> tuple[dict[str, Ragged], Ragged]:
+    """Return the columns of the images that lie before the end of shortened samples, and where those images lie."""
+    kept = [
+        extents[i].reshape(-1, 3)[extents[i][1::3] <= length]
         for i, length in enumerate(lengths_N.tolist())
     ]
+    # Tiles of an image are kept together, or left out.
+    counts = np.array([int(each[:, 2].sum()) for each in kept], np.int64)
     starts = np.zeros(len(counts), np.int64)
-    return _images_between(others, np.arange(len(counts)), starts, np.asarray(counts, np.int64))
-
-
-def _extents(
-    places_I2: NDArray[np.int32], config: ImagesTransform
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return where each image of a sample begins and ends, with what stands around it."""
-    before, behind = config.begin is not None, config.end is not None
-    return places_I2[::2] - before, places_I2[::2] + places_I2[1::2] + behind
+    images = _images_between(samples.others, np.arange(len(counts)), starts, counts)
+    return images, Ragged.of([each.reshape(-1) for each in kept])
 
 
 def cut_to_rows(
-    samples: Samples, row_length: int, config: ImagesTransform
+    samples: Samples, row_length: int
 ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int32]]:
     """Cut samples that are longer than a row into several, between images.
 
     Args:
-        samples: As records gave them; each image, with what stands around it, fits a row.
+        samples: As records gave them, with their images; each of those, its tiles together, fits a row.
         row_length: Tokens of a row.
-        config: What stands around an image.
 
     Returns:
         Samples of at most a row each, all but the last of a record cut as late as images allow; of
@@ -231,8 +219,9 @@ def cut_to_rows(
     everything = np.arange(len(lengths_N))
     if lengths_N.max(initial=0) <= row_length:
         return samples, everything, np.zeros(len(everything), np.int32)
+    assert samples.extents is not None, "they have images"
     bounds_N = [
-        _bounds(int(length), samples.others[IMAGE_PLACES][i], row_length, config)
+        _bounds(int(length), samples.extents[i], row_length)
         for i, length in enumerate(lengths_N.tolist())
     ]
     parts = [(i, a, b) for i, bounds in enumerate(bounds_N) for a, b in pairwise(bounds)]
@@ -253,11 +242,9 @@ def cut_to_rows(
     return Samples(tokens=tokens, others=others), owner, subs.astype(np.int32)
 
 
-def _bounds(
-    length: int, places_I2: NDArray[np.int32], row_length: int, config: ImagesTransform
-) -> list[int]:
+def _bounds(length: int, extents_I3: NDArray[np.int32], row_length: int) -> list[int]:
     """Return where a sample of ``length`` tokens is cut, its begin and end among them."""
-    begins_I, ends_I = _extents(places_I2, config)
+    begins_I, ends_I = extents_I3[::3], extents_I3[1::3]
     bounds = [0]
     # Ends, for an image and what stands around it fit a row: the encoder refuses others.
     while length - bounds[-1] > row_length:
@@ -310,17 +297,13 @@ def _images_between(
     return made
 
 
-def clamped(
-    samples: Samples, config: ClampTransform, images: ImagesTransform | None = None
-) -> Samples:
+def clamped(samples: Samples, config: ClampTransform) -> Samples:
     """Return the first tokens of each sample; an image that would be cut is left out, and all behind it."""
     lengths_N = samples.tokens.lengths_N
-    return _shortened(samples, np.minimum(lengths_N, config.tokens), images)
+    return _shortened(samples, np.minimum(lengths_N, config.tokens))
 
 
-def filtered(
-    samples: Samples, config: FilterTransform, images: ImagesTransform | None = None
-) -> Samples:
+def filtered(samples: Samples, config: FilterTransform) -> Samples:
     """Return the samples with those empty that are left out."""
     lengths_N = samples.tokens.lengths_N
     kept_N = (lengths_N >= config.min_tokens) & (lengths_N <= config.max_tokens)
@@ -328,7 +311,7 @@ def filtered(
         mask = samples.others.get(LOSS_MASK)
         trained_N = lengths_N if mask is None else _sums(mask)
         kept_N &= trained_N >= config.min_trained_tokens
-    return _shortened(samples, np.where(kept_N, lengths_N, 0), images)
+    return _shortened(samples, np.where(kept_N, lengths_N, 0))
 
 
 def _sums(mask: Ragged) -> NDArray[np.int64]:
@@ -337,17 +320,16 @@ def _sums(mask: Ragged) -> NDArray[np.int64]:
     return before[mask.offsets[1:]] - before[mask.offsets[:-1]]
 
 
-def _shortened(
-    samples: Samples, lengths_N: NDArray[np.int64], images: ImagesTransform | None
-) -> Samples:
+def _shortened(samples: Samples, lengths_N: NDArray[np.int64]) -> Samples:
     """Cut the tokens of each sample, and what is aligned with them, to so many, or fewer: images stay whole."""
     # Most batches have nothing to cut, and are not copied.
     if np.array_equal(lengths_N, samples.tokens.lengths_N):
         return samples
     kept: dict[str, Ragged] = {}
-    if images is not None:
-        lengths_N = _before_images(samples.others[IMAGE_PLACES], lengths_N, images)
-        kept = _first_images(samples.others, lengths_N, images)
+    extents = samples.extents
+    if extents is not None:
+        lengths_N = _before_images(extents, lengths_N)
+        kept, extents = _first_images(samples, extents, lengths_N)
 
     def cut(column: Ragged) -> Ragged:
         starts_N = column.offsets[:-1]
@@ -364,6 +346,7 @@ def _shortened(
             if name not in IMAGE_COLUMNS
         }
         | kept,
+        extents=extents,
         bad_N=samples.bad_N,
         reason=samples.reason,
     )

@@ -165,6 +165,7 @@ def spread(samples: Samples, rows_K: NDArray[np.int64], count: int) -> Samples:
         samples,
         tokens=_scattered(samples.tokens, rows_K, count),
         others={name: _scattered(each, rows_K, count) for name, each in samples.others.items()},
+        extents=None if samples.extents is None else _scattered(samples.extents, rows_K, count),
         bad_N=bad_N,
     )
 

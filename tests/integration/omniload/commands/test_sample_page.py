@@ -39,9 +39,13 @@ def pixels_in(html):
     return sorted((pixels.shape, pixels.tobytes()) for pixels in images)
 
 
-@pytest.mark.parametrize("strategy", ["balanced", "hybrid"])
-def test_every_image_of_a_step_is_shown_as_it_was_trained_on(tmp_path, strategy):
-    mix = a_drawn_mix(tmp_path, balance={"strategy": strategy})
+@pytest.mark.parametrize(
+    ("strategy", "tiles"),
+    [("balanced", None), ("hybrid", None), ("hybrid", {"size": 8, "max_tiles": 4})],
+    ids=["balanced", "hybrid", "tiles"],
+)
+def test_every_image_of_a_step_is_shown_as_it_was_trained_on(tmp_path, strategy, tiles):
+    mix = a_drawn_mix(tmp_path, balance={"strategy": strategy}, tiles=tiles)
     path = tmp_path / "mix.yaml"
     path.write_text(yaml.safe_dump(mix.model_dump(mode="json")))
     batches = a_run(tmp_path / "run", path, steps=4)[STEP]

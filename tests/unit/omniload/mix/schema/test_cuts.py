@@ -230,3 +230,21 @@ def test_documents_apart_are_another_mix_and_joined_ones_the_mix_they_were():
 
     assert part(JOINED | {"documents": "joined"}) == part(JOINED) == BEFORE_THERE_WAS_A_CHOICE
     assert part(APART) != part(JOINED)
+
+
+def test_tiles_of_an_image_that_no_row_holds_are_refused_at_what_to_lower():
+    tiles = {"size": 56, "longest_edge": 112}
+    images = {"type": "images", "patch": 14, "merge": 2, "placeholder": 1, "tiles": tiles}
+    source = {"type": "parquet", "path": "x", "text": "t", "images": "i", "transforms": [images]}
+
+    def mix_of(length):
+        return a_mix(
+            sources={"web": source, "code": a_source()}, length=length, tokenizer={"type": "bytes"}
+        )
+
+    assert mix_of(20).pack.length == 20
+    with pytest.raises(ValidationError) as raised:
+        mix_of(10)
+    (fault,) = raised.value.errors()
+    assert fault["ctx"]["at"] == ("sources", "web", "transforms", 0, "tiles", "longest_edge")
+    assert "5 tiles, the thumbnail among them, which have 20 tokens" in fault["msg"]
