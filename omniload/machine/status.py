@@ -5,7 +5,15 @@ from dataclasses import dataclass, field, replace
 
 from omniload.machine.progress import Progress, is_rank, is_silent, way_of
 
-__all__ = ["REPEATED", "SKIPPED", "RoleStatus", "status_of"]
+__all__ = [
+    "REPEATED",
+    "SKIPPED",
+    "RoleStatus",
+    "SkippedRecords",
+    "has_doubled",
+    "said_of_skipped",
+    "status_of",
+]
 
 _TOTAL = "_total"
 REPEATED = "repeated_reads"
@@ -108,3 +116,36 @@ def _rates(role: Progress, before: Progress | None) -> dict[str, float]:
         for name, value in role.figures.items()
         if name.endswith(_TOTAL)
     }
+
+
+@dataclass(slots=True)
+class SkippedRecords:
+    """Tells of bad records that steps went past: of the first of a source, and each time that they doubled."""
+
+    _told: dict[str, int] = field(default_factory=dict, init=False)
+    """Of each source, how many there were then."""
+
+    def see(self, beats: Mapping[str, Progress]) -> tuple[str, ...]:
+        """Return a line for each source that is to be told of, as the planner's heartbeat counts them."""
+        counts = {
+            figure.removeprefix(SKIPPED): int(count)
+            for role in beats.values()
+            for figure, count in role.figures.items()
+            if figure.startswith(SKIPPED)
+        }
+        due = [s for s, n in counts.items() if has_doubled(self._told.get(s, 0), n)]
+        self._told |= {source: counts[source] for source in due}
+        return tuple(said_of_skipped(source, counts[source]) for source in due)
+
+
+def has_doubled(told: int, count: int) -> bool:
+    """Tell whether a count has come to a power of two since; each record would be a line for every step."""
+    return told.bit_length() < count.bit_length()
+
+
+def said_of_skipped(source: str, count: int) -> str:
+    """Return what is said of a source of which so many bad records were skipped."""
+    return (
+        f"source {source}: records that cannot be decoded were skipped, {count} so far; told again at "
+        f"{1 << count.bit_length()}; its loader's lines, and `omniload mix stats`, say what is wrong with the first"
+    )

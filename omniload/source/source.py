@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.log import get_logger
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
@@ -39,6 +40,8 @@ from omniload.source.transforms.pipeline import Pipeline
 from omniload.source.transforms.sequences import Sequences, sequences_of
 
 __all__ = ["RecordSource", "Source", "open_source"]
+
+_LOG = get_logger(__name__)
 
 
 class Source(Protocol):
@@ -151,6 +154,7 @@ class RecordSource(Source):
         )
         self._bad_samples: set[tuple[int, int]] = set()
         self._bad_of_unit: dict[int, int] = {}
+        self._is_told = False
         self._memory = BlockMemory()
         self._blocks = DecodedBlocks()
         self._sequences: tuple[object, Sequences] | None = None
@@ -290,38 +294,40 @@ class RecordSource(Source):
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
         """Apply ``on_error`` to records that could not be made samples."""
         assert samples.bad_N is not None
-        rows = rows_N[samples.bad_N]
-        units, records_N = block.places_of(rows)
+        units, records_N = block.places_of(rows_N[samples.bad_N])
         records = records_N.tolist()
-        shard = int(self._order.shards_of(units[:1])[0])
-        path = f"{self.shards[shard]}: " if self.shards else ""
+        path = f"{self.shards[int(self._order.shards_of(units[:1])[0])]}: " if self.shards else ""
         number = self._order.number_in_shard(int(units[0]), records[0])
         first = f"{path}{self._format.name_of_record(number)}: {samples.reason}"
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(first)
         # Kept by record, so reading one again counts nothing twice; the limit bounds them.
         self._bad_samples.update(zip(units.tolist(), records, strict=True))
-        self._require_few(first)
+        self._leave_out(first)
 
     def _decoded(self, units: tuple[int, ...], beside: Sequence[tuple[int, ...]] = ()) -> Block:
         return self._blocks.of(units, self._reader, self._memory, beside)
 
     def _judge(self, unit: int, records: Records) -> None:
-        """Apply ``on_error`` to the bad records of a unit.
-
-        Counts are kept by unit, so reading a unit again counts nothing twice.
-        """
+        """Apply ``on_error`` to the bad records of a unit; by unit, so that reading it again counts nothing twice."""
         if not records.reason:
             return
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(records.reason)
         self._bad_of_unit[unit] = int(np.count_nonzero(records.bad_B))
-        self._require_few(records.reason)
+        self._leave_out(records.reason)
 
     def _unmendable(self, reason: str) -> IntegrityError:
         return IntegrityError(
             f"{reason}; mend it, or set on_error: {{policy: skip}} in sources.{self.name} to leave such records out"
         )
+
+    def _leave_out(self, reason: str) -> None:
+        """Tell of the first, by which others like it are found: counts alone do not say what is wrong."""
+        if not self._is_told:
+            self._is_told = True
+            _LOG.warning("sources.%s: %s; it is left out, as on_error says", self.name, reason)
+        self._require_few(reason)
 
     def _require_few(self, reason: str) -> None:
         found = sum(self._bad_of_unit.values()) + len(self._bad_samples)

@@ -37,6 +37,7 @@ from omniload.machine.replacement import (
     StartMember,
     StepsReleased,
 )
+from omniload.machine.status import SkippedRecords
 from omniload.machine.waiting import SlowCalls
 from omniload.mix.fingerprint import SourceFacts
 
@@ -62,7 +63,7 @@ class Keeper:
             queue.SimpleQueue()
         )
         self._handing_over = HandingOver(crew, self._events.put)
-        self._slow_calls = SlowCalls()
+        self._slow_calls, self._skipped = SlowCalls(), SkippedRecords()
         self._relay = Relay(crew.board, self._events.put)
         self._asked_released: Any = None
         self._thread = threading.Thread(target=self._run, name="omniload-keeper", daemon=True)
@@ -140,7 +141,8 @@ class Keeper:
             self._carry(self._roster.handle(PlaceFound(member)))
         beats = self._crew.board.read()
         self._standing.lead(self._roster.shadows(), time.monotonic(), self._events.put)
-        for line in self._slow_calls.see(beats):
+        # The planner's own lines are in another process: what it skips would be told of to nobody who watches the job.
+        for line in (*self._slow_calls.see(beats), *self._skipped.see(beats)):
             _LOG.warning("%s", line)
         return MembersSeen(now_s=time.monotonic(), beats=beats, stopped=self._crew.stopped())
 

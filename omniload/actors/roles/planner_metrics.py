@@ -17,7 +17,7 @@ from omniload.base.linux.network import listening_address
 from omniload.base.log import get_logger
 from omniload.base.metrics import IMBALANCE_RATIO, REGISTRY, SAMPLES_SKIPPED, TOKENS_PLANNED, serve
 from omniload.machine.messages import AppendJournal, PlannerCommand
-from omniload.machine.status import SKIPPED, status_of
+from omniload.machine.status import SKIPPED, has_doubled, said_of_skipped, status_of
 from omniload.mix.config import MixConfig
 from omniload.plan.records import StepPlan
 
@@ -54,21 +54,13 @@ def count_bad(commands: Iterable[PlannerCommand], figures: Figures) -> None:
 
 
 def count_skipped(name: str, skipped: int, figures: Figures) -> None:
-    """Count bad records of a source that a step went past; tell of the first, and each time that they doubled.
-
-    Not of each read: where one record in a hundred is bad, that is a line for every step.
-    """
+    """Count bad records of a source that a step went past; tell of the first, and each time that they doubled."""
     if not skipped:
         return
     SAMPLES_SKIPPED.labels(name).inc(skipped)
     total = int(figures.count(SKIPPED + name, skipped))
-    if (total - skipped).bit_length() < total.bit_length():
-        _LOG.warning(
-            "source %s: records that cannot be decoded were skipped, %d so far; told again at %d",
-            name,
-            total,
-            1 << total.bit_length(),
-        )
+    if has_doubled(total - skipped, total):
+        _LOG.warning("%s", said_of_skipped(name, total))
 
 
 def measure(plans: Sequence[StepPlan], names: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from omniload.machine.progress import Progress, Task
-from omniload.machine.status import status_of
+from omniload.machine.status import SKIPPED, SkippedRecords, status_of
 
 
 def a_role(name="loader-0", *, pid=7, beat_s=100.0, tasks=(), calls=(), **figures):
@@ -52,6 +52,23 @@ def test_figures_travel_with_the_heartbeat_and_older_ones_have_none():
     assert Progress.from_json(stored) == role
     del stored["figures"]
     assert Progress.from_json(stored).figures == {}
+
+
+def test_records_that_were_skipped_are_told_of_at_the_first_look_and_when_they_have_doubled():
+    machine = SkippedRecords()
+
+    told = [
+        machine.see({"planner": a_role("planner", **{SKIPPED + "web": web, SKIPPED + "code": 1})})
+        for web in (0, 5, 7, 8)
+    ]
+
+    assert [[line.split(":")[0] for line in lines] for lines in told] == [
+        ["source code"],
+        ["source web"],
+        [],
+        ["source web"],
+    ]
+    assert "5 so far; told again at 8" in told[1][0]
 
 
 def troubled(*roles):

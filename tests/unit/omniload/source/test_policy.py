@@ -1,5 +1,7 @@
 """Bad records, and what a source says before it is read."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,6 +43,18 @@ def test_a_bad_record_stops_the_run_and_says_how_to_go_on(opened):
 
     assert "a.jsonl:18: is not JSON" in str(caught.value)
     assert "on_error: {policy: skip} in sources.web" in str(caught.value)
+
+
+def test_the_first_record_that_is_left_out_is_told_of_with_its_line_and_what_is_wrong(
+    opened, caplog
+):
+    source = opened(bad={3, 17, 18}, policy="skip")
+
+    source.read(0, 40)
+    source.read(0, 40)
+
+    (told,) = [line for line in caplog.messages if "left out" in line]
+    assert re.search(r"sources\.web: .*a\.jsonl:(4|18): is not JSON", told)
 
 
 def test_skipped_records_keep_their_positions_and_are_counted(opened):

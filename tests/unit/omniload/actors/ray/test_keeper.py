@@ -15,7 +15,9 @@ from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
 from omniload.base.errors import UnavailableError
 from omniload.machine.messages import TakeOver
+from omniload.machine.progress import Progress
 from omniload.machine.replacement import Member, Roster
+from omniload.machine.status import SKIPPED
 
 FIRST = Member("loader-0")
 LIMIT_S = 10.0
@@ -95,6 +97,21 @@ def test_a_member_that_was_replaced_before_its_process_was_known_is_ended_by_tha
     first.process.answers[0].set_result(Process(7, "here"))
 
     assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
+
+
+def test_records_that_the_planner_skips_in_its_process_are_told_of_in_that_of_the_ranks(caplog):
+    made, looked = FakeCrew(), queue.Queue()
+    beat = Progress(name="planner", pid=7, beat_s=1.0, tasks=(), figures={f"{SKIPPED}web": 3.0})
+    made.board = SimpleNamespace(read=lambda: looked.put(None) or {"planner": beat})
+    keeper = Keeper(made, Roster(roles={"loader-0": 0}), Standing(made), Gate(), None)
+    keeper.begin()
+    for _ in range(2):
+        looked.get(timeout=LIMIT_S)
+    keeper.close()
+
+    told = [line for line in caplog.messages if line.startswith("source web: ")]
+    assert len(told) == 1
+    assert "3 so far; told again at 4" in told[0]
 
 
 def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_that_one_stands_by():
