@@ -53,6 +53,9 @@ settings.register_profile(
     "thorough", settings.get_profile("same"), derandomize=False, max_examples=1000
 )
 settings.load_profile("same")
+THOROUGH_S = 1_800
+"""Limit of a property with as many examples, on a machine with other work. An example that a limit ends is one that
+failed, to hypothesis: it is told of as a flaw of what is tested."""
 
 
 def _refused(name):
@@ -239,6 +242,10 @@ def pytest_collection_modifyitems(config, items):
     if lane := config.getoption("lane"):
         keep_those_of(lane, items)
     refuse_long(items)
+    if settings.get_current_profile_name() == "thorough":
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(THOROUGH_S))
 
 
 @pytest.hookimpl(wrapper=True)

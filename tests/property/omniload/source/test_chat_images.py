@@ -16,6 +16,7 @@ from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import SourceConfig
 from omniload.source.source import open_source
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
+from tests.support.examples import few
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}{{ '\n' }}{% if m.content is string %}{{ m.content }}{% else %}"
@@ -117,6 +118,7 @@ def read(folder, column, images, transforms, row_length, policy="raise"):
     return whole
 
 
+@few(16, soak=300)
 @given(
     st.lists(chats, min_size=1, max_size=3),
     st.sampled_from(["parts", "text", "numbers"]),
@@ -176,6 +178,7 @@ spoils = st.sampled_from(
 )
 
 
+@few(16, soak=300)
 @given(chats, st.sampled_from(["parts", "text", "numbers"]), st.data())
 def test_a_spoilt_conversation_is_a_sample_or_a_bad_record_and_others_stay(chat, form, data):
     images = [PICTURES[p] for c in chat for s in c for p in s if isinstance(p, int)]

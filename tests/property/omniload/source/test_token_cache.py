@@ -20,6 +20,7 @@ from omniload.source.source import open_source
 from omniload.source.token_cache.cache import open_token_cache
 from omniload.source.transforms.pipeline import Pipeline
 from tests.support.chats import CHATML, conversations, write_model
+from tests.support.examples import few
 
 RECORDS = 24
 BYTES = ByteTokenizer(type="bytes")
@@ -166,6 +167,7 @@ END = 2 * RECORDS + 12
 cuts = st.lists(st.integers(0, 2 * RECORDS), max_size=8).map(lambda x: sorted({0, *x, END}))
 
 
+@few(16, soak=200)
 @given(
     st.sampled_from(sorted(SOURCES)),
     st.sampled_from(["none", "shards", "block", "full"]),
