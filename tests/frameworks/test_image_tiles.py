@@ -166,7 +166,7 @@ def chats():
     return made
 
 
-def read(folder, model, rows, images, text, transform):
+def read(folder, model, rows, images, text, transform=None, **pictures):
     table = pa.Table.from_pylist(rows)
     held = [[png_of(each) for each in own] for own in images]
     table = table.append_column("images", pa.array(held, pa.list_(pa.binary())))
@@ -177,6 +177,7 @@ def read(folder, model, rows, images, text, transform):
         merge=2,
         placeholder=model.placeholder,
         tiles={"size": SIDE, **model.tiles},
+        **pictures,
     )
     config = ParquetSource(
         type="parquet",
@@ -184,7 +185,7 @@ def read(folder, model, rows, images, text, transform):
         text=text,
         images="images",
         shuffle={"method": "none"},
-        transforms=(transform(image=model.image), tiles),
+        transforms=(tiles,) if transform is None else (transform(image=model.image), tiles),
     )
     tokenizer = BpeTokenizer(type="bpe", path="model")
     source = open_source("see", config, seed=0, tokenizer=tokenizer, base_dir=folder)
@@ -292,6 +293,30 @@ def test_both_sides_of_a_pair_have_the_tiles_of_such_a_processor(tmp_path, name)
         token = processor.tokenizer.convert_tokens_to_ids(model.placeholder)
         for first, length in block.others["image_places"][i].reshape(-1, 2).tolist():
             assert (block.tokens[i][first : first + length] == token).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pages_have_the_tokens_and_tiles_of_such_a_processor(tmp_path, name):
+    model = MODELS[name]
+    write_model(tmp_path / "model", model.template, model.special, LINES)
+    (tmp_path / "model/template.jinja").write_text(model.template)
+    processor = model.processor(tmp_path / "model")
+    marker = model.image["marker"]
+    pages = [f"one\n{marker}\n\ntwo {i} {marker}" for i in range(len(SIZES))]
+    images = [[soft(*size), soft(*SIZES[i - 1])] for i, size in enumerate(SIZES)]
+    around = {"begin": model.image.get("before"), "end": model.image["after"], "marker": marker}
+
+    rows = [{"text": page} for page in pages]
+    block = read(tmp_path, model, rows, images, "text", **around)
+
+    for i, page in enumerate(pages):
+        pictures = [Image.fromarray(each) for each in images[i]]
+        made = processor(text=page, images=pictures, return_tensors="np")
+        assert block.tokens[i].tolist() == made["input_ids"].reshape(-1).tolist()
+        count = made["pixel_values"].size // (3 * SIDE**2)
+        assert block.others["grids"][i].tolist() == [4, 4] * count
+        token = processor.tokenizer.convert_tokens_to_ids(model.placeholder)
+        assert block.others["image_places"][i][1::2].sum() == (block.tokens[i] == token).sum()
 
 
 def test_every_size_is_cut_as_the_processors_cut_it():

@@ -43,7 +43,11 @@ class ImageBlocks:
     """Decodes images one by one, and makes their tokens."""
 
     def __init__(
-        self, config: ImagesTransform, tokenizer: Tokenizer, row_length: int | None
+        self,
+        config: ImagesTransform,
+        tokenizer: Tokenizer,
+        row_length: int | None,
+        around: int = 0,
     ) -> None:
         """Resolve special tokens, and try the words of tiles.
 
@@ -51,6 +55,7 @@ class ImageBlocks:
             config: What the mix says.
             tokenizer: Of the words of tiles.
             row_length: Tokens of a row, which an image must fit; ``None`` where no rows are made.
+            around: Tokens around each image that stand in the text, and must fit with it.
 
         Raises:
             ConfigError: A token is not in the vocabulary, or words of tiles hold the placeholder; or Pillow is not
@@ -65,7 +70,8 @@ class ImageBlocks:
         ] = decoding.decoded
         self.library: str = decoding.LIBRARY
         """The library that decodes, and its version."""
-        self._config, self._tokenizer, self._row_length = config, tokenizer, row_length
+        self._config, self._tokenizer = config, tokenizer
+        self._row_length, self._around = row_length, around
         self._placeholder = token_id(tokenizer, "placeholder", config.placeholder)
         self._begin, self._end = (
             np.array([] if token is None else [token_id(tokenizer, name, token)], np.int32)
@@ -97,10 +103,11 @@ class ImageBlocks:
             parts += [before, np.full(count, self._placeholder, np.int32)]
             length += len(before) + count
         tokens = np.concatenate((*parts, words[-1], self._end))
-        if self._row_length is not None and len(tokens) > self._row_length:
+        whole = len(tokens) + self._around
+        if self._row_length is not None and whole > self._row_length:
             cut = f", as {tiled[0]} x {tiled[1]} tiles" if len(images) > 1 else ""
             raise BadImageError(
-                f"image {number} makes {len(tokens)} tokens{cut}, and a row of pack.length has {self._row_length}; "
+                f"image {number} makes {whole} tokens{cut}, and a row of pack.length has {self._row_length}; "
                 f"lower {config.bound}"
             )
         patches = [patches_of(pixels, config.patch, config.merge) for pixels in images]

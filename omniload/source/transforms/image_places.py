@@ -62,6 +62,8 @@ class Layout(Protocol):
     """Whether special tokens in a text are meant: a template writes them."""
     tried: str
     """What a template writes of an image and a text, the marker among it; empty where there is none."""
+    around: tuple[str, str] = ("", "")
+    """What a processor writes into the text before and behind each image, which stays with it."""
 
     def of(self, record: str, images: Sequence[Bytes]) -> Laid:
         """Return a record with its images in their places.
@@ -268,6 +270,7 @@ class ChatLayout(Layout):
     def __init__(self, encoder: ChatEncoder, form: MessageForm) -> None:
         self._encoder, self._form = encoder, form
         self.marker, self.masks, self.tried = form.placeholder, encoder.masks, form.tried
+        self.around = form.words.before, form.words.after
 
     @override
     def of(self, record: str, images: Sequence[Bytes]) -> Laid:
@@ -288,6 +291,7 @@ class PairLayout(Layout):
     def __init__(self, encoder: PreferenceEncoder, form: MessageForm) -> None:
         self._encoder, self._form = encoder, form
         self.marker, self.tried = form.placeholder, form.tried
+        self.around = form.words.before, form.words.after
 
     @override
     def of(self, record: str, images: Sequence[Bytes]) -> Laid:

@@ -78,11 +78,13 @@ class ImageEncoder:
             ConfigError: A token is not in the vocabulary, or stands in the text of a template; or Pillow is not
                 installed.
         """
-        self._blocks = ImageBlocks(config, tokenizer, row_length)
-        self.library = self._blocks.library
-        """The library that decodes, and its version."""
         self._config, self._tokenizer = config, tokenizer
         self._layout = TextLayout(config.marker) if layout is None else layout
+        around, _ = tokenizer.encode_spans(self._layout.around, [(), ()])
+        self._around = around[0], around[1]
+        self._blocks = ImageBlocks(config, tokenizer, row_length, len(around.values_V))
+        self.library = self._blocks.library
+        """The library that decodes, and its version."""
         self._marker_id = (
             token_apart(tokenizer, self._layout.marker) if self._layout.special else None
         )
@@ -228,10 +230,10 @@ class ImageEncoder:
     ) -> dict[str, Ragged]:
         """Return tokens and the columns of images: words and images in turns, and the end of the document."""
         end = self._tokenizer.end_of_document_id if self._layout.ends else None
-        tokens, masks, places, extents = [], [], [], []
+        tokens, masks, places = [], [], []
         at = 0
         for images in images_S:
-            parts, trained, length, own, bounds = [], [], 0, [], []
+            parts, trained, length, own = [], [], 0, []
             for k in range(len(images) + 1):
                 parts.append(words[at + k])
                 trained.append(mask[at + k])
@@ -240,7 +242,6 @@ class ImageEncoder:
                     block = images[k].tokens
                     for first, count in images[k].runs:
                         own += [length + first, count]
-                    bounds += [length, length + len(block), len(images[k].runs)]
                     parts.append(block)
                     # Neither an image is trained on, nor what stands around it.
                     trained.append(np.zeros(len(block), np.bool_))
@@ -252,14 +253,13 @@ class ImageEncoder:
             tokens.append(np.concatenate(parts))
             masks.append(np.concatenate(trained))
             places.append(np.array(own, np.int32))
-            extents.append(np.array(bounds, np.int32))
             at += len(images) + 1
         none = np.empty(0, np.uint8)
         return {
             "tokens": Ragged.of(tokens),
             LOSS_MASK: Ragged.of(masks, np.bool_),
             IMAGE_PLACES: Ragged.of(places),
-            _EXTENTS: Ragged.of(extents),
+            _EXTENTS: self._extents(words, images_S),
             IMAGES: Ragged.of(
                 [np.concatenate([none, *(i.patches.reshape(-1) for i in own)]) for own in images_S],
                 np.uint8,
@@ -271,6 +271,31 @@ class ImageEncoder:
                 ]
             ),
         }
+
+    def _extents(self, words: Ragged, images_S: Sequence[Sequence[ImageBlock]]) -> Ragged:
+        """Return where each image begins and ends, with what stands around it, and how many images it is."""
+        before, behind = self._around
+        found, at = [], 0
+        for images in images_S:
+            bounds, length, taken = [], 0, 0
+            for k, image in enumerate(images):
+                ahead, next_ = words[at + k], words[at + k + 1]
+                length += len(ahead)
+                # As far as they are tokens of their own: a text may end in a new line that becomes one with theirs.
+                first = length - _alike(ahead[taken:][::-1], before[::-1])
+                length += len(image.tokens)
+                taken = _alike(next_, behind)
+                bounds += [first, length + taken, len(image.runs)]
+            found.append(np.array(bounds, np.int32))
+            at += len(images) + 1
+        return Ragged.of(found)
+
+
+def _alike(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    least = min(len(one), len(other))
+    differ = np.flatnonzero(one[:least] != other[:least])
+    return int(differ[0]) if len(differ) else least
 
 
 def _parts_of(data: NDArray[np.uint8], sizes: NDArray[np.int64]) -> list[NDArray[np.uint8]]:

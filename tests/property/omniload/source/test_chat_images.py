@@ -159,6 +159,13 @@ def test_samples_are_those_of_a_text_with_images_that_was_rendered_by_hand(
         for first, count in ours.others["image_places"][i].reshape(-1, 2).tolist():
             marked[first : first + count] = True
         assert np.array_equal(marked, ours.tokens[i] == PLACEHOLDER)
+    # Nor is it cut from what a processor puts around it.
+    around = image.encode().split(b"<image>")
+    for i in range(len(ours.tokens)):
+        shown = bytes(ours.tokens[i].astype(np.uint8))
+        for first, count in ours.others["image_places"][i].reshape(-1, 2).tolist():
+            assert shown[:first].endswith(around[0])
+            assert shown[first + count :].startswith(around[1])
 
 
 def nodes(value):

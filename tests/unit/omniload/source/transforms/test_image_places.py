@@ -367,6 +367,23 @@ def test_a_conversation_longer_than_a_row_is_cut_between_images_with_its_mask(tm
             assert shown(block, i)[first : first + count] == "####"
 
 
+@pytest.mark.parametrize("ahead", range(9))
+def test_what_a_processor_puts_around_an_image_is_in_one_row_with_it(tmp_path, ahead):
+    asked = {"role": "user", "content": "x" * ahead + "<image>see<image><image>"}
+    row = {"messages": [asked, SAID], "images": [TWO] * 3}
+    words = {"marker": "[IMG]", "before": "<i>", "after": "</i>"}
+
+    block = a_source(tmp_path, [row], row_length=14, chat={"image": words}).read(0, 1)
+
+    assert block.tokens.lengths_N.max() <= 14
+    texts = [shown(block, i) for i in range(len(block.tokens))]
+    assert "".join(texts) == f"u:{'x' * ahead}<i>####</i>see<i>####</i><i>####</i>;a:yes;"
+    images = [len(block.others[GRIDS][i]) // 2 for i in range(len(texts))]
+    assert [text.count("<i>####</i>") for text in texts] == images
+    with pytest.raises(IntegrityError, match=r"image 0 makes 11 tokens, and a row of .* has 10"):
+        a_source(tmp_path, [row], row_length=10, chat={"image": words}).read(0, 1)
+
+
 def a_pair(folder, rows, **changes):
     (folder / "t.jinja").write_text(PARTS)
     held = pa.array([row.pop("images") for row in rows], pa.list_(pa.binary()))
