@@ -69,18 +69,22 @@ def small_model(vocab=64):
     return GPT2LMHeadModel(config)
 
 
-def run(kind, folder, dataset, resume=None, **arguments):
-    """Train, and return the trainer with what it has seen."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    defaults = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "save_steps": 5}
-    settings = transformers.TrainingArguments(
+def settings_of(folder, **arguments):
+    return transformers.TrainingArguments(
         output_dir=folder,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
-        **(defaults | arguments),
+        **arguments,
     )
+
+
+def run(kind, folder, dataset, resume=None, **arguments):
+    """Train, and return the trainer with what it has seen."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    defaults = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "save_steps": 5}
+    settings = settings_of(folder, **(defaults | arguments))
     vocab = 512 if isinstance(dataset, DataLoader) else 64
     trainer = kind(model=small_model(vocab), args=settings, train_dataset=dataset)
     trainer.train(resume_from_checkpoint=resume)
@@ -188,6 +192,35 @@ def test_a_model_sees_each_document_of_a_packed_row_alone(mix, family, attention
             alone = model(input_ids=tokens[None, begin:end], use_cache=False).logits[0]
             real = batch.labels.flatten()[begin:end].ne(-100).any()
             assert not real or torch.allclose(packed[begin:end], alone, atol=1e-5)
+
+
+def test_each_evaluation_goes_through_a_mix_from_its_beginning(mix, tmp_path):
+    form = {"labels": "unshifted", "collate_fn": model_inputs}
+    with (
+        DataLoader(mix, steps=3, rank=0, world_size=1, **form) as held_out,
+        DataLoader(mix, steps=3, rank=0, world_size=1, **form) as again,
+    ):
+        trainer = Trainer(
+            model=(model := small_model(vocab=512)),
+            args=settings_of(tmp_path),
+            eval_dataset={"a": held_out, "b": held_out},
+        )
+        found = trainer.evaluate()
+        model.eval()
+        with torch.no_grad():
+            expected = [float(model(**inputs).loss) for inputs in again]
+
+    losses = [found["eval_a_loss"], found["eval_b_loss"]]
+    assert losses == pytest.approx([sum(expected) / 3] * 2, rel=1e-5)
+
+
+def test_a_loader_over_a_dataset_is_no_evaluation_either(tmp_path):
+    trainer = Trainer(
+        model=small_model(), args=settings_of(tmp_path), eval_dataset=DataLoader(Texts())
+    )
+
+    with pytest.raises(ConfigError, match="eval_dataset is a loader over Texts"):
+        trainer.evaluate()
 
 
 def test_shifted_labels_are_refused(mix):

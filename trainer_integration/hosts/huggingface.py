@@ -6,6 +6,7 @@ module keeps the place of ours in the checkpoint's folder, one file per rank, an
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import transformers
 
@@ -16,6 +17,9 @@ from trainer_integration.hosts.rank_states import has_states, load_states, save_
 from trainer_integration.loader.data_loader import DataLoader
 
 __all__ = ["ExactResume", "Trainer", "model_inputs"]
+
+_BEGINS: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
+"""Where each mix that is evaluated on stood before it was."""
 
 
 def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
@@ -51,8 +55,8 @@ else:
 class ExactResume(_Base):
     """What makes a Trainer keep its place: put it before the class, ``class Mine(ExactResume, SFTTrainer)``.
 
-    ``train_dataset`` is a dataset as always, or the ``DataLoader`` of a mix. A checkpoint that
-    another Trainer wrote resumes as there, by passing over what was trained on.
+    ``train_dataset`` and ``eval_dataset`` are datasets as always, or the ``DataLoader`` of a mix. A
+    checkpoint that another Trainer wrote resumes as there, by passing over what was trained on.
     """
 
     _kept: Any = None
@@ -67,17 +71,26 @@ class ExactResume(_Base):
     def get_train_dataloader(self) -> Any:
         """Return the training loader as the Trainer makes it, with ours below; that of a mix as it is."""
         if isinstance(self.train_dataset, DataLoader):
-            loader = self.train_dataset
-            if not loader.is_mix:
-                raise ConfigError(
-                    f"train_dataset is a loader over {type(loader.dataset).__name__}; hand over the dataset, the "
-                    "Trainer's arguments set the batches"
-                )
-            self._kept = prepare_mix(loader, self.args.device)
+            _require_mix(self.train_dataset, "train_dataset")
+            self._kept = prepare_mix(self.train_dataset, self.args.device)
         else:
             self._kept = super().get_train_dataloader()
             keep_place(self._kept)
         return self._kept
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the evaluation loader as the Trainer makes it; a mix from where it stood, at each evaluation."""
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(found, str):  # of several data sets
+            found = self.eval_dataset[found]
+        if not isinstance(found, DataLoader):
+            return super().get_eval_dataloader(eval_dataset)
+        _require_mix(found, "eval_dataset")
+        if found in _BEGINS:
+            found.load_state_dict(_BEGINS[found])
+        else:
+            _BEGINS[found] = found.state_dict()
+        return prepare_mix(found, self.args.device)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **keywords: Any) -> Any:
         """Take the batches of an optimiser's step; after a resume from our place, not from a loader that skips."""
@@ -109,6 +122,14 @@ class ExactResume(_Base):
     def _rank(self) -> dict[str, int]:
         arguments = self.args
         return {"rank": arguments.process_index, "world_size": arguments.world_size}
+
+
+def _require_mix(loader: DataLoader[Any], argument: str) -> None:
+    if not loader.is_mix:
+        raise ConfigError(
+            f"{argument} is a loader over {type(loader.dataset).__name__}; hand over the dataset, the Trainer's "
+            "arguments set the batches"
+        )
 
 
 class Trainer(ExactResume, transformers.Trainer):
