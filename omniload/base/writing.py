@@ -39,8 +39,11 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0
                 file.flush()
                 os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            # The draft has a name that nobody gave, and what does not fit on a disk none.
+            error.filename, error.filename2 = str(path), None
         raise
     if durable:
         sync_folder(path.parent)

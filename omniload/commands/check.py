@@ -275,7 +275,8 @@ def _sources_table(found: Sequence[FoundSource]) -> Table:
         ]
         for s, source in enumerate(found[:MOST_ROWS])
     ]
-    return table(f"{len(found)} sources", columns, bounded(rows, len(found)))
+    kind = "source" if len(found) == 1 else "sources"
+    return table(f"{len(found)} {kind}", columns, bounded(rows, len(found)))
 
 
 def _fullness_of_mix(

@@ -28,6 +28,22 @@ __all__ = ["kept_in", "spec_of", "text_as_run", "with_settings"]
 
 Runtime = Literal["auto", "local", "ray"]
 _LOG = get_logger(__name__)
+_OF_OPEN = (
+    "mesh",
+    "rank",
+    "world_size",
+    "state",
+    "split",
+    "runtime",
+    "timeout",
+    "address",
+    "run_dir",
+    "steps",
+    "arrays",
+    "labels",
+    "device",
+)
+"""Keywords of ``omniload.open`` that are no settings: one may be meant by a name that is none."""
 _NO_FILE = "mix-given-in-python.yaml"
 """Name that stands for the file of a mix that has none; relative paths start at its folder."""
 
@@ -112,7 +128,9 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
         return MixConfig.model_validate(changed)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'the mix'}: {fault['msg']}, found {fault['input']!r:.80}"
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}, found {fault['input']!r:.80}"
+            if fault["loc"]
+            else fault["msg"]  # a rule between keys, which names them and what it found
             for fault in error.errors()
         )
         raise ConfigError(f"the settings {sorted(settings)} are refused: {faults}") from error
@@ -136,7 +154,7 @@ def _unknown(
 ) -> str:
     if found:
         return f"the setting {name!r} may be {' or '.join(f'{s}_{k}' for s, k in found)}; name one of them"
-    near = difflib.get_close_matches(name, places, n=1)
+    near = difflib.get_close_matches(name, [*places, *_OF_OPEN], n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     alone = sorted(n for n, p in places.items() if len(p) == 1 and p[0][1] == n)
     return f"no setting is called {name!r}; {meant}settings are {', '.join(alone)}"

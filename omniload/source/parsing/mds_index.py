@@ -37,6 +37,11 @@ def shards_in(index: ShardFile, value: Mapping[str, Any]) -> list[MdsShard]:
         ConfigError: Its version, format or compression is not read.
         IntegrityError: It is no index of MDS.
     """
+    if "chunks" in value and "shards" not in value:
+        raise ConfigError(
+            f"{index.path}: is an index of litdata, whose chunks are not read; name the files that optimize() was "
+            "given, or write its samples as Parquet or MDS"
+        )
     listed = value.get("shards")
     if value.get("version") != _VERSION or not isinstance(listed, list):
         raise ConfigError(

@@ -28,11 +28,19 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writing.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         write_whole(tmp_path / "file", b"two", durable=True)
 
+    assert caught.value.filename == str(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"one"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_is_not_there_is_told_by_the_name_that_was_given(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write_whole(tmp_path / "gone" / "file", b"x")
+
+    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "gone/file"), None)
 
 
 @pytest.mark.parametrize("name", ["n" * 255, "xü" * 85])

@@ -1,12 +1,14 @@
 """Settings by keyword: found by their key, checked like the file, refused by name."""
 
+import inspect
 import json
 
 import pytest
 
 from omniload.base.config import checked, parse_yaml
 from omniload.base.errors import ConfigError
-from omniload.front.spec import text_as_run, with_settings
+from omniload.front.opening import open_mix
+from omniload.front.spec import _OF_OPEN, text_as_run, with_settings
 from omniload.mix.config import MixConfig, load_mix
 from tests.support.plane.builders import a_mix
 
@@ -47,6 +49,21 @@ def test_a_key_of_two_sections_alone_is_refused():
 def test_an_unknown_setting_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'prefetch_steps'"):
         with_settings(a_mix(), {"prefetch_step": 9})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("rundir", "run_dir"), ("world", "world_size"), ("label", "labels"), ("num_steps", "steps")],
+)
+def test_a_keyword_of_open_itself_may_be_meant_too(given, meant):
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        with_settings(a_mix(), {given: 1})
+
+
+def test_every_keyword_of_open_that_is_no_setting_is_among_those():
+    kinds = inspect.signature(open_mix).parameters.values()
+
+    assert [each.name for each in kinds if each.kind is each.KEYWORD_ONLY] == list(_OF_OPEN)
 
 
 def test_sources_are_no_setting():
