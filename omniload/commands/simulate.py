@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import click
 from rich.console import Console
@@ -22,7 +23,7 @@ from omniload.commands.options import (
 )
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.simulation.figures import Simulated, knee_of, limit_of
+from omniload.simulation.figures import Simulated, Waits, knee_of, limit_of
 from omniload.simulation.job import Job
 from omniload.simulation.plane import simulate as run_job
 from omniload.simulation.preparing import with_runtime
@@ -47,6 +48,7 @@ class _Asked:
     cores: float | None
     network: int
     seed: int
+    seeds: int
 
     def mix(self, declared: MixConfig) -> MixConfig:
         """Return the mix of the job."""
@@ -129,6 +131,13 @@ class _Asked:
     help="File of what was measured: read where it is there, and kept there.",
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 1_000),
+    default=1,
+    show_default=True,
+    help="Simulations, each with the next seed, which decides how late messages are: how far waits go among them.",
+)
 @cache_option
 @json_option
 def simulate(
@@ -167,7 +176,8 @@ def simulate(
     while knee and sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
     # For the largest job: with few ranks, a message takes more than with many.
-    profile = with_runtime(profile, spec, wanted.job(spec, profile, wanted.ranks), progress)
+    job = wanted.job(spec, profile, wanted.ranks)
+    profile = with_runtime(profile, spec, job, progress)
     found = []
     for ranks in reversed(sizes):
         job = wanted.job(spec, profile, ranks)
@@ -176,12 +186,17 @@ def simulate(
             # After each size: where a later one fails, what was measured is kept.
             write_profile(profile_file, profile)
         found.append(_run(job, profile))
+    # The last one of those is the job that was asked for.
+    seeds = range(wanted.seed + 1, wanted.seed + wanted.seeds)
+    others = [_run(replace(job, seed=seed), profile) for seed in seeds]
+    waits = [each.waits for each in (found[-1], *others)]
     if as_json:
-        emit_json(asdict(found[-1]) | ({"knee": knee_of(found), "sizes": found} if knee else {}))
+        more = {"knee": knee_of(found), "sizes": found} if knee else {}
+        emit_json(asdict(found[-1]) | more | ({"waits_by_seed": waits} if len(waits) > 1 else {}))
         return
     if knee:
         _print_knee(output(), found)
-    _print_simulated(output(), found[-1], profile)
+    _print_simulated(output(), found[-1], waits, profile)
 
 
 def _run(job: Job, profile: Profile) -> Simulated:
@@ -197,7 +212,16 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
-def _print_simulated(console: Console, found: Simulated, profile: Profile) -> None:
+def _among(seconds: Sequence[float]) -> str:
+    """Say a time, and of several how far they go."""
+    if len(seconds) == 1:
+        return _time(seconds[0])
+    return f"{_time(median(seconds))} ({_time(min(seconds))} to {_time(max(seconds))})"
+
+
+def _print_simulated(
+    console: Console, found: Simulated, waits: Sequence[Waits], profile: Profile
+) -> None:
     """Print one simulation: the job, its waits, and who does what on how much."""
     title = (
         f"{_many(found.ranks, 'rank')} on {_many(found.hosts, 'host')}, "
@@ -205,8 +229,8 @@ def _print_simulated(console: Console, found: Simulated, profile: Profile) -> No
     )
     memory, connections = found.memory, found.connections
     rows: list[list[Cell]] = [
-        [Text("wait of a step, p50", "bold"), _time(found.waits.p50_s)],
-        ["the same, p99", _time(found.waits.p99_s)],
+        [Text("wait of a step, p50", "bold"), _among([each.p50_s for each in waits])],
+        ["the same, p99", _among([each.p99_s for each in waits])],
         [Text("throughput", "bold"), f"{format_count(found.tokens_per_s)} tokens/s"],
         [
             "a step",
@@ -225,6 +249,11 @@ def _print_simulated(console: Console, found: Simulated, profile: Profile) -> No
     console.print(table(title, [("", False), ("", True)], rows))
     console.print(_roles_table(found))
     say(console, limit_of(found))
+    if found.step_s and len(waits) == 1:
+        told = (
+            "waits are of one seed: how late messages are goes by chance, --seeds 5 shows how far"
+        )
+        say(console, told, "dim")
     say(
         console,
         f"costs: {profile.machine}, {_many(profile.cores, 'core')}; memory is the data plane's alone, "

@@ -111,7 +111,8 @@ class _Run:
         nodes = (
             {} if is_local else {id(host): self._process(host, "node", 2.0) for host in self.hosts}
         )
-        self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes)
+        rests = self.job.step_s > 0
+        self.wire = Wire(self.messages, self.job.seed, _HOP_S, nodes, rests=rests)
         first = self.hosts[0]
         only = self._process(first, "process", self.profile.threads) if is_local else None
         # Planner and loaders are on the opener's host, which is the first.

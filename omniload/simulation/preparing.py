@@ -40,6 +40,7 @@ __all__ = [
     "costs_by_role",
     "even_roles",
     "spread",
+    "with_rest",
     "with_runtime",
 ]
 
@@ -50,6 +51,8 @@ _READ_ALONE = 3
 """Sources of a small plane that are read by themselves, before it runs and after it."""
 _MOST_OWN = 2.0
 """More is no planner that is slow in a plane, but a moment in which it was."""
+_MOST_RESTED = 4.0
+"""Likewise of messages after a rest."""
 
 
 def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> Profile:
@@ -157,9 +160,11 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
     # A call is on its way twice; which of the two ways was slow cannot be told.
     waits_s = [each / 2 for each in call.waits_s]
     free = MessageCosts(
-        latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
+        latencies_s=_some_of(waits_s),
         roles=even_roles(0.0),
-        take_s=found.take_s,
+        take_s=median(found.takes_s) if found.takes_s else 0.0,
+        takes_s=_some_that_were(found.takes_s),
+        opens_s=_some_that_were(found.opens_s),
         process_bytes=call.process_bytes,
         node_bytes=found.node_bytes,
     )
@@ -176,7 +181,21 @@ def _between_processes(job: Job, profile: Profile) -> MessageCosts:
         for of, spec, costs, plane in zip(references, specs, sources, found.planes, strict=True)
     )
     roles = costs_by_role(few, short, many, clock=found.clock, least_s=least_s)
+    paced = replace(few, spent_s=found.paced_step_s)
+    roles = with_rest(roles, few, paced, least_s=least_s)
     return free.model_copy(update={"roles": roles})
+
+
+def _some_of(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return as many of some times as a profile has, spread evenly from the shortest to the longest."""
+    return tuple(np.quantile(seconds, np.linspace(0, 1, _SAMPLED)).tolist())
+
+
+def _some_that_were(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return as many of them at most, each a time that was: of few, none between the longest and the rest."""
+    ordered, count = sorted(seconds), min(_SAMPLED, len(seconds))
+    # The middle one of each of as many parts: the longest of hundreds is drawn no more often than it came.
+    return tuple(ordered[(2 * n + 1) * len(ordered) // (2 * count)] for n in range(count))
 
 
 def _read_alone(spec: PlaneSpec) -> list[SourceCosts]:
@@ -251,6 +270,26 @@ def costs_by_role(
     return found
 
 
+def with_rest(
+    roles: Mapping[Role, RoleCosts], few: SmallPlane, paced: SmallPlane, *, least_s: float
+) -> dict[Role, RoleCosts]:
+    """Return the costs with how many times as long a message takes at each role where processes rest between two.
+
+    Args:
+        roles: What messages take at full speed.
+        few: The plane of few tokens at full speed.
+        paced: The same, each of whose ranks rested before it got at a window.
+        least_s: What an end takes in a loop of calls, as for ``costs_by_role``.
+    """
+    found = dict(roles)
+    for role in (figures.role for figures in few.simulated.roles):
+        quick_s, rested_s = (max(least_s, of.message_of(role).seconds) for of in (few, paced))
+        times = min(_MOST_RESTED, max(1.0, rested_s / quick_s)) if quick_s else 1.0
+        found[role] = found[role].model_copy(update={"rested": times})
+    found["reader"] = found["loader"]
+    return found
+
+
 def _costs_of(messages: Sequence[_Message], least_s: float) -> RoleCosts:
     found = _shares([(1.0, each.size_bytes, each.batches) for each in messages], messages, least_s)
     return RoleCosts(end_s=least_s + found[0], byte_s=found[1], batch_s=found[2])
@@ -308,7 +347,7 @@ def _between_threads() -> MessageCosts:
     # Of what a call took beside processor time, half went by before either thread was woken.
     waits_s = sorted(max(0.0, (each - spent_s) / 2) for each in rounds_s)
     return MessageCosts(
-        latencies_s=tuple(np.quantile(waits_s, np.linspace(0, 1, _SAMPLED)).tolist()),
+        latencies_s=_some_of(waits_s),
         # There and back: two messages, with two ends each, and all of one process.
         roles=even_roles(spent_s / 4),
         process_bytes=0,

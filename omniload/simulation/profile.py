@@ -100,6 +100,9 @@ class RoleCosts(StrictModel):
     """Each batch of a rank and step in it."""
     own: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
     """Times as long as by itself that the planner plans where other processes use the same caches."""
+    rested: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
+    """Times as long that a message takes where ranks train, and processes rest, between two of them; 1 in profiles that
+    were kept before this was measured."""
     clock: Annotated[float, Field(ge=0, le=64, allow_inf_nan=False)] = 0.0
     """Cores that it keeps busy while nobody asks for anything: heartbeats, and what Ray does by the clock."""
 
@@ -113,6 +116,10 @@ class MessageCosts(StrictModel):
     """By the role of its ends."""
     take_s: Seconds = 0.0
     """A batch that is at hand, where its rank has trained since the one before; at full speed it takes nothing."""
+    takes_s: tuple[Seconds, ...] = ()
+    """The same of several batches, of which each takes one; empty in a profile that was kept before."""
+    opens_s: tuple[Seconds, ...] = ()
+    """Time beside processor time in which a rank that has trained gets at batches that have come, of several."""
     process_bytes: Size
     """Memory of a role's process that holds nothing yet; 0 where roles are threads."""
     node_bytes: Size

@@ -66,12 +66,16 @@ class RayRank(Rank):
         elif self._asked is None:
             self._ask(step)
 
-    def _ask(self, step: int) -> None:
+    def _ask(self, step: int, then: Then | None = None) -> None:
         self._asked = step
-        asked = partial(self._be_asked, step)
-        to = self.constructor.process
-        asking_s = self.wire.end_s(self.process)
-        self.process.work(asking_s, lambda: self.wire.carry(self.process, to, asked))
+
+        def ask() -> None:
+            asked = partial(self._be_asked, step)
+            self.wire.carry(self.process, self.constructor.process, asked)
+            if then is not None:
+                then()
+
+        self.process.work(self.wire.end_s(self.process), ask)
 
     def _be_asked(self, step: int) -> None:
         self._unanswered = step
@@ -107,12 +111,15 @@ class RayRank(Rank):
         self._came = self._waiting = None
 
         def opened() -> None:
-            # Asked before the first is handed out: what is behind it is on its way while the rank trains.
+            # Asked before the first is handed out, by the one thread that takes: what is behind it is on its way while
+            # the rank trains.
             self._held.extend(sizes)
-            self._ask(step + len(sizes))
-            self._hand_out(step, have)
+            self._ask(step + len(sizes), lambda: self._hand_out(step, have))
 
-        self.process.work(self.wire.end_s(self.process, sum(sizes), len(sizes)), opened)
+        seconds = self.wire.end_s(self.process, sum(sizes), len(sizes))
+        # Ray's processes are asked for what has come, and have slept as long as the rank.
+        late_s = self.wire.opening_s(self.process.host)
+        self.process.host.clock.after(late_s, lambda: self.process.work(seconds, opened))
 
     def _hand_out(self, step: int, have: Then) -> None:
         self.held_bytes -= self._held.popleft()
@@ -161,6 +168,10 @@ class LocalRank(Rank):
         self.process.work(self.wire.end_s(self.process), have)
 
 
+def _nothing() -> None:
+    """Do nothing: the time is counted, and nobody waits for it."""
+
+
 def _tell_taken(rank: RayRank | LocalRank, step: int) -> None:
     """Tell the planner that a rank has a step."""
     planner, wire = rank.planner, rank.wire
@@ -200,9 +211,12 @@ class Trainer:
 
     def _took(self, rank: Rank) -> None:
         # A rank that only takes batches has all that it needs for that in its caches.
-        take_s = rank.wire.costs.take_s if self.step_s else 0.0
+        take_s = rank.wire.take_s()
         if take_s:
-            rank.process.work(take_s, self._have)
+            # Not shared with others of its host: ranks wake one after the other there, and each is let run through so
+            # short a while. What it waits counts from its own begin, as in a run.
+            rank.process.work(take_s, _nothing)
+            self.clock.after(take_s, self._have)
         else:
             self._have()
 

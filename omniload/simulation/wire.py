@@ -21,9 +21,13 @@ class Wire:
     """How much longer a message is on its way to another host."""
     nodes: dict[int, Process] = field(default_factory=dict)
     """Ray's own processes of each host, by the host's ``id``; none where roles are threads."""
+    rests: bool = False
+    """Whether ranks train, and processes rest meanwhile: caches and cores are then as others left them."""
     connections: set[frozenset[int]] = field(default_factory=set, init=False)
     """Pairs of processes that have spoken to each other, each by its ``id``."""
     _random: random.Random = field(init=False)
+    _opened: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
+    """By the ``id`` of a host: when ranks last got at batches, and how late that was."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 -- no secret
@@ -34,7 +38,25 @@ class Wire:
         process.message_bytes += size_bytes
         process.batches += batches
         costs = self.costs.roles[process.role]
-        return costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s
+        times = costs.rested if self.rests else 1.0
+        return times * (costs.end_s + size_bytes * costs.byte_s + batches * costs.batch_s)
+
+    def take_s(self) -> float:
+        """Return what a rank that has trained takes for a batch that is at hand; nothing where it has not."""
+        if not self.rests:
+            return 0.0
+        return self._random.choice(self.costs.takes_s or (self.costs.take_s,))
+
+    def opening_s(self, host: Host) -> float:
+        """Return how long a rank that has trained waits, beside processor time, to get at batches that have come."""
+        if not self.rests or not self.costs.opens_s:
+            return 0.0
+        # All that get at them in one moment ask the same processes of Ray: what is late is late for each of them.
+        at_s, late_s = self._opened.get(id(host), (-1.0, 0.0))
+        if at_s != host.clock.now_s:
+            late_s = self._random.choice(self.costs.opens_s)
+            self._opened[id(host)] = host.clock.now_s, late_s
+        return late_s
 
     def carry(
         self, sender: Process, receiver: Process, then: Callable[[], None], size_bytes: int = 0

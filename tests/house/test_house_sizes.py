@@ -61,7 +61,10 @@ LONGER = {
         280,
         "every step of a move, what undoes it, and what is dropped after it",
     ),
-    "omniload/actors/ray/measuring/probe.py": (270, "planes side by side, and the process of each"),
+    "omniload/actors/ray/measuring/probe.py": (
+        335,
+        "planes side by side, the process of each, and ranks at speed, at rest and with pauses",
+    ),
     "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
         230,

@@ -5,7 +5,8 @@ caches that other processes have used meanwhile. So processor time is that of th
 
 Planes that are compared are open side by side, each on a Ray of its own below a process that is its ranks. They are
 driven in turns, a short while each: what the machine does beside them is no difference between them then. The first
-rests alone, once the others have ended: where nothing else runs, a wake-up takes twice as long.
+rests alone, once the others have ended: where nothing else runs, a wake-up takes twice as long. Then its ranks take
+steps after pauses, as those of a job do that train in between: a process that has rested finds other caches.
 """
 
 import multiprocessing
@@ -14,9 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from multiprocessing.connection import Connection
-from statistics import median
 from typing import Any
 
 import psutil
@@ -24,10 +24,13 @@ import psutil
 from omniload.actors.plane import PlaneSpec, RankHandle
 from omniload.actors.ray.measuring.calls import Call, measured_calls
 from omniload.actors.ray.measuring.spent import (
+    Paced,
     PlaneSpent,
     Spent,
     cores_at_rest,
+    kept_waiting_s,
     memory_of,
+    paced_step,
     rays_own,
     spent_at_full_speed,
     spent_by,
@@ -49,8 +52,10 @@ _LEAST_WINDOWS = 2
 """Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
-_PAUSE_S, _PAUSES = 0.02, 24
-"""How long a rank does something else between two batches, and how often."""
+_PAUSE_S, _PACES = 0.04, 4
+"""How long a rank rests before a batch, and how often ranks do so for a while."""
+_APART_S, _TOGETHER_S = 0.6, 0.3
+"""How long that is at least, where each rests by itself and where they get at their windows together."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 """How long a plane is waited for, which has limits of its own that are shorter."""
 
@@ -63,8 +68,12 @@ class Probed:
     """In the order they were asked for."""
     clock: Mapping[str, float]
     """Cores in use while nobody asks for anything; the process of the ranks also has the keeper of the plane."""
-    take_s: float
-    """Processor time in which a rank that did something else takes a batch that is at hand."""
+    paced_step_s: Mapping[str, float]
+    """Processor time of a step of the first plane, by role, where its ranks rested before they got at a window."""
+    takes_s: tuple[float, ...]
+    """Processor time in which a rank that has rested takes a batch that is at hand, of several."""
+    opens_s: tuple[float, ...]
+    """Time beside processor time in which one gets at batches that have come, of several."""
     call: Call
     """That is answered with nothing."""
     node_bytes: int
@@ -102,13 +111,19 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
         for plane in others:
             plane.close()
         clock = cores_at_rest([_asked([first], "rest")[0] for _ in range(_RESTS)])
-        take_s: float = _asked([first], "pauses")[0]
+        # By turns too. A job's ranks wake a constructor together, and each has a process of its own that has rested.
+        apart, together = zip(
+            *[[_asked([first], each)[0] for each in ("apart", "together")] for _ in range(_PACES)],
+            strict=True,
+        )
     of_planes = zip(*turns[_WARM_TURNS:], strict=True)
     return Probed(
         # All have the same roles, and do the same by the clock.
         planes=tuple(spent_at_full_speed(its, clock) for its in of_planes),
         clock=clock,
-        take_s=take_s,
+        paced_step_s=paced_step(apart, together, clock),
+        takes_s=tuple(chain.from_iterable(each.takes_s for each in apart)),
+        opens_s=tuple(chain.from_iterable(each.opens_s for each in apart)),
         call=call,
         node_bytes=node_bytes,
     )
@@ -186,8 +201,10 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
                         pipe.send(driven.rest())
                     case "turn":
                         pipe.send(driven.turn())
-                    case "pauses":
-                        pipe.send(driven.pauses())
+                    case "apart":
+                        pipe.send(driven.paces(driven.handles, _APART_S))
+                    case "together":
+                        pipe.send(driven.paces(driven.handles[:1], _TOGETHER_S))
                     case ("calls", calls):
                         node_bytes = sum(map(memory_of, rays_own()))
                         pipe.send((measured_calls(calls), node_bytes))
@@ -204,11 +221,11 @@ class _Driven:
         self._roles = {pid: name.partition("-")[0] for name, pid in plane.pids().items()}
         self._roles[os.getpid()] = "rank"
         self._window, self._ahead = spec.mix.steps_at_once, spec.mix.steps_ahead
-        self._handles, self._numbers = handles, count(handles[0].first_step)
+        self.handles, self._numbers = handles, count(handles[0].first_step)
 
     def _take(self, steps: int) -> None:
         for step in islice(self._numbers, steps):
-            for handle in self._handles:
+            for handle in self.handles:
                 handle.take(step)
                 handle.taken(step)
 
@@ -216,45 +233,93 @@ class _Driven:
         """Take none."""
         self._take(2 * (self._ahead + self._window))
         time.sleep(_FILLS_S)
-        before, began_s = self._spent_by_process(), time.perf_counter()
+        began = self._begun()
         time.sleep(_REST_S)
-        return self._since(before, began_s, 0)
-
-    def pauses(self) -> float:
-        """Return the processor seconds of a take where the rank has done something else since the one before."""
-        first, *others = self._handles
-        spent_s = []
-        # The first batch of a window is not at hand: the median leaves it out.
-        for step in islice(self._numbers, _PAUSES):
-            time.sleep(_PAUSE_S)
-            began_s = time.thread_time()
-            first.take(step)
-            spent_s.append(time.thread_time() - began_s)
-            first.taken(step)
-            for handle in others:
-                handle.take(step)
-                handle.taken(step)
-        return median(spent_s)
+        return self._since(began, 0)
 
     def turn(self) -> Spent:
         """Take steps for a while."""
         # What is built already goes first: what comes after it is made as fast as it is taken.
         self._take(self._ahead + self._window)
-        before, began_s, steps = self._spent_by_process(), time.perf_counter(), 0
-        while time.perf_counter() - began_s < _TURN_S or steps < _LEAST_WINDOWS * self._window:
+        began, steps = self._begun(), 0
+        while time.perf_counter() - began.at_s < _TURN_S or steps < _LEAST_WINDOWS * self._window:
             self._take(self._window)
             steps += self._window
-        return self._since(before, began_s, steps)
+        return self._since(began, steps)
 
-    def _since(self, before: Mapping[int, float], began_s: float, steps: int) -> Spent:
-        now, seconds = self._spent_by_process(), time.perf_counter() - began_s
-        return Spent(seconds=seconds, steps=steps, by_role=by_role(before, now, self._roles))
+    def paces(self, resting: Sequence[RankHandle], seconds: float) -> Paced:
+        """Take steps for a while, some ranks with a pause before they get at a window, and once more in it."""
+        opens_at = self._opens_at()
+        takes_s: list[float] = []
+        opens_s: list[float] = []
+        began, steps = self._begun(), 0
+        while time.perf_counter() - began.at_s < seconds:
+            for place, step in enumerate(islice(self._numbers, self._window)):
+                for handle, first in zip(self.handles, opens_at, strict=True):
+                    if handle in resting and place == first:
+                        opens_s.append(_opened(handle, step))
+                    elif handle in resting and place == (first + 1) % self._window:
+                        takes_s.append(_taken_after_a_pause(handle, step))
+                    else:
+                        handle.take(step)
+                    handle.taken(step)
+            steps += self._window
+        return Paced(
+            spent=self._since(began, steps), takes_s=tuple(takes_s), opens_s=tuple(opens_s)
+        )
 
-    def _spent_by_process(self) -> dict[int, float]:
-        """Return the processor seconds of each process so far."""
-        own = psutil.Process()
-        below = {each.pid: spent_by(each) for each in own.children(recursive=True)}
-        return {own.pid: time.process_time()} | below
+    def _opens_at(self) -> list[int]:
+        """Take the steps of a window; return which of them each rank had to ask for: the first windows are short."""
+        by_rank: list[list[float]] = [[] for _ in self.handles]
+        for step in islice(self._numbers, self._window):
+            for handle, spent_s in zip(self.handles, by_rank, strict=True):
+                began_s = time.thread_time()
+                handle.take(step)
+                spent_s.append(time.thread_time() - began_s)
+                handle.taken(step)
+        # Others are at hand, and take a hundredth of that.
+        return [spent_s.index(max(spent_s)) for spent_s in by_rank]
+
+    def _begun(self) -> "_Begun":
+        # Its own last, and first as a while ends: looking at the others, which takes some milliseconds, is in neither.
+        below = self._spent_below()
+        return _Begun(below | {os.getpid(): time.process_time()}, time.perf_counter())
+
+    def _since(self, began: "_Begun", steps: int) -> Spent:
+        own_s, seconds = time.process_time(), time.perf_counter() - began.at_s
+        now = self._spent_below() | {os.getpid(): own_s}
+        return Spent(seconds=seconds, steps=steps, by_role=by_role(began.spent, now, self._roles))
+
+    def _spent_below(self) -> dict[int, float]:
+        """Return the processor seconds of each process of the plane but this one so far."""
+        return {each.pid: spent_by(each) for each in psutil.Process().children(recursive=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Clocks as a while begins."""
+
+    spent: Mapping[int, float]
+    """Processor seconds by process."""
+    at_s: float
+
+
+def _opened(handle: RankHandle, step: int) -> float:
+    """Rest, and get at batches that have come; return what that took beside processor time of this process."""
+    time.sleep(_PAUSE_S)
+    began_s, own_s, kept_s = time.perf_counter(), time.process_time(), kept_waiting_s()
+    handle.take(step)
+    own_s, kept_s = time.process_time() - own_s, kept_waiting_s() - kept_s
+    # Cores that others had are shared out in a simulation too: what is left is Ray's way, and its processes.
+    return max(0.0, time.perf_counter() - began_s - own_s - kept_s)
+
+
+def _taken_after_a_pause(handle: RankHandle, step: int) -> float:
+    """Rest, and take a batch that is at hand; return the processor time of that."""
+    time.sleep(_PAUSE_S)
+    began_s = time.thread_time()
+    handle.take(step)
+    return time.thread_time() - began_s
 
 
 def by_role(

@@ -10,10 +10,13 @@ from statistics import median
 import psutil
 
 __all__ = [
+    "Paced",
     "PlaneSpent",
     "Spent",
     "cores_at_rest",
+    "kept_waiting_s",
     "memory_of",
+    "paced_step",
     "rays_own",
     "spent_at_full_speed",
     "spent_by",
@@ -29,6 +32,17 @@ class Spent:
     steps: int
     """That were taken in it."""
     by_role: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paced:
+    """What ranks that rest between their steps found."""
+
+    spent: Spent
+    takes_s: tuple[float, ...]
+    """Processor time in which a rank that has rested takes a batch that is at hand, of several."""
+    opens_s: tuple[float, ...]
+    """Time beside processor time in which one gets at batches that have come, of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +93,13 @@ def spent_by(process: psutil.Process) -> float:
     return 0.0
 
 
+def kept_waiting_s() -> float:
+    """Return how long this thread has waited for a core so far: for other work, or for its own; 0 if nothing tells."""
+    with suppress(OSError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0
+
+
 def cores_at_rest(rests: Sequence[Spent]) -> dict[str, float]:
     """Return the cores that each role has in use while nobody asks for anything: the median of some whiles."""
     roles = rests[0].by_role
@@ -97,3 +118,19 @@ def spent_at_full_speed(turns: Sequence[Spent], clock: Mapping[str, float]) -> P
         step_s={role: median(map(truediv, its, steps_T)) for role, its in beyond_s.items()},
         mean_s={role: sum(its) / sum(steps_T) for role, its in beyond_s.items()},
     )
+
+
+def paced_step(
+    apart: Sequence[Paced], together: Sequence[Paced], clock: Mapping[str, float]
+) -> dict[str, float]:
+    """Return what a step took where ranks rest, by role, less what was done by the clock.
+
+    Args:
+        apart: Whiles in which each rank got at its windows by itself, which tell of ranks.
+        together: Whiles in which all did so at once, which tell of every other role.
+        clock: Cores of each role in use at rest.
+    """
+    of_ranks, of_others = (
+        spent_at_full_speed([each.spent for each in paces], clock) for paces in (apart, together)
+    )
+    return {**of_others.step_s, "rank": of_ranks.step_s["rank"]}

@@ -52,11 +52,14 @@ def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simula
     for role in ("planner", "loader", "reader", "constructor", "rank"):
         assert 1e-5 < costs.roles[role].end_s < 0.1
         assert 0 <= costs.roles[role].clock < 1
+        assert 1 <= costs.roles[role].rested <= 4
     assert (
         costs.roles["node"].clock > 0
     )  # Ray does something by the clock, and the keeper looks around
     assert costs.latencies_s[0] < costs.latencies_s[-1]
+    assert costs.takes_s[0] <= costs.take_s <= costs.takes_s[-1]
     assert 1e-6 < costs.take_s < 0.1
+    assert 0 <= costs.opens_s[0] <= costs.opens_s[-1] < 10
     # An actor that has loaded what roles load; Ray's raylet and its store of facts.
     assert costs.process_bytes > 20 << 20
     assert costs.node_bytes > 10 << 20

@@ -24,8 +24,14 @@ def profiles(draw):
     messages = MessageCosts(
         latencies_s=tuple(draw(st.lists(seconds, min_size=1, max_size=4))),
         roles={
-            role: RoleCosts(end_s=draw(seconds), byte_s=1e-9, clock=draw(clocks)) for role in ROLES
+            role: RoleCosts(
+                end_s=draw(seconds), byte_s=1e-9, clock=draw(clocks), rested=draw(st.floats(1, 4))
+            )
+            for role in ROLES
         },
+        take_s=draw(seconds),
+        takes_s=tuple(draw(st.lists(seconds, max_size=3))),
+        opens_s=tuple(draw(st.lists(seconds, max_size=3))),
         process_bytes=1 << 20,
         node_bytes=1 << 20,
     )

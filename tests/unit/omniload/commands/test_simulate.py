@@ -51,6 +51,22 @@ def test_a_kept_profile_gives_the_same_figures_without_the_data(
     assert json_of(*arguments, "--seed", 1) != again
 
 
+def test_several_seeds_tell_how_far_waits_go_and_the_first_is_the_one_that_was_asked_for(
+    mix_file, profile
+):
+    arguments = ("simulate", mix_file, *QUICK, "--profile", profile)
+    first, second = (json_of(*arguments, "--seed", seed) for seed in (7, 8))
+
+    both = json_of(*arguments, "--seed", 7, "--seeds", 2)
+
+    assert both.pop("waits_by_seed") == [first["waits"], second["waits"]]
+    assert both == first
+    shown = run_mix(*arguments, "--seeds", 2)
+    assert " to " in next(line for line in shown.output.splitlines() if "p99" in line)
+    assert "waits are of one seed" not in shown.output
+    assert "waits are of one seed" in run_mix(*arguments, "--step-time", "20ms").output
+
+
 def test_more_sources_are_copies_of_those_of_the_file(mix_file, profile):
     found = json_of("simulate", mix_file, *QUICK, "--sources", 7, "--profile", profile)
 

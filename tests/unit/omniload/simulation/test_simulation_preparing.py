@@ -6,7 +6,13 @@ from functools import cache
 import pytest
 
 from omniload.simulation.plane import simulate
-from omniload.simulation.preparing import SmallPlane, costs_by_role, even_roles, spread
+from omniload.simulation.preparing import (
+    SmallPlane,
+    costs_by_role,
+    even_roles,
+    spread,
+    with_rest,
+)
 from omniload.simulation.profile import ROLES, MessageCosts, PlannerCosts, RoleCosts
 from tests.support.plane.builders import a_mix
 from tests.support.plane.profiles import a_job, a_profile, some_costs
@@ -130,6 +136,31 @@ def test_what_the_plane_of_the_rank_does_by_the_clock_is_of_the_node_and_a_rank_
 
     assert found["node"].clock == pytest.approx(0.1 + 0.2)
     assert found["rank"].clock == found["constructor"].clock == 0.01
+
+
+@pytest.mark.parametrize(("times", "found_times"), [(1.5, 1.5), (0.5, 1.0), (30.0, 4.0)])
+def test_how_many_times_as_long_messages_take_after_a_rest_is_found_again_within_bounds(
+    times, found_times
+):
+    quick = even_roles(1e-3)
+    few = planes_of(quick)[0]
+    slow = a_plane_once(even_roles(times * 1e-3), _SIZES["few"])
+
+    found = with_rest(quick, few, replace(few, spent_s=spent_in(slow)), least_s=1e-4)
+
+    assert {role: costs.rested for role, costs in found.items()} == pytest.approx(
+        dict.fromkeys((*few.spent_s, "reader"), found_times) | {"process": 1.0}, rel=0.05
+    )
+    assert all(costs.end_s == 1e-3 for costs in found.values())
+
+
+def test_a_profile_that_was_kept_before_rests_were_measured_is_read_and_has_none():
+    content = a_profile().messages["ray"].model_dump()
+    del content["takes_s"], content["opens_s"]
+    for costs in content["roles"].values():
+        del costs["rested"]
+
+    assert MessageCosts.model_validate(content) == a_profile().messages["ray"]
 
 
 def test_decoding_that_is_spread_takes_as_much_over_many_blocks():

@@ -6,9 +6,12 @@ import psutil
 import pytest
 
 from omniload.actors.ray.measuring.spent import (
+    Paced,
     Spent,
     cores_at_rest,
+    kept_waiting_s,
     memory_of,
+    paced_step,
     spent_at_full_speed,
     spent_by,
 )
@@ -33,6 +36,14 @@ def test_a_process_that_has_ended_has_nothing():
 
     assert spent_by(ended) == 0
     assert memory_of(ended) == 0
+
+
+def test_a_thread_has_waited_for_a_core_no_less_than_before():
+    before_s = kept_waiting_s()
+
+    sum(range(100_000))
+
+    assert 0 <= before_s <= kept_waiting_s()
 
 
 def a_turn(loader_s, node_s, *, seconds=0.5, steps=10):
@@ -72,3 +83,13 @@ def test_a_rest_in_which_ray_starts_a_process_is_in_no_figure():
     found = cores_at_rest([*rests, a_turn(0.02, 0.06, seconds=2.0)])
 
     assert found == pytest.approx({"loader": 0.01, "node": 0.03})
+
+
+def test_where_ranks_rest_ranks_are_of_whiles_in_which_each_came_alone_and_all_else_of_the_others():
+    def whiles(rank_s, node_s):
+        spent = Spent(seconds=0.5, steps=10, by_role={"rank": rank_s, "node": node_s})
+        return [Paced(spent=spent, takes_s=(), opens_s=())] * 2
+
+    found = paced_step(whiles(0.55, 0.95), whiles(0.25, 0.125), {"rank": 0.1, "node": 0.05})
+
+    assert found == pytest.approx({"rank": 0.05, "node": 0.01})
