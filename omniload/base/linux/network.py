@@ -72,6 +72,9 @@ def free_ports(address: str, ports: range | None, count: int, *, setting: str) -
             if len(held) == count:
                 break
             probe = socket.socket()
+            # As servers do: for a minute the kernel remembers connections of whoever listened there before, of a job
+            # that is started again for one.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port))
             except OSError:

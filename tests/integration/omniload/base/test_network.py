@@ -1,0 +1,22 @@
+"""Ports that are found free for a server to come."""
+
+import socket
+
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.base.linux.network import LOOPBACK, free_ports
+
+
+def test_a_port_is_free_once_nobody_listens_though_the_kernel_remembers_its_connections():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection((LOOPBACK, port)) as client:
+            held, _ = server.accept()
+            with pytest.raises(ConfigError, match=r"0 ports of runtime\.ports"):
+                free_ports(LOOPBACK, range(port, port + 1), 1, setting="runtime.ports")
+            server.close()
+            held.close()  # the server's end first: the kernel keeps it for a minute
+            assert client.recv(1) == b""
+
+    assert free_ports(LOOPBACK, range(port, port + 1), 1, setting="runtime.ports") == [port]
