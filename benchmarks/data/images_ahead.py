@@ -158,6 +158,7 @@ def main(commit: str, report: bool) -> None:
     print_table(table)
     if report:
         path = write_report(
+            __file__,
             "images_ahead",
             "Photographs that are decoded ahead of the first batch",
             f"python -m benchmarks.data.images_ahead --commit {commit}",

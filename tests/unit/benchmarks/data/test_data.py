@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from benchmarks.data import (
     edit_sequences,
+    image_tiles,
     images_ahead,
     libraries,
     live_change,
@@ -306,3 +307,20 @@ def test_figures_of_two_trees_stand_beside_each_other_where_their_samples_are_th
     ]
     with pytest.raises(ValueError, match="samples differ: 16 patches, 4096 tokens"):
         images_ahead.table_of({(16, 4_096): (before, (*now[:-1], 78))})
+
+
+def test_a_photograph_is_cut_as_its_way_says_and_compared_where_there_is_something_to():
+    data = image_tiles.photograph()
+    found = []
+    for way, theirs_ms in zip(image_tiles.WAYS, (None, 60.0, 60.0), strict=True):
+        images, tokens, megabytes, _ = image_tiles.ours_of(way, data, 1)
+        figures = image_tiles.Figures(
+            images=images, tokens=tokens, megabytes=megabytes, ours_ms=30.0, theirs_ms=theirs_ms
+        )
+        found.append((way, figures))
+
+    assert image_tiles.table_of(found).rows == (
+        ("not cut", "1", "234", "0.6", "30", "", ""),
+        ("InternVL", "13", "3,328", "7.8", "30", "60", "2.0"),
+        ("SmolVLM", "13", "832", "10.2", "30", "60", "2.0"),
+    )
