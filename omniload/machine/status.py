@@ -120,7 +120,10 @@ def _rates(role: Progress, before: Progress | None) -> dict[str, float]:
 
 @dataclass(slots=True)
 class SkippedRecords:
-    """Tells of bad records that steps went past: of the first of a source, and each time that they doubled."""
+    """Tells of bad records that steps went past: of the first of a source, and each time that they doubled.
+
+    In the process of the ranks: who watches a job does not read the lines of the planner's.
+    """
 
     _told: dict[str, int] = field(default_factory=dict, init=False)
     """Of each source, how many there were then."""

@@ -141,7 +141,6 @@ class Keeper:
             self._carry(self._roster.handle(PlaceFound(member)))
         beats = self._crew.board.read()
         self._standing.lead(self._roster.shadows(), time.monotonic(), self._events.put)
-        # The planner's own lines are in another process: what it skips would be told of to nobody who watches the job.
         for line in (*self._slow_calls.see(beats), *self._skipped.see(beats)):
             _LOG.warning("%s", line)
         return MembersSeen(now_s=time.monotonic(), beats=beats, stopped=self._crew.stopped())

@@ -17,7 +17,7 @@ from omniload.commands.display import Cell, colour_of, emit_json, output, say, t
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
 from omniload.machine.progress import is_rank
-from omniload.mix.edits.edit import said_of
+from omniload.mix.edits.edit import Edit, said_of
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.found import never_reached
 from omniload.mix.journal.groups import GroupProgress, group_progress
@@ -86,16 +86,17 @@ def show(run: Path, as_json: bool) -> None:
     if groups is not None:
         _show_groups(console, groups)
     stands = "ended before" if pace.has_ended else "is planned up to"
+    waits = f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
     for edit in history.edits:
-        said = f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}"
-        if edit.undoes is not None:
-            said += f" of edit {edit.undoes}"
-        if edit.revision in ahead:
-            said += f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
-        say(console, said)
+        say(console, _said_of_edit(edit) + (waits if edit.revision in ahead else ""))
     for stage in history.latest.mix.stages:
         if stage.waits:
             say(console, f"a stage waits until {said_epochs(stage.from_epochs or {})}")
+
+
+def _said_of_edit(edit: Edit) -> str:
+    of = "" if edit.undoes is None else f" of edit {edit.undoes}"
+    return f"edit {edit.revision}, from step {edit.step:,} on: {said_of(edit.change)}{of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
