@@ -313,8 +313,20 @@ def _require_same(saved: Json, now: Mapping[str, str]) -> None:
     if said := differences(saved, now):
         raise StateError(
             f"the mix is not the one the checkpoint was written with ({'; '.join(said)}); "
-            "resume with the old file, data and tokenizer, or start a new run"
+            f"resume with the old file, data and tokenizer, or start a new run{_by_edits(saved, now)}"
         )
+
+
+def _by_edits(saved: Mapping[str, Json], now: Mapping[str, str]) -> str:
+    """Return which of the differences a run takes as edits, as the end of a message: that is what most came for."""
+    ways = []
+    if saved.get("mix") != now.get("mix"):
+        ways.append("other weights by `omniload mix set`")
+    if any(
+        k.endswith(".records") and saved.get(k) != now.get(k) for k in saved.keys() | now.keys()
+    ):
+        ways.append("more files, as a source of their own, by `omniload mix add`")
+    return f"; a run with a folder (run_dir=) takes {' and '.join(ways)}" if ways else ""
 
 
 def _entries(sources: Json, names: Sequence[str]) -> "list[_Entry]":

@@ -16,6 +16,7 @@ from omniload.mix.edits.comparison import (
     differences_of,
     first_other,
 )
+from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
 from omniload.mix.journal.place import journal_of
@@ -90,7 +91,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
         say(console, "no key differs")
     if (left := len(found.keys) + len(data) - len(rows)) > 0:
         say(console, f"and {left} more; --json has all")
-    for line in (_said_of_draws(sides, found), _said_of_shards(found)):
+    for line in (_said_of_draws(sides, found), _said_of_shards(sides, found)):
         if line:
             say(console, line)
     if common:
@@ -122,11 +123,18 @@ def _said_of_draws(sides: tuple[_Side, _Side], found: MixDifference) -> str:
     return f"shares differ from step {found.first_step:,} on: {shares}"
 
 
-def _said_of_shards(found: MixDifference) -> str:
+def _said_of_shards(sides: tuple[_Side, _Side], found: MixDifference) -> str:
     if found.left_out_step is None:
         return ""
-    listed = ", ".join(
-        f"{n} shards {a or 'none'} and {b or 'none'}"
+    skips = [e.change for s in sides for e in s.history.edits if isinstance(e.change, SkipShard)]
+    files = {(skip.source, str(skip.number)): skip.file.rpartition("/")[2] for skip in skips}
+
+    def named(source: str, numbers: str | None) -> str:
+        known = [files[source, number] for number in numbers.split(", ")] if numbers else []
+        return ", ".join(without_secrets(file) for file in known) or "none"
+
+    listed = "; ".join(
+        f"of {n} {named(n, a)} and {named(n, b)}"
         for n, (a, b) in list(found.left_out.items())[:_SHOWN]
     )
     return f"from step {found.left_out_step:,} on other files are left out: {listed}"

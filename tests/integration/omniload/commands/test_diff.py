@@ -95,7 +95,7 @@ def test_runs_are_compared_by_the_files_that_are_left_out(mix_path, tmp_path):
 
     assert found["left_out_differs_from_step"] == step
     assert found["left_out"] == {"ids": [None, "1"]}
-    assert f"from step {step} on other files are left out: ids shards none and 1" in shown
+    assert f"from step {step} on other files are left out: of ids none and 1.parquet" in shown
     assert json_of("diff", tmp_path / "one", tmp_path / "one")["left_out"] == {}
 
 

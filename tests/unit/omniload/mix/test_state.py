@@ -245,3 +245,24 @@ def test_a_file_of_another_size_is_one_thing_that_differs():
 
     assert "the names or sizes of its files" in str(caught.value)
     assert "content" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (["mix"], "takes other weights by `omniload mix set`"),
+        (
+            ["sources.web.records", "sources.web.order"],
+            "takes more files, as a source of their own",
+        ),
+        (["mix", "sources.web.records"], "by `omniload mix set` and more files, as a source"),
+        (["seed", "sources.web.content"], "or start a new run"),
+    ],
+)
+def test_what_a_run_takes_as_an_edit_is_said_where_it_was_changed_in_its_file(parts, said):
+    saved = a_state().to_json(NAMES, PRINT | dict.fromkeys(parts, "aa"))
+
+    with pytest.raises(StateError, match=said) as caught:
+        MixState.from_json(saved, NAMES, PRINT | dict.fromkeys(parts, "cc"))
+
+    assert ("run_dir=" in str(caught.value)) == ("takes" in said or "mix set" in said)
