@@ -18,9 +18,9 @@ from omniload.commands.edits.pulse import Pulse
 from omniload.commands.options import json_option, run_argument
 from omniload.mix.config import MixConfig, SourceConfig, load_mix
 from omniload.mix.edits.answers import EditTaken
-from omniload.mix.edits.comparison import Asked, later_keys, wanted_of
 from omniload.mix.edits.edit import said_of
 from omniload.mix.edits.edits_file import read_history
+from omniload.mix.edits.wanted import Asked, later_keys, wanted_of
 from omniload.mix.run_record import read_run_record
 
 __all__ = ["STILL_S", "Mark", "Saves", "Watching", "mark_of", "watch"]

@@ -19,6 +19,7 @@ from omniload.mix.edits.comparison import (
 from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.edits_file import read_history
 from omniload.mix.edits.history import History
+from omniload.mix.edits.wanted import later_keys
 from omniload.mix.journal.place import journal_of
 from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import fingerprint_in
@@ -70,6 +71,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
         emit_json(
             {
                 "keys": [_json(each) for each in found.keys],
+                "taken_at_next_start": later_keys(*(side.history.latest for side in sides)),
                 "shares_differ_from_step": found.first_step,
                 "shares": found.shares,
                 "amounts": found.amounts,
@@ -89,6 +91,8 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
         console.print(table("", [("key", False), (str(one), False), (str(other), False)], rows))
     else:
         say(console, "no key differs")
+    if later := later_keys(*(side.history.latest for side in sides)):
+        say(console, f"of these a run takes at its next start: {', '.join(later[:_SHOWN])}")
     if (left := len(found.keys) + len(data) - len(rows)) > 0:
         say(console, f"and {left} more; --json has all")
     for line in (_said_of_draws(sides, found), _said_of_shards(sides, found)):

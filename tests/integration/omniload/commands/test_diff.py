@@ -23,14 +23,17 @@ def changed(mix_path, change):
 def test_files_are_compared_by_key_and_by_the_first_step_of_other_shares(mix_path):
     def change(content):
         content["pack"]["lookahead_rows"] = 7
+        content["runtime"]["prefetch_steps"] = 5
         stage = {"from_step": 30, "weights": {"ids": 3, "text": 1}, "ramp_steps": 10}
         content["mix"]["stages"].append(stage)
 
     found = json_of("diff", mix_path, changed(mix_path, change))
     shown = run_mix("diff", mix_path, changed(mix_path, change)).stdout
 
-    assert [each["key"] for each in found["keys"]] == ["pack.lookahead_rows"]
-    assert found["keys"][0]["other"] == 7
+    differ = {each["key"]: each["other"] for each in found["keys"]}
+    assert differ == {"pack.lookahead_rows": 7, "runtime.prefetch_steps": 5}
+    assert found["taken_at_next_start"] == ["runtime.prefetch_steps"]
+    assert "of these a run takes at its next start: runtime.prefetch_steps\n" in shown
     assert found["shares_differ_from_step"] == 30
     assert "shares differ from step 30 on" in shown
     assert found["steps_compared"] == 0

@@ -221,7 +221,9 @@ def test_prometheus_itself_accepts_the_alerts():
 
 
 def test_a_folder_that_is_no_runs_is_refused_with_how_to_have_one(tmp_path):
-    with pytest.raises(StateError, match=r"it has no status\.json; give the folder of a run: run_dir="):
+    with pytest.raises(
+        StateError, match=r"it has no status\.json; give the folder of a run: run_dir="
+    ):
         read_status(tmp_path)
 
 

@@ -1,0 +1,213 @@
+"""The changes that lead from what holds to what a file says, and what no change can do."""
+
+import pytest
+
+from omniload.base.errors import ConfigError
+from omniload.mix.edits.edit import RetireSource, SetWeights, said_of
+from omniload.mix.edits.history import History
+from omniload.mix.edits.wanted import later_keys, wanted_of
+from tests.support.plane.builders import a_mix
+from tests.support.plane.edits.waiting import EPOCHS, a_file, at_an_end
+
+STEP = 10
+
+
+def found(file, history, step=STEP):
+    return wanted_of(
+        file, history.base, history, step, (lambda source: source, lambda source: source)
+    )
+
+
+def asked(file, history):
+    wanted = found(file, history)
+    assert not wanted.refused
+    return [(said_of(change), at) for change, at in wanted.changes]
+
+
+def followed(file, history):
+    """Return the history once the file was followed."""
+    for change, at in found(file, history).changes:
+        history = history.edited(change, STEP if at is None else at)
+    return history
+
+
+def refused(file, history):
+    return [(".".join(map(str, fault.at)), fault.said) for fault in found(file, history).refused]
+
+
+BASE = History(a_file({"web": 1, "code": 1}))
+
+
+def test_what_holds_is_asked_for_no_more_in_whatever_scale():
+    assert asked(a_file({"web": 3, "code": 3}), BASE) == []
+
+
+def test_weights_of_the_next_step_and_of_a_stage_to_come_are_set_each_at_its_step():
+    later = {"from_step": 40, "weights": {"web": 1, "code": 3}}
+    history = History(a_file({"web": 1, "code": 1}, later))
+    file = a_file({"web": 1, "code": 4}, later | {"weights": {"web": 1, "code": 9}})
+
+    assert asked(file, history) == [("set web=1 code=4", None), ("set web=1 code=9", 40)]
+    after = followed(file, history)
+    assert [after.shares_at(step)["code"] for step in (STEP, 40)] == pytest.approx([0.8, 0.9])
+    assert asked(file, after) == []
+
+
+def test_a_source_more_is_added_with_its_weight_and_one_less_is_retired():
+    file = a_file({"web": 1, "books": 2})
+
+    assert asked(file, BASE) == [("add books --weight 2", None), ("retire code", None)]
+    assert asked(file, followed(file, BASE)) == []
+    back = a_file({"web": 1, "code": 3})
+    assert asked(back, followed(file, BASE)) == [("retire books", None), ("set web=1 code=3", None)]
+
+
+@pytest.mark.parametrize("weights", [{"web": 1}, {"web": 1, "books": 0}])
+def test_a_source_more_whose_weights_lie_in_the_past_is_not_asked_for(weights):
+    later = {"from_step": 5, "weights": {"web": 1, "code": 1}}
+    history = History(a_file({"web": 1, "code": 1}, later))
+    file = a_file(
+        {"web": 1, "books": 1},
+        {"from_step": 5, "weights": weights | {"code": 3}},
+        sources=("books", "code", "web"),
+    )
+
+    assert asked(file, history) == [("set web=1 code=3", None)]
+    assert asked(file, followed(file, history)) == []
+
+
+def test_a_source_more_is_added_though_those_that_stay_have_no_weight_by_now():
+    later = {"from_step": 5, "weights": {"web": 1, "code": 0}}
+    history = History(a_file({"web": 1, "code": 1}, later))
+    file = a_file(
+        {"code": 1, "books": 1},
+        {"from_step": 5, "weights": {"code": 1, "books": 3}},
+        sources=("books", "code"),
+    )
+
+    after = followed(file, history)
+
+    assert after.shares_at(STEP) == {"code": 0.25, "web": 0.0, "books": 0.75}
+    assert asked(file, after) == []
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"web": 5, "code": 1, "books": 2, "news": 1},
+        {"books": 2, "news": 1},
+        {"code": 1, "books": 0.001},
+        {"web": 1e6, "news": 1},
+    ],
+)
+def test_once_a_file_was_followed_its_shares_hold(weights):
+    after = followed(a_file(weights), BASE)
+
+    whole = sum(weights.values())
+    shares = {name: share for name, share in after.shares_at(STEP).items() if share}
+    assert shares == pytest.approx({name: weight / whole for name, weight in weights.items()})
+    assert asked(a_file(weights), after) == []
+
+
+def test_edits_by_hand_are_what_the_file_differs_from():
+    history = BASE.edited(SetWeights(weights={"web": 9}), 5)
+
+    assert asked(a_file({"web": 1, "code": 1}), history) == [("set web=1 code=1", None)]
+    assert asked(a_file({"web": 9, "code": 1}), history) == []
+
+
+def test_what_a_run_keeps_is_refused_by_its_key_all_of_it_at_once():
+    file = a_file({"web": 1, "code": 2}, seed=4, batch={"tokens": 64, "micro_tokens": 32})
+    shuffled = file.sources["web"].model_copy(update={"path": "elsewhere"})
+    file = file.model_copy(update={"sources": file.sources | {"web": shuffled}})
+
+    faults = dict(refused(file, BASE))
+
+    assert list(faults) == ["batch.tokens", "seed", "sources.web.path"]
+    assert f"is 4 in the file, and {BASE.base.seed} in the run" in faults["seed"]
+    assert "put it back, or start a new run" in faults["batch.tokens"]
+    assert "declare it under another name, and leave web out" in faults["sources.web.path"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"from_step": 50, "weights": {"web": 1, "code": 3}}, "when stages begin"),
+        ({"from_step": 40, "weights": {"web": 1}, "ramp_steps": 4}, "leads to other weights"),
+        ({"from_step": 40, "weights": {"web": 1, "code": 3}, "ramp_steps": 9}, "when stages begin"),
+        (None, "the file has a stage none, and the run from step 40"),
+    ],
+)
+def test_stages_begin_and_are_ramped_as_they_were(stage, said):
+    later = {"from_step": 40, "weights": {"web": 1, "code": 3}, "ramp_steps": 4}
+    history = History(a_file({"web": 1, "code": 1}, later))
+
+    ((key, text),) = refused(a_file({"web": 1, "code": 1}, *([stage] if stage else [])), history)
+
+    assert key in ("mix.stages.0", "mix.stages.1")
+    assert said in text
+
+
+def test_a_source_that_was_retired_comes_back_in_place_of_all_others():
+    history = BASE.edited(RetireSource(name="code"), 5)
+    file = a_file({"code": 1})
+
+    assert asked(file, history) == [("set web=0 code=1", None)]
+    assert asked(file, followed(file, history)) == []
+
+
+def test_amounts_are_set_added_and_retired():
+    def of(**amounts):
+        return a_mix(version=2, sources=tuple(amounts), mix={"amounts": amounts})
+
+    history = History(of(web={"epochs": 1}, code={"tokens": 500}))
+    file = of(web={"epochs": 2}, books={"samples": 9})
+
+    assert asked(file, history) == [
+        ("set web=2epochs", None),
+        ("add books --amount 9samples", None),
+        ("retire code", None),
+    ]
+    assert asked(file, followed(file, history)) == []
+    ((key, said),) = refused(a_file({"web": 1, "code": 1}), history)
+    assert key == "mix.stages"
+    assert "the run draws amounts, from its start to its end" in said
+    ((key, _),) = refused(of(web={"epochs": 1}, code={"tokens": 500}), BASE)
+    assert key == "mix.amounts"
+
+
+def test_what_may_differ_in_each_start_is_neither_refused_nor_asked_for():
+    file = a_file({"web": 1, "code": 1}, runtime={"prefetch_steps": 9})
+
+    assert asked(file, BASE) == []
+    assert later_keys(file, BASE.base) == ["runtime.prefetch_steps"]
+
+
+def test_a_file_with_a_stage_that_waits_is_the_run_before_and_after_it_began():
+    file = a_file({"web": 3, "code": 1}, EPOCHS)
+    before = History(file)
+    begun = at_an_end(before, 6)
+    assert [edit.change.kind for edit in begun.edits] == ["begin"]
+
+    assert asked(file, before) == []
+    for step in (6, 7, 8, 9, 30):
+        wanted = found(file, begun, step)
+        assert (wanted.changes, wanted.refused) == ((), ())
+
+    other = a_file({"web": 3, "code": 1}, {**EPOCHS, "from_epochs": {"web": 3}})
+    refused, _ = found(other, before).refused
+    assert "is {'web': 3.0} in the file, and {'web': 2.0} in the run" in refused.said
+    ramp = a_file({"web": 3, "code": 1}, {**EPOCHS, "ramp_steps": 4})
+    (refused,) = found(ramp, before).refused
+    assert "a stage once web was gone through 2 times, linear over 4 steps" in refused.said
+
+
+def test_a_file_changes_what_holds_now_and_not_the_weights_of_a_stage_that_waits():
+    history = History(a_file({"web": 3, "code": 1}, EPOCHS))
+
+    assert asked(a_file({"web": 1, "code": 1}, EPOCHS), history) == [("set web=1 code=1", None)]
+    later = {**EPOCHS, "ramp_steps": 0}
+    history = History(a_file({"web": 3, "code": 1}, later))
+    later = {**later, "weights": {"web": 1, "code": 4}}
+    with pytest.raises(ConfigError, match="other weights in the run, and nobody knows its step"):
+        found(a_file({"web": 3, "code": 1}, later), history)
