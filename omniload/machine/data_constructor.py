@@ -68,6 +68,8 @@ class SlicesFetched:
     slices: ColumnRanges
     generation: int = 0
     """Of the ranks that they were asked for."""
+    rows: Sequence[Microbatch] | None = None
+    """Them laid out in rows, as ``DataConstructor.lay_out`` does it; ``None`` has that done as they are handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ class _Pending:
     """Steps whose samples are being fetched."""
 
     plans: Sequence[StepPlan]
+    dp_ranks: Sequence[int]
+    """Whom they are built for."""
     pieces: PieceTable
     """Pieces of all steps, one step behind the other."""
     order_K: NDArray[np.int64]
@@ -119,7 +123,7 @@ class _Pending:
             None if plan.images is None else ImageRequests.of(plan.images, dp_ranks)
             for plan in plans
         ]
-        return cls(plans, pieces, pieces.sources_P.argsort(kind="stable"), images)
+        return cls(plans, dp_ranks, pieces, pieces.sources_P.argsort(kind="stable"), images)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,12 +169,13 @@ class DataConstructor:
         match event:
             case BuildSteps(plans=plans, served=served):
                 return (self._begin(plans, served),)
-            case SlicesFetched(steps=steps, slices=slices, generation=generation):
+            case SlicesFetched(steps=steps, generation=generation):
                 # Asked for by ranks of before, or a second time: another answer was built from already.
                 if generation != self.generation or steps not in self._pending:
                     return ()
-                fetched = self._pending.pop(steps)
-                self._build(fetched, slices)
+                event = self.lay_out(event)
+                assert event.rows is not None, "of steps that are under way"
+                self._build(self._pending.pop(steps), event.slices, event.rows)
                 return (BatchesBuilt(steps=steps),)
             case SlicesMissing():
                 return self._leave_out(event)
@@ -180,6 +185,17 @@ class DataConstructor:
                 for key in [key for key in self._built if key[0] < step]:
                     del self._built[key]
                 return ()
+
+    def lay_out(self, fetched: SlicesFetched) -> SlicesFetched:
+        """Return an answer with its rows laid out, which is most of the work of building. Changes nothing.
+
+        Other threads may have the machine handle whatever they hear meanwhile: what is laid out for ranks that are gone
+        by then is dropped as it is handled.
+        """
+        pending = self._pending.get(fetched.steps)
+        if fetched.rows is not None or pending is None or fetched.generation != self.generation:
+            return fetched
+        return replace(fetched, rows=self._microbatches(pending, fetched.slices))
 
     @property
     def num_steps(self) -> int:
@@ -255,10 +271,10 @@ class DataConstructor:
         requests = _requests(pending, self.columns)
         return FetchSlices(steps=steps, requests=requests, generation=self.generation)
 
-    def _build(self, pending: _Pending, slices: ColumnRanges) -> None:
-        asked_K = np.empty(len(pending.order_K), np.int64)
-        asked_K[pending.order_K] = np.arange(len(pending.order_K))
-        built = iter(self._microbatches(pending, slices, asked_K))
+    def _build(
+        self, pending: _Pending, slices: ColumnRanges, microbatches_M: Sequence[Microbatch]
+    ) -> None:
+        built = iter(microbatches_M)
         fetched = len(pending.pieces)
         for plan, images in zip(pending.plans, pending.images, strict=True):
             # An edit may have added sources after the step was planned.
@@ -288,14 +304,14 @@ class DataConstructor:
                 )
             fetched += 0 if images is None else len(images.samples_U3)
 
-    def _microbatches(
-        self, pending: _Pending, slices: ColumnRanges, asked_K: NDArray[np.int64]
-    ) -> tuple[Microbatch, ...]:
+    def _microbatches(self, pending: _Pending, slices: ColumnRanges) -> tuple[Microbatch, ...]:
         """Return the microbatches of all steps, of each those of rank after rank."""
+        asked_K = np.empty(len(pending.order_K), np.int64)
+        asked_K[pending.order_K] = np.arange(len(pending.order_K))
         counts_M, firsts_R, sizes_R = [], [], []
         before = 0
         for plan in pending.plans:
-            for dp_rank in self.dp_ranks:
+            for dp_rank in pending.dp_ranks:
                 rows, counts = plan.rows_by_microbatch(dp_rank)
                 counts_M += counts
                 firsts_R.append(plan.row_offsets[rows] + before)

@@ -213,9 +213,9 @@ class ConstructorActor(_PresentActor, ConstructorShell):
         super().__init__(machine, self._holders.fetch, activity, self._holders.names)
 
     @override
-    def _lay_out(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
+    def _built(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
         # Arrow keeps memory for each thread that it worked in, in pages of 2 MiB, and calls come in any of Ray's.
-        return self._builder.submit(partial(super()._lay_out, of, slices)).result()
+        return self._builder.submit(partial(super()._built, of, slices)).result()
 
     def replace_loader(self, serving: Serving) -> None:
         """Ask another loader for its sources from now on."""

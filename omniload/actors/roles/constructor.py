@@ -76,9 +76,8 @@ class ConstructorShell:
                 if not commands:
                     raise
                 continue
-            with self._activity.doing(f"builds {named}"), self._changed:
-                commands = self._lay_out(command, slices)
-                self._changed.notify_all()
+            with self._activity.doing(f"builds {named}"):
+                commands = self._built(command, slices)
             self._activity.figures.count("built_steps_total", len(command.steps))
             self._note_queued()
         return len(plans)
@@ -109,9 +108,14 @@ class ConstructorShell:
                     return ()
                 self._changed.wait(_TURN_S)
 
-    def _lay_out(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
+    def _built(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
         fetched = SlicesFetched(steps=of.steps, slices=slices, generation=of.generation)
-        return self._machine.handle(fetched)
+        # Without the lock, for milliseconds: ranks take meanwhile what is built.
+        fetched = self._machine.lay_out(fetched)
+        with self._changed:
+            commands = self._machine.handle(fetched)
+            self._changed.notify_all()
+        return commands
 
     def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
         """Wait for a step, its end or a failure; return whether one came in time."""

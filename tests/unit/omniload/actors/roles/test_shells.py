@@ -1,6 +1,6 @@
 """The shells of loader, constructor and client, without threads: what they carry, and what ends a wait."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
@@ -20,19 +20,21 @@ from omniload.base.errors import (
 )
 from omniload.base.ragged import Ragged
 from omniload.batch.microbatch import Batch
+from omniload.batch.rows import build_rows
 from omniload.client import Client
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import ChangeAsked, ReleaseSteps, ResizeAsked
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.edits.edit import SetWeights
+from omniload.plan.world import RanksServed
 from tests.support.plane.builders import a_plan, a_planner, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
 LIMIT_S = 5.0
 
 
-def a_shell(fetch=None):
-    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
+def a_shell(fetch=None, **changes):
+    machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8, **changes)
     own = ColumnRanges.of([SampleColumns(tokens=Ragged.of([tokens_of(0, 1, 0, 5)]))])
     return ConstructorShell(machine, fetch or (lambda requests: own), Activity("constructor-0"))
 
@@ -44,6 +46,37 @@ def test_a_step_that_was_built_is_taken():
     assert (
         shell.take(3, 0).microbatches[0].tokens_RT[0, :5].tolist() == tokens_of(0, 1, 0, 5).tolist()
     )
+
+
+def test_a_rank_takes_what_is_built_while_the_next_steps_are_laid_out():
+    taken, rank = [], ThreadPoolExecutor(1)
+
+    def rows(*what, **how):
+        # In another thread: the lock may be taken twice by one.
+        taking = rank.submit(lambda: shell.has(2) and shell.take(2, 0).step)
+        taken.extend(each.result() for each in wait([taking], LIMIT_S).done)
+        return build_rows(*what, **how)
+
+    shell = a_shell(rows=rows)
+
+    shell.build([a_plan([[A]], step=2)])
+    shell.build([a_plan([[A]], step=3)])
+    rank.shutdown()
+
+    assert taken == [False, 2]
+    assert shell.has(3)
+
+
+def test_what_is_laid_out_for_ranks_that_are_gone_by_then_is_dropped():
+    def rows(*what, **how):
+        shell.build([], RanksServed(generation=1, dp_ranks=(0,)))
+        return build_rows(*what, **how)
+
+    shell = a_shell(rows=rows)
+
+    shell.build([a_plan([[A]], step=2)])
+
+    assert not shell.has(2)
 
 
 def test_a_step_is_fetched_once():
