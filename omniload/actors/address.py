@@ -18,7 +18,7 @@ from omniload.base.errors import ConfigError, UnavailableError
 from omniload.machine.messages import ResizeAsked
 from omniload.plan.world import World
 
-__all__ = ["Gather", "Head", "HostPlace", "Hosts", "PlaneAddress", "check_rank"]
+__all__ = ["Gather", "Head", "HostPlace", "Hosts", "NodeTerms", "PlaneAddress", "check_rank"]
 
 
 class HostPlace(StrictModel):
@@ -30,6 +30,19 @@ class HostPlace(StrictModel):
     """IP address of that node; empty where Ray finds its node by itself."""
     board: Path
     """Folder of the heartbeats of the host's roles and ranks."""
+
+
+class NodeTerms(StrictModel):
+    """How a rank that joins from another host has a node of the plane's Ray there."""
+
+    is_given: bool
+    """Whether the Ray is somebody else's, of which that host is part already."""
+    bind: str
+    """Where the node listens, as ``runtime.bind``."""
+    ports: str
+    """As ``runtime.ports``."""
+    store_bytes: int
+    """Shared memory of the node."""
 
 
 class Head(StrictModel):
@@ -81,7 +94,9 @@ class PlaneAddress(StrictModel):
     host_of: dict[str, str] = Field(default_factory=dict)
     """Host of each data constructor that is not on the opener's."""
     lifeline: str = ""
-    """Host and port that stay connected for as long as the opener lives; empty on one host."""
+    """Host and port that stay connected for as long as the opener lives; empty where no other host has a rank."""
+    terms: NodeTerms | None = None
+    """Of ranks that join from other hosts later; ``None`` where none can."""
     opener: tuple[int, str] = (0, "")
     """Number of the process that opened it, and the machine and namespace where that number means it."""
     logs: Path | None = None
@@ -117,6 +132,10 @@ class PlaneAddress(StrictModel):
             )
         place = self.elsewhere[host]
         return place.address, place.board
+
+    def with_node_on(self, host: str, place: HostPlace) -> "PlaneAddress":
+        """Return the address as a rank has it that has brought a node of its own, on another host."""
+        return self.model_copy(update={"elsewhere": {**self.elsewhere, host: place}})
 
     def node_of(self, constructor: str, opener: str) -> str:
         """Return the node of a data constructor, given that of the opener."""

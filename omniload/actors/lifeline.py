@@ -5,6 +5,7 @@ process that ends, however it ends; a host that falls silent is noticed by probe
 ever sent, so nothing is read, and whoever connects learns nothing.
 """
 
+import errno
 import select
 import socket
 import threading
@@ -12,7 +13,7 @@ from contextlib import suppress
 
 from omniload.base.errors import UnavailableError
 
-__all__ = ["Lifeline", "LifelineEnd"]
+__all__ = ["Lifeline", "LifelineEnd", "answers"]
 
 _CONNECT_S = 10.0
 _MOST_HELD = 1 << 16
@@ -21,6 +22,9 @@ _AGAIN_S = 0.1
 """A connection that could not be taken, for want of a descriptor, waits so long in the kernel's queue."""
 # The kernel's own: 2 hours until the first probe. So a host that is cut off is missed after 25 s.
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 10, 5, 3
+
+
+_SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
 class Lifeline:
@@ -80,6 +84,16 @@ class Lifeline:
             connection.close()
 
 
+def answers(address: str, within_s: float) -> bool:
+    """Tell whether the opener of a plane lives and can be reached from here, by the address of its end."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), within_s).close()
+    except OSError:
+        return False
+    return True
+
+
 class LifelineEnd:
     """The end of a process on another host; holds nothing where all ranks are on one."""
 
@@ -89,7 +103,7 @@ class LifelineEnd:
         Raises:
             UnavailableError: Nobody listens there.
         """
-        self._address = address
+        self._address, self._why = address, ""
         self._connection: socket.socket | None = None
         if not address:
             return
@@ -122,8 +136,12 @@ class LifelineEnd:
         poll.register(self._connection, select.POLLIN)
         # Whatever it is: nothing is ever sent, so only an end or an error can be told.
         if poll.poll(0):
+            is_silent = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _SILENT
+            why = "is out of reach, its host or the way to it" if is_silent else "has ended"
+            # The kernel tells an error once, and an end whenever it is asked.
+            self._why = self._why or why
             raise UnavailableError(
-                f"the process that opened the data plane at {self._address} has ended; start again from the last "
+                f"the process that opened the data plane at {self._address} {self._why}; start again from the last "
                 "checkpoint"
             )
 

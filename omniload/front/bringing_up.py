@@ -116,8 +116,10 @@ class Together(OpenClient):
         from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.hosts.members import MemberNode, listening_of  # noqa: PLC0415
         from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
+        from omniload.actors.ray.layout import store_bytes  # noqa: PLC0415
 
-        listening = listening_of(spec.mix.runtime, os.environ.get("MASTER_ADDR"))
+        runtime = spec.mix.runtime
+        listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
         muster = meeting.arrive()
         # Rank 0 asks the plane alone, by its own count, and this rank is about to ask it too.
         if muster.head is None:
@@ -125,7 +127,9 @@ class Together(OpenClient):
             raise self._disagreement(meeting.invitation())
         starts_node = muster.first_of.get(host_id()) == self.launch.rank
         if starts_node:
-            node = MemberNode(spec, muster.head, listening)
+            # Ready for the first data constructor of the host; more processes are started as they come.
+            bytes_ = store_bytes(spec.mix)
+            node = MemberNode(muster.head, listening, bytes_=bytes_, workers=1)
             stack.callback(node.close)
             # Other ranks of this host use it, and rank 0 its actors until the plane has ended.
             stack.callback(meeting.wait_until_ended)

@@ -7,14 +7,15 @@
          └──────────── dp 3 from step 17 on ─────────────────────┘
 
 The note in the folder holds the secret of the plane's Ray: it is for its owner alone, as the folder is. It counts as
-long as its server has it locked: one that was killed leaves its note, and Ray waits minutes for what is not there.
+long as its server has it locked, or to other hosts as long as that takes connections: one that was killed leaves its
+note, and Ray waits minutes for what is not there.
 """
 
 import os
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
+from omniload.actors.lifeline import answers
 from omniload.actors.opening import open_ray_plane
 from omniload.actors.plane import PlaneSpec
 from omniload.base.config import StrictModel
@@ -49,6 +51,7 @@ _NOTE_NAME, _LOCK_NAME = "plane.json", "plane.lock"
 _MOST_BYTES = 64 << 20
 _LOOK_S = 0.1
 _FAILED_S = 1.0
+_ANSWER_S = 5.0
 _ROOT = 0
 
 
@@ -141,7 +144,8 @@ def serve(
 
     Args:
         mix: As for ``open``.
-        address: A folder where ranks of this host find it, made where it is missing.
+        address: A folder where ranks find it, made where it is missing; those of other hosts, where they see it and
+            ``runtime.bind`` says where to listen.
         world_size: Ranks that there usually are.
         state: What a rank's ``state_dict`` returned, to continue from; with any number of ranks.
         run_dir: As for ``open``.
@@ -182,14 +186,14 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         step: First step of these ranks, which none of those before has committed; ``None`` for the ranks that the
             plane was served for, from its first step on.
         generation: Number of these ranks, rising with each change; ``None`` for those of now, and in the place of a
-            rank that is gone for those that come next.
+            rank that is gone for those that come next. A rank of another host than the plane's gives it with ``step``.
         arrays: As for ``open``.
         labels: As for ``open``.
         device: As for ``open``.
         timeout: Seconds to wait for the plane to be served.
 
     Raises:
-        ConfigError: An argument is refused, or the plane is another user's or on another host.
+        ConfigError: An argument is refused, or the plane is another user's, or listens on another host alone.
         UnavailableError: No plane is served there in time.
     """
     check_choices(labels=labels, arrays=arrays)
@@ -224,15 +228,21 @@ class _JoinServed(OpenClient):
                 "a rank that joins takes the step that comes next for all; give the state to omniload.serve"
             )
         from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
-        from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
+        from omniload.actors.ray.joining import handle_in, node_for_rank  # noqa: PLC0415
 
         # First: a process that has another plane open must not change its secret of Ray.
         take_turn(stack)
-        if self.note.token:
+        plane, here = self.note.plane, host_id()
+        if plane.host != here:
+            node = stack.enter_context(closing(node_for_rank(plane, self.note.token)))
+            plane = plane.with_node_on(here, node.place)
+        elif self.note.token:
             use_token(self.note.token)
         else:
             use_given_token()
-        return stack.enter_context(Client(handle_in(self.note.plane, self.rank, asked=self.asked)))
+        is_connected = plane.host != here
+        handle = handle_in(plane, self.rank, is_connected=is_connected, asked=self.asked)
+        return stack.enter_context(Client(handle))
 
 
 def _asked_of(
@@ -247,6 +257,12 @@ def _asked_of(
             )
         return None
     require_whole("step", step)
+    if generation is None and plane.host != host_id():
+        # Places that were held before are known on the host of each rank alone.
+        raise ConfigError(
+            f"rank joins from step {step} on from another host than the plane's, and gives no generation; number the "
+            "changes from 1 on, and give all ranks the number of this one"
+        )
     if generation is not None:
         require_whole("generation", generation, least=1)
     return ResizeAsked(dp=world_size, step=step, generation=generation)
@@ -273,10 +289,10 @@ def _read(folder: Path, timeout_s: float) -> _Note:
     # It is put there whole: as soon as it is there it can be read.
     while (note := _note_at(place)) is None:
         if time.monotonic() >= until_s:
-            was = ", and the process that served one has ended" if place.exists() else ""
+            was = ", and the process that served one has ended, or does not answer"
             raise UnavailableError(
-                f"no plane is served at {folder} within {timeout_s:g} s{was}; start the process that calls "
-                "omniload.serve"
+                f"no plane is served at {folder} within {timeout_s:g} s{was if place.exists() else ''}; start the "
+                "process that calls omniload.serve; on another host, see that runtime.ports are open between them"
             )
         time.sleep(_LOOK_S)
     return note
@@ -292,20 +308,25 @@ def _note_at(place: Path) -> _Note | None:
                 f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"
             )
         content = read_kept_file(place, most_bytes=_MOST_BYTES, what="the address of a plane")
-        served = is_locked(place)
+        note = _Note.model_validate_json(content)
+        return note if _is_served(note, place) else None
     except FileNotFoundError:
         return None
-    try:
-        note = _Note.model_validate_json(content)
     except ValidationError as error:
         raise IntegrityError(
             f"{place} is no address of a plane that this release serves ({error.error_count()} faults); install one "
             "release everywhere"
         ) from error
-    # Before its lock counts: that of another host may not be seen here.
-    if note.plane.host != host_id():
+
+
+def _is_served(note: _Note, place: Path) -> bool:
+    """Tell whether the process that has written a note lives; raises where this host cannot reach it."""
+    if note.plane.host == host_id():
+        return is_locked(place)
+    if note.plane.terms is None:
         raise ConfigError(
-            f"the plane at {place.parent} runs on another host; a plane that ranks join later serves ranks of its own "
-            "host"
+            f"the plane at {place.parent} runs on another host, and listens on loopback; set runtime.bind in the mix "
+            "that is served to an interface such as eth0, or a network such as 10.0.0.0/8"
         )
-    return note if served else None
+    # Locks of another host may not be seen here: a connection tells that its process lives.
+    return answers(note.plane.lifeline, _ANSWER_S)

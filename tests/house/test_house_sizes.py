@@ -21,7 +21,10 @@ LONGER = {
         220,
         "what a role says, in memory, in a file and in its log",
     ),
-    "omniload/actors/address.py": (175, "where a plane is, and which ranks it serves there"),
+    "omniload/actors/address.py": (
+        195,
+        "where a plane is, which ranks it serves there, who may come",
+    ),
     "omniload/actors/local/plane.py": (
         380,
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
@@ -34,7 +37,8 @@ LONGER = {
         360,
         "three roles, how each begins, and what all of them answer",
     ),
-    "omniload/actors/ray/answers.py": (210, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
+    "omniload/actors/ray/answers.py": (230, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         280,
         "every actor of a plane, who holds what, which sources, and whose process has ended",
@@ -48,7 +52,7 @@ LONGER = {
         "the planner's ways, which of them a source takes, and a rank's",
     ),
     "omniload/actors/ray/cluster.py": (
-        330,
+        335,
         "starts, joins, looks at and ends a Ray: our own, and another's",
     ),
     "omniload/actors/ray/hosts/node.py": (

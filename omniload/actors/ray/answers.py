@@ -1,9 +1,10 @@
 """Answers of Ray actors, with the errors that were raised in them."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError, ray
 from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
@@ -12,6 +13,7 @@ from omniload.base.log import get_logger, place_of_lines
 __all__ = [
     "actor_named",
     "answer_to",
+    "from_head",
     "future_of",
     "has_ended",
     "is_lost",
@@ -22,6 +24,7 @@ __all__ = [
     "value_of",
 ]
 
+T = TypeVar("T")
 _TURN_S = 0.2
 """Ray must not be shut down under a call: whoever waits looks this often whether to leave."""
 _LOG = get_logger(__name__)
@@ -50,6 +53,24 @@ def newest_of(role: str) -> str | None:
             # By number: a lost life may be in Ray's list beside the next one for a moment.
             lives[int(number or 0)] = name
     return lives[max(lives)] if lives else None
+
+
+def from_head(ask: Callable[[], T]) -> "Future[T]":
+    """Ask Ray's head something in a thread of its own; return the answer to be.
+
+    Where the head is out of reach the call returns after a minute, if at all: whoever asks from another host waits for
+    as long as it likes.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:  # noqa: BLE001 -- told to whoever waits
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="omniload-head", daemon=True).start()
+    return answer
 
 
 def answer_to(

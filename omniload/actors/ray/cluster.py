@@ -75,15 +75,20 @@ class Cluster(Protocol):
         ...
 
 
-def connect(address: str, namespace: str, node_address: str = "") -> None:
+def connect(
+    address: str, namespace: str, node_address: str = "", folder: Path | None = None
+) -> None:
     """Join a job's cluster from another process of it.
 
     Args:
         address: Host and port of the head.
         namespace: Of the job's actors.
         node_address: IP address of the node on this host; empty to have Ray find it.
+        folder: Of the node, where several of one host have that address.
     """
     options = {"_node_ip_address": node_address} if node_address else {}
+    if folder is not None:
+        options["_temp_dir"] = str(folder)
     _init_ray(address=address, namespace=namespace, **options)
 
 
@@ -197,7 +202,7 @@ class PrivateCluster(Cluster):
 
         Args:
             object_store_bytes: Shared memory.
-            workers: Processes.
+            workers: Processes; 0 for a node on which no actor is to run.
             listening: Where the node listens.
             join: Address and namespace of the job's head on another host; ``None`` starts the head.
 
@@ -267,7 +272,9 @@ class PrivateCluster(Cluster):
         )
         if self._node is None:
             return self._init_whole()
-        connect(self._node.gcs_address, self.namespace, self.node_address)
+        # By its folder: ranks that join from another host have a node each, all at the address of that host.
+        own = None if self._to_join is None else self._folder
+        connect(self._node.gcs_address, self.namespace, self.node_address, own)
         return self._node.gcs_address
 
     def _init_whole(self) -> str:

@@ -39,12 +39,17 @@ __all__ = [
     "RayActorError",
     "RayError",
     "RayTaskError",
+    "miss_hosts_soon",
     "own_token",
     "ray",
     "token",
     "use_given_token",
     "use_token",
 ]
+
+
+_MISSED_AFTER_MS = 40_000
+"""Longer than a lifeline takes, which says what has happened."""
 
 
 def token() -> str:
@@ -63,6 +68,15 @@ def own_token() -> None:
     """
     if "RAY_AUTH_MODE" not in os.environ:
         use_token(secrets.token_hex(32))
+
+
+def miss_hosts_soon() -> None:
+    """Have connections to another host that is out of reach end soon; call it before this process joins a Ray.
+
+    Ray itself leaves them to the kernel for two minutes, and whoever leaves Ray waits for them.
+    """
+    os.environ.setdefault("RAY_grpc_client_keepalive_timeout_ms", str(_MISSED_AFTER_MS))
+    Config.initialize("")  # as in ``use_token``
 
 
 def use_given_token() -> None:

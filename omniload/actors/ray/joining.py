@@ -1,15 +1,82 @@
 """Joining a data plane from a process that is not the one that opened it."""
 
-from omniload.actors.address import PlaneAddress, check_rank
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from omniload.actors.address import Head, PlaneAddress, check_rank
+from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.cluster import connect
-from omniload.actors.ray.environment import ray
+from omniload.actors.ray.environment import miss_hosts_soon, ray
 from omniload.actors.ray.handle import RayHandle
+from omniload.actors.ray.hosts.members import MemberNode, listening_of
 from omniload.base.errors import UnavailableError
+from omniload.base.linux.file_lock import locked
 from omniload.base.linux.network import host_id
 from omniload.machine.messages import ResizeAsked
 
-__all__ = ["handle_in"]
+__all__ = ["handle_in", "node_for_rank"]
+
+_TURN_S = 120.0
+_LOOK_S = 0.1
+
+
+def node_for_rank(address: PlaneAddress, token: str) -> MemberNode:
+    """Start the node of one rank on another host than the opener's, and connect this process to it.
+
+    A node of each rank and not of each host: it ends with its rank, and no other rank with it.
+
+    Args:
+        address: Where the plane is; it takes ranks of other hosts.
+        token: Secret of its Ray.
+
+    Raises:
+        ConfigError: This host has no address as the plane's, or too few ports; or no node of a Ray that was given.
+        StateError: This process uses Ray already.
+        UnavailableError: The plane has ended, or its Ray cannot be joined.
+    """
+    terms = address.terms
+    assert terms is not None, "whoever reads the address refuses one without"
+    # First: Ray waits for minutes where nobody answers.
+    LifelineEnd(address.lifeline).close()
+    miss_hosts_soon()
+    head = Head(
+        cluster=address.cluster,
+        namespace=address.namespace,
+        token=None if terms.is_given else token,
+    )
+    # Not towards MASTER_ADDR: that of a replica is its own.
+    toward = address.cluster.rpartition(":")[0]
+    listening = listening_of(terms.bind, terms.ports, toward)
+    with _turn() if listening.ports else nullcontext():
+        return MemberNode(head, listening, bytes_=terms.store_bytes, workers=0)
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Start a node while no other rank of this user does on this host: they would find the same ports free.
+
+    Raises:
+        UnavailableError: Others take too long.
+    """
+    place = Path(tempfile.gettempdir()) / f"omniload-starts-{os.geteuid()}.lock"
+    until_s = time.monotonic() + _TURN_S
+    while True:
+        try:
+            with locked(place, waits=False):
+                yield
+                return
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise UnavailableError(
+                    f"other ranks of this host have started nodes of Ray for {_TURN_S:.0f} s, and hold {place}; free "
+                    "cores of this host, or leave out runtime.ports"
+                ) from None
+        time.sleep(_LOOK_S)
 
 
 def handle_in(
@@ -26,7 +93,7 @@ def handle_in(
         address: Where the plane is.
         dp_rank: Place of the rank along dp.
         cp_rank: Along cp.
-        is_connected: This process holds the node of its host and is connected to it.
+        is_connected: This process holds a node of its host and is connected to it.
         asked: The ranks that it is one of, where they are not those that the plane was opened for.
 
     Raises:

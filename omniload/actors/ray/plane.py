@@ -29,6 +29,7 @@ from omniload.actors.ray.hosts.members import (
     head_of,
     lifeline_of,
     listening_of,
+    terms_of,
 )
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.keeper import Keeper
@@ -73,7 +74,7 @@ class RayPlane(DataPlane):
         # Before anything is started: a fault of the file costs no start of Ray.
         require_rows(spec)
         runtime = spec.mix.runtime
-        listening = listening_of(runtime, os.environ.get("MASTER_ADDR"))
+        listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
         self._gate, self._closing, self._closed = Gate(), threading.Lock(), False
         self._handles: list[RayHandle] = []
         self._opened = ExitStack()
@@ -93,11 +94,11 @@ class RayPlane(DataPlane):
             self._opened.push(self._end_cluster)
             self._node = node_here()
             hosts = None if gather is None else gather(head_of(runtime, self._cluster))
-            line = None
-            if hosts is not None and hosts.elsewhere:
+            line, terms = None, terms_of(spec, listening)
+            if terms is not None or (hosts is not None and hosts.elsewhere):
                 line = lifeline_of(self._cluster, listening)
                 self._opened.callback(line.close)
-            self.address = address_of(spec, self._cluster, hosts, line)
+            self.address = address_of(spec, self._cluster, hosts, line, terms)
             self.address.board.mkdir()
             self._start(spec, shares)
         except BaseException:

@@ -13,7 +13,9 @@ __all__ = [
     "ADDRESSES",
     "begin_bare_node",
     "begin_ray",
+    "cut",
     "head_of",
+    "mend",
     "on",
     "two_hosts",
     "wait_for_ray",
@@ -51,7 +53,7 @@ def two_hosts():
             etc.mkdir(parents=True)
             (etc / "hosts").write_text("127.0.0.1 localhost\n")
             (etc / "nsswitch.conf").write_text("hosts: files\n")
-        wire = f"w{mark}"
+        wire = _wire_of(names[0])
         _ip("link", "add", wire, "netns", names[0], "type", "veth", "peer", wire, "netns", names[1])
         for name, address in zip(names, ADDRESSES, strict=True):
             _ip("-n", name, "address", "add", f"{address}/24", "dev", wire)
@@ -67,6 +69,21 @@ def two_hosts():
                 file.unlink()
             if (_ETC / name).exists():
                 (_ETC / name).rmdir()
+
+
+def cut(host):
+    """Take the wire from one of the hosts: what it sends and is sent is lost."""
+    _ip("-n", host, "link", "set", _wire_of(host), "down")
+
+
+def mend(host):
+    """Put it back."""
+    _ip("-n", host, "link", "set", _wire_of(host), "up")
+    _ip("-n", host, "route", "add", "default", "dev", _wire_of(host))
+
+
+def _wire_of(host):
+    return f"w{host.removeprefix('omni')[:-1]}"
 
 
 def on(host, *words, **options):

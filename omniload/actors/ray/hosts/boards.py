@@ -2,6 +2,9 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.heartbeat_board import Board, FolderBoard
-from omniload.actors.ray.answers import actor_named, newest_of
+from omniload.actors.ray.answers import actor_named, from_head, newest_of
 from omniload.actors.ray.environment import RayError, ray
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock
@@ -43,6 +46,8 @@ class HostsBoard(Board):
         """What each role that is asked has told last, by name: whoever is gone from there has ended."""
         self._late: dict[str, Any] = {}
         """Answers that have not come yet, by role: who is stopped is not asked over and over."""
+        self._looked_for: dict[str, Future[Any]] = {}
+        """Roles that Ray's head has been asked for, and has not told."""
 
     @override
     def read(self) -> dict[str, Progress]:
@@ -64,9 +69,15 @@ class HostsBoard(Board):
         for role in chain(*self._roles_away.values()):
             if role not in self._late:
                 try:
-                    self._late[role] = _newest(role).heartbeats.remote()
+                    if role not in self._looked_for:
+                        self._looked_for[role] = from_head(partial(_newest, role))
+                    actor = self._looked_for[role].result(_ANSWER_S)
+                    self._late[role] = actor.heartbeats.remote()
+                except FutureTimeoutError:
+                    continue  # whoever waits has to look whether the opener is there still
                 except (ValueError, UnavailableError, RayError) as error:
                     _LOG.debug("%s cannot be asked for heartbeats: %s", role, error)
+                del self._looked_for[role]
         there = _come(list(self._late.values()), timeout_s=_ANSWER_S)
         come_by = {role: answer for role, answer in self._late.items() if answer in there}
         self._late = {role: self._late[role] for role in self._late.keys() - come_by.keys()}

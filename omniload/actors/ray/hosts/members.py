@@ -1,6 +1,6 @@
 """The hosts of a plane: what others need to join it, how a node is started there, and where each is reached."""
 
-from omniload.actors.address import Head, HostPlace, Hosts, PlaneAddress
+from omniload.actors.address import Head, HostPlace, Hosts, NodeTerms, PlaneAddress
 from omniload.actors.lifeline import Lifeline
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.cluster import (
@@ -18,22 +18,30 @@ from omniload.actors.ray.layout import (
     store_bytes,
 )
 from omniload.actors.ray.processes import Process
-from omniload.base.linux.network import free_ports, host_id, listening_address
+from omniload.base.linux.network import LOOPBACK, free_ports, host_id, listening_address
 from omniload.base.log import logs_folder
 from omniload.base.units import parse_ports
 from omniload.mix.runtime import RuntimeConfig
 
-__all__ = ["MemberNode", "address_of", "cluster_of", "head_of", "lifeline_of", "listening_of"]
+__all__ = [
+    "MemberNode",
+    "address_of",
+    "cluster_of",
+    "head_of",
+    "lifeline_of",
+    "listening_of",
+    "terms_of",
+]
 
 
-def listening_of(runtime: RuntimeConfig, toward: str | None) -> Listening:
-    """Return where a node of this host listens.
+def listening_of(bind: str, ports: str, toward: str | None) -> Listening:
+    """Return where a node of this host listens, by ``runtime.bind`` and ``runtime.ports``.
 
     Raises:
         ConfigError: This host has no such address.
     """
-    address = listening_address(runtime.bind, setting="runtime.bind", toward=toward)
-    return Listening(address=address, ports=parse_ports(runtime.ports))
+    address = listening_address(bind, setting="runtime.bind", toward=toward)
+    return Listening(address=address, ports=parse_ports(ports))
 
 
 def cluster_of(
@@ -46,10 +54,16 @@ def cluster_of(
 
 
 class MemberNode:
-    """The node of a host that is not the opener's, for as long as one rank of that host holds it."""
+    """A node of a host that is not the opener's, for as long as one rank of that host holds it."""
 
-    def __init__(self, spec: PlaneSpec, head: Head, listening: Listening) -> None:
+    def __init__(self, head: Head, listening: Listening, *, bytes_: int, workers: int) -> None:
         """Start the node, and connect this process to it.
+
+        Args:
+            head: What it joins.
+            listening: Where it listens.
+            bytes_: Its shared memory.
+            workers: Processes ready for actors; 0 where none is to run there.
 
         Raises:
             ConfigError: The ports to listen on are too few.
@@ -61,8 +75,8 @@ class MemberNode:
         else:
             use_token(head.token)
             self._cluster = PrivateCluster(
-                object_store_bytes=store_bytes(spec.mix),
-                workers=1,  # the first data constructor of the host; more are started as they come
+                object_store_bytes=bytes_,
+                workers=workers,
                 listening=listening,
                 join=(head.cluster, head.namespace),
             )
@@ -90,6 +104,19 @@ def head_of(runtime: RuntimeConfig, cluster: Cluster) -> Head:
     )
 
 
+def terms_of(spec: PlaneSpec, listening: Listening) -> NodeTerms | None:
+    """Return how ranks of other hosts may join later; ``None`` where the plane's ranks stay, or it is on loopback."""
+    runtime = spec.mix.runtime
+    if not runtime.elastic or not (runtime.address or listening.address != LOOPBACK):
+        return None
+    return NodeTerms(
+        is_given=bool(runtime.address),
+        bind=runtime.bind,
+        ports=runtime.ports,
+        store_bytes=store_bytes(spec.mix),
+    )
+
+
 def lifeline_of(cluster: Cluster, listening: Listening) -> Lifeline:
     """Return what holds a connection of every rank on another host, for as long as this process lives.
 
@@ -106,7 +133,11 @@ def lifeline_of(cluster: Cluster, listening: Listening) -> Lifeline:
 
 
 def address_of(
-    spec: PlaneSpec, cluster: Cluster, hosts: Hosts | None, lifeline: Lifeline | None
+    spec: PlaneSpec,
+    cluster: Cluster,
+    hosts: Hosts | None,
+    lifeline: Lifeline | None,
+    terms: NodeTerms | None,
 ) -> PlaneAddress:
     """Return the address of the plane that this process opens.
 
@@ -115,6 +146,7 @@ def address_of(
         cluster: The plane's Ray.
         hosts: The hosts of the job; ``None`` where all ranks are on this one.
         lifeline: Tells other hosts that this process lives.
+        terms: Of ranks that join from other hosts later.
     """
     here, opener = host_id(), Process.own()
     if hosts is None or not hosts.elsewhere:
@@ -137,6 +169,7 @@ def address_of(
         elsewhere=elsewhere,
         host_of={name: host for name, (host, _) in placed.items() if host != here},
         lifeline="" if lifeline is None else lifeline.address,
+        terms=terms,
         opener=(opener.pid, opener.place),
         logs=None if spec.run_dir is None else logs_folder(spec.run_dir.resolve()),
         batch_timeout_s=spec.mix.runtime.batch_timeout,

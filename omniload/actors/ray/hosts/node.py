@@ -58,12 +58,14 @@ class _Loads:
 
     _raylet_socket_name: str | None
     _loading: "subprocess.Popen[bytes] | None" = None
+    _has_actors = True
 
     def load(self, begun: list[Any]) -> None:
         """Begin it, once, while Ray's servers start, which takes as long; note that there is something to be ended."""
-        if self._loading is None:
-            self._loading = begin_loading(str(self._raylet_socket_name))
+        if self not in begun:
             begun.append(self)
+            if self._has_actors:
+                self._loading = begin_loading(str(self._raylet_socket_name))
 
     def kill_all_processes(
         self, check_alive: bool = True, allow_graceful: bool = False, wait: bool = False
@@ -91,6 +93,8 @@ def start_node(plan: NodePlan) -> RayNode | None:
         from ray._private.parameter import RayParams  # noqa: PLC0415
 
         class LeanNode(_Loads, Node):
+            _has_actors = plan.workers > 0
+
             @override
             def start_head_processes(self) -> None:
                 self.load(begun)

@@ -118,9 +118,33 @@ def test_numbers_that_are_none_are_refused(tmp_path, numbers, reason):
         omniload.join(a_note(tmp_path), arrays="numpy", **({"timeout": 1.0} | numbers))
 
 
-def test_a_plane_of_another_host_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"runs on another host"):
+def test_a_plane_of_another_host_that_listens_on_loopback_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"on another host, .* set runtime.bind"):
         omniload.join(a_note(tmp_path, plane={"host": "elsewhere"}), rank=0, world_size=4)
+
+
+def test_a_rank_of_another_host_says_which_change_it_comes_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(served_plane, "_is_served", lambda *_: True)
+    note = a_note(tmp_path, plane={"host": "elsewhere"})
+
+    with pytest.raises(ConfigError, match=r"gives no generation; number the changes from 1"):
+        omniload.join(note, rank=0, world_size=3, step=7)
+    omniload.join(note, rank=0, world_size=3, step=7, generation=1, arrays="numpy").close()
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_whether_a_plane_of_another_host_is_served_a_connection_tells_and_no_lock(
+    tmp_path, monkeypatch, is_served
+):
+    terms = {"is_given": False, "bind": "eth0", "ports": "", "store_bytes": 1}
+    there = {"host": "elsewhere", "lifeline": "10.0.0.1:20199", "terms": terms}
+    asked = []
+    monkeypatch.setattr(served_plane, "answers", lambda *words: asked.append(words) or is_served)
+
+    note = served_plane._note_at(a_note(tmp_path, served=not is_served, plane=there) / "plane.json")
+
+    assert (note is not None) == is_served
+    assert [address for address, _ in asked] == ["10.0.0.1:20199"]
 
 
 def test_a_plane_of_another_user_is_refused(tmp_path, monkeypatch):

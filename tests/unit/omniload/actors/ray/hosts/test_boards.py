@@ -1,5 +1,7 @@
 """Heartbeats of other hosts: by this host's clock, and remembered where a host falls silent."""
 
+from concurrent.futures import Future
+
 import pytest
 
 pytest.importorskip("ray")
@@ -108,3 +110,16 @@ def test_who_took_the_place_of_a_role_tells_the_heartbeats_of_its_host(away, mon
     monkeypatch.setattr(boards, "newest_of", lambda role: f"{role}+2")
 
     assert "constructor-1+2" in HostsBoard(Here(), {"A": ("constructor-1",)}).read()
+
+
+def test_a_head_that_is_out_of_reach_is_asked_once_and_keeps_nobody_who_reads(away, monkeypatch):
+    asked = []
+    monkeypatch.setattr(boards, "from_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(boards, "_ANSWER_S", 1e-9)
+    board = HostsBoard(Here(), {"A": ("loader-0",)})
+
+    for _ in range(10):
+        assert list(board.read()) == ["rank dp=1"]
+    assert (len(asked), away.asked) == (1, [])
+    asked[0].set_result(away.get_actor("loader-0"))
+    assert list(board.read()) == ["planner", "rank dp=1"]

@@ -1,0 +1,209 @@
+"""Ranks of other hosts join a plane that is served: a network namespace for each host, as in ``test_front_hosts``."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.house.modules import ROOT
+from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.plane.two_hosts import begin_bare_node, cut, head_of, mend, on, two_hosts
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
+]
+PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
+FRONT = PROCESS.with_name("front_rank.py")
+STEPS = 10
+LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with two_hosts() as names:
+        yield names
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files of one test: short, for Ray's sockets, and no other test's."""
+    with tempfile.TemporaryDirectory(prefix="served", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def environment(**more):
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
+    return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    content = a_mixed_corpus(folder).model_dump(mode="json", exclude_none=True)
+    content["runtime"] |= {"loaders": 1, "bind": "10.77.0.0/16", "ports": "22000-22063"}
+    (folder / "mix.yaml").write_text(yaml.safe_dump(content))
+    return folder / "mix.yaml"
+
+
+@pytest.fixture(scope="module")
+def unbroken(warm_python, mix):
+    words = [warm_python.path, str(FRONT), str(mix), json.dumps({"steps": STEPS})]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
+    (result,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {step: sorted(map(tuple, rows)) for step, rows in result["seen"]}
+
+
+class Process:
+    """The server, or a rank, on a host."""
+
+    def __init__(self, host, scratch, *words):
+        self.process = on(
+            host,
+            *(sys.executable, PROCESS, *words),
+            env=environment(TMPDIR=str(scratch)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def told(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        _, faults = self.process.communicate()
+        raise AssertionError(f"ended with {self.process.returncode}: {faults[-3000:]}")
+
+    def tell(self, *words):
+        print(*words, file=self.process.stdin, flush=True)
+
+
+def step_of(ranks):
+    """Have each rank take its next batch; return the step, and the rows that all of them have."""
+    for rank in ranks:
+        rank.tell("next")
+    told = [rank.told() for rank in ranks]
+    assert not [said for said in told if "error" in said]
+    (step,) = {batch["step"] for batch in told}
+    assert all(batch["rows"] for batch in told)
+    return step, sorted(tuple(row) for batch in told for row in batch["rows"])
+
+
+@contextmanager
+def served(host, mix, scratch, world_size):
+    """A plane on a host; gives what starts ranks, and ends all that is left of them."""
+    begun = []
+
+    def start(host, *words):
+        begun.append(Process(host, scratch, *words))
+        return begun[-1]
+
+    try:
+        server = start(host, "serve", mix, scratch / "plane", world_size)
+        assert "pid" in (said := server.told()), said
+        yield lambda there, *numbers: start(there, "join", scratch / "plane", *numbers)
+        server.process.terminate()
+        assert server.process.wait(LIMIT_S) == 0
+    finally:
+        for each in reversed(begun):
+            each.process.kill()
+            each.process.communicate()
+
+
+def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken_run_has(
+    hosts, mix, scratch, unbroken
+):
+    here, there = hosts
+    with served(here, mix, scratch, 3) as join:
+        ranks = [join(host, rank, 3, 0, 1) for rank, host in enumerate([here, there, there])]
+        seen = dict(step_of(ranks) for _ in range(3))
+
+        for rank in ranks:  # step 3 is begun, and never committed
+            rank.tell("next")
+        for dead in ranks[1:]:
+            dead.process.kill()
+        assert ranks[0].told()["step"] == 3
+        ranks[0].tell("resize", 0, 1, 3, 2)
+        seen |= dict(step_of(ranks[:1]) for _ in range(3))
+
+        ranks[0].tell("resize", 0, 3, 6, 3)
+        ranks[1:] = [join(there, rank, 3, 6, 3) for rank in (1, 2)]
+        seen |= dict(step_of(ranks) for _ in range(4))
+        for rank in ranks:
+            _, faults = rank.process.communicate(timeout=LIMIT_S)
+            assert rank.process.returncode == 0, faults[-3000:]
+
+    assert seen == unbroken
+    assert list(scratch.glob("omniload-ray-*")) == []
+
+
+def test_a_host_that_vanishes_takes_its_ranks_along_and_the_others_go_on_until_it_is_back(
+    hosts, mix, scratch, unbroken
+):
+    here, there = hosts
+    with served(here, mix, scratch, 2) as join:
+        stays, lost = join(here, 0, 2), join(there, 1, 2)
+        seen = dict(step_of([stays, lost]) for _ in range(3))
+
+        cut(there)
+        try:
+            stays.tell("resize", 0, 1, 3)
+            seen |= dict(step_of([stays]) for _ in range(4))
+        finally:
+            mend(there)
+        stays.tell("resize", 0, 2, 7)
+        back = join(there, 1, 2, 7, 2)
+        seen |= dict(step_of([stays, back]) for _ in range(3))
+
+    assert seen == unbroken
+
+
+def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts(
+    hosts, mix, scratch, unbroken
+):
+    content, given = yaml.safe_load(mix.read_text()), mix.with_name("given.yaml")
+    nodes, head = [], ()
+    try:
+        for host in hosts:
+            node = begin_bare_node(host, *head, folder=scratch / host[-1], env=environment())
+            nodes.append(node)
+            head = (head_of(node),)
+        content["runtime"] |= {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
+        given.write_text(yaml.safe_dump(content))
+        with served(hosts[0], given, scratch, 2) as join:
+            ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
+            seen = dict(step_of(ranks) for _ in range(STEPS // 2))
+            ranks.pop().process.kill()
+            ranks[0].tell("resize", 0, 2, STEPS // 2, 1)
+            ranks.append(join(hosts[1], 1, 2, STEPS // 2, 1))
+            seen |= dict(step_of(ranks) for _ in range(STEPS // 2))
+    finally:
+        for node in reversed(nodes):
+            node.communicate(timeout=LIMIT_S)
+
+    assert seen == unbroken
+
+
+@pytest.mark.soak  # 40 s: as long as connections of Ray to a host that is gone are given
+def test_a_rank_that_is_cut_off_says_so_and_ends(hosts, mix, scratch):
+    here, there = hosts
+    with served(here, mix, scratch, 1) as join:
+        rank = join(there, 0, 1)
+        step_of([rank])
+        cut(there)
+        try:
+            for _ in range(STEPS):
+                rank.tell("next")
+            while "error" not in (said := rank.told()):
+                pass
+            rank.process.wait(LIMIT_S)
+        finally:
+            mend(there)
+    assert said["error"] == "UnavailableError"
+    assert "is out of reach" in said["message"]
