@@ -56,7 +56,7 @@ class ReplicaLoader:
 
         Args:
             manager: torchft's, with ``use_async_quorum=False``: a replica that joins takes part in its first step.
-            address: Folder that ``omniload.serve`` was given; replicas may be on any host that sees it.
+            address: As ``omniload.serve`` was given it; replicas may be on any host that sees that folder or port.
             group_rank: This rank's number in its replica, as the replica's own FSDP counts.
             group_size: Ranks of each replica.
             quorum_id: Returns the number of the quorum; what the manager has by default.

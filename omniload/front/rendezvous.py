@@ -5,8 +5,11 @@ A note is JSON text under a key, and is written once.
 
 import os
 import secrets
+import socket
+import threading
 import time
 from abc import abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -15,11 +18,13 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, system_refusals
 from omniload.base.reading import read_small_file
 
-__all__ = ["FolderRendezvous", "Rendezvous"]
+__all__ = ["Counter", "FolderRendezvous", "Rendezvous", "told_at"]
 
 _POLL_S = 0.05
 """Between looks at a shared folder: a file of another host brings no event."""
 _LARGEST_NOTE_BYTES = 1 << 20
+_TAKEN_S = 5.0
+"""Longest that who connects may take to read a note."""
 
 
 class Rendezvous(Protocol):
@@ -87,3 +92,65 @@ class FolderRendezvous(Rendezvous):
 
     def _place(self, key: str) -> Path:
         return self._folder / key.replace("/", ".")
+
+
+class Counter:
+    """Tells one note to whoever connects: of hosts that see no folder in common."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Listen; who connects waits until there is something to tell.
+
+        Raises:
+            ConfigError: The host is not this one, or somebody listens there.
+        """
+        try:
+            self._listener = socket.create_server((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"address {host}:{port} cannot be listened on: {error}; give an address of this host, and a port that "
+                "is free"
+            ) from error
+        self._closed, self._thread = threading.Event(), threading.Thread()
+
+    def tell(self, content: bytes) -> None:
+        """Tell it from now on."""
+
+        def answer() -> None:
+            while not self._closed.is_set():
+                try:
+                    connection, _ = self._listener.accept()
+                    with connection:
+                        connection.settimeout(_TAKEN_S)
+                        connection.sendall(content)
+                except (
+                    OSError
+                ):  # of one connection, of one too many, or of the listener that closes
+                    self._closed.wait(_POLL_S)
+
+        self._thread = threading.Thread(target=answer, name="omniload-counter", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Tell nobody any more; once more does nothing."""
+        self._closed.set()
+        # A listener that is only closed leaves its thread in the wait.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._listener.close()
+
+
+def told_at(host: str, port: int, within_s: float, most_bytes: int) -> bytes:
+    """Return what a ``Counter`` tells; nothing where none does in time, or more than is allowed."""
+    until_s, content = time.monotonic() + within_s, b""
+    try:
+        with socket.create_connection((host, port), within_s) as line:
+            while len(content) <= most_bytes:
+                line.settimeout(max(_POLL_S, until_s - time.monotonic()))
+                if not (part := line.recv(1 << 16)):
+                    return content
+                content += part
+    except OSError:  # nobody listens there, or no host has that name
+        return b""
+    return b""

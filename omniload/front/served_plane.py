@@ -8,10 +8,11 @@
 
 The note in the folder holds the secret of the plane's Ray: it is for its owner alone, as the folder is. It counts as
 long as its server has it locked, or to other hosts as long as that takes connections: one that was killed leaves its
-note, and Ray waits minutes for what is not there.
+note, and Ray waits minutes for what is not there. Hosts without a folder in common have it from a port of the server.
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ from omniload.front.bringing_up import take_turn
 from omniload.front.launch import Place
 from omniload.front.loader import Loader, OpenClient, RunNotes, require_whole
 from omniload.front.opening import check_choices, check_timeout, form_of, steps_of, vocab_size_of
+from omniload.front.rendezvous import Counter, told_at
 from omniload.front.rows import Labels
 from omniload.front.spec import kept_in, spec_of
 from omniload.machine.messages import ResizeAsked
@@ -47,8 +49,10 @@ from omniload.mix.config import MixConfig
 
 __all__ = ["ServedPlane", "join", "serve"]
 
+_HOST_AND_PORT = re.compile(r"([^/\s:]+):(\d{1,5})")
 _NOTE_NAME, _LOCK_NAME = "plane.json", "plane.lock"
 _MOST_BYTES = 64 << 20
+_LARGEST_PORT = 65_535
 _LOOK_S = 0.1
 _FAILED_S = 1.0
 _ANSWER_S = 5.0
@@ -71,18 +75,19 @@ class _Note(StrictModel):
 class ServedPlane:
     """A data plane that ranks of other processes join; its own process trains nothing. Use it in a ``with``."""
 
-    def __init__(self, spec: PlaneSpec, folder: Path) -> None:
-        """Bring it up, and say where in ``folder``.
+    def __init__(self, spec: PlaneSpec, address: str | Path) -> None:
+        """Bring it up, and say where at ``address``.
 
         Raises:
-            ConfigError: The folder cannot be used, or the mix is refused.
+            ConfigError: The folder or port cannot be used, or the mix is refused.
             StateError: Another process serves a plane there, or the state does not fit.
         """
         self._ended = threading.Event()
         self._opened = ExitStack()
         try:
-            # First in, last out: the folder is let go of when nothing of the plane is left.
-            self._opened.callback(_claimed(folder).close)
+            # First in, last out: the address is let go of when nothing of the plane is left.
+            counter = None if (at := _port_of(address)) is None else Counter(*at)
+            self._opened.callback((counter or _claimed(Path(address))).close)
             self._plane = self._opened.enter_context(open_ray_plane(spec))
             # Ray is there, and with it the secret that this process has made up.
             from omniload.actors.ray.environment import token  # noqa: PLC0415 -- an extra
@@ -96,11 +101,17 @@ class ServedPlane:
                 # Ranks join from working directories of their own.
                 run_dir=None if spec.run_dir is None else spec.run_dir.resolve(),
             )
-            place = folder / _NOTE_NAME
-            write_whole(place, note.model_dump_json().encode(), mode=0o600)
+            content = note.model_dump_json().encode()
+            if counter is not None:
+                counter.tell(content)
+                # Run before the plane ends: nobody is to join one that is on its way out.
+                self._opened.callback(counter.close)
+                return
+            place = Path(address) / _NOTE_NAME
+            write_whole(place, content, mode=0o600)
             # For as long as this process lives, whatever ends it; by then the kernel lets go.
             self._opened.enter_context(locked(place, writable=True))
-            # Run before the plane ends: nobody is to join one that is on its way out.
+            # Before the plane ends, as above.
             self._opened.callback(place.unlink, missing_ok=True)
         except BaseException:
             self._opened.close()
@@ -145,7 +156,8 @@ def serve(
     Args:
         mix: As for ``open``.
         address: A folder where ranks find it, made where it is missing; those of other hosts, where they see it and
-            ``runtime.bind`` says where to listen.
+            ``runtime.bind`` says where to listen. Or ``HOST:PORT`` of this host, where no folder is seen by all:
+            whoever reaches that port may join.
         world_size: Ranks that there usually are.
         state: What a rank's ``state_dict`` returned, to continue from; with any number of ranks.
         run_dir: As for ``open``.
@@ -162,7 +174,7 @@ def serve(
     # Whatever the mix says: its ranks are to come and go.
     spec = spec_of(mix, None, {**settings, "elastic": True}, "ray", place, 0)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps), state=state or None)
-    return ServedPlane(spec, Path(address))
+    return ServedPlane(spec, address)
 
 
 def join(  # noqa: PLR0913 -- keywords of a call that users make
@@ -180,7 +192,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     """Join a plane that ``serve`` has brought up, or will in time; the first batch does so.
 
     Args:
-        address: Its folder.
+        address: Its folder, or ``HOST:PORT``; as ``serve`` was given it.
         rank: Number of this rank among ``world_size``, from 0: each takes samples of its own.
         world_size: Ranks from ``step`` on; those that are there already call ``Loader.resize`` with the same number.
         step: First step of these ranks, which none of those before has committed; ``None`` for the ranks that the
@@ -200,7 +212,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     check_timeout(timeout)
     require_whole("rank", rank)
     # Now, and not with the first batch: names and sizes of the mix are in it.
-    note = _read(Path(address), timeout)
+    note = _read(address, timeout)
     asked = _asked_of(note.plane, world_size, step, generation)
     return Loader(
         _JoinServed(note, rank, asked),
@@ -283,15 +295,32 @@ def _claimed(folder: Path) -> FileLock:
         ) from error
 
 
-def _read(folder: Path, timeout_s: float) -> _Note:
+def _port_of(address: str | Path) -> tuple[str, int] | None:
+    """Return host and port that an address names; ``None`` for a folder.
+
+    Raises:
+        ConfigError: There is no such port.
+    """
+    found = _HOST_AND_PORT.fullmatch(address) if isinstance(address, str) else None
+    if found is None:
+        return None
+    if not 0 < int(found[2]) <= _LARGEST_PORT:
+        raise ConfigError(
+            f"address is {address!r}; ports are 1 to {_LARGEST_PORT}: give one, or a folder"
+        )
+    return found[1], int(found[2])
+
+
+def _read(address: str | Path, timeout_s: float) -> _Note:
     """Wait for the note of a plane that is served."""
-    place, until_s = folder / _NOTE_NAME, time.monotonic() + timeout_s
+    place, until_s = Path(address) / _NOTE_NAME, time.monotonic() + timeout_s
+    at = _port_of(address)
     # It is put there whole: as soon as it is there it can be read.
-    while (note := _note_at(place)) is None:
+    while (note := _note_at(place) if at is None else _note_from(*at, until_s)) is None:
         if time.monotonic() >= until_s:
             was = ", and the process that served one has ended, or does not answer"
             raise UnavailableError(
-                f"no plane is served at {folder} within {timeout_s:g} s{was if place.exists() else ''}; start the "
+                f"no plane is served at {address} within {timeout_s:g} s{was if place.exists() else ''}; start the "
                 "process that calls omniload.serve; on another host, see that runtime.ports are open between them"
             )
         time.sleep(_LOOK_S)
@@ -308,25 +337,38 @@ def _note_at(place: Path) -> _Note | None:
                 f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"
             )
         content = read_kept_file(place, most_bytes=_MOST_BYTES, what="the address of a plane")
-        note = _Note.model_validate_json(content)
+        note = _checked(content, str(place))
         return note if _is_served(note, place) else None
     except FileNotFoundError:
         return None
+
+
+def _note_from(host: str, port: int, until_s: float) -> _Note | None:
+    """Return the note that a server tells; ``None`` where it does not before ``until_s``."""
+    content = told_at(host, port, max(_LOOK_S, until_s - time.monotonic()), _MOST_BYTES)
+    return _checked(content, f"{host}:{port}") if content else None
+
+
+def _checked(content: bytes, place: str) -> _Note:
+    """Return a note, of a plane that this host can reach."""
+    try:
+        note = _Note.model_validate_json(content)
     except ValidationError as error:
         raise IntegrityError(
             f"{place} is no address of a plane that this release serves ({error.error_count()} faults); install one "
             "release everywhere"
         ) from error
+    if note.plane.host != host_id() and note.plane.terms is None:
+        raise ConfigError(
+            f"the plane at {place} runs on another host, and listens on loopback; set runtime.bind in the mix that is "
+            "served to an interface such as eth0, or a network such as 10.0.0.0/8"
+        )
+    return note
 
 
 def _is_served(note: _Note, place: Path) -> bool:
-    """Tell whether the process that has written a note lives; raises where this host cannot reach it."""
+    """Tell whether the process that has written a note lives."""
     if note.plane.host == host_id():
         return is_locked(place)
-    if note.plane.terms is None:
-        raise ConfigError(
-            f"the plane at {place.parent} runs on another host, and listens on loopback; set runtime.bind in the mix "
-            "that is served to an interface such as eth0, or a network such as 10.0.0.0/8"
-        )
     # Locks of another host may not be seen here: a connection tells that its process lives.
     return answers(note.plane.lifeline, _ANSWER_S)

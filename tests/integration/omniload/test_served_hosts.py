@@ -13,7 +13,15 @@ import yaml
 
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
-from tests.support.plane.two_hosts import begin_bare_node, cut, head_of, mend, on, two_hosts
+from tests.support.plane.two_hosts import (
+    ADDRESSES,
+    begin_bare_node,
+    cut,
+    head_of,
+    mend,
+    on,
+    two_hosts,
+)
 
 pytestmark = [
     pytest.mark.ray,
@@ -96,18 +104,18 @@ def step_of(ranks):
 
 
 @contextmanager
-def served(host, mix, scratch, world_size):
+def served(host, mix, scratch, world_size, address=None):
     """A plane on a host; gives what starts ranks, and ends all that is left of them."""
-    begun = []
+    begun, address = [], address or scratch / "plane"
 
     def start(host, *words):
         begun.append(Process(host, scratch, *words))
         return begun[-1]
 
     try:
-        server = start(host, "serve", mix, scratch / "plane", world_size)
+        server = start(host, "serve", mix, address, world_size)
         assert "pid" in (said := server.told()), said
-        yield lambda there, *numbers: start(there, "join", scratch / "plane", *numbers)
+        yield lambda there, *numbers: start(there, "join", address, *numbers)
         server.process.terminate()
         assert server.process.wait(LIMIT_S) == 0
     finally:
@@ -120,7 +128,7 @@ def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken
     hosts, mix, scratch, unbroken
 ):
     here, there = hosts
-    with served(here, mix, scratch, 3) as join:
+    with served(here, mix, scratch, 3, f"{ADDRESSES[0]}:22100") as join:
         ranks = [join(host, rank, 3, 0, 1) for rank, host in enumerate([here, there, there])]
         seen = dict(step_of(ranks) for _ in range(3))
 

@@ -19,6 +19,7 @@ from tests.support.plane.corpora import a_corpus
 from tests.support.plane.edits.mix_commands import a_mix_file
 
 _SERVERS = ExitStack()
+TERMS = {"is_given": False, "bind": "eth0", "ports": "", "store_bytes": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +125,8 @@ def test_a_plane_of_another_host_that_listens_on_loopback_is_refused(tmp_path):
 
 
 def test_a_rank_of_another_host_says_which_change_it_comes_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(served_plane, "_is_served", lambda *_: True)
-    note = a_note(tmp_path, plane={"host": "elsewhere"})
+    monkeypatch.setattr(served_plane, "answers", lambda *_: True)
+    note = a_note(tmp_path, plane={"host": "elsewhere", "terms": TERMS})
 
     with pytest.raises(ConfigError, match=r"gives no generation; number the changes from 1"):
         omniload.join(note, rank=0, world_size=3, step=7)
@@ -136,8 +137,7 @@ def test_a_rank_of_another_host_says_which_change_it_comes_with(tmp_path, monkey
 def test_whether_a_plane_of_another_host_is_served_a_connection_tells_and_no_lock(
     tmp_path, monkeypatch, is_served
 ):
-    terms = {"is_given": False, "bind": "eth0", "ports": "", "store_bytes": 1}
-    there = {"host": "elsewhere", "lifeline": "10.0.0.1:20199", "terms": terms}
+    there = {"host": "elsewhere", "lifeline": "10.0.0.1:20199", "terms": TERMS}
     asked = []
     monkeypatch.setattr(served_plane, "answers", lambda *words: asked.append(words) or is_served)
 
@@ -145,6 +145,25 @@ def test_whether_a_plane_of_another_host_is_served_a_connection_tells_and_no_loc
 
     assert (note is not None) == is_served
     assert [address for address, _ in asked] == ["10.0.0.1:20199"]
+
+
+def test_a_plane_is_found_at_a_port_as_in_a_folder(tmp_path, monkeypatch):
+    asked = []
+    note = (a_note(tmp_path) / "plane.json").read_bytes()
+    monkeypatch.setattr(served_plane, "told_at", lambda *at: asked.append(at[:2]) or note)
+
+    loader = omniload.join("head-0.job:29600", rank=0, world_size=4, arrays="numpy")
+
+    assert (loader.source_names, asked) == (("docs",), [("head-0.job", 29600)])
+    loader.close()
+
+
+@pytest.mark.parametrize("port", [0, 65_536])
+def test_a_port_that_there_is_not_is_refused(tmp_path, port):
+    with pytest.raises(ConfigError, match=r"ports are 1 to 65535"):
+        omniload.join(f"10.0.0.1:{port}", rank=0, world_size=1)
+    with pytest.raises(ConfigError, match=r"ports are 1 to 65535"):
+        omniload.serve(a_mix_file(tmp_path), address=f"10.0.0.1:{port}")
 
 
 def test_a_plane_of_another_user_is_refused(tmp_path, monkeypatch):
