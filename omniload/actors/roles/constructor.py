@@ -83,7 +83,7 @@ class ConstructorShell:
         return len(plans)
 
     def _hear_why(self, asked: FetchSlices, loaders: tuple[str, ...]) -> Commands:
-        """Wait to hear why a loader has let go of samples, or never had them; return what is to be done now.
+        """Wait to hear why a loader has let go of samples, or never had them; return what is to be done now, if any.
 
         Either all ranks have, meanwhile, a step that a constructor, new in its place, builds again for them. Or the
         loader is believed dead and lives, and another serves its sources. The call that says so may come after the
@@ -92,9 +92,6 @@ class ConstructorShell:
         Args:
             asked: What was asked for.
             loaders: Who served then.
-
-        Returns:
-            Nothing where no reason was heard in time.
         """
         missing = SlicesMissing(steps=asked.steps, generation=asked.generation)
         until_s = time.monotonic() + _TOLD_WITHIN_S
