@@ -248,12 +248,12 @@ class _Driven:
         return self._since(began, steps)
 
     def paces(self, resting: Sequence[RankHandle], seconds: float) -> Paced:
-        """Take steps for a while, some ranks with a pause before they get at a window, and once more in it."""
+        """Take windows for a while, some ranks with a pause before they get at one, and once more in it."""
         opens_at = self._opens_at()
         takes_s: list[float] = []
         opens_s: list[float] = []
         began, steps = self._begun(), 0
-        while time.perf_counter() - began.at_s < seconds:
+        while not steps or time.perf_counter() - began.at_s < seconds:
             for place, step in enumerate(islice(self._numbers, self._window)):
                 for handle, first in zip(self.handles, opens_at, strict=True):
                     if handle in resting and place == first:
