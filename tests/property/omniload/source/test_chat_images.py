@@ -1,6 +1,7 @@
 """Images of conversations: in whichever form they lie, they are those of the text that a template renders by hand."""
 
 import tempfile
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 
@@ -198,7 +199,8 @@ def test_a_spoilt_conversation_is_a_sample_or_a_bad_record_and_others_stay(chat,
         if key is None:
             break
         if data.draw(st.booleans()):
-            node[key] = data.draw(spoils)
+            # A copy: what is spoilt next may lie in it, and every example draws from the same list.
+            node[key] = deepcopy(data.draw(spoils))
         else:
             del node[key]
     with tempfile.TemporaryDirectory() as made:
