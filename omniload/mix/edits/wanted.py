@@ -4,7 +4,7 @@ Changes are those that can be typed, one after the other: sources that are added
 the next step and of stages to come, or amounts. What no change can do is refused by its key.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from omniload.mix.edits.comparison import leaves_of, shares_of
 from omniload.mix.edits.edit import AddSource, Change, RetireSource, SetAmounts, SetWeights
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import dated
-from omniload.mix.schedule import stages_from
+from omniload.mix.schedule import stage_at, stages_from
 from omniload.mix.schema.stages import said_epochs
 
 __all__ = ["Asked", "Refused", "Wanted", "later_keys", "wanted_of"]
@@ -179,9 +179,17 @@ class _Trying:
 
     def stages(self) -> list[Stage]:
         """Return the stages from that step on, as they would hold."""
-        return stages_from(
-            dated(self.history, self.history.latest.mix.stages, self.step), self.step
-        )
+        return stages_from(self._dated(), self.step)
+
+    def ramp_end(self) -> int | None:
+        """Return the step at which a ramp ends that is under way: weights that are set now would cut it off."""
+        stages = self._dated()
+        ramp = stages[stage_at(stages, self.step)]
+        end = ramp.from_step + ramp.ramp_steps
+        return end if end > self.step + 1 else None
+
+    def _dated(self) -> Sequence[Stage]:
+        return dated(self.history, self.history.latest.mix.stages, self.step)
 
     def asked(self, change: Change, later: Stage | None = None) -> Asked:
         """Try a change, from the next step on or from that of a later stage.
@@ -235,6 +243,11 @@ def _set(trying: _Trying, file: MixConfig, wanted: list[Stage]) -> Iterator[Aske
     for i, stage in enumerate(wanted):
         held = trying.stages()[i]
         if _differ(shares_of(stage, file.names), shares_of(held, file.names)):
+            if i == 0 and (end := trying.ramp_end()) is not None:
+                raise ConfigError(
+                    f"mix.stages: the weights that a ramp begins at, which ends at step {end}, are others in the run; "
+                    "put them back, or end the ramp with omniload mix set"
+                )
             gone = dict.fromkeys(held.weights, 0.0)
             known = {n: w for n, w in stage.weights.items() if n in trying.history.latest.names}
             # Every source of the stage by name: one that is not named keeps its weight.

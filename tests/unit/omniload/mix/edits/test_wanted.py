@@ -148,6 +148,17 @@ def test_stages_begin_and_are_ramped_as_they_were(stage, said):
     assert said in text
 
 
+@pytest.mark.parametrize("then", [(), ({"from_step": 40, "weights": {"web": 1, "code": 9}},)])
+def test_a_ramp_under_way_begins_where_it_did(then):
+    ramp = {"from_step": 8, "weights": {"web": 1, "code": 3}, "ramp_steps": 9}
+    history = History(a_file({"web": 1, "code": 1}, ramp, *then))
+
+    assert asked(history.base, history) == []
+    with pytest.raises(ConfigError, match="a ramp begins at, which ends at step 17, are others"):
+        found(a_file({"web": 5, "code": 1}, ramp, *then), history)
+    assert found(a_file({"web": 5, "code": 1}, ramp, *then), history, step=16).changes == ()
+
+
 def test_a_source_that_was_retired_comes_back_in_place_of_all_others():
     history = BASE.edited(RetireSource(name="code"), 5)
     file = a_file({"code": 1})
