@@ -91,11 +91,9 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
         console.print(table("", [("key", False), (str(one), False), (str(other), False)], rows))
     else:
         say(console, "no key differs")
-    if later := later_keys(*(side.history.latest for side in sides)):
-        say(console, f"of these a run takes at its next start: {', '.join(later[:_SHOWN])}")
     if (left := len(found.keys) + len(data) - len(rows)) > 0:
         say(console, f"and {left} more; --json has all")
-    for line in (_said_of_draws(sides, found), _said_of_shards(sides, found)):
+    for line in (_said_of_keys(sides), _said_of_draws(sides, found), _said_of_shards(sides, found)):
         if line:
             say(console, line)
     if common:
@@ -105,6 +103,11 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
             else f"step {step:,} is the first with other samples"
         )
         say(console, f"{common:,} steps are in both journals; {said}")
+
+
+def _said_of_keys(sides: tuple[_Side, _Side]) -> str:
+    later = later_keys(*(side.history.latest for side in sides))
+    return f"of the keys a run takes at its next start: {', '.join(later[:_SHOWN])}" * bool(later)
 
 
 def _said_of_draws(sides: tuple[_Side, _Side], found: MixDifference) -> str:

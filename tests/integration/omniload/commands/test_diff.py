@@ -33,7 +33,7 @@ def test_files_are_compared_by_key_and_by_the_first_step_of_other_shares(mix_pat
     differ = {each["key"]: each["other"] for each in found["keys"]}
     assert differ == {"pack.lookahead_rows": 7, "runtime.prefetch_steps": 5}
     assert found["taken_at_next_start"] == ["runtime.prefetch_steps"]
-    assert "of these a run takes at its next start: runtime.prefetch_steps\n" in shown
+    assert "of the keys a run takes at its next start: runtime.prefetch_steps\n" in shown
     assert found["shares_differ_from_step"] == 30
     assert "shares differ from step 30 on" in shown
     assert found["steps_compared"] == 0
