@@ -44,8 +44,7 @@ class ConstructorShell:
         loaders: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Build with what ``fetch`` gets from the source loaders that ``loaders`` names."""
-        self._machine = machine
-        self._fetch = fetch
+        self._machine, self._fetch = machine, fetch
         self._activity, self._loaders = activity, loaders
         activity.rest("has built every step that was planned", ("planner",))
         self._changed = threading.Condition()
@@ -70,8 +69,7 @@ class ConstructorShell:
                     slices = self._fetch(command.requests)
             except StateError:
                 with self._activity.doing("waits to hear why a loader lacks samples", loaders):
-                    # Samples are let go of once every rank has the step, or by a loader that is none any more: both
-                    # are told us, later.
+                    # Let go of since every rank has the step, or by a loader that is none any more: told us later.
                     commands = self._hear_why(command, loaders)
                 if not commands:
                     raise
@@ -110,9 +108,8 @@ class ConstructorShell:
         # Without the lock, for milliseconds: ranks take meanwhile what is built.
         fetched = self._machine.lay_out(fetched)
         with self._changed:
-            commands = self._machine.handle(fetched)
-            self._changed.notify_all()
-        return commands
+            self._changed.notify_all()  # who waits looks once the lock is free
+            return self._machine.handle(fetched)
 
     def wait(self, step: int, timeout_s: float, generation: int = 0) -> bool:
         """Wait for a step, its end or a failure; return whether one came in time."""
