@@ -118,7 +118,7 @@ class LocalPlane(DataPlane):
                     base_dir=spec.base_dir,
                     cache_dir=spec.cache_dir,
                     activity=activity,
-                    start_reader=lambda opening, part: ThreadReader(opening.open_part, part),
+                    start_reader=lambda opening, _: ThreadReader(opening.open_part),
                 )
             )
         )

@@ -10,7 +10,6 @@ from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.divided import OpenPart, PartReader
 from omniload.source.parts.sample_block import SampleBlock, joined
-from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, open_source
 from omniload.source.stores.shard_cache import ShardCache, open_shard_cache
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
@@ -30,17 +29,16 @@ class Caches:
     """What a process keeps of the sources of a mix."""
 
     memory: BlockMemory
-    """Of decoded blocks: what the mix gives a loader, or one of several readers of a source."""
+    """Of decoded blocks."""
     tokens: TokenCache | None
     shards: ShardCache | None
 
     @classmethod
-    def of(cls, mix: MixConfig, base_dir: Path, *, readers: int = 1) -> "Caches":
-        """Open those of a mix, for one of so many readers; raises as ``open_token_cache``."""
+    def of(cls, mix: MixConfig, base_dir: Path) -> "Caches":
+        """Open those of a mix; raises as ``open_token_cache``."""
         spill = base_dir / mix.loader.spill if mix.loader.spill else None
         return cls(
-            # A part of the one limit: readers are processes, and the limit is of a loader with all of them.
-            memory=BlockMemory(mix.loader.memory // readers, spill),
+            memory=BlockMemory(mix.loader.memory, spill),
             tokens=open_token_cache(mix.loader.token_cache, mix.tokenizer, base_dir),
             shards=open_shard_cache(mix.loader.shard_cache, base_dir),
         )
@@ -84,16 +82,21 @@ class SourceOpening:
             calls=calls,
         )
 
-    def open_part(self, part: Part) -> OpenPart:
+    def open_part(self) -> OpenPart:
         """Open it for a further reader, which has its share of a loader's memory for decoded blocks."""
-        caches = Caches.of(self.mix, self.base_dir, readers=part.of)
+        caches = Caches.of(self.mix, self.base_dir)
         source = self.open(caches)
         source.share(caches.memory)
-        return OpenPart(source=source, part=part, shards=caches.shards)
+        return OpenPart(
+            source=source,
+            memory=caches.memory,
+            memory_bytes=self.mix.loader.memory,
+            shards=caches.shards,
+        )
 
 
-StartReaderOf = Callable[[SourceOpening, Part], PartReader]
-"""Starts the reader of a part of a source; each runtime has its own."""
+StartReaderOf = Callable[[SourceOpening, int], PartReader]
+"""Starts the further reader of a number of a source; each runtime has its own."""
 
 
 class PartReads:

@@ -6,14 +6,17 @@
                       ──▶ part 1, reader 1   ─┼─▶ merged by position
                       ──▶ part 2, reader 2   ─┘
 
-A reader is a function of positions and holds nothing that cannot be read again: while one is
-being opened, or was lost, the source reads everything itself. One may be a thread: decoding
-and tokenising let go of the interpreter.
+A reader is a function of positions and holds nothing that cannot be read again. So each read may
+be divided among others than the one before it: while one is being opened, the rest read as they
+did, and where one was lost the source reads everything itself. One may be a thread: decoding and
+tokenising let go of the interpreter.
 """
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from typing_extensions import override
@@ -33,6 +36,7 @@ __all__ = [
     "OpenPart",
     "PartRead",
     "PartReader",
+    "ReadSoFar",
     "ReaderLostError",
     "StartReader",
     "ThreadReader",
@@ -58,26 +62,36 @@ class PartRead:
     """All that it has left out so far."""
     traffic: Traffic
     """What its shards took since it was asked before."""
+    busy_s: float
+    """Processor seconds that it has taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPart:
-    """A source that a reader has open, to read one part of it."""
+    """A source that a reader has open, to read parts of it."""
 
     source: RecordSource
-    part: Part
+    memory: BlockMemory = field(default_factory=BlockMemory)
+    """That of this reader alone, for decoded blocks."""
+    memory_bytes: int | None = None
+    """What all readers of the source have of it together; ``None`` for any amount."""
     shards: ShardCache | None = None
     """That of this reader alone."""
 
-    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> PartRead:
-        """Read the part of a range, less some shards."""
-        block = self.source.read_part(start, stop, self.part, without)
+    def read(self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()) -> PartRead:
+        """Read a part of a range, less some shards."""
+        if self.memory_bytes is not None:
+            # As many share it as read at present; it holds from the next block on.
+            self.memory.limit_bytes = self.memory_bytes // part.of
+        began_s = time.thread_time()
+        block = self.source.read_part(start, stop, part, without)
+        busy_s = time.thread_time() - began_s
         traffic = Traffic() if self.shards is None else self.shards.traffic_since()
-        return PartRead(block=block, bad=self.source.found_bad(), traffic=traffic)
+        return PartRead(block=block, bad=self.source.found_bad(), traffic=traffic, busy_s=busy_s)
 
 
 class PartReader(Protocol):
-    """A reader of one part of a source. It opens the source for itself."""
+    """A reader of parts of a source. It opens the source for itself."""
 
     def facts(self) -> SourceFacts | None:
         """Return what it found in the source; ``None`` while it is opening it.
@@ -87,8 +101,10 @@ class PartReader(Protocol):
         """
         ...
 
-    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
-        """Begin to read its part of a range, less some shards; what is returned waits for it.
+    def read(
+        self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
+    ) -> Callable[[], PartRead]:
+        """Begin to read a part of a range, less some shards; what is returned waits for it.
 
         That raises ``ReaderLostError`` where the reader is lost, or what the reader raised.
         """
@@ -99,12 +115,23 @@ class PartReader(Protocol):
         ...
 
 
-StartReader = Callable[[Part], PartReader]
-"""Starts the reader of a part."""
+StartReader = Callable[[int], PartReader]
+"""Starts the further reader of a number, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSoFar:
+    """What all reads of a source have come to."""
+
+    busy_s: float = 0.0
+    """Processor seconds of whoever of its readers had most to do, read by read."""
+    tokens: int = 0
+    readers: int = 1
+    """Among how many the last read was divided."""
 
 
 class DividedSource(Source):
-    """A source and its further readers. For one thread, as every source."""
+    """A source and its further readers. For one thread, as every source; ``divide`` and ``close`` for any."""
 
     def __init__(
         self, own: RecordSource, readers: int, start: StartReader, shards: ShardCache | None = None
@@ -119,10 +146,23 @@ class DividedSource(Source):
         self.shards_digest, self.content_digest = own.shards_digest, own.content_digest
         self.drawn_before_digest = own.drawn_before_digest
         self.shards = own.shards
-        self._parts = [Part(number, readers) for number in range(readers)]
+        self.so_far = ReadSoFar()
         self._start = start
-        self._others: Sequence[PartReader] | None = None
+        self._wanted = readers
+        self._others: list[PartReader] = []
+        self._dividing = 0
+        """Others among whom reads are divided: those that had the source open when all of them had."""
         self._lost, self._closed = 0, False
+        self._reads = threading.Lock()
+
+    def divide(self, readers: int) -> None:
+        """Have so many readers from the next read on. Those that are too many end now, or with the read under way."""
+        self._wanted = readers
+        if self._reads.acquire(blocking=False):
+            try:
+                self._end_spare()
+            finally:
+                self._reads.release()
 
     @override
     def share(self, memory: BlockMemory) -> None:
@@ -139,25 +179,49 @@ class DividedSource(Source):
 
     @override
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
+        with self._reads:
+            began_s, before = time.thread_time(), self.so_far
+            try:
+                block, beyond_s, readers = self._read(start, stop, without)
+            finally:
+                self._end_spare()
+            self.so_far = ReadSoFar(
+                busy_s=before.busy_s + time.thread_time() - began_s + beyond_s,
+                tokens=before.tokens + len(block.tokens.values_V),
+                readers=readers,
+            )
+        return block
+
+    def _read(
+        self, start: int, stop: int, without: tuple[int, ...]
+    ) -> tuple[SampleBlock, float, int]:
+        """Return what was read, what the busiest reader had to do beyond this one, and how many they were."""
         others = self._ready()
         if not others:
-            return self.own.read(start, stop, without)
+            return self.own.read(start, stop, without), 0.0, 1
+        readers = len(others) + 1
         # Asked before this one reads: all of them work meanwhile.
-        asked = [reader.read(start, stop, without) for reader in others]
-        mine = self.own.read_part(start, stop, self._parts[0], without)
+        asked = [
+            reader.read(start, stop, Part(number, readers), without)
+            for number, reader in enumerate(others, 1)
+        ]
+        began_s = time.thread_time()
+        mine = self.own.read_part(start, stop, Part(0, readers), without)
+        mine_s = time.thread_time() - began_s
         try:
             parts = [answer() for answer in asked]
         except (ReaderLostError, CancelledError) as error:
             self._lose(error)
             # All of it: what others have read of it already is not waited for.
-            return self.own.read(start, stop, without)
+            return self.own.read(start, stop, without), 0.0, 1
         for part in parts:
             self.own.add_bad(part.bad)
             if self._shards is not None:
                 self._shards.add(part.traffic)
         # Those that were lost count in a row: a host that ends a process now and then is lived with.
         self._lost = 0
-        return merged([mine, *(part.block for part in parts)])
+        beyond_s = max(0.0, max(part.busy_s for part in parts) - mine_s)
+        return merged([mine, *(part.block for part in parts)]), beyond_s, readers
 
     def close(self) -> None:
         """End the readers; what is read after that is read by this one."""
@@ -166,13 +230,14 @@ class DividedSource(Source):
         self._end()
 
     def _ready(self) -> Sequence[PartReader]:
-        """Return the other readers once all have the source open; nobody is waited for."""
+        """Return those among whom this read is divided; nobody is waited for."""
+        wanted, others = self._wanted - 1, self._others
         if self._closed or self._lost > _LOST_MOST:
             return ()
-        if self._others is None:
-            self._others = [self._start(part) for part in self._parts[1:]]
+        self._end_spare()
+        others += [self._start(number) for number in range(len(others) + 1, wanted + 1)]
         try:
-            found = [reader.facts() for reader in self._others]
+            found = [reader.facts() for reader in others]
         except (OmniloadError, CancelledError) as error:
             self._lose(error)
             return ()
@@ -183,8 +248,16 @@ class DividedSource(Source):
                     f"source {self.name!r}: another reader found {facts}, this one {self.facts}; "
                     "keep the files of a run as they are"
                 )
-        # All or none: a part without a reader would have to be read here, a block at a time beside the own one.
-        return () if None in found else self._others
+        # All or as before: with each that opened by itself, units of the block would be decoded by others once more.
+        if None not in found:
+            self._dividing = len(others)
+        return others[: self._dividing]
+
+    def _end_spare(self) -> None:
+        """End readers that are too many, the last ones: the others have their numbers still."""
+        while len(self._others) > max(0, self._wanted - 1):
+            self._others.pop().close()
+        self._dividing = min(self._dividing, len(self._others))
 
     def _lose(self, error: Exception) -> None:
         """Begin anew with other readers; one that is lost may have taken others along."""
@@ -198,7 +271,7 @@ class DividedSource(Source):
         )
 
     def _end(self) -> None:
-        others, self._others = self._others or (), None
+        others, self._others, self._dividing = self._others, [], 0
         for reader in others:
             reader.close()
 
@@ -206,18 +279,21 @@ class DividedSource(Source):
 class ThreadReader(PartReader):
     """Opens the source once more, and reads its part of it."""
 
-    def __init__(self, open_part: Callable[[Part], OpenPart], part: Part) -> None:
+    def __init__(self, open_part: Callable[[], OpenPart]) -> None:
         self._thread = DaemonPool(1, "omniload-part-reader")
         # In the thread that reads: a source is for one thread.
-        self._opening = self._thread.submit(lambda: open_part(part))
+        self._opening = self._thread.submit(open_part)
 
     @override
     def facts(self) -> SourceFacts | None:
         return self._opening.result().source.facts if self._opening.done() else None
 
     @override
-    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
-        return self._thread.submit(lambda: self._opening.result().read(start, stop, without)).result
+    def read(
+        self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
+    ) -> Callable[[], PartRead]:
+        read = self._thread.submit(lambda: self._opening.result().read(start, stop, part, without))
+        return read.result
 
     @override
     def close(self) -> None:

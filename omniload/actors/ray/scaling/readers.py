@@ -31,7 +31,7 @@ _STOPPED_S = 0.5
 
 
 class ReaderActor:
-    """Reads its part of a source. One call at a time."""
+    """Reads parts of a source. One call at a time."""
 
     def __init__(self, name: str, logs: Path | None) -> None:
         spare_host()
@@ -41,22 +41,22 @@ class ReaderActor:
         """Return where it is."""
         return Process.own()
 
-    def open(self, opening: SourceOpening, part: Part) -> SourceFacts:
+    def open(self, opening: SourceOpening) -> SourceFacts:
         """Open the source, before any read; return what was found."""
-        self._opened = opening.open_part(part)
+        self._opened = opening.open_part()
         return self._opened.source.facts
 
-    def read(self, start: int, stop: int, without: tuple[int, ...]) -> PartRead:
-        """Read its part of a range."""
-        return self._opened.read(start, stop, without)
+    def read(self, start: int, stop: int, part: Part, without: tuple[int, ...]) -> PartRead:
+        """Read a part of a range."""
+        return self._opened.read(start, stop, part, without)
 
 
 class RayReader(PartReader):
     """A way to a reader, for the loader that starts it."""
 
-    def __init__(self, opening: SourceOpening, part: Part, loader: str, logs: Path | None) -> None:
+    def __init__(self, opening: SourceOpening, number: int, loader: str, logs: Path | None) -> None:
         """Start a reader on this node; nobody waits until it stands ready."""
-        self._name = f"{loader}-reader-{opening.number}-{part.number}"
+        self._name = f"{loader}-reader-{opening.number}-{number}"
         self._stuck_s = opening.mix.runtime.stuck_after
         # Never elsewhere: a reader hands its blocks over in the node's shared memory.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -65,7 +65,7 @@ class RayReader(PartReader):
         self._actor = actor_of.remote(self._name, logs)
         # Asked for first: calls of one actor are answered in turn, and opening may take minutes.
         self._process = self._actor.process.remote()
-        self._opening = self._actor.open.remote(opening, part)
+        self._opening = self._actor.open.remote(opening)
         self._held: HeldProcess | None = None
 
     @override
@@ -81,8 +81,10 @@ class RayReader(PartReader):
         return facts
 
     @override
-    def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> Callable[[], PartRead]:
-        asked = self._actor.read.remote(start, stop, without)
+    def read(
+        self, start: int, stop: int, part: Part, without: tuple[int, ...] = ()
+    ) -> Callable[[], PartRead]:
+        asked = self._actor.read.remote(start, stop, part, without)
 
         def answer() -> PartRead:
             self._wait_for(asked)

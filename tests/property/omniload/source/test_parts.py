@@ -15,18 +15,21 @@ from tests.property.omniload.source.test_records import a_source, contents, samp
 class Reader:
     """A reader in this thread, that opens late and is lost as it is told."""
 
-    def __init__(self, source, part, fate):
-        self.source, self.part, self.fate = source, part, fate
-        self.is_closed = False
+    def __init__(self, source, fate):
+        self.source, self.fate = source, fate
+        self.parts, self.is_closed = [], False
 
     def facts(self):
         return self.source.facts if next(self.fate) != "opening" else None
 
-    def read(self, start, stop, without=()):
+    def read(self, start, stop, part, without=()):
+        self.parts.append(part)
+
         def answer():
+            assert not self.is_closed
             if next(self.fate) == "lost":
                 raise ReaderLostError("it was killed")
-            return OpenPart(source=self.source, part=self.part).read(start, stop, without)
+            return OpenPart(source=self.source).read(start, stop, part, without)
 
         return answer
 
@@ -37,8 +40,8 @@ class Reader:
 def divided(make, readers, fates=("there",)):
     fate, started = cycle(fates), []
 
-    def start(part):
-        started.append(Reader(make(), part, fate))
+    def start(number):
+        started.append(Reader(make(), fate))
         return started[-1]
 
     return DividedSource(make(), readers, start), started
@@ -71,6 +74,28 @@ def test_any_readers_and_any_losses_give_what_one_reader_gives(
     source, _ = divided(lambda: a_source(units, method, block_units)[0], readers, fates)
 
     assert all(blocks_equal(source.read(a, b), whole.read(a, b)) for a, b in pairwise(stops))
+
+
+@given(
+    contents,
+    st.sampled_from(["none", "shards", "block", "units", "full"]),
+    st.integers(1, 4),
+    st.integers(0, 40),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 25)), max_size=8),
+    st.lists(st.sampled_from(["there", "there", "opening", "lost"]), min_size=1, max_size=9),
+)
+def test_whatever_their_number_becomes_between_reads_they_give_what_one_reader_gives(
+    units, method, block_units, start, reads, fates
+):
+    whole = a_source(units, method, block_units)[0]
+    source, started = divided(lambda: a_source(units, method, block_units)[0], 1, fates)
+
+    for readers, length in reads:
+        source.divide(readers)
+        assert blocks_equal(source.read(start, start + length), whole.read(start, start + length))
+        start += length
+        assert source.so_far.readers <= readers
+        assert sum(not reader.is_closed for reader in started) <= readers - 1
 
 
 @given(
@@ -129,8 +154,33 @@ def test_a_read_of_a_shuffled_block_is_work_of_every_reader():
 
     source.read(0, 64)
 
-    shares = [len(r.source.read_part(0, 64, r.part).table) for r in started]
+    shares = [len(r.source.read_part(0, 64, r.parts[-1]).table) for r in started]
     assert all(8 <= share <= 24 for share in shares)
+
+
+def test_readers_that_are_added_take_part_once_all_have_the_source_open_and_the_last_go_first():
+    units = [[[u, r] for r in range(8)] for u in range(6)]
+    # The third of those that are asked at the second read opens it until the read after that.
+    fates = [*["there"] * 4, "opening", *["there"] * 40]
+    source, started = divided(lambda: a_source(units, "block", 6)[0], 2, fates)
+
+    def read(at, readers):
+        source.divide(readers)
+        source.read(at, at + 8)
+        return source.so_far.readers
+
+    assert [read(0, 2), read(8, 4), read(16, 4), read(24, 2)] == [2, 2, 4, 2]
+    assert [reader.is_closed for reader in started] == [False, True, True]
+    assert source.so_far.tokens == 4 * 8 * 2
+
+
+def test_readers_that_are_too_many_end_at_once_where_nothing_is_read():
+    source, started = divided(lambda: a_source([[[1]], [[2]]], "block", 2)[0], 3)
+    source.read(0, 2)
+
+    source.divide(1)
+
+    assert [reader.is_closed for reader in started] == [True, True]
 
 
 def test_readers_that_are_lost_again_and_again_are_done_without():

@@ -13,7 +13,6 @@ from omniload.base.ragged import Ragged
 from omniload.mix.config import load_mix
 from omniload.source.parts.divided import DividedSource, ThreadReader
 from omniload.source.parts.sample_block import SampleBlock
-from omniload.source.parts.share import Part
 from tests.support.plane.builders import a_table
 
 
@@ -118,7 +117,7 @@ loader: {{shard_cache: {{path: near, limit: 64MB}}}}
     def read_bytes(readers):
         """Open it, and return what reading of all of it takes from the disk: all of it lies there."""
         caches = Caches.of(opening.mix, tmp_path)
-        parts = [ThreadReader(opening.open_part, Part(n, readers)) for n in range(1, readers)]
+        parts = [ThreadReader(opening.open_part) for _ in range(1, readers)]
         for part in parts:
             while part.facts() is None:
                 os.sched_yield()
