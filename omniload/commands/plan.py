@@ -375,7 +375,9 @@ def _sources_table(mix: MixConfig, costs: Sequence[SourceCost]) -> object:
         ("readers", True),
     ]
     left = len(costs) - len(rows)
-    title = "costs at the greatest share" + (f"; {left} lighter sources left out" if left else "")
+    # From then on their number follows what is measured, unless ``loader.readers`` gives it.
+    title = "costs at the greatest share, readers to begin with"
+    title += f"; {left} lighter sources left out" if left else ""
     return table(title, columns, rows)
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "LoaderShare",
     "SourceCost",
     "costs_of",
+    "most_of_one",
     "partition",
     "readers_of",
     "seconds_in_loaders",
@@ -166,7 +167,7 @@ def costs_of(
         tokens_per_s: What training uses.
         cores: Most readers of a source whose number is free; by default those of this machine.
     """
-    most = min(len(os.sched_getaffinity(0)) if cores is None else cores, _MOST_OF_ONE)
+    most = most_of_one(len(os.sched_getaffinity(0)) if cores is None else cores)
     stages = mix.mix.stages
     # Shares move from one end of a ramp to the other, so the greatest is at one of them.
     ends = [weights_at(stages, mix.names, stage.from_step + stage.ramp_steps) for stage in stages]
@@ -189,6 +190,11 @@ def costs_of(
             )
         )
     return costs
+
+
+def most_of_one(cores: int) -> int:
+    """Return how many readers a source has at most on a machine, where their number is free."""
+    return min(cores, _MOST_OF_ONE)
 
 
 def readers_of(mix: MixConfig, profiles: Mapping[str, KeptProfile]) -> dict[str, int]:

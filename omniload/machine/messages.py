@@ -146,6 +146,8 @@ class ReadAhead:
     """Planners before the one that asks."""
     without: tuple[int, ...] = ()
     """Shards whose records are left out: they keep their positions and give no sample."""
+    is_lacked: bool = field(default=False, compare=False)
+    """Whether the next step cannot be planned without it; what is read is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ source loaders what to read and what to let go, and makes every step durable in 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import numpy as np
@@ -341,8 +341,9 @@ class Planner:
             return []  # the answer is under way
         epoch, end = self.positions_per_epoch_S[source], self._end_of(source)
         start, stop = queue.ask(tokens, epoch=epoch, end=end)
-        without = queue.without_from(start)
-        return [ReadAhead(source=source, start=start, stop=stop, life=self.life, without=without)]
+        read = ReadAhead(source=source, start=start, stop=stop, life=self.life)
+        is_lacked = source == self._starved or source in self._demanded().short
+        return [replace(read, without=queue.without_from(start), is_lacked=is_lacked)]
 
     def outstanding(self, sources: Sequence[int]) -> tuple[TakeOver | ReadAhead, ...]:
         """Return what another loader is told first: to hold what this one holds, and to answer what it was asked."""

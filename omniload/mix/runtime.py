@@ -91,7 +91,8 @@ class LoaderConfig(StrictModel):
     are read as they are."""
     readers: dict[Name, Annotated[int, Field(ge=1, le=64)]] = Field(default_factory=dict)
     """How many read a source at once, by its name, such as ``{web: 3}``: its loader, and processes beside it (threads
-    in the local runtime). Each has its units of every block. By default as many as its measured cost asks for."""
+    in the local runtime). Each has its units of every block. By default as many as its measured cost asks for, and then
+    as many as keep up while the job runs."""
 
     def faults_of_names(self, sources: Iterable[str]) -> Iterator[PydanticCustomError]:
         """Say which readers are of no source."""

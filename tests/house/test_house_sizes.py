@@ -79,6 +79,10 @@ LONGER = {
         345,
         "reads ahead, reads again, stands by, answers, looks for shards, and hands sources over",
     ),
+    "omniload/actors/roles/sources.py": (
+        255,
+        "opens a source, has as many read it as are asked for, and cuts its reads",
+    ),
     "omniload/actors/roles/planner.py": (365, "one thread that speaks to every other role"),
     "omniload/actors/ray/hosts/placing.py": (
         205,

@@ -3,12 +3,18 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from omniload.actors.heartbeat_board import Activity
-from omniload.actors.roles.sources import Caches, PartReads, SourceOpening, StartReaderOf
+from omniload.actors.roles.sources import (
+    Caches,
+    PartReads,
+    SourceOpening,
+    SourceReaders,
+    StartReaderOf,
+)
 from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
@@ -33,7 +39,6 @@ from omniload.mix.edits.edit import SkipShard
 from omniload.mix.edits.shards import ShardsFound, shards_like
 from omniload.mix.fingerprint import SourceFacts
 from omniload.source.kept_profile import kept
-from omniload.source.parts.divided import DividedSource
 from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.source import Source
 
@@ -73,8 +78,8 @@ class LoaderShell:
         # Sources are many and their blocks large: what one does not need at once another may.
         self._caches = Caches.of(mix, base_dir)
         self._memory = self._caches.memory
-        self._start_reader = start_reader
-        self._readers = readers_of(mix, kept(cache_dir, (names[s] for s in sources)))
+        self._readers = SourceReaders(start_reader, activity, self._clock)
+        self._readers_at_first = readers_of(mix, kept(cache_dir, (names[s] for s in sources)))
 
         # Footers and indexes are waited for, not computed: hundreds of sources open together.
         calls = LimitedCalls("omniload-listing")
@@ -97,14 +102,12 @@ class LoaderShell:
         with self._activity.doing(f"opens source {opening.name}"):
             own = opening.open(self._caches, calls)
         own.share(self._memory)
-        readers, start = self._readers.get(opening.name, 1), self._start_reader
-        if start is None or readers == 1:
-            return own
-        return DividedSource(own, readers, partial(start, opening), self._caches.shards)
+        readers = self._readers_at_first.get(opening.name, 1)
+        return self._readers.of(opening, own, readers, self._caches.shards)
 
     def open_also(self, number: int, mix: MixConfig) -> SourceFacts:
         """Open one source more, that an edit adds; return what was found. One that was refused then is forgotten."""
-        self._readers |= readers_of(mix, kept(self._cache_dir, (mix.names[number],)))
+        self._readers_at_first |= readers_of(mix, kept(self._cache_dir, (mix.names[number],)))
         # Before the lock: constructors are answered from the other sources meanwhile.
         source = self._opened(number, mix)
         with self._lock:
@@ -128,12 +131,11 @@ class LoaderShell:
     def drop(self, sources: Sequence[int]) -> None:
         """Let go of sources that another loader serves and nobody asks this one for."""
         with self._lock:
-            dropped = [self._sources.pop(source, None) for source in sources]
             for source in sources:
+                self._sources.pop(source, None)
                 self._machine.forget(source)
                 self._stands.forget(source)
-        # Not in the lock: Ray is asked to end them, and may take its time.
-        _end_readers(dropped)
+        self._readers.drop(sources)
         self._count_held()
 
     def look_for_shard(self, change: SkipShard) -> ShardsFound:
@@ -171,7 +173,8 @@ class LoaderShell:
             if isinstance(answer, SamplesReported):
                 return answer
             began_s = time.thread_time()  # waiting for a store is no work
-            block = self._read(source, answer)
+            with self._readers.reading(command.source, is_lacked=command.is_lacked):
+                block = self._read(source, answer)
             self._count_work(command.source, time.thread_time() - began_s, block)
             report = self._hold(answer, block)
             self._activity.figures.count("read_samples_total", len(block.table))
@@ -271,13 +274,14 @@ class LoaderShell:
         with self._lock:
             self._machine.handle(command)
         self._count_held()
+        self._readers.look()
 
     def close(self) -> None:
         """Read no more: a read gives up at its next part, or its next attempt where its store does not answer."""
         # A flag, not a lock: a read that hangs in a store's client is left to end with its process.
         self._closed = True
         self._reading_again.close(0.0)
-        _end_readers(self._sources.values())
+        self._readers.close()
 
     def held_tokens(self) -> int:
         """Return the tokens in the buffer, over all sources."""
@@ -325,12 +329,6 @@ class LoaderShell:
             self._activity.figures.count(REPEATED, -1)
         if self._closed:
             raise UnavailableError("the data plane was closed while a store did not answer")
-
-
-def _end_readers(sources: Iterable[Source | None]) -> None:
-    for source in sources:
-        if isinstance(source, DividedSource):
-            source.close()
 
 
 def _next_of(left: deque[Read]) -> Read | None:

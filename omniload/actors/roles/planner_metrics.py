@@ -38,6 +38,8 @@ FIGURES = {
     "state_asked_timestamp_seconds": "When a loader state was last asked for, which a checkpoint does",
     "loaders": "Source loaders of the data plane, where runtime.scaling follows their load",
     "loader_changes_total": "Times that sources have moved between source loaders",
+    "readers": "Readers of the sources of a source loader, beside it",
+    "reader_changes_total": "Times that the number of readers of a source has changed while the job ran",
     "restarts": "Times that the launcher has started the job again",
     "taken_steps_total": "Steps that a rank has taken",
     "wait_seconds_total": "Time that a rank has waited for batches",

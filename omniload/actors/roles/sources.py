@@ -1,20 +1,29 @@
-"""How a role opens a source, alone or with further readers, and reads a range of it part by part."""
+"""How a role opens a source, has further readers of it, and reads a range of it part by part."""
 
-from collections.abc import Callable
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from omniload.actors.heartbeat_board import Activity
 from omniload.base.clock import Clock
 from omniload.base.concurrency.time_limit import LimitedCalls
+from omniload.base.log import get_logger
+from omniload.machine.loader_groups import most_of_one
+from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
 from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
-from omniload.source.parts.divided import OpenPart, PartReader
+from omniload.source.parts.divided import DividedSource, OpenPart, PartReader
 from omniload.source.parts.sample_block import SampleBlock, joined
-from omniload.source.source import RecordSource, open_source
+from omniload.source.source import RecordSource, Source, open_source
 from omniload.source.stores.shard_cache import ShardCache, open_shard_cache
 from omniload.source.token_cache.cache import TokenCache, open_token_cache
 
-__all__ = ["Caches", "PartReads", "SourceOpening", "StartReaderOf"]
+__all__ = ["Caches", "PartReads", "SourceOpening", "SourceReaders", "StartReaderOf"]
 
 _FIRST_RECORDS = 16
 _SHORT_S, _LONG_S = 0.05, 0.25
@@ -22,6 +31,12 @@ _SHORT_S, _LONG_S = 0.05, 0.25
 _GROWTH = 4
 _ANSWER_S = 0.5
 """After so long a read answers with what it has: the next plan may need no more, and the rest is asked for again."""
+
+_CHANGES = "reader_changes_total"
+_TOLD = 0.5
+"""Share of the time from which it is told of a source that one reads."""
+_TELL_EVERY_S = 1.0
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +112,110 @@ class SourceOpening:
 
 StartReaderOf = Callable[[SourceOpening, int], PartReader]
 """Starts the further reader of a number of a source; each runtime has its own."""
+
+
+class SourceReaders:
+    """Shell of the machine that says how many read each source of a loader. Safe to call from several threads."""
+
+    def __init__(self, start: StartReaderOf | None, activity: Activity, clock: Clock) -> None:
+        """Have further readers where ``start`` starts them."""
+        self._start, self._activity, self._clock = start, activity, clock
+        cores = len(os.sched_getaffinity(0))
+        self._scaler = ReaderScaler(cores=cores, most=most_of_one(cores))
+        self._lock = threading.Lock()
+        self._sources: dict[int, DividedSource] = {}
+        self._told: set[int] = set()
+        self._told_s = -math.inf
+        if start is not None:
+            activity.figures.note(readers=0)
+            activity.figures.count(_CHANGES, 0)
+
+    def of(
+        self, opening: SourceOpening, own: RecordSource, readers: int, shards: ShardCache | None
+    ) -> Source:
+        """Return a source that so many read to begin with; ``own`` where it is never read by others."""
+        if self._start is None:
+            return own
+        is_given = opening.name in opening.mix.loader.readers
+        if is_given and readers == 1:
+            return own
+        source = DividedSource(own, readers, partial(self._start, opening), shards)
+        with self._lock:
+            self._sources[opening.number] = source
+            self._scaler.follow(opening.number, readers, is_given=is_given)
+        return source
+
+    @contextmanager
+    def reading(self, number: int, *, is_lacked: bool) -> Iterator[None]:
+        """Read a source inside, which the planner cannot plan without where it ``is_lacked``."""
+        source = self._sources.get(number)
+        if source is None:
+            yield
+            return
+        before = source.so_far
+        self._tell(partial(ReadBegun, source=number, is_lacked=is_lacked))
+        try:
+            yield
+        finally:
+            done = source.so_far
+            self._tell(
+                partial(
+                    ReadEnded,
+                    source=number,
+                    busy_s=done.busy_s - before.busy_s,
+                    tokens=done.tokens - before.tokens,
+                    readers=done.readers,
+                )
+            )
+
+    def look(self) -> None:
+        """Look whether fewer would do: of a source that nobody draws from no read tells."""
+        self._tell(Looked)
+
+    def drop(self, sources: Sequence[int]) -> None:
+        """End the readers of sources that are served no more."""
+        with self._lock:
+            dropped = [self._sources.pop(number, None) for number in sources]
+            for number in sources:
+                self._scaler.forget(number)
+        # Not in the lock: Ray is asked to end them, and may take its time.
+        for source in dropped:
+            if source is not None:
+                source.close()
+
+    def close(self) -> None:
+        """End all readers."""
+        for source in list(self._sources.values()):
+            source.close()
+
+    def _tell(self, event: Callable[..., Looked | ReadBegun | ReadEnded]) -> None:
+        with self._lock:
+            # In the lock: of two threads, the one that was earlier is heard first.
+            now_s = self._clock.now_s()
+            commands = self._scaler.handle(event(now_s=now_s))
+            due = [(self._sources[each.source], each) for each in commands]
+            if due or now_s >= self._told_s + _TELL_EVERY_S:
+                self._told_s = now_s
+                self._note()
+        for source, command in due:
+            source.divide(command.readers)
+            self._activity.figures.count(_CHANGES)
+            said = f"source {source.name} is read by {command.readers} from now on"
+            # Also where the loader was told to let go of samples, which is no task.
+            with self._activity.speaking():
+                _LOG.warning("%s: %s", said, command.why)
+
+    def _note(self) -> None:
+        further = 0
+        for number, reading in self._scaler.readings_S.items():
+            further += reading.readers - 1
+            # Of most sources, which may be a thousand, there is nothing to tell.
+            if reading.readers > 1 or reading.share > _TOLD:
+                self._told.add(number)
+            if number in self._told:
+                name = self._sources[number].name
+                self._activity.figures.note(**reading.figures(name))
+        self._activity.figures.note(readers=further)
 
 
 class PartReads:

@@ -18,6 +18,7 @@ from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.options import json_option, run_argument
 from omniload.commands.runs.roles_view import why_ended
 from omniload.machine.progress import is_rank
+from omniload.machine.readers import Reading
 from omniload.machine.status import REPEATED
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "doctor"]
@@ -34,8 +35,9 @@ _OLD_S = 5.0
 _UNSAVED_S = 3600.0
 _UNSAVED_STEPS = 100
 _MORE_LOADERS = (
-    "share its sources among more loaders: runtime.loaders, or runtime.scaling: {mode: auto} on Ray; keep texts "
-    "tokenised on disk; omniload mix plan --resources shows what each source costs"
+    "share its sources among more loaders: runtime.loaders, or runtime.scaling: {mode: auto} on Ray; have more read "
+    "its heaviest: loader.readers; keep texts tokenised on disk; omniload mix plan --resources shows what each source "
+    "costs"
 )
 _EVEN_WORK = (
     "see its compute time; unequal work is balance.strategy's and balance.cost's (omniload mix bench measures them), "
@@ -293,10 +295,10 @@ def _remedy(cause: str, role: RoleLine | None) -> tuple[str, str]:
                 f"The store that {cause} reads from does not answer.",
                 "see that the store can be reached from its host; reads are tried again until it does",
             )
-        return (
-            f"{cause} reads, or makes samples of what it read, too slowly.",
-            _MORE_LOADERS,
-        )
+        readings = {} if role is None else Reading.in_figures(role.figures)
+        slow = [f"{name} {reading.said}" for name, reading in readings.items() if reading.is_slow]
+        what = f"{cause} reads, or makes samples of what it read, too slowly"
+        return "; ".join([what, *slow]) + ".", _MORE_LOADERS
     if cause.startswith("constructor"):
         return (
             f"{cause} builds batches too slowly.",

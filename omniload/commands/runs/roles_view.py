@@ -15,6 +15,7 @@ from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, output, table
+from omniload.machine.readers import Reading
 
 __all__ = ["once_option", "roles_view", "status_json", "watch_until_interrupted", "why_ended"]
 
@@ -31,8 +32,13 @@ def status_json(run: Path, status: PlaneStatus) -> dict[str, Any]:
 
 
 def roles_view(run: Path, status: PlaneStatus) -> RenderableType:
-    """Return all roles of a run as a table, and the last line of each that is in trouble."""
+    """Return all roles of a run as a table, sources that are much read, and the last line of each role in trouble."""
     lines = [
+        Text(f"{role.name}: {name} {reading.said}")
+        for role in status.roles
+        for name, reading in Reading.in_figures(role.figures).items()
+    ]
+    lines += [
         Text(f"{role}: {line}  ({logs_folder(run) / log_name(role)})")
         for role, line in _last_lines(run, status).items()
     ]

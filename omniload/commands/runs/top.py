@@ -26,7 +26,8 @@ def top(run: Path, once: bool, as_json: bool) -> None:
 
     RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. State, buffer,
     rate, memory, the age of the last progress and what is waited for come from the run's own
-    file, written once a second. Below stands the last line of each role in trouble; all of them are
+    file, written once a second. Below stand the sources that are read much of the time or by several,
+    with the number of their readers, and the last line of each role in trouble; all of them are
     in RUN/logs. Ctrl-C ends the view, not the run.
 
     \b

@@ -69,7 +69,7 @@ def with_masks(mix: MixConfig, names: Sequence[str]) -> MixConfig:
 
 
 def a_mixed_corpus(folder: Path, *, records: int = 120, **changes: Any) -> MixConfig:
-    """Write a token source and a text source, tokenised by bytes, and return a mix of them."""
+    """Write a token source and a text source, tokenised by bytes unless said otherwise; return a mix of them."""
     a_corpus(folder, ("ids",), records=records)
     lengths = _lengths(9, records, 80).tolist()
     write_texts(folder / "text" / "0.jsonl", [f"{i} " + "x" * n for i, n in enumerate(lengths)])
@@ -77,4 +77,4 @@ def a_mixed_corpus(folder: Path, *, records: int = 120, **changes: Any) -> MixCo
         "ids": {"type": "parquet", "path": "ids/*.parquet", "tokens": "tokens"},
         "text": {"type": "jsonl", "path": "text/*.jsonl"},
     }
-    return a_mix(sources=sources, tokenizer={"type": "bytes"}, **changes)
+    return a_mix(**{"sources": sources, "tokenizer": {"type": "bytes"}} | changes)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from itertools import cycle
 
 import psutil
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.opening import open_plane
 from omniload.actors.plane import PlaneSpec
+from omniload.actors.roles import sources
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
+from omniload.machine.readers import ReadEnded, ReaderScaler, ReadersWanted
 from omniload.mix.runtime import TokenCacheConfig
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.source.parts import divided
@@ -79,6 +82,31 @@ def test_readers_fill_a_token_cache_and_take_their_units_from_it_without_changin
 
     assert runs == [alone, alone]
     assert any(path.is_file() for path in (tmp_path / "kept").rglob("*"))
+
+
+class Swinging(ReaderScaler):
+    """Asks for another number of readers of a source after each of its reads."""
+
+    def handle(self, event):
+        if not isinstance(event, ReadEnded):
+            return ()
+        number = next(self.numbers)
+        return (ReadersWanted(source=event.source, readers=number, why="the test says so"),)
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 3, 2, 2)])
+def test_readers_that_come_and_go_with_each_read_change_no_step(tmp_path, numbers, monkeypatch):
+    mix = a_mix(tmp_path)
+    alone, _ = local_run(a_spec(tmp_path, mix))
+    monkeypatch.setattr(Swinging, "numbers", cycle(numbers), raising=False)
+    monkeypatch.setattr(sources, "ReaderScaler", Swinging)
+    read = []
+    monkeypatch.setattr(divided, "merged", lambda parts: read.append(len(parts)) or merged(parts))
+
+    swung, _ = local_run(a_spec(tmp_path, mix))
+
+    assert swung == alone
+    assert read
 
 
 # `make test` has loaders that are killed and stopped, and readers as threads.

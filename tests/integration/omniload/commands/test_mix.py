@@ -153,6 +153,7 @@ def test_plan_of_resources_says_how_many_read_a_source_and_why(tmp_path):
     assert loader["readers"] == 2
     assert "which 3 read, each its units of every block" in loader["why"]
     assert "+2" in words
+    assert "readers to begin with" in words
 
 
 def test_plan_of_resources_says_why_in_words(mix_path):

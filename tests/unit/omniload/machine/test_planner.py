@@ -74,6 +74,17 @@ def test_it_first_asks_for_a_probe_of_every_source():
     )
 
 
+@pytest.mark.parametrize(("steps_known", "is_lacked"), [(2, True), (3, False)])
+def test_it_says_of_what_it_asks_for_whether_it_can_plan_without(steps_known, is_lacked):
+    first = of_kind(a_planner(a_small_mix()).handle(Started()), ReadAhead)
+
+    _, commands = a_running_planner(lengths=(10,) * 2 * steps_known)
+
+    assert [read.is_lacked for read in first] == [True]
+    assert steps_of(commands) == [0, 1]
+    assert [read.is_lacked for read in of_kind(commands, ReadAhead)] == [is_lacked]
+
+
 def test_it_waits_until_every_source_can_supply_the_step():
     planner = a_planner(a_mix(rows=2, length=10, micro_rows=1, pack={"lookahead_rows": 0}))
     planner.handle(Started())

@@ -4,6 +4,7 @@ import pytest
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.commands.runs.doctor import diagnose
+from omniload.machine.readers import Reading
 
 START_S = 1_000_000.0
 
@@ -57,6 +58,18 @@ def test_a_wait_is_followed_to_the_role_that_waits_for_no_other():
     assert "rank dp=0 -> constructor-0 -> planner -> loader-1, which reads records" in finding.seen
     assert finding.seen.startswith("ranks waited 40.0% of the time; 100% of it led to rank dp=0")
     assert "runtime.loaders" in finding.do
+
+
+def test_of_a_slow_loader_it_is_said_which_source_is_read_all_the_time_and_by_how_many():
+    web = Reading(readers=3, share=0.97, core=0.2).figures("web")
+    code = Reading(readers=2, share=0.4, core=1.0).figures("code")
+
+    found = diagnosed(*(a_wait(n, 0.8 * n, cause="loader-1", **web, **code) for n in range(3)))
+
+    (finding,) = found.findings
+    assert "; web is read by 3, 97% of the time, who wait for its store" in finding.what
+    assert "code" not in finding.what
+    assert "loader.readers" in finding.do
 
 
 @pytest.mark.parametrize(("begun_s", "share"), [(2.5, 0.5), (-60.0, 1.0)])

@@ -8,9 +8,10 @@ from rich.console import Console
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import log_name
 from omniload.commands.runs.roles_view import roles_view, status_json
+from omniload.machine.readers import Reading
 
 
-def a_role(name, host):
+def a_role(name, host, **figures):
     return RoleLine(
         name=name,
         pid=7,
@@ -18,15 +19,15 @@ def a_role(name, host):
         age_s=0.0,
         task_s=1.0,
         waits_for=(),
-        figures={},
+        figures=figures,
         rates={},
         memory_bytes=None,
         host=host,
     )
 
 
-def shown(tmp_path, *hosts):
-    roles = tuple(a_role(f"loader-{number}", host) for number, host in enumerate(hosts))
+def shown(tmp_path, *hosts, **figures):
+    roles = tuple(a_role(f"loader-{number}", host, **figures) for number, host in enumerate(hosts))
     status = PlaneStatus(written_at=time.time(), host="10.0.0.1", pid=1, roles=roles)
     console = Console(width=200)
     with console.capture() as said:
@@ -59,3 +60,11 @@ def test_below_a_plane_that_failed_stands_why(tmp_path, has_ended):
     )
 
     assert status_json(tmp_path, status)["last_lines"] == ({"planner": line} if has_ended else {})
+
+
+def test_how_many_read_a_source_and_why_no_more_stands_below_the_roles(tmp_path):
+    web = Reading(readers=2, share=0.5, core=1.0).figures("web")
+
+    assert "loader-0: web is read by 2, 50% of the time, which is enough" in shown(
+        tmp_path, "10.0.0.1", **web
+    )

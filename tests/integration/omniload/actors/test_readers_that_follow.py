@@ -1,0 +1,99 @@
+"""A job on Ray whose mix comes to need a heavy source, and needs it no more: readers come and go, no step changes."""
+
+import os
+import time
+
+import numpy as np
+import psutil
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from omniload.actors.opening import open_plane
+from omniload.client import Client
+from omniload.mix.config import load_mix
+from omniload.mix.edits.edits_file import read_history
+from omniload.mix.run_record import write_run_record
+from tests.support.plane.corpora import write_texts
+from tests.support.plane.edits.edited_runs import a_spec, replayed, taken_by
+from tests.support.plane.edits.mix_commands import a_mix_file, json_of
+
+pytest.importorskip("ray")
+
+FEW = 4
+WITHIN_S = 240.0
+"""Twenty seconds until others come and two minutes until they go, on a machine that does other things as well."""
+PACE_S = 0.2
+
+
+def a_slow_tokenizer(folder):
+    """Write a tokenizer that merges letters at random: each word of a text is another one, and takes its time."""
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    texts = words(0, 2_000)
+    library.train_from_iterator([texts], trainers.BpeTrainer(vocab_size=2_000, show_progress=False))
+    library.save(str(folder / "tokenizer.json"))
+
+
+def words(seed, count):
+    letters = np.random.default_rng(seed).integers(ord("a"), ord("i"), (count, 24), np.uint8)
+    return " ".join(bytes(word).decode() for word in letters)
+
+
+def readers_now():
+    """Return the processes that read parts of sources."""
+    below = psutil.Process().children(recursive=True)
+    return [process for process in below if "ReaderActor" in "".join(process.cmdline()[:1])]
+
+
+@pytest.mark.soak  # four minutes: others come after twenty seconds, and go after two minutes
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.started_for_real  # readers are known by their titles, which a fork of a warm Python cannot set
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("leaves_nothing_behind")
+def test_readers_come_as_the_weight_of_a_source_rises_and_go_as_it_falls(tmp_path, monkeypatch):
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2 or os.getloadavg()[0] > cores:
+        pytest.skip("NOT TESTED: no core is there for a reader beside the loader")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    a_slow_tokenizer(tmp_path)
+    path = a_mix_file(
+        tmp_path,
+        rows=16,
+        micro_rows=1,
+        pack={"overlong": "truncate"},
+        tokenizer={"type": "bpe", "path": "tokenizer.json"},
+        weights={"ids": 1.0, "text": 1e-6},
+        runtime={"kind": "ray"},
+    )
+    for shard in range(8):
+        texts = [words(100 * shard + number, 400) for number in range(8)]
+        write_texts(tmp_path / "text" / f"{shard}.jsonl", texts)
+    run_dir, digests = tmp_path / "run", []
+    write_run_record(run_dir, path, {"dp": 1})
+
+    with open_plane(a_spec(path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+
+        def train_until(holds, *, pace_s=0.0):
+            until_s = time.monotonic() + WITHIN_S
+            while not holds():
+                assert time.monotonic() < until_s, f"readers are {readers_now()}"
+                digests.extend(taken_by([client], FEW))
+                time.sleep(pace_s)
+
+        digests += taken_by([client], FEW)
+        assert readers_now() == []
+        json_of("set", run_dir, "ids=1", "text=9")
+        train_until(readers_now)
+        first = readers_now()
+        digests += taken_by([client], 4 * FEW)
+        json_of("set", run_dir, "text=0")
+        train_until(lambda: not readers_now(), pace_s=PACE_S)
+        digests += taken_by([client], FEW)
+
+    assert psutil.wait_procs(first, timeout=10)[1] == []
+    said = "\n".join(log.read_text() for log in (run_dir / "logs").glob("loader-*.log"))
+    assert "source text is read by 2 from now on" in said
+    assert "source text is read by 1 from now on" in said
+    edits = read_history(run_dir, load_mix(path)[0]).edits
+    assert replayed(a_spec(path, readers={"text": 1}, edits=edits), len(digests)) == digests

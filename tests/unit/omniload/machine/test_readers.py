@@ -1,0 +1,145 @@
+"""How many read a source: when others are added, when they go, and why not."""
+
+import pytest
+
+from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler, Reading
+
+WEB = 0
+READ_S = 0.5
+
+
+class Job:
+    """One source whose reads take their time, of a loader that does what it is told."""
+
+    def __init__(self, readers=1, *, is_given=False, cores=16, most=8):
+        self.scaler = ReaderScaler(cores=cores, most=most)
+        self.scaler.follow(WEB, readers, is_given=is_given)
+        self.now_s, self.readers, self.said = 0.0, readers, []
+
+    def goes_on(self, seconds, *, work, core=1.0, gains=True, dividing=None, lacked=False):
+        """Read for so long what takes one reader ``work`` seconds a second; return the numbers of readers since."""
+        changes = []
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            readers = self.readers if dividing is None else dividing
+            share = min(1.0, work / (readers if gains else 1) / core)
+            took_s = READ_S * share
+            changes += self.told(ReadBegun(now_s=self.now_s, source=WEB, is_lacked=lacked))
+            self.now_s += took_s
+            tokens = round(1000 * took_s * core * (readers if gains else 1))
+            ended = ReadEnded(
+                now_s=self.now_s, source=WEB, busy_s=took_s * core, tokens=tokens, readers=readers
+            )
+            changes += self.told(ended)
+            self.now_s += READ_S - took_s
+            changes += self.told(Looked(now_s=self.now_s))
+        return changes
+
+    def told(self, event):
+        found = self.scaler.handle(event)
+        for command in found:
+            self.readers = command.readers
+            self.said.append(command.why)
+        return [command.readers for command in found]
+
+
+def test_a_source_that_is_read_all_the_time_gets_readers_until_they_keep_up():
+    job = Job()
+
+    assert job.goes_on(300, work=3.0) == [2, 3, 5]
+    assert job.goes_on(3600, work=3.0) == []
+    assert "of the time, with 1.00 of a core" in job.said[0]
+
+
+def test_the_time_in_which_a_planner_that_lacks_a_source_asks_for_it_again_is_the_sources_too():
+    assert Job().goes_on(120, work=0.7) == []
+    assert Job().goes_on(60, work=0.7, lacked=True) == [2]
+    # One that is drawn from now and then is lacked each time, and not read any more for that.
+    assert Job(2).goes_on(300, work=0.1, lacked=True) == [1]
+
+
+def test_a_burst_adds_nobody_and_a_pause_ends_nobody():
+    job = Job(2)
+
+    assert job.goes_on(15, work=9.0) == []
+    assert job.goes_on(60, work=0.8) == []
+    job.now_s += 3600
+    assert job.goes_on(60, work=1.2) == []
+
+
+def test_of_readers_that_have_little_to_do_as_many_stay_as_keep_up():
+    job = Job(6)
+
+    assert job.goes_on(110, work=1.0) == []
+    assert job.goes_on(60, work=1.0) == [2]
+    assert job.goes_on(3600, work=1.0) == []
+    assert "read 17% of the time" in job.said[0]
+
+
+def test_a_source_that_falls_away_keeps_its_loader_alone():
+    job = Job(4)
+    job.goes_on(60, work=3.0)
+
+    changes = [change for _ in range(200) for change in job.goes_on(1, work=0.0)]
+
+    assert changes[-1] == job.readers == 1
+
+
+def test_readers_that_wait_for_a_store_or_a_core_get_no_others():
+    job = Job()
+
+    assert job.goes_on(600, work=4.0, core=0.3) == []
+
+
+def test_readers_that_make_no_read_quicker_go_again_and_are_not_tried_for_an_hour():
+    job = Job()
+
+    assert job.goes_on(300, work=4.0, gains=False) == [2, 1]
+    assert "2 read it 1.00 times as quickly as 1" in job.said[1]
+    assert job.goes_on(3000, work=4.0, gains=False) == []
+    assert job.goes_on(900, work=4.0, gains=False) == [2, 1]
+
+
+def test_a_number_that_was_given_stays():
+    for work in (0.1, 9.0):
+        assert Job(2, is_given=True).goes_on(900, work=work) == []
+
+
+def test_while_others_open_the_source_no_more_are_asked_for_and_none_go():
+    job = Job(3)
+
+    assert job.goes_on(900, work=9.0, dividing=1) == []
+    # One that is enough by itself need not wait for them.
+    assert job.goes_on(300, work=0.3, dividing=1) == [1]
+
+
+def test_there_are_no_more_readers_than_cores_over_all_sources():
+    job = Job(cores=4)
+    job.scaler.follow(1, 2, is_given=True)
+
+    assert job.goes_on(900, work=9.0) == [2, 3]
+    job.scaler.forget(1)
+    assert job.goes_on(300, work=9.0) == [4]
+
+
+def test_what_was_said_of_a_source_that_is_gone_is_passed_over():
+    job = Job(2)
+    job.scaler.forget(WEB)
+
+    assert job.goes_on(300, work=9.0) == []
+    assert job.scaler.readings_S == {}
+
+
+@pytest.mark.parametrize(
+    ("reading", "why"),
+    [
+        (Reading(readers=3, share=0.5, core=1.0), "by 3, 50% of the time, which is enough"),
+        (Reading(readers=1, share=0.9, core=0.2), "by 1, 90% of the time, who wait for its store"),
+        (Reading(readers=2, share=1.0, core=0.9), "by 2, 100% of the time, too slowly"),
+    ],
+)
+def test_it_is_said_how_a_source_is_read_and_why_not_by_more(reading, why):
+    figures = {"held_bytes": 3.0, **reading.figures("web: a"), **reading.figures("code")}
+
+    assert Reading.in_figures(figures) == {"code": reading, "web: a": reading}
+    assert f"is read {why}" in reading.said
