@@ -226,8 +226,7 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     cache = IndexCache(folder=spec.cache_dir, source=name) if spec.cache_dir else None
     opened = open_shards(name, config, files, cache=cache)
     units = opened.format.units()
-    records = int(units.rows_U.sum())
-    if records == 0:
+    if not (records := int(units.rows_U.sum())):
         raise ConfigError(
             f"sources.{name}: {', '.join(config.paths)} holds no record; remove the source or add data"
         )
@@ -240,12 +239,12 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
     doubt = _why_nothing(spec.mix, name, first, lengths_N, records)
-    if not doubt and unseen:
-        doubt = f"sources.{name}: {unseen}"
     if not doubt and (
-        found := opened.format.doubt()
+        found := unseen
+        or opened.format.doubt()
         or _images_not_read(config, first)
         or _ids_unknown(spec, opened.format, first)
+        or _left_out(first)
     ):
         doubt = f"sources.{name}: {found}"
     spread, times = Spread(), 1.0
@@ -268,6 +267,13 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         along=spread.along,
         doubt=doubt,
     )
+
+
+def _left_out(first: Records) -> str:
+    """Say what is wrong with those of the first records that are left out; empty where there are none."""
+    count, of = np.count_nonzero(first.bad_B), len(first.bad_B)
+    said = f"{count:,} of its first {of:,} records are left out, as on_error says; the first: {first.reason}"
+    return said if count else ""
 
 
 def _ids_unknown(spec: PlaneSpec, record_format: Format, first: Records) -> str:

@@ -418,6 +418,9 @@ def test_check_bears_bad_records_that_are_skipped_unless_all_are(tmp_path):
         results[name] = checked(tmp_path, config)
 
     assert results["some.jsonl"].exit_code == 0
+    told = "".join(results["some.jsonl"].output.split())  # wherever lines are broken
+    assert "sources.web:1ofitsfirst3recordsareleftout,ason_errorsays;thefirst:" in told
+    assert "some.jsonl:2:hasnokey'text';ithastitle" in told
     assert isinstance(results["none.jsonl"].exception, ConfigError)
 
 

@@ -259,7 +259,8 @@ def test_tools_that_are_beside_conversations_and_not_read_are_told_of(
     (found,) = find_sources(spec, file)
 
     assert said in found.doubt
-    assert bool(said) == bool(found.doubt)
+    # The jsonl has a record that is left out, which is told of where nothing else is.
+    assert bool(said) == bool(found.doubt) or "records are left out" in found.doubt
 
 
 class OpenedError(Exception):
