@@ -39,6 +39,40 @@ def _reads_ahead(loader: Any) -> bool:
     return bool(loader._ways.read_ahead) and loader.num_workers > 0
 
 
+class _Lanes:
+    """What each worker has given of its copy of the dataset, and the newest state that came of it."""
+
+    def __init__(self, starts: list[Start]) -> None:
+        """Begin where each worker begins."""
+        self.starts = list(starts)
+        self._pickled: dict[int, bytes] = {}
+
+    def count(self, worker: int, state: bytes | None = None) -> None:
+        """Note a batch of a worker, and the state that came with it."""
+        start = self.starts[worker]
+        batches = 1 + (0 if start.over else start.batches)
+        self.starts[worker] = Start(batches=batches, state=start.state)
+        if state is not None:
+            self._pickled[worker] = state
+
+    def newest(self, worker: int, ahead: bytes | None) -> Any:
+        """Return the newest state of a worker; ``ahead`` is one of batches that were not handed out."""
+        pickled = self._pickled.get(worker) if ahead is None else ahead
+        return self.starts[worker].state if pickled is None else _loaded(pickled)
+
+    def kept(self, *, over: bool) -> list[Start]:
+        """Return where workers go on whose copies stay; ``over``: at the end of an epoch."""
+        states = {worker: _loaded(pickled) for worker, pickled in self._pickled.items()}
+        return [
+            Start(batches=s.batches, state=states.get(w, s.state), over=over or s.over)
+            for w, s in enumerate(self.starts)
+        ]
+
+
+def _loaded(pickled: bytes) -> Any:
+    return pickle.loads(pickled)  # noqa: S301 -- our own worker's
+
+
 class Progress:
     """The progress of the last iterator of a loader."""
 
@@ -62,29 +96,27 @@ class Progress:
         """Base seed that the iterator takes in place of one it draws."""
         self._drawn_seed: int | None = None
         self._sealed: tuple[Place, JsonObject] | None = None
-        self._pickled: dict[int, bytes] = {}
-        running = state is not None and state.stage == "running"
         if state is not None:
             check(loader, state, self._shape)
-            if not running:
-                self._prepare(state)
-        self.order = Order(
-            self._anatomy, state.place if running and state and not self._iterable else None
-        )
+        # Of the middle of an epoch; else the next one begins.
+        within = state if state is not None and state.stage == "running" else None
+        if state is not None and within is None:
+            self._prepare(state)
+        self.order = Order(self._anatomy, within.place if within and not self._iterable else None)
         self._first_worker = 0
         # Among another number of workers the turn means nothing, and a map dataset needs none.
-        if running and state and state.workers == self._workers:
-            self._first_worker = state.next_worker
+        if within and within.workers == self._workers:
+            self._first_worker = within.next_worker
         self._next_worker = self._first_worker
-        lanes = max(1, self._workers)
-        self._starts = state.starts_of(lanes) if state else [Start()] * lanes
+        count = max(1, self._workers)
+        self._lanes = _Lanes(state.starts_of(count) if state else [Start()] * count)
+        starts = self._lanes.starts
         self.own: OwnState | None = None
         if stateful and not self._hidden:
-            self.own = OwnState(loader.dataset, [start.state for start in self._starts])
-        self.samples = self._wrapped(loader) if self._iterable and not self._piped else None
-
-    def _wrapped(self, loader: Any) -> Samples:
-        return Samples(loader.dataset, list(self._starts), loader.batch_size or 1)
+            self.own = OwnState(loader.dataset, [start.state for start in starts])
+        self.samples: Samples | None = None
+        if self._iterable and not self._piped:
+            self.samples = Samples(loader.dataset, list(starts), loader.batch_size or 1)
 
     def _prepare(self, state: LoaderState) -> None:
         """Make the generators and samplers what they were between two epochs."""
@@ -99,7 +131,7 @@ class Progress:
     def batches_before(self) -> int:
         """Batches of this epoch that were handed out before the iterator was made."""
         if self._iterable:
-            return sum(start.batches for start in self._starts if not start.over)
+            return sum(start.batches for start in self._lanes.starts if not start.over)
         resume = self.order.epoch.start
         return resume.batches - len(resume.late)
 
@@ -116,7 +148,7 @@ class Progress:
         """Begin another epoch with the same workers."""
         self.stage, self._next_worker = "running", 0
         # Workers that are kept go on where their copies stand, at the end of the epoch before.
-        self._starts, self._pickled = self._kept_lanes(over=True), {}
+        self._lanes = _Lanes(self._lanes.kept(over=True))
 
     def gave(self, tasks: int) -> None:
         """Note that the batches of all tasks before ``tasks`` are handed out."""
@@ -125,7 +157,7 @@ class Progress:
             return
         self.order.epoch.gave_any(())
         if not self._workers:
-            self._count(0)
+            self._lanes.count(0)
 
     def gave_any(self, still_open: Iterable[int]) -> None:
         """Note that all batches drawn but those of ``still_open`` are handed out."""
@@ -134,23 +166,13 @@ class Progress:
     def carried(self, worker: int, state: bytes | None) -> None:
         """Note that a worker's next batch is handed out, and the state that came with it."""
         if self._iterable or self.own is not None:
-            self._count(worker)
+            self._lanes.count(worker, state)
             self._next_worker = (worker + 1) % self._workers
-            if state is not None:
-                self._pickled[worker] = state
 
     def replaces(self, worker: int, ahead: bytes | None) -> None:
         """Begin the process that takes a worker's place; ``ahead`` is the newest state that came of the old one."""
         if self.own is not None:
-            newest = self._pickled.get(worker) if ahead is None else ahead
-            state = self._starts[worker].state if newest is None else pickle.loads(newest)  # noqa: S301 -- our own worker's
-            self.own.go_on(worker, state)
-
-    def _count(self, worker: int) -> None:
-        start = self._starts[worker]
-        self._starts[worker] = Start(
-            batches=1 + (0 if start.over else start.batches), state=start.state
-        )
+            self.own.go_on(worker, self._lanes.newest(worker, ahead))
 
     def finished(self) -> None:
         """Note that the epoch has ended."""
@@ -176,7 +198,7 @@ class Progress:
             place=place,
             workers=self._workers,
             next_worker=self._next_worker,
-            starts=self._lanes() if self._iterable or self.own is not None else [],
+            starts=self._starts() if self._iterable or self.own is not None else [],
         ).as_dict(self._sealed[1])
 
     def _place(self) -> Place:
@@ -189,23 +211,17 @@ class Progress:
             now={"generators": generator_states(self._anatomy.generators)},
         )
 
-    def _lanes(self) -> list[Start]:
+    def _starts(self) -> list[Start]:
+        """Return where each worker begins that goes on from here."""
         over = self.stage == "finished"
         if over and self._workers and not self._persistent:
             return [Start()] * self._workers  # the next epoch's workers get the dataset anew
         if not self._workers:
-            return [self._lane_here(over)]
-        return self._kept_lanes(over=over)
+            return [self._start_here(over)]
+        return self._lanes.kept(over=over)
 
-    def _kept_lanes(self, *, over: bool) -> list[Start]:
-        loaded = {w: pickle.loads(data) for w, data in self._pickled.items()}  # noqa: S301 -- our own worker's
-        return [
-            Start(batches=s.batches, state=loaded.get(w, s.state), over=over or s.over)
-            for w, s in enumerate(self._starts)
-        ]
-
-    def _lane_here(self, over: bool) -> Start:
-        samples, start = self.samples, self._starts[0]
+    def _start_here(self, over: bool) -> Start:
+        samples, start = self.samples, self._lanes.starts[0]
         if self.own is not None:
             return Start(batches=start.batches, state=deepcopy(self.own.state()), over=over)
         if samples is None or self.stage == "fresh":
