@@ -118,11 +118,11 @@ def find_sources(spec: PlaneSpec, file: Path | None = None) -> list[FoundSource]
     ):
         # A tokenizer that cannot be opened is told once, by itself: pipelines would say it for every source.
         finder = _Finder(spec, calls, can_encode=not isinstance(tokenizer, OmniloadError))
-        found = pool.map(
-            lambda name: _named(_outcome(lambda: finder.find(name)), name, file),
-            mix.names,
-            advance=advance,
+        outcomes = pool.map(
+            lambda name: _outcome(lambda: finder.find(name)), mix.names, advance=advance
         )
+    # By one thread: each that asked for a line of the file while no other had composed its tree would do so.
+    found = [_named(each, name, file) for each, name in zip(outcomes, mix.names, strict=True)]
     # Before anything is raised: once one source is mended, the sound ones are not looked at again.
     finder.keep([source for source in found if isinstance(source, FoundSource)])
     if isinstance(tokenizer, OmniloadError):

@@ -99,7 +99,7 @@ def index_of(
 
     Args:
         files: The shards.
-        build: Finds the units of one file; called from several threads.
+        build: Finds the units of one file; called from several threads where there are several.
         kind: Says how files are cut; units cut otherwise are not taken from the cache.
         cache: Where the index is kept; ``None`` builds it every time.
 
@@ -110,7 +110,11 @@ def index_of(
     kept = _load(cache.path(kind)) if cache else {}
     missing = [file for file in files if key_of_file(file) not in kept]
     built: dict[str, FileUnits] = {}
-    if missing:
+    if (
+        len(missing) == 1
+    ):  # of a thousand sources of one file, a thousand threads would be started and waited for
+        built = {missing[0].path: build(missing[0])}
+    elif missing:
         with DaemonPool(min(_READERS, len(missing)), "omniload-index") as pool:
             found = pool.map(build, missing)
         built = dict(zip((file.path for file in missing), found, strict=True))

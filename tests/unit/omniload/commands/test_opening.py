@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from omniload.base.errors import (
     StateError,
     UnavailableError,
 )
+from omniload.commands import opening
 from omniload.commands.opening import find_sources, open_spec, raise_together
 from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import MiddleTransform
@@ -61,6 +63,20 @@ def test_together_they_are_what_is_least_likely_to_go_away(kinds, gravest):
         raise_together([kind("wrong") for kind in kinds])
 
     assert type(raised.value) is gravest
+
+
+def test_lines_of_faults_are_looked_for_by_one_thread(tmp_path, monkeypatch):
+    file = a_file(tmp_path, a_mixed_corpus(tmp_path))
+    spec = open_spec(file, dp=2, cache_dir=tmp_path / "cache")
+    for path in tmp_path.glob("**/*.parquet"):
+        path.unlink()
+    asked = []
+    monkeypatch.setattr(opening, "line_of", lambda *_: asked.append(threading.get_ident()) or 7)
+
+    with pytest.raises(OmniloadError, match=r"mix.yaml:7: "):
+        find_sources(spec, file)
+
+    assert set(asked) == {threading.get_ident()}
 
 
 def test_sources_are_found_in_the_order_of_the_file(tmp_path):

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,19 @@ def test_units_of_all_files_follow_each_other(indexed):
     assert table.starts_U.tolist() == [0, 1, 0, 1, 2]
     assert table.stops_U.tolist() == [1, 2, 1, 2, 3]
     assert len(table) == 5
+
+
+def test_one_file_is_looked_at_without_another_thread(folder):
+    looked = set()
+
+    def builds(file):
+        looked.add(threading.get_ident())
+        return Builder()(file)
+
+    table = index_of(find_files(["a.x"], folder, source="web"), builds, kind="k", cache=None)
+
+    assert table.rows_U.tolist() == [1, 2]
+    assert looked == {threading.get_ident()}
 
 
 def test_a_count_that_no_file_holds_is_refused_before_memory_is_taken_for_it(folder):
