@@ -165,7 +165,7 @@ class FolderBoard(Board):
     """Roles of several processes of one machine: a file each, in memory where the folder is."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def post(self, activity: Activity) -> Callable[[], None]:
         """Write the heartbeat of a role of this process now and every second.
@@ -195,7 +195,7 @@ class FolderBoard(Board):
     @override
     def read(self) -> dict[str, Progress]:
         found: dict[str, Progress] = {}
-        for path in self._folder.glob("*.json"):
+        for path in self.folder.glob("*.json"):
             # A file that goes or is of another make is no heartbeat; the role then has none.
             try:
                 progress = Progress.from_json(json.loads(path.read_bytes()))
@@ -217,4 +217,4 @@ class FolderBoard(Board):
         self._place_of(name).unlink(missing_ok=True)
 
     def _place_of(self, name: str) -> Path:
-        return self._folder / f"{name.replace(' ', '-')}.json"
+        return self.folder / f"{name.replace(' ', '-')}.json"

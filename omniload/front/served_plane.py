@@ -198,7 +198,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
         step: First step of these ranks, which none of those before has committed; ``None`` for the ranks that the
             plane was served for, from its first step on.
         generation: Number of these ranks, rising with each change; ``None`` for those of now, and in the place of a
-            rank that is gone for those that come next. A rank of another host than the plane's gives it with ``step``.
+            rank that is gone for those that come next, where both are on the plane's host: on another it is given.
         arrays: As for ``open``.
         labels: As for ``open``.
         device: As for ``open``.
@@ -269,12 +269,6 @@ def _asked_of(
             )
         return None
     require_whole("step", step)
-    if generation is None and plane.host != host_id():
-        # Places that were held before are known on the host of each rank alone.
-        raise ConfigError(
-            f"rank joins from step {step} on from another host than the plane's, and gives no generation; number the "
-            "changes from 1 on, and give all ranks the number of this one"
-        )
     if generation is not None:
         require_whole("generation", generation, least=1)
     return ResizeAsked(dp=world_size, step=step, generation=generation)

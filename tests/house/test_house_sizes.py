@@ -34,21 +34,25 @@ LONGER = {
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        360,
+        365,
         "three roles, how each begins, and what all of them answer",
     ),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
+    "omniload/actors/ray/hosts/boards.py": (
+        175,
+        "heartbeats of all hosts, and which ranks are taken there",
+    ),
     "omniload/actors/ray/answers.py": (230, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         280,
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
-        285,
+        295,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        360,
+        370,
         "the planner's ways, which of them a source takes, and a rank's",
     ),
     "omniload/actors/ray/cluster.py": (

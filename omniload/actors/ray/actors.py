@@ -19,6 +19,7 @@ from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.hosts.boards import claim_for_guest
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links import RayConstructorLink, RayLoaderLinks
@@ -233,7 +234,7 @@ class PlannerActor(_PresentActor):
         self, name: str, board: FolderBoard, logs: Path | None, opening: PlannerOpening | None
     ) -> None:
         """Be there, and be seen to be; take over where ``opening`` says of what."""
-        self._activity = self._appear(name, board, logs)
+        self._activity, self._folder = self._appear(name, board, logs), board.folder
         self._failure: OmniloadError | None = None
         if opening is not None:
             # Ranks find the planner by its name, and Ray lets none of their calls in before this ends.
@@ -286,6 +287,10 @@ class PlannerActor(_PresentActor):
     def taken(self, step: int, dp_rank: int, cp_rank: int, generation: int) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
         self._shell.taken(step, dp_rank, cp_rank, generation)
+
+    def claim(self, name: str, guest: str) -> None:
+        """Take a rank for a process of another host; see ``claim_for_guest``."""
+        claim_for_guest(self._folder, name, guest)
 
     def resize(self, asked: ResizeAsked) -> World:
         """Have other ranks; return those that there are from then on."""

@@ -1,6 +1,9 @@
 """A rank's way to a data plane of Ray actors, from the same process or another of the job."""
 
 import math
+import os
+import secrets
+import socket
 import threading
 import time
 from collections import deque
@@ -44,6 +47,8 @@ __all__ = ["RayHandle"]
 
 _LOG = get_logger(__name__)
 _CLOSE_S = 10.0
+_MARK = secrets.token_hex(4)
+"""Hosts may have one name, and processes of them one number."""
 _LOOK_S = 0.1
 """A constructor that takes the place of a lost one is looked for so often."""
 
@@ -72,11 +77,13 @@ class RayHandle(RankHandle):
         self._held: deque[Batch] = deque()
         self._asked: tuple[int, Any] | None = None
         self._folder = address.on_host(host_id())[1]
+        self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
         self._line, self._opener = LifelineEnd(""), Opener(0, "")
         try:
             if asked is None:  # else the planner is asked first
-                self._lock = self._claim(0, dp_rank)
+                if not self._is_guest:
+                    self._lock = self._claim(0, dp_rank)
                 # Of the first world its number is enough: the address says who serves each of its ranks.
                 self._be(World(tree=ClientPlaceTree.of()), dp_rank)
             self._opener = Opener(*address.opener)
@@ -104,7 +111,12 @@ class RayHandle(RankHandle):
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""
-        return claim_rank(self._folder, self._number(generation, dp_rank))
+        name = self._number(generation, dp_rank)
+        # Where ranks of other hosts come and go, the host of the plane alone knows which are taken.
+        if self._is_guest:
+            this = f"process {os.getpid()} on {socket.gethostname()} ({_MARK})"
+            self._planner.claim(name, this)
+        return claim_rank(self._folder, name)
 
     def _number(self, generation: int, dp_rank: int) -> str:
         name = rank_name(dp_rank, self._cp_rank, self._address.cp_size)

@@ -317,6 +317,14 @@ class PlannerLink:
         world: World = self._answer(lambda planner: planner.resize.remote(asked), what)
         return world
 
+    def claim(self, name: str, guest: str) -> None:
+        """Take a rank for ``guest``, this process, on the host of the plane; again does nothing.
+
+        Raises:
+            OmniloadError: Another process has it, or no planner answered within a minute.
+        """
+        self._answer(lambda planner: planner.claim.remote(name, guest), f"the place of {name}")
+
     def be(self, dp_rank: int, generation: int) -> None:
         """Be a rank of a world that there is, which has taken nothing yet."""
         self._rank, self._taken = (dp_rank, self._rank[1], generation), None

@@ -132,6 +132,10 @@ def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken
         ranks = [join(host, rank, 3, 0, 1) for rank, host in enumerate([here, there, there])]
         seen = dict(step_of(ranks) for _ in range(3))
 
+        twin = join(there, 1, 3, 0, 1)
+        twin.tell("next")
+        assert "rank dp=1 of 1 of this data plane was taken by process" in twin.told()["message"]
+
         for rank in ranks:  # step 3 is begun, and never committed
             rank.tell("next")
         for dead in ranks[1:]:

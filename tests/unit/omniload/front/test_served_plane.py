@@ -124,15 +124,6 @@ def test_a_plane_of_another_host_that_listens_on_loopback_is_refused(tmp_path):
         omniload.join(a_note(tmp_path, plane={"host": "elsewhere"}), rank=0, world_size=4)
 
 
-def test_a_rank_of_another_host_says_which_change_it_comes_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(served_plane, "answers", lambda *_: True)
-    note = a_note(tmp_path, plane={"host": "elsewhere", "terms": TERMS})
-
-    with pytest.raises(ConfigError, match=r"gives no generation; number the changes from 1"):
-        omniload.join(note, rank=0, world_size=3, step=7)
-    omniload.join(note, rank=0, world_size=3, step=7, generation=1, arrays="numpy").close()
-
-
 @pytest.mark.parametrize("is_served", [True, False])
 def test_whether_a_plane_of_another_host_is_served_a_connection_tells_and_no_lock(
     tmp_path, monkeypatch, is_served

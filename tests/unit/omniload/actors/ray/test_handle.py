@@ -1,10 +1,12 @@
 """A rank of a plane of actors that is refused another number, or finds no constructor for it, stays what it is."""
 
+import os
+
 import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.address import PlaneAddress
+from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
 from omniload.actors.ray import handle as module
 from omniload.actors.ray.handle import RayHandle
 from omniload.actors.ray.hosts.boards import claim_rank
@@ -35,6 +37,7 @@ class FakeLink:
 
     first_step = 0
     told = ()
+    claimed = ()
 
     def __init__(self, dp_rank, cp_rank, check):
         self.rank, self.world = (dp_rank, cp_rank, 0), World(tree=ClientPlaceTree.of(dp=2))
@@ -47,6 +50,9 @@ class FakeLink:
             dp=asked.dp, step=asked.step, generation=asked.generation
         )
         return self.world
+
+    def claim(self, name, guest):
+        FakeLink.claimed += ((name, guest),)
 
     def be(self, dp_rank, generation):
         self.rank = dp_rank, 0, generation
@@ -168,3 +174,21 @@ def test_a_rank_that_could_not_join_may_try_again(address, actors):
 
     assert said_by(joined, 0)[0] == ("constructor-1", 0, 1, 0)
     joined.leave(1.0)
+
+
+def test_a_rank_of_another_host_has_its_number_noted_on_that_of_the_plane(
+    address, tmp_path, monkeypatch
+):
+    terms = NodeTerms(is_given=False, bind="eth0", ports="", store_bytes=1)
+    place = HostPlace(node="n", address="10.0.0.2", board=tmp_path)
+    there = address.model_copy(update={"host": "elsewhere", "terms": terms})
+    monkeypatch.setattr(FakeLink, "claimed", ())
+
+    handle = RayHandle(there.with_node_on(host_id(), place), 1, 0, lambda: None)
+    handle.resize(ResizeAsked(dp=1, step=5), 0)
+    handle.leave(1.0)
+
+    names, guests = zip(*FakeLink.claimed, strict=True)
+    assert names == (rank_name(1, 0, 1), f"{rank_name(0, 0, 1)} of 1")
+    assert set(guests) == {guests[0]}
+    assert str(os.getpid()) in guests[0]
