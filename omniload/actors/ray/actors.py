@@ -40,6 +40,7 @@ from omniload.machine.data_constructor import (
     FetchSlices,
 )
 from omniload.machine.messages import ChangeAsked, ResizeAsked, TakeOver
+from omniload.machine.progress import Progress
 from omniload.machine.replacement import Member
 from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
@@ -234,7 +235,9 @@ class PlannerActor(_PresentActor):
         self, name: str, board: FolderBoard, logs: Path | None, opening: PlannerOpening | None
     ) -> None:
         """Be there, and be seen to be; take over where ``opening`` says of what."""
-        self._activity, self._folder = self._appear(name, board, logs), board.folder
+        self._activity, self._board = self._appear(name, board, logs), board
+        self._ahead_s: dict[tuple[str, str, int], float] = {}
+        """How far the clock here is ahead of that of each guest, at most: by what came quickest."""
         self._failure: OmniloadError | None = None
         if opening is not None:
             # Ranks find the planner by its name, and Ray lets none of their calls in before this ends.
@@ -290,7 +293,19 @@ class PlannerActor(_PresentActor):
 
     def claim(self, name: str, guest: str) -> None:
         """Take a rank for a process of another host; see ``claim_for_guest``."""
-        claim_for_guest(self._folder, name, guest)
+        claim_for_guest(self._board.folder, name, guest)
+
+    def beat(self, now_s: float, told: JsonObject) -> None:
+        """Put the heartbeat of a rank of another host on the board of this one, by the clock here."""
+        progress = Progress.from_json(told)
+        guest = progress.name, progress.host, progress.pid
+        ahead_s = time.monotonic() - now_s
+        self._ahead_s[guest] = ahead_s = min(ahead_s, self._ahead_s.get(guest, ahead_s))
+        self._board.note(progress.moved(ahead_s))
+
+    def forget(self, name: str) -> None:
+        """Take a rank of another host off the board, which is another one now."""
+        self._board.forget(name)
 
     def resize(self, asked: ResizeAsked) -> World:
         """Have other ranks; return those that there are from then on."""

@@ -37,7 +37,7 @@ from omniload.base.log import RoleLogs, get_logger
 from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch
 from omniload.machine.messages import ResizeAsked
-from omniload.machine.progress import rank_name
+from omniload.machine.progress import Progress, rank_name
 from omniload.machine.steps import of_next
 from omniload.machine.waiting import Wait
 from omniload.plan.place_tree import ClientPlaceTree
@@ -107,7 +107,8 @@ class RayHandle(RankHandle):
         self._here, self._board = boards_of(address, self._folder)
         self._logs = RoleLogs(address.logs)
         self._appear()
-        self._planner.watch(self._gate, self._left, math.prod(address.sizes.values()))
+        beat = self._beat if self._is_guest else None
+        self._planner.watch(self._gate, self._left, math.prod(address.sizes.values()), beat)
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""
@@ -148,6 +149,9 @@ class RayHandle(RankHandle):
         self._activity.rest("has asked for no batch")
         self._end_heartbeats = self._here.post(self._activity)
 
+    def _beat(self) -> Progress:
+        return self._activity.progress()  # another one after ``resize``
+
     def _let_go(self) -> None:
         if self._lock is not None:
             self._lock.close()
@@ -179,6 +183,8 @@ class RayHandle(RankHandle):
         self._end_heartbeats()
         if before != self._name:
             self._here.forget(before)
+            if self._is_guest:
+                self._planner.forget(before)
         self._appear()
 
     @override

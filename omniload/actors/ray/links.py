@@ -39,6 +39,7 @@ from omniload.machine.messages import (
     SamplesReported,
     TakeOver,
 )
+from omniload.machine.progress import Progress
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed, World
 
@@ -257,13 +258,20 @@ class PlannerLink:
         with self._looking:
             self._look(time.monotonic())
 
-    def watch(self, gate: Gate, left: threading.Event, ranks: int) -> None:
+    def watch(
+        self,
+        gate: Gate,
+        left: threading.Event,
+        ranks: int,
+        beat: Callable[[], Progress] | None = None,
+    ) -> None:
         """Look now and then, in a thread of its own: others may wait for a rank that trains and asks for nothing.
 
         Args:
             gate: Is closed before Ray is left.
             left: Set once the rank is given back.
             ranks: Ranks of the plane.
+            beat: Returns the heartbeat of a rank that the host of the plane does not see by itself.
         """
         every_s = max(_WATCH_S, ranks / _MOST_WATCHES)
 
@@ -272,6 +280,8 @@ class PlannerLink:
                 # Whoever waits is told what ails the planner, or the plane.
                 with suppress(OmniloadError, RayError), gate.inside():
                     self.look()
+                    if beat is not None:
+                        self._actor.beat.remote(time.monotonic(), beat().to_json())
 
         threading.Thread(target=look, name="omniload-planner-watch", daemon=True).start()
 
@@ -324,6 +334,10 @@ class PlannerLink:
             OmniloadError: Another process has it, or no planner answered within a minute.
         """
         self._answer(lambda planner: planner.claim.remote(name, guest), f"the place of {name}")
+
+    def forget(self, name: str) -> None:
+        """Have a heartbeat off the board that this rank has told under another name."""
+        self._actor.forget.remote(name)
 
     def be(self, dp_rank: int, generation: int) -> None:
         """Be a rank of a world that there is, which has taken nothing yet."""

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
+from omniload.actors.heartbeat_board import FolderBoard
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
 from tests.support.plane.two_hosts import (
@@ -103,6 +105,13 @@ def step_of(ranks):
     return step, sorted(tuple(row) for batch in told for row in batch["rows"])
 
 
+def hosts_of(scratch, ranks):
+    """Return where ranks are by the board of the host that serves; nothing before all of them are on it."""
+    (planner,) = scratch.glob("omniload-ray-*/board/planner.json")
+    found = FolderBoard(planner.parent).read()
+    return {rank: found[rank].host for rank in ranks} if ranks <= found.keys() else {}
+
+
 @contextmanager
 def served(host, mix, scratch, world_size, address=None):
     """A plane on a host; gives what starts ranks, and ends all that is left of them."""
@@ -131,6 +140,11 @@ def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken
     with served(here, mix, scratch, 3, f"{ADDRESSES[0]}:22100") as join:
         ranks = [join(host, rank, 3, 0, 1) for rank, host in enumerate([here, there, there])]
         seen = dict(step_of(ranks) for _ in range(3))
+
+        until_s = time.monotonic() + LIMIT_S
+        while not (beats := hosts_of(scratch, {"rank dp=1", "rank dp=2"})):
+            assert time.monotonic() < until_s, "no heartbeat of the other host came"
+        assert beats == {"rank dp=1": ADDRESSES[1], "rank dp=2": ADDRESSES[1]}
 
         twin = join(there, 1, 3, 0, 1)
         twin.tell("next")

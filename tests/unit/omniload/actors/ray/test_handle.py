@@ -38,6 +38,7 @@ class FakeLink:
     first_step = 0
     told = ()
     claimed = ()
+    forgotten = ""
 
     def __init__(self, dp_rank, cp_rank, check):
         self.rank, self.world = (dp_rank, cp_rank, 0), World(tree=ClientPlaceTree.of(dp=2))
@@ -53,6 +54,9 @@ class FakeLink:
 
     def claim(self, name, guest):
         FakeLink.claimed += ((name, guest),)
+
+    def forget(self, name):
+        FakeLink.forgotten = name
 
     def be(self, dp_rank, generation):
         self.rank = dp_rank, 0, generation
@@ -190,5 +194,6 @@ def test_a_rank_of_another_host_has_its_number_noted_on_that_of_the_plane(
 
     names, guests = zip(*FakeLink.claimed, strict=True)
     assert names == (rank_name(1, 0, 1), f"{rank_name(0, 0, 1)} of 1")
+    assert FakeLink.forgotten == rank_name(1, 0, 1)
     assert set(guests) == {guests[0]}
     assert str(os.getpid()) in guests[0]
