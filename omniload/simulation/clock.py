@@ -87,13 +87,16 @@ class Host:
         self._sent_at_s = 0.0
 
     def process(self, role: Role, width: float = 1.0, *, clock: float = 0.0) -> Process:
-        """Start a process; before anything runs."""
+        """Start a process."""
+        # Until now others had what it takes by the clock.
+        self._advance()
         # Hundreds of ranks simulated on a few cores do more by the clock than those have.
         clock = min(clock, self._left - self._cores * _LEAST_LEFT)
         made = Process(self, role, width, clock)
         # What is done by the clock is done whatever else there is: jobs share what it leaves.
         self._left -= clock
         self.processes.append(made)
+        self._look_ahead()
         return made
 
     def transfer_s(self, size_bytes: int) -> float:

@@ -105,7 +105,7 @@ class Simulated:
     sources: int
     loaders: int
     readers: int
-    """Further readers of sources, beside the loaders."""
+    """Further readers of sources at the end, beside the loaders."""
     constructors: int
     seed: int
     steps: int
@@ -161,6 +161,9 @@ class _Before:
             message_bytes=process.message_bytes,
             batches=process.batches,
         )
+
+
+_NOTHING = _Before(busy_s=0.0, messages=0, message_bytes=0, batches=0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,7 +263,11 @@ class Meter:
         return chain(self.loaders, shadows, readers, self.constructors, self.ranks, planner)
 
     def _busy_s(self, process: Process) -> float:
-        return process.busy_s - self._before[id(process)].busy_s
+        return process.busy_s - self._before_of(process).busy_s
+
+    def _before_of(self, process: Process) -> _Before:
+        """Return what a process had done; nothing where it was started since, to read a source."""
+        return self._before.get(id(process), _NOTHING)
 
     def _roles(self) -> list[Role]:
         return list(dict.fromkeys(process.role for process in self._processes()))
@@ -268,7 +275,7 @@ class Meter:
     def _role(self, role: Role, seconds: float) -> RoleFigures:
         its = [process for process in self._processes() if process.role == role]
         busy = [self._busy_s(process) / seconds for process in its]
-        before, steps = [self._before[id(each)] for each in its], self.job.steps
+        before, steps = [self._before_of(each) for each in its], self.job.steps
         since = list(zip(its, before, strict=True))
         connections = self.wire.connections_by()
         return RoleFigures(
@@ -280,7 +287,7 @@ class Meter:
             message_bytes_step=sum(n.message_bytes - then.message_bytes for n, then in since)
             / steps,
             batches_step=sum(now.batches - then.batches for now, then in since) / steps,
-            memory_bytes=max(self._peaks[id(process)] for process in its),
+            memory_bytes=max(self._peaks.get(id(process), 0) for process in its),
             connections=max(connections.get(id(process), 0) for process in its),
         )
 

@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.machine.messages import ReadAhead, SamplesReported, SliceRequest
+from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
+from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
 from omniload.machine.source_loader import SamplesRead, SourceLoader
 from omniload.mix.columns import SampleColumns
 from omniload.mix.samples import SampleTable
@@ -69,9 +70,9 @@ class SimulatedReader:
     wire: Wire
     lane: Lane
     """Its one thread."""
-    block_bytes: int
+    block_bytes: int = field(default=0, init=False)
     """Of its part of a decoded block."""
-    memory: int
+    memory: int = field(default=0, init=False)
     """Cap of that."""
     has_read: bool = field(default=False, init=False)
 
@@ -139,11 +140,50 @@ class SimulatedLoader:
     """Threads that read, and that answer."""
     memory: int
     """Cap of what its samples take."""
-    readers: Mapping[int, Sequence[SimulatedReader]] = field(default_factory=dict)
-    """Further readers of each source that has some."""
+    scaler: ReaderScaler
+    """Says how many read each source."""
+    reader_process: Callable[[], Process]
+    """Starts a process that reads, or gives the one that all roles share."""
     shadows: Sequence[SimulatedShadow] = ()
+    readers: dict[int, list[SimulatedReader]] = field(default_factory=dict, init=False)
+    """Further readers of each source, as far as it had some."""
+    _ended: list[SimulatedReader] = field(default_factory=list, init=False)
+    """Those of sources that had more; the next ones take their places."""
     _blocks: dict[int, int] = field(default_factory=dict, init=False)
     """The block that each source has decoded."""
+
+    def __post_init__(self) -> None:
+        for source, reading in self.scaler.readings_S.items():
+            self._divide(source, reading.readers)
+
+    def _divide(self, source: int, readers: int) -> None:
+        """Have so many read a source from its next read on."""
+        its = self.readers.setdefault(source, [])
+        self._ended += its[readers - 1 :]
+        del its[readers - 1 :]
+        while len(its) < readers - 1:
+            its.append(self._ended.pop() if self._ended else self._reader())
+        for each in its:
+            # They share their loader's cap, as in a run.
+            each.block_bytes = self.costs[source].block_bytes // readers
+            each.memory, each.has_read = self.memory // readers, False
+
+    def _reader(self) -> SimulatedReader:
+        process = self.reader_process()
+        return SimulatedReader(process=process, wire=self.wire, lane=Lane(process, 1))
+
+    def _tell(self, event: Looked | ReadBegun | ReadEnded) -> None:
+        for command in self.scaler.handle(event):
+            self._divide(command.source, command.readers)
+
+    @property
+    def _now_s(self) -> float:
+        return self.process.host.clock.now_s
+
+    def release(self, command: ReleaseSamples) -> None:
+        """Let go of samples that no plan needs any more."""
+        self.machine.handle(command)
+        self._tell(Looked(now_s=self._now_s))
 
     def read(self, command: ReadAhead, report: Callable[[SamplesReported], None]) -> None:
         """Read a range and report it."""
@@ -156,15 +196,31 @@ class SimulatedLoader:
         asked_s = self.wire.end_s(self.process)
         if isinstance(answer, SamplesReported):
             return asked_s, lambda: report(answer)
+        lacked = command.is_lacked
+        self._tell(ReadBegun(now_s=self._now_s, source=command.source, is_lacked=lacked))
         read = self.sources[command.source].read(answer.start, answer.stop)
-        parts = self._parts(read)
+        # As it is now: until this read has ended the source may get other readers.
+        others = tuple(self.readers.get(command.source, ()))
+        parts = self._parts(read, len(others) + 1)
         told_s = self.wire.end_s(self.process, size_of_table(read.block.table))
-        if others := self.readers.get(command.source, ()):
+        hold = partial(self._hold, read, parts, report)
+        if others:
             asked_s += sum(self.wire.end_s(self.process, _RANGE_BYTES) for _ in others)
-            return asked_s, lambda: self._read_parts(read, parts, told_s, report)
-        return asked_s + float(parts.seconds_R[0]) + told_s, lambda: self._hold(read, report)
+            return asked_s, lambda: self._read_parts(read, others, parts, told_s, hold)
+        return asked_s + float(parts.seconds_R[0]) + told_s, hold
 
-    def _hold(self, read: SamplesRead, report: Callable[[SamplesReported], None]) -> None:
+    def _hold(
+        self, read: SamplesRead, parts: _Parts, report: Callable[[SamplesReported], None]
+    ) -> None:
+        self._tell(
+            ReadEnded(
+                now_s=self._now_s,
+                source=read.source,
+                busy_s=float(parts.seconds_R.max()),
+                tokens=int(read.block.tokens.offsets[-1]),
+                readers=len(parts.seconds_R),
+            )
+        )
         (reported,) = self.machine.handle(read)
         assert isinstance(reported, SamplesReported)
         report(reported)
@@ -172,12 +228,13 @@ class SimulatedLoader:
     def _read_parts(
         self,
         read: SamplesRead,
+        others: Sequence[SimulatedReader],
         parts: _Parts,
         told_s: float,
-        report: Callable[[SamplesReported], None],
+        hold: Then,
     ) -> None:
         """Read a part while other readers read theirs; once all are there, put them together."""
-        others, costs = self.readers[read.source], self.costs[read.source]
+        costs = self.costs[read.source]
         # A list, as the calls that count it down come later, each by itself.
         missing = [len(others) + 1]
         # The thread that reads waits for the other parts, and takes no other call meanwhile, as in a run.
@@ -185,7 +242,7 @@ class SimulatedLoader:
 
         def ended() -> None:
             self.lane.let_go()
-            self._hold(read, report)
+            hold()
 
         def one_is_there() -> None:
             missing[0] -= 1
@@ -206,7 +263,7 @@ class SimulatedLoader:
             carry(self.process, reader.process, ask, _RANGE_BYTES)
         self.process.work(float(parts.seconds_R[0]), one_is_there)
 
-    def _parts(self, read: SamplesRead) -> _Parts:
+    def _parts(self, read: SamplesRead, readers: int) -> _Parts:
         """Return what each reader reads of a range, and how long; blocks that were not at hand are decoded."""
         costs, start, stop = self.costs[read.source], read.block.table.start, read.block.table.stop
         size = costs.block_positions
@@ -225,7 +282,7 @@ class SimulatedLoader:
         self._blocks[read.source] = int(blocks_B[-1])
         # Spread evenly over positions: of which block each token is was not measured.
         tokens_B = int(read.block.tokens.offsets[-1]) * positions_B / max(1, stop - start)
-        parts_RB = parts_of_blocks(blocks_B, costs.block_units, self._readers_of(read.source))
+        parts_RB = parts_of_blocks(blocks_B, costs.block_units, readers)
         seconds_R = parts_RB @ (tokens_B * costs.token_s + is_new_B * costs.block_s)
         return _Parts(
             # Whoever has no unit of these blocks is asked all the same, and opens nothing.

@@ -1,13 +1,15 @@
 """A whole data plane under a virtual clock."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from omniload.actors.opening import runtime_of
 from omniload.actors.plane import require_rows
 from omniload.base.errors import ConfigError
 from omniload.machine.data_constructor import DataConstructor
-from omniload.machine.loader_groups import LoaderShare
+from omniload.machine.loader_groups import LoaderShare, most_of_one
 from omniload.machine.messages import Started
+from omniload.machine.readers import ReaderScaler
 from omniload.machine.source_loader import SourceLoader
 from omniload.simulation.clock import Clock, Host, Lane, Process
 from omniload.simulation.figures import Meter, Simulated
@@ -20,7 +22,7 @@ from omniload.simulation.job import (
     reads_of,
     shares_of,
 )
-from omniload.simulation.loaders import SimulatedLoader, SimulatedReader, SimulatedShadow
+from omniload.simulation.loaders import SimulatedLoader, SimulatedShadow
 from omniload.simulation.profile import BuildCosts, MessageCosts, Profile, Role
 from omniload.simulation.ranks import LocalRank, Rank, RayRank, Trainer
 from omniload.simulation.roles import SimulatedConstructor, SimulatedPlanner
@@ -173,7 +175,8 @@ class _Run:
                     builds=self.builds,
                     lane=lane,
                     memory=mix.loader.memory,
-                    readers={s: self._readers(s, only) for s in share.sources},
+                    scaler=self._scaler(share.sources),
+                    reader_process=partial(self._reader_process, only),
                     shadows=() if only else self._shadows(len(made)),
                 )
             )
@@ -194,23 +197,17 @@ class _Run:
             for number in range(each)
         ]
 
-    def _readers(self, source: int, only: Process | None) -> list[SimulatedReader]:
-        """Return the further readers of a source: processes beside its loader, or threads of the one process."""
-        costs, readers = self.job.costs(self.profile)[source], self.readers_S[source]
-        made = []
-        for _ in range(readers - 1):
-            process = only or self._process(self.hosts[0], "reader", self.profile.threads)
-            made.append(
-                SimulatedReader(
-                    process=process,
-                    wire=self.wire,
-                    lane=Lane(process, 1),
-                    block_bytes=costs.block_bytes // readers,
-                    # Readers of a source share its loader's cap, as in a run.
-                    memory=self.job.spec.mix.loader.memory // readers,
-                )
-            )
-        return made
+    def _scaler(self, sources: Sequence[int]) -> ReaderScaler:
+        """Return the machine that says how many read each source of a loader, as a job is opened with them."""
+        cores, mix = max(1, int(self.job.cores)), self.job.spec.mix
+        scaler = ReaderScaler(cores=cores, most=most_of_one(cores))
+        for s in sources:
+            scaler.follow(s, self.readers_S[s], is_given=mix.names[s] in mix.loader.readers)
+        return scaler
+
+    def _reader_process(self, only: Process | None) -> Process:
+        """Return where a further reader is: a process beside its loader, or a thread of the one process."""
+        return only or self._process(self.hosts[0], "reader", self.profile.threads)
 
     def _source(self, source: int) -> HollowSource:
         costs = self.job.costs(self.profile)[source]

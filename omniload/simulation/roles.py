@@ -246,7 +246,7 @@ class SimulatedPlanner:
                     self._forget(floors)
                     # Once a loader, however many sources it has: the message names them all.
                     for loader in {id(each): each for each in self.loader_of.values()}.values():
-                        forget: Callable[[], object] = partial(loader.machine.handle, command)
+                        forget: Callable[[], object] = partial(loader.release, command)
                         seconds += self._send(sends, loader.process, forget)
                 case ReleaseSteps(step=step):
                     self._release(step)

@@ -26,10 +26,11 @@ def test_a_reader_has_the_part_of_each_block_that_it_has_in_a_run(units, readers
             assert parts_RB[reader, block] == pytest.approx(len(share.places_N) / len(rows_N))
 
 
-def a_heavy_job(kind="ray", *, cores=8.0, readers=None, **changes):
+def a_heavy_job(kind="ray", *, cores=8.0, readers=None, rows=16, length=32, **changes):
     """Return a job whose tokens of web take more than a core, as fast as they come."""
     mix = a_mix(
-        rows=16,
+        rows=rows,
+        length=length,
         runtime={"kind": kind, "prefetch_steps": 4, "loaders": 1},
         loader={} if readers is None else {"readers": {"web": readers, "code": 1}},
     )
@@ -74,6 +75,23 @@ def test_readers_of_the_local_runtime_are_threads_that_get_the_cores_of_one_proc
     assert one_core[1].seconds == pytest.approx(one_core[0].seconds, rel=0.1)
     assert two_cores[1].seconds == pytest.approx(two_cores[0].seconds / 2, rel=0.15)
     assert [role.role for role in two_cores[1].roles] == ["process"]
+
+
+def test_a_source_that_cannot_keep_up_gets_readers_as_its_job_goes_on():
+    # One is enough for 100,000 tokens a second, by which a job begins; this one takes what it gets.
+    long = {"lengths": [2_000] * 60, "token_s": 1e-5}
+    sources = {"web": some_costs(**long), "code": some_costs(**long | {"token_s": 1e-8})}
+
+    def found(readers):
+        job = a_heavy_job(cores=4.0, rows=16, length=2_048, steps=600, readers=readers)
+        return simulate(job, planned(a_profile(sources=sources), job))
+
+    alone, followed = found(1), found(None)
+
+    assert alone.readers == 0
+    assert followed.readers >= 2
+    assert followed.seconds < 0.7 * alone.seconds
+    assert {role.role: role.count for role in followed.roles}["reader"] == followed.readers
 
 
 @pytest.mark.parametrize(("cores", "readers"), [(2.0, 2), (4.0, 4), (16.0, 8)])
