@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -208,13 +208,16 @@ class SourceReaders:
     def _note(self) -> None:
         further = 0
         for number, reading in self._scaler.readings_S.items():
-            further += reading.readers - 1
+            source = self._sources[number]
+            # Of a shadow, and while others open the source, fewer than are wanted.
+            readers = min(reading.readers, source.so_far.readers)
+            further += readers - 1
             # Of most sources, which may be a thousand, there is nothing to tell.
-            if reading.readers > 1 or reading.share > _TOLD:
+            if readers > 1 or reading.share > _TOLD:
                 self._told.add(number)
             if number in self._told:
-                name = self._sources[number].name
-                self._activity.figures.note(**reading.figures(name))
+                now = replace(reading, readers=readers)
+                self._activity.figures.note(**now.figures(source.name))
         self._activity.figures.note(readers=further)
 
 

@@ -91,6 +91,15 @@ def test_readers_of_a_source_that_nobody_draws_from_any_more_end(a_loader):
     assert [reader.is_closed for reader in loader.started] == [True, True]
 
 
+def test_of_readers_that_were_never_started_as_of_a_shadow_nothing_is_told(a_loader):
+    loader = a_loader(3)
+
+    loader.its.look()
+
+    assert figures(loader) == (0, 0)
+    assert Reading.in_figures(loader.activity.figures.read()) == {}
+
+
 def test_a_number_that_the_mix_gives_stays_and_one_of_one_is_the_source_itself(a_loader):
     loader = a_loader(2, web=2)
     loader.reads(200, share=1.0)
