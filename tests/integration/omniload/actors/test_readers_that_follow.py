@@ -53,7 +53,8 @@ def readers_now():
 @pytest.mark.usefixtures("leaves_nothing_behind")
 def test_readers_come_as_the_weight_of_a_source_rises_and_go_as_it_falls(tmp_path, monkeypatch):
     cores = len(os.sched_getaffinity(0))
-    if cores < 2 or os.getloadavg()[0] > cores:
+    # It held with a load of eight for each core; of more, a reader gets less of one than it must.
+    if cores < 2 or os.getloadavg()[0] > 8 * cores:
         pytest.skip("NOT TESTED: no core is there for a reader beside the loader")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     a_slow_tokenizer(tmp_path)
