@@ -6,20 +6,24 @@ A node of ``ray start`` takes a minute of processor time for the same: it starts
 worker loads Ray. It ends with its input.
 """
 
+import faulthandler
 import sys
 
 from omniload.actors.ray.hosts.node import start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from tests.support.plane.two_hosts import UP
 
-_STORE_BYTES = 100_000_000
+_STORE_BYTES, _UP_WITHIN_S = 100_000_000, 300
 
 
 def main(address, folder, head=None):
     plan = NodePlan(
         folder=folder, address=address, workers=2, object_store_bytes=_STORE_BYTES, head=head
     )
+    # Whoever waits for the address is told where it stands, and does not wait without an end.
+    faulthandler.dump_traceback_later(_UP_WITHIN_S, exit=True)
     node = start_node(plan)
+    faulthandler.cancel_dump_traceback_later()
     sys.stdout.write(f"{UP}{node.gcs_address}\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -1,4 +1,5 @@
-"""A plane of one rank that does what it is told, a line of standard input each. Answers in JSON, among lines of Ray.
+"""A plane of one rank that does what it is told, a line of standard input each. Answers in JSON, among lines of Ray. A
+question that has no answer in five minutes ends it, and where each thread was stands in its standard error.
 
 shadow_rank.py MIX RUN NODES KEYWORDS      it waits for so many nodes first; keywords of the runtime as JSON
 
@@ -9,6 +10,7 @@ shadow_rank.py MIX RUN NODES KEYWORDS      it waits for so many nodes first; key
     kill ROLE   SIGKILL for its process
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -30,7 +32,7 @@ from omniload.mix.config import load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 
 ANSWER = "answer: "
-WHOLE_WITHIN_S = 240
+WHOLE_WITHIN_S, ANSWERED_WITHIN_S = 240, 300
 
 
 def wait_until(done):
@@ -71,6 +73,16 @@ def answers(plane, client, run):
     }
 
 
+def answer_all(lines, able, within_s):
+    """Answer each line; a question that has no answer in time is told of by all stacks, and ends this process."""
+    for line in lines:
+        faulthandler.dump_traceback_later(within_s, exit=True)
+        word, *more = line.split()
+        sys.stdout.write(f"{ANSWER}{json.dumps(able[word](*more))}\n")
+        sys.stdout.flush()
+        faulthandler.cancel_dump_traceback_later()
+
+
 def main(mix_file, run, nodes, keywords):
     wait_for_nodes(keywords["address"], nodes)
     mix, base_dir = load_mix(mix_file)
@@ -82,11 +94,7 @@ def main(mix_file, run, nodes, keywords):
         run_dir=run,
     )
     with open_plane(spec) as plane, Client(plane.handle(0)) as client:
-        able = answers(plane, client, run)
-        for line in sys.stdin:
-            word, *more = line.split()
-            sys.stdout.write(f"{ANSWER}{json.dumps(able[word](*more))}\n")
-            sys.stdout.flush()
+        answer_all(sys.stdin, answers(plane, client, run), ANSWERED_WITHIN_S)
 
 
 if __name__ == "__main__":
