@@ -166,7 +166,10 @@ def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken
             assert rank.process.returncode == 0, faults[-3000:]
 
     assert seen == unbroken
-    assert list(scratch.glob("omniload-ray-*")) == []
+    # Ranks that were killed are cleaned up behind by another process.
+    until_s = time.monotonic() + LIMIT_S
+    while left := list(scratch.glob("omniload-ray-*")):
+        assert time.monotonic() < until_s, left
 
 
 def test_a_host_that_vanishes_takes_its_ranks_along_and_the_others_go_on_until_it_is_back(
