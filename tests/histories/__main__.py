@@ -81,23 +81,29 @@ def _one(words: str, page: Path | None, *, drawn: bool) -> None:
 
 
 def _many(asked: range) -> None:
-    from tests.histories.checking import history_of, shrunk  # noqa: PLC0415
+    from tests.histories.checking import (  # noqa: PLC0415
+        history_of,
+        shrunk,
+        without_collection,
+    )
     from tests.histories.plane import SOMETIMES  # noqa: PLC0415
     from tests.histories.worlds import world_of  # noqa: PLC0415
 
     seen: Counter[str] = Counter()
     longest, broken, began_s = 0, 0, time.process_time()
-    for seed in asked:
-        outcome = history_of(world_of(seed))
-        seen += outcome.seen
-        longest = max(longest, outcome.longest_wait)
-        if outcome.broken is not None:
-            broken += 1
-            smallest = shrunk(world_of(seed), outcome.broken)
-            click.echo(
-                f"seed {seed}: {outcome.broken}\n  python -m tests.histories --world ", nl=False
-            )
-            click.echo(smallest.to_words())
+    with without_collection():
+        for seed in asked:
+            outcome = history_of(world_of(seed))
+            seen += outcome.seen
+            longest = max(longest, outcome.longest_wait)
+            if outcome.broken is not None:
+                broken += 1
+                smallest = shrunk(world_of(seed), outcome.broken)
+                click.echo(
+                    f"seed {seed}: {outcome.broken}\n  python -m tests.histories --world ",
+                    nl=False,
+                )
+                click.echo(smallest.to_words())
     took_s = time.process_time() - began_s
     for what in SOMETIMES:
         click.echo(f"{seen[what]:>9,}  {what}")

@@ -19,7 +19,7 @@ from tests.histories.worlds import STEPS, World
 from tests.support.plane.messages import Moment
 from tests.support.plane.reference import reference_digests
 
-__all__ = ["Outcome", "history_of", "shrunk"]
+__all__ = ["Outcome", "history_of", "shrunk", "without_collection"]
 
 LONGEST_WAIT = 6_000
 """Messages between two batches at most, whatever happens. While a planner is away and loaders are dead, most of them
@@ -71,7 +71,10 @@ def history_of(world: World, *, traced: bool = False) -> Outcome:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Have nothing looked through for cycles meanwhile: a history is short, and what it leaves goes together."""
+    """Have nothing looked through for cycles meanwhile: what a history leaves has none.
+
+    Around many, nothing that they share is looked through behind each of them.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

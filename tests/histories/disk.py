@@ -20,8 +20,8 @@ class Disk:
 
     chance: random.Random
     content: bytearray | None = None
-    owner: object = None
-    """The writer that claimed it last."""
+    claims: int = 0
+    """Claims so far; the writer of the last one owns it. By its number: the two in a cycle would be looked for."""
     tears_next: bool = False
     """Whether the writer dies in the next write."""
     torn: int = 0
@@ -35,6 +35,7 @@ class Writer(JournalStorage):
     """One planner's way to the disk."""
 
     disk: Disk
+    _claim: int | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
     def __str__(self) -> str:
@@ -45,7 +46,8 @@ class Writer(JournalStorage):
         return True
 
     def claim(self) -> None:
-        self.disk.owner = self
+        self.disk.claims += 1
+        self._claim = self.disk.claims
 
     def exists(self) -> bool:
         return self.disk.content is not None
@@ -87,5 +89,5 @@ class Writer(JournalStorage):
         self._closed = True
 
     def _require_owner(self) -> None:
-        if self.disk.owner is not self:
+        if self._claim != self.disk.claims:
             raise StateError("another planner has taken the journal")
