@@ -154,15 +154,12 @@ class DividedSource(Source):
         """Others among whom reads are divided: those that had the source open when all of them had."""
         self._lost, self._closed = 0, False
         self._reads = threading.Lock()
+        self._ends = threading.Lock()
 
     def divide(self, readers: int) -> None:
         """Have so many readers from the next read on. Those that are too many end now, or with the read under way."""
         self._wanted = readers
-        if self._reads.acquire(blocking=False):
-            try:
-                self._end_spare()
-            finally:
-                self._reads.release()
+        self._settle()
 
     @override
     def share(self, memory: BlockMemory) -> None:
@@ -179,17 +176,17 @@ class DividedSource(Source):
 
     @override
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:
-        with self._reads:
-            began_s, before = time.thread_time(), self.so_far
-            try:
+        try:
+            with self._reads:
+                began_s, before = time.thread_time(), self.so_far
                 block, beyond_s, readers = self._read(start, stop, without)
-            finally:
-                self._end_spare()
-            self.so_far = ReadSoFar(
-                busy_s=before.busy_s + time.thread_time() - began_s + beyond_s,
-                tokens=before.tokens + len(block.tokens.values_V),
-                readers=readers,
-            )
+                self.so_far = ReadSoFar(
+                    busy_s=before.busy_s + time.thread_time() - began_s + beyond_s,
+                    tokens=before.tokens + len(block.tokens.values_V),
+                    readers=readers,
+                )
+        finally:
+            self._settle()
         return block
 
     def _read(
@@ -225,7 +222,7 @@ class DividedSource(Source):
 
     def close(self) -> None:
         """End the readers; what is read after that is read by this one."""
-        # First: a reader that is lost by this is not started anew.
+        # First: a reader that is lost by this is not started anew. One that a read starts at this moment ends with it.
         self._closed = True
         self._end()
 
@@ -234,7 +231,7 @@ class DividedSource(Source):
         wanted, others = self._wanted - 1, self._others
         if self._closed or self._lost > _LOST_MOST:
             return ()
-        self._end_spare()
+        self._end(wanted)
         others += [self._start(number) for number in range(len(others) + 1, wanted + 1)]
         try:
             found = [reader.facts() for reader in others]
@@ -253,11 +250,20 @@ class DividedSource(Source):
             self._dividing = len(others)
         return others[: self._dividing]
 
-    def _end_spare(self) -> None:
-        """End readers that are too many, the last ones: the others have their numbers still."""
-        while len(self._others) > max(0, self._wanted - 1):
-            self._others.pop().close()
-        self._dividing = min(self._dividing, len(self._others))
+    def _settle(self) -> None:
+        """End readers that are too many, unless a read is under way: that one does so at its end."""
+        # Looked at again once it is let go of: whoever wanted fewer meanwhile has left it to this thread.
+        while self._spare() and self._reads.acquire(blocking=False):
+            try:
+                self._end(self._most())
+            finally:
+                self._reads.release()
+
+    def _most(self) -> int:
+        return 0 if self._closed else max(0, self._wanted - 1)
+
+    def _spare(self) -> bool:
+        return len(self._others) > self._most()
 
     def _lose(self, error: Exception) -> None:
         """Begin anew with other readers; one that is lost may have taken others along."""
@@ -270,9 +276,15 @@ class DividedSource(Source):
             "source %s: a reader was lost, %s, this process reads all: %s", self.name, what, error
         )
 
-    def _end(self) -> None:
-        others, self._others, self._dividing = self._others, [], 0
-        for reader in others:
+    def _end(self, most: int = 0) -> None:
+        """End the last readers, until so many are left: those keep their numbers."""
+        while True:
+            with self._ends:
+                self._dividing = min(self._dividing, most)
+                if len(self._others) <= most:
+                    return
+                reader = self._others.pop()
+            # Not in the lock: Ray may take its time.
             reader.close()
 
 

@@ -1,5 +1,6 @@
 """Several readers of a source: whatever they are and however often they are lost, it gives what one reader gives."""
 
+import time
 from itertools import cycle, pairwise
 
 import numpy as np
@@ -180,6 +181,39 @@ def test_readers_that_are_too_many_end_at_once_where_nothing_is_read():
 
     source.divide(1)
 
+    assert [reader.is_closed for reader in started] == [True, True]
+
+
+def test_fewer_that_are_wanted_as_a_read_ends_are_fewer_at_once(monkeypatch):
+    source, started = divided(lambda: a_source([[[1]], [[2]]], "block", 2)[0], 3)
+    looks = []
+    monkeypatch.setattr(time, "thread_time", lambda: looks.append(0.0) or 0.0)
+    source.read(0, 2)
+    last = 2 * len(looks)
+
+    def fewer():
+        if len(looks) == last - 1:  # the read is over, and still holds the source
+            source.divide(1)
+        return looks.append(0.0) or 0.0
+
+    monkeypatch.setattr(time, "thread_time", fewer)
+    source.read(0, 2)
+
+    assert len(looks) == last
+    assert [reader.is_closed for reader in started] == [True, True]
+
+
+def test_readers_that_a_read_starts_as_the_source_is_closed_end_with_that_read():
+    units, started = [[[1], [2]], [[3]]], []
+
+    def start(number):
+        source.close()  # by another thread, as where the source moves to another loader
+        started.append(Reader(a_source(units)[0], cycle(["there"])))
+        return started[-1]
+
+    source = DividedSource(a_source(units)[0], 3, start)
+
+    assert blocks_equal(source.read(0, 3), a_source(units)[0].read(0, 3))
     assert [reader.is_closed for reader in started] == [True, True]
 
 
