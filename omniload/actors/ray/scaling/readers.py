@@ -67,18 +67,32 @@ class RayReader(PartReader):
         self._process = self._actor.process.remote()
         self._opening = self._actor.open.remote(opening)
         self._held: HeldProcess | None = None
+        self._stopped_at_s: float | None = None
+        """When it was first seen to be stopped, as it opens the source."""
 
     @override
     def facts(self) -> SourceFacts | None:
-        if not ray.wait([self._opening], timeout=0)[0]:
-            return None
-        facts: SourceFacts = self._got(self._opening)
-        if self._held is None:
+        # While it opens the source, too: one that is stopped then would be waited for as long as the job lasts.
+        if self._held is None and ray.wait([self._process], timeout=0)[0]:
             try:
                 self._held = HeldProcess(self._got(self._process))
             except ProcessLookupError as error:
                 raise ReaderLostError(f"{self._name} has ended: {error}") from None
+        if not ray.wait([self._opening], timeout=0)[0]:
+            self._require_opens()
+            return None
+        facts: SourceFacts = self._got(self._opening)
         return facts
+
+    def _require_opens(self) -> None:
+        held = self._held
+        if held is None or not held.is_stopped():
+            self._stopped_at_s = None
+            return
+        now_s = time.monotonic()
+        self._stopped_at_s = now_s if self._stopped_at_s is None else self._stopped_at_s
+        if now_s > self._stopped_at_s + _STOPPED_S:
+            raise ReaderLostError(f"{self._name} is stopped")
 
     @override
     def read(
@@ -96,8 +110,10 @@ class RayReader(PartReader):
     @override
     def close(self) -> None:
         held, self._held = self._held, None
-        if held is not None:  # also one that is stopped, which Ray does not reach
-            held.kill()
+        if held is not None:
+            # One that runs is Ray's to end: of a process that is killed Ray tells the user that memory may be short.
+            if held.is_stopped():
+                held.kill()
             held.close()
         with suppress(RayError):
             ray.kill(self._actor, no_restart=True)

@@ -1,0 +1,100 @@
+"""The way to a further reader on Ray: what its loader makes of one that is stopped, and how it ends one."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.ray.scaling import readers
+from omniload.actors.ray.scaling.readers import RayReader
+from omniload.source.parts.divided import ReaderLostError
+
+
+class Cluster:
+    """Ray with one reader, whose calls are answered once they stand in ``answers``."""
+
+    def __init__(self):
+        self.answers, self.ended_by_ray, self.now_s = {"process": "its process"}, 0, 100.0
+        self.is_stopped, self.killed, self.let_go = False, 0, 0
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "0" * 56)
+
+    def remote(self, **_):
+        calls = {name: SimpleNamespace(remote=lambda *_, n=name: n) for name in ("process", "open")}
+        return lambda _: SimpleNamespace(remote=lambda *_: SimpleNamespace(**calls))
+
+    def wait(self, asked, timeout):
+        assert timeout == 0, "nobody waits for a reader that opens its source"
+        return [call for call in asked if call in self.answers], []
+
+    def get(self, call):
+        return self.answers[call]
+
+    def kill(self, *_, **__):
+        self.ended_by_ray += 1
+
+    def held(self, process):
+        assert process == "its process"
+        return SimpleNamespace(
+            is_stopped=lambda: self.is_stopped, kill=self._kill, close=self._close
+        )
+
+    def _kill(self):
+        self.killed += 1
+
+    def _close(self):
+        self.let_go += 1
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    made = Cluster()
+    monkeypatch.setattr(readers, "ray", made)
+    monkeypatch.setattr(readers, "HeldProcess", made.held)
+    monkeypatch.setattr(time, "monotonic", lambda: made.now_s)
+    return made
+
+
+def a_reader():
+    opening = SimpleNamespace(
+        number=0, mix=SimpleNamespace(runtime=SimpleNamespace(stuck_after=60.0))
+    )
+    return RayReader(opening, 1, "loader-0", None)
+
+
+def test_a_reader_that_is_stopped_as_it_opens_its_source_is_lost_and_not_waited_for(cluster):
+    reader = a_reader()
+    assert reader.facts() is None
+    cluster.is_stopped = True
+    assert reader.facts() is None  # seen for the first time: it may go on
+    cluster.now_s += 0.6
+
+    with pytest.raises(ReaderLostError, match="loader-0-reader-0-1 is stopped"):
+        reader.facts()
+    reader.close()
+
+    assert (cluster.killed, cluster.ended_by_ray, cluster.let_go) == (1, 1, 1)
+
+
+def test_a_reader_that_goes_on_opens_its_source_however_long_that_takes(cluster):
+    reader = a_reader()
+    for is_stopped in (False, True, False, True, False):
+        cluster.is_stopped = is_stopped
+        assert reader.facts() is None
+        cluster.now_s += 600.0
+    cluster.answers["open"] = "facts"
+
+    assert reader.facts() == "facts"
+
+
+def test_a_reader_that_runs_is_ended_by_ray_alone_which_says_nothing_of_it_then(cluster):
+    cluster.answers["open"] = "facts"
+    reader = a_reader()
+    reader.facts()
+
+    reader.close()
+
+    assert (cluster.killed, cluster.ended_by_ray, cluster.let_go) == (0, 1, 1)
