@@ -223,6 +223,19 @@ def test_a_loader_over_a_dataset_is_no_evaluation_either(tmp_path):
         trainer.evaluate()
 
 
+def test_the_loader_that_is_trained_on_is_not_evaluated_on(mix, tmp_path):
+    with DataLoader(mix, labels="unshifted", collate_fn=model_inputs, steps=2) as loader:
+        trainer = Trainer(
+            model=small_model(vocab=512),
+            args=settings_of(tmp_path),
+            train_dataset=loader,
+            eval_dataset={"same": loader},
+        )
+
+        with pytest.raises(ConfigError, match="the loader that is trained on"):
+            trainer.evaluate()
+
+
 def test_shifted_labels_are_refused(mix):
     with (
         DataLoader(mix, collate_fn=model_inputs) as loader,

@@ -79,13 +79,22 @@ class ExactResume(_Base):
         return self._kept
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the evaluation loader as the Trainer makes it; a mix from where it stood, at each evaluation."""
+        """Return the evaluation loader as the Trainer makes it; a mix from where it stood, at each evaluation.
+
+        Raises:
+            ConfigError: It is the loader that is trained on, or a loader over a dataset.
+        """
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(found, str):  # of several data sets
             found = self.eval_dataset[found]
         if not isinstance(found, DataLoader):
             return super().get_eval_dataloader(eval_dataset)
         _require_mix(found, "eval_dataset")
+        if found is self.train_dataset:
+            raise ConfigError(
+                "eval_dataset is the loader that is trained on, and training would go on behind what was evaluated; "
+                "open the mix once more, with rank=0, world_size=1"
+            )
         if found in _BEGINS:
             found.load_state_dict(_BEGINS[found])
         else:
