@@ -21,8 +21,9 @@ import click
 from typing_extensions import override
 
 from omniload import __version__
-from omniload.base.errors import INTERRUPTED_EXIT, DefectError, OmniloadError, system_refusal
+from omniload.base.errors import DefectError, OmniloadError, system_refusal
 from omniload.base.extras import missing_extra, refuse_namesake
+from omniload.base.linux.interrupts import INTERRUPTED_EXIT, ending_when_interrupted
 from omniload.base.log import set_up_logging
 from omniload.base.message_text import message_text
 from omniload.base.units import parse_seconds
@@ -210,7 +211,8 @@ def _loaded(place: str) -> click.Command:
     was_on = gc.isenabled()
     gc.disable()
     try:
-        return _checked(getattr(import_module(module), name), place)
+        with ending_when_interrupted():
+            return _checked(getattr(import_module(module), name), place)
     finally:
         gc.freeze()
         if was_on:

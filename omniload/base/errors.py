@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from omniload.base.message_text import message_text
 
 __all__ = [
-    "INTERRUPTED_EXIT",
     "ConfigError",
     "DefectError",
     "IntegrityError",
@@ -32,9 +31,6 @@ __all__ = [
     "system_refusal",
     "system_refusals",
 ]
-
-INTERRUPTED_EXIT = 130
-"""Exit code of a command that SIGINT ended, as a shell gives it."""
 
 
 class OmniloadError(Exception):

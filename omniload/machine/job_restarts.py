@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from omniload.base.errors import INTERRUPTED_EXIT
+from omniload.base.linux.interrupts import INTERRUPTED_EXIT
 
 __all__ = [
     "AskRanks",

@@ -24,8 +24,9 @@ from types import FrameType
 from typing import Protocol
 
 from omniload.base.config import StrictModel
-from omniload.base.errors import INTERRUPTED_EXIT, OmniloadError, UnavailableError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.linux.exec_with_parent import end_with_parent
+from omniload.base.linux.interrupts import INTERRUPTED_EXIT
 from omniload.base.log import get_logger, set_up_logging
 from omniload.front.launch import Launch
 from omniload.front.meeting import Failure, read_as

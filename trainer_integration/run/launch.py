@@ -19,7 +19,8 @@ from typing import assert_never
 from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_ray_plane, runtime_of
 from omniload.actors.reaper import Reaper, marked
-from omniload.base.errors import INTERRUPTED_EXIT, OmniloadError
+from omniload.base.errors import OmniloadError
+from omniload.base.linux.interrupts import INTERRUPTED_EXIT
 from omniload.base.log import get_logger
 from omniload.machine.job_restarts import (
     AskRanks,
