@@ -30,6 +30,7 @@ from omniload.source.formats.format import FIRST_BYTES, Format, Records, UnitTab
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.cutting import cuts, require_sizes
+from omniload.source.parsing.litdata import refuse_chunks
 from omniload.source.parsing.token_lists import token_ids
 from omniload.source.patterns import FileNames
 
@@ -65,6 +66,7 @@ class NumpyFormat(Format):
     def __init__(
         self, files: Sequence[ShardFile], config: NumpySource, cache: IndexCache | None = None
     ) -> None:
+        refuse_chunks(files)
         self._files, self._config = files, config
         cut = (config.dtype, config.header, config.end_of_document, config.row_tokens, config.unit)
         kind = f"numpy/{'/'.join(map(str, cut))}"

@@ -7,6 +7,7 @@ from typing import Any
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.state import shown
 from omniload.source.files import ShardFile
+from omniload.source.parsing.litdata import REMEDY
 
 __all__ = ["MdsShard", "shards_in"]
 
@@ -39,8 +40,7 @@ def shards_in(index: ShardFile, value: Mapping[str, Any]) -> list[MdsShard]:
     """
     if "chunks" in value and "shards" not in value:
         raise ConfigError(
-            f"{index.path}: is an index of litdata, whose chunks are not read; name the files that optimize() was "
-            "given, or write its samples as Parquet or MDS"
+            f"{index.path}: is an index of litdata, whose chunks are not read; {REMEDY}"
         )
     listed = value.get("shards")
     if value.get("version") != _VERSION or not isinstance(listed, list):

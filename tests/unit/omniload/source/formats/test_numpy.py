@@ -1,6 +1,7 @@
 """Token ids in files of numpy's."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,3 +98,39 @@ def test_ids_that_no_width_of_theirs_explains_say_that_dtype_may_be_wrong(tmp_pa
 
     with pytest.raises(IntegrityError, match="write the shard anew, or correct dtype and header"):
         NumpyFormat(find_files(["a.bin"], tmp_path, source="web"), config).read_unit(0)
+
+
+CHUNK = np.array([2, 16, 24, 28, 5, 6, 7], np.uint32)  # as litdata writes two documents
+
+
+@pytest.mark.parametrize("name", ["chunk-0-0.bin", "chunk-3-17.bin"])
+@pytest.mark.parametrize("row_tokens", [None, 4])
+def test_a_chunk_of_litdata_is_refused_by_name_and_the_page_that_it_names_is_there(
+    tmp_path, name, row_tokens
+):
+    CHUNK.tofile(tmp_path / name)
+    (tmp_path / "index.json").write_text('{"chunks": [{"chunk_size": 2}], "config": {}}')
+    files = find_files(["*.bin"], tmp_path, source="web")
+    config = NumpySource(
+        type="numpy", path="*.bin", dtype="uint16", end_of_document=0, row_tokens=row_tokens
+    )
+
+    with pytest.raises(ConfigError, match=rf"{name}: is a chunk of litdata.* write") as caught:
+        NumpyFormat(files, config)
+    (page,) = re.findall(r"docs/\S+\.md", str(caught.value))
+    assert (Path(__file__).parents[5] / page).is_file()
+
+
+@pytest.mark.parametrize(
+    "index", [None, "", "[]", '{"shards": [], "version": 2}'], ids=["none", "empty", "list", "MDS"]
+)
+def test_a_flat_file_called_as_a_chunk_is_read_where_no_index_of_litdata_lies_beside_it(
+    tmp_path, index
+):
+    np.array([5, 6, 0], np.uint16).tofile(tmp_path / "chunk-0-0.bin")
+    if index is not None:
+        (tmp_path / "index.json").write_text(index)
+    files = find_files(["*.bin"], tmp_path, source="web")
+    config = NumpySource(type="numpy", path="*.bin", dtype="uint16", end_of_document=0)
+
+    assert NumpyFormat(files, config).units().rows_U.tolist() == [1]
