@@ -50,6 +50,13 @@ class _Asked:
     seed: int
     seeds: int
 
+    def __post_init__(self) -> None:
+        """Refuse what no option refuses by itself."""
+        if not self.network:
+            raise click.UsageError(
+                "--network is 0 bytes a second, and no host would hear of another; give more"
+            )
+
     def mix(self, declared: MixConfig) -> MixConfig:
         """Return the mix of the job."""
         mix = declared if self.sources is None else with_sources(declared, self.sources)

@@ -35,8 +35,10 @@ class HollowSource:
 
     def __init__(self, source: int, costs: SourceCosts, *, shift: int = 0) -> None:
         """Begin ``shift`` records into what was measured: copies of a source are not in step then."""
-        self._source, self._shift = source, shift
+        self._source = source
         self._counts_P = np.asarray(costs.counts, np.int64)
+        # Less whole rounds: it goes by a seed, which may be larger than arrays take.
+        self._shift = shift % len(self._counts_P)
         self._firsts_P = np.cumsum(self._counts_P) - self._counts_P
         self._lengths_N = np.asarray(costs.lengths, np.int32)
 

@@ -78,6 +78,7 @@ def test_more_sources_are_copies_of_those_of_the_file(mix_file, profile):
     ("arguments", "said"),
     [
         (("--ranks", 2, "--knee"), "--knee needs --step-time"),
+        (("--ranks", 2, "--network", "0B"), "--network is 0 bytes a second"),
         (("--ranks", 1, "--step-time", "soon"), "soon"),
         (("--ranks", 1, "--tokens", "0"), "below 1"),
     ],

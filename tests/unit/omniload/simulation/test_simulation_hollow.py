@@ -65,3 +65,12 @@ def test_a_hollow_source_repeats_what_was_measured_records_without_a_sample_too(
     assert table.positions_N.tolist() == [2, 2, 3, 5, 5, 6]
     assert table.subs_N.tolist() == [0, 1, 0, 0, 1, 0]
     assert table.lengths_N.tolist() == [8, 9, 7, 8, 9, 7]
+
+
+@pytest.mark.parametrize("rounds", [1, 1 << 70])
+def test_a_hollow_source_that_begins_whole_rounds_later_is_the_same_one(rounds):
+    costs = some_costs(counts=[1, 0, 2], lengths=[7, 8, 9])
+
+    first, later = (HollowSource(0, costs, shift=1 + 3 * n).table(0, 6) for n in (0, rounds))
+
+    assert later.lengths_N.tolist() == first.lengths_N.tolist() == [8, 9, 7, 8, 9, 7]
