@@ -9,6 +9,7 @@ from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, SourceConfig, Stage
 from omniload.mix.edits.edit import AddSource, Edit
 from omniload.mix.schema.cuts import documents_cut, no_sequences
+from omniload.mix.schema.weights import LARGEST_NUMBER
 
 __all__ = ["edited_mix", "require_fits", "require_known", "weighted"]
 
@@ -103,6 +104,9 @@ def weighted(stage: Stage, weights: Mapping[str, float], step: int) -> Stage:
         raise ConfigError(
             f"no source would have a weight {begins} on; give one to another source first"
         )
+    # Their scale says nothing, and a source that is added in that of one stage may be beyond what others can say.
+    beyond = max(1.0, max(left.values()) / LARGEST_NUMBER)
+    left = {name: min(weight / beyond, LARGEST_NUMBER) for name, weight in left.items()}
     return Stage(
         from_step=stage.from_step,
         from_epochs=stage.from_epochs,

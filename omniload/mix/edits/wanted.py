@@ -16,6 +16,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import dated
 from omniload.mix.schedule import stage_at, stages_from
 from omniload.mix.schema.stages import said_epochs
+from omniload.mix.schema.weights import LARGEST_NUMBER
 
 __all__ = ["Asked", "Refused", "Wanted", "later_keys", "wanted_of"]
 
@@ -226,7 +227,7 @@ def _coming(
         # Those that stay keep what they have, and the new ones get their shares of the whole.
         whole = kept / left if i == 0 and kept and left > _SAME else sum(weights.values())
         # In twelve digits, as somebody might type it: the rest is rounding.
-        weight = float(f"{shares[i][name] * whole:.12g}")
+        weight = min(float(f"{shares[i][name] * whole:.12g}"), LARGEST_NUMBER)
         change = AddSource(name=name, source=sources[name], weight=weight)
         yield trying.asked(change, wanted[i] if i else None)
 
@@ -247,6 +248,11 @@ def _set(trying: _Trying, file: MixConfig, wanted: list[Stage]) -> Iterator[Aske
                 raise ConfigError(
                     f"mix.stages: the weights that a ramp begins at, which ends at step {end}, are others in the run; "
                     "put them back, or end the ramp with omniload mix set"
+                )
+            if i and held.ramp_steps:
+                raise ConfigError(
+                    f"mix.stages: a source that is added now has its share in the stage {_times(held)} too, where the "
+                    "file gives it none; to set that would cut the ramp off: add the source once the ramp is over"
                 )
             gone = dict.fromkeys(held.weights, 0.0)
             known = {n: w for n, w in stage.weights.items() if n in trying.history.latest.names}

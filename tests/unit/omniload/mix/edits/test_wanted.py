@@ -159,6 +159,27 @@ def test_a_ramp_under_way_begins_where_it_did(then):
     assert found(a_file({"web": 5, "code": 1}, ramp, *then), history, step=16).changes == ()
 
 
+def test_a_source_that_comes_before_a_ramp_that_leaves_it_out_is_refused_and_not_the_ramp_cut_off():
+    ramp = {"from_step": 40, "weights": {"code": 1}, "ramp_steps": 9}
+    history = History(a_file({"web": 1, "code": 1}, ramp))
+
+    with pytest.raises(
+        ConfigError, match=r"from step 40, linear over 9 steps.*once the ramp is over"
+    ):
+        found(a_file({"web": 1, "code": 1, "books": 2}, ramp), history)
+
+
+@pytest.mark.parametrize("later", [(), ({"from_step": 40, "weights": {"web": 7e9, "code": 1}},)])
+def test_a_source_is_added_in_whatever_scale_the_run_and_its_stages_have(later):
+    history = History(a_file({"web": 8e11, "code": 1e11}, *later))
+    file = a_file({"web": 8, "code": 1, "books": 90}, *later)
+
+    after = followed(file, history)
+
+    assert after.shares_at(STEP)["books"] == pytest.approx(90 / 99)
+    assert asked(file, after) == []
+
+
 def test_a_source_that_was_retired_comes_back_in_place_of_all_others():
     history = BASE.edited(RetireSource(name="code"), 5)
     file = a_file({"code": 1})
