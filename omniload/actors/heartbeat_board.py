@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,12 @@ class Figures:
         """Set figures to what they are now."""
         with self._lock:
             self._values.update(values)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Have no such figures any more."""
+        with self._lock:
+            for name in names:
+                self._values.pop(name, None)
 
     def read(self) -> dict[str, float]:
         """Return all of them."""

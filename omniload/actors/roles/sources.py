@@ -124,7 +124,8 @@ class SourceReaders:
         self._scaler = ReaderScaler(cores=cores, most=most_of_one(cores))
         self._lock = threading.Lock()
         self._sources: dict[int, DividedSource] = {}
-        self._told: set[int] = set()
+        self._told: dict[int, dict[str, float]] = {}
+        """Figures of sources that something was told of."""
         self._told_s = -math.inf
         if start is not None:
             activity.figures.note(readers=0)
@@ -178,6 +179,10 @@ class SourceReaders:
             dropped = [self._sources.pop(number, None) for number in sources]
             for number in sources:
                 self._scaler.forget(number)
+                # The loader that serves it by now tells of it.
+                self._activity.figures.forget(self._told.pop(number, ()))
+            if any(source is not None for source in dropped):
+                self._note()
         # Not in the lock: Ray is asked to end them, and may take its time.
         for source in dropped:
             if source is not None:
@@ -213,11 +218,10 @@ class SourceReaders:
             readers = min(reading.readers, source.so_far.readers)
             further += readers - 1
             # Of most sources, which may be a thousand, there is nothing to tell.
-            if readers > 1 or reading.share > _TOLD:
-                self._told.add(number)
-            if number in self._told:
+            if readers > 1 or reading.share > _TOLD or number in self._told:
                 now = replace(reading, readers=readers)
-                self._activity.figures.note(**now.figures(source.name))
+                self._told[number] = now.figures(source.name)
+                self._activity.figures.note(**self._told[number])
         self._activity.figures.note(readers=further)
 
 

@@ -114,7 +114,11 @@ def test_readers_of_sources_that_are_dropped_end_with_them(a_loader):
     loader = a_loader(2)
     loader.reads(5, share=1.0)
 
+    assert Reading.in_figures(loader.activity.figures.read())["web"].readers == 2
     loader.its.drop([0, 7])
+    # Whoever watches the job is told of it by the loader that serves it from now on.
+    assert figures(loader) == (0, 0)
+    assert Reading.in_figures(loader.activity.figures.read()) == {}
     loader.reads(100, share=1.0)
 
     assert [reader.is_closed for reader in loader.started] == [True]
