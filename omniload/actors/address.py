@@ -158,6 +158,12 @@ class PlaneAddress(StrictModel):
                 roles[there] = (*roles.get(there, ()), name)
         return roles if self.elsewhere else {}
 
+    def constructors_away_from(self, host: str) -> dict[str, tuple[str, ...]]:
+        """Return the data constructors of every other host that ``roles_away_from`` names."""
+        away = self.roles_away_from(host)
+        on = {name: self.host_of.get(name, self.host) for name in self.dp_ranks_of}
+        return {there: tuple(n for n, h in on.items() if h == there) for there in away}
+
     def constructor_of(self, dp_rank: int) -> str:
         """Return the name of the data constructor that serves a rank."""
         return next(name for name, ranks in self.dp_ranks_of.items() if dp_rank in ranks)

@@ -21,7 +21,7 @@ from omniload.base.concurrency.calls_under_way import calls_under_way, usual_cal
 from omniload.base.errors import OmniloadError
 from omniload.base.log import RoleLog
 from omniload.base.writing import write_whole
-from omniload.machine.progress import USUAL_CALL, Progress, Task
+from omniload.machine.progress import USUAL_CALL, Progress, Task, dp_rank_of, is_rank
 
 __all__ = ["Activity", "Board", "Figures", "FolderBoard", "MemoryBoard"]
 
@@ -221,6 +221,12 @@ class FolderBoard(Board):
     def forget(self, name: str) -> None:
         """Take a role that has ended off the board."""
         self._place_of(name).unlink(missing_ok=True)
+
+    def forget_ranks(self, dp_size: int) -> None:
+        """Take ranks off the board that are not among ``dp_size``: those that died could not do so themselves."""
+        for name in self.read():
+            if is_rank(name) and dp_rank_of(name) >= dp_size:
+                self.forget(name)
 
     def _place_of(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.json"

@@ -17,6 +17,7 @@ __all__ = [
     "Task",
     "Waits",
     "Watched",
+    "dp_rank_of",
     "is_rank",
     "is_silent",
     "rank_name",
@@ -65,6 +66,8 @@ class Progress:
     """File of its lines; empty without one."""
     host: str = ""
     """What people call the host that it is on."""
+    is_cut_off: bool = False
+    """Whether its host was asked for heartbeats just now, and did not answer."""
 
     def moved(self, by_s: float) -> "Progress":
         """Return it by another host's clock, which is ahead by so many seconds."""
@@ -144,6 +147,11 @@ def is_rank(name: str) -> bool:
     return name.startswith(_RANK)
 
 
+def dp_rank_of(name: str) -> int:
+    """Return the place along dp of a rank, by its name as a role."""
+    return int(name.removeprefix(_RANK).partition(" ")[0])
+
+
 def reason_of(name: str, roles: Mapping[str, Progress], now_s: float) -> str:
     """Say why a role does not answer: follow what it waits for to the role that waits for no other.
 
@@ -194,6 +202,9 @@ def _said_of(name: str, role: Progress | None, now_s: float) -> str:
         why = "has no handle" if name.startswith(_RANK) else "has not started yet"
         return f"{name} {why}: no heartbeat of it was ever seen"
     beat = f"process {role.pid}, last heartbeat {max(0.0, now_s - role.beat_s):.0f} s ago"
+    if is_silent(role, now_s) and role.is_cut_off:
+        seen = f"{beat}, on {role.host}" if role.pid else "no heartbeat of it was ever seen"
+        return f"{name} ({seen}) is out of reach: its host, or the way to it, does not answer"
     if is_silent(role, now_s):
         return f"{name} ({beat}) is stopped, or its machine is too busy to run it"
     doing = [f"{t.doing} for {now_s - t.since_s:.0f} s" for t in (*role.tasks[:1], *role.calls[:1])]

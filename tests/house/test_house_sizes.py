@@ -18,11 +18,11 @@ INDEXES = ("README.md", "index.md")
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
     "omniload/actors/heartbeat_board.py": (
-        220,
+        230,
         "what a role says, in memory, in a file and in its log",
     ),
     "omniload/actors/address.py": (
-        195,
+        200,
         "where a plane is, which ranks it serves there, who may come",
     ),
     "omniload/actors/local/plane.py": (
@@ -39,20 +39,20 @@ LONGER = {
     ),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
     "omniload/actors/ray/hosts/boards.py": (
-        175,
+        195,
         "heartbeats of all hosts, and which ranks are taken there",
     ),
-    "omniload/actors/ray/answers.py": (230, "every way in which an answer comes or does not"),
+    "omniload/actors/ray/answers.py": (255, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
         280,
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
-        305,
+        320,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        385,
+        390,
         "the planner's ways, which of them a source takes, and a rank's",
     ),
     "omniload/actors/ray/cluster.py": (

@@ -310,7 +310,9 @@ class PlannerActor(_PresentActor):
     def resize(self, asked: ResizeAsked) -> World:
         """Have other ranks; return those that there are from then on."""
         require_threads(asked.dp, len(self._constructors), self._ranks_served)
-        return taken_within(self._shell.resize(asked), what="other ranks")
+        world = taken_within(self._shell.resize(asked), what="other ranks")
+        self._board.forget_ranks(world.dp)
+        return world
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``."""

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError, ray
@@ -16,8 +16,10 @@ __all__ = [
     "from_head",
     "future_of",
     "has_ended",
+    "head_is_left",
     "is_lost",
     "log_failure",
+    "newest_actor",
     "newest_of",
     "plain_error",
     "there",
@@ -27,6 +29,8 @@ __all__ = [
 T = TypeVar("T")
 _TURN_S = 0.2
 """Ray must not be shut down under a call: whoever waits looks this often whether to leave."""
+_ASKED_HEAD: "set[Future[Any]]" = set()
+"""What Ray's head has been asked for and has not told."""
 _LOG = get_logger(__name__)
 
 
@@ -38,7 +42,10 @@ def actor_named(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no stat
     """
     try:
         return ray.get_actor(name)
-    except ValueError:
+    except (
+        ValueError,
+        AssertionError,
+    ):  # the latter where Ray forgets the job of a head whose node has died
         raise UnavailableError(
             f"the data plane has no {name} any more; start again from the last checkpoint{place_of_lines(name)}"
         ) from None
@@ -55,6 +62,16 @@ def newest_of(role: str) -> str | None:
     return lives[max(lives)] if lives else None
 
 
+def newest_actor(role: str) -> tuple[str, Any] | None:
+    """Return name and actor of what a role was started in last; ``None`` while none lives.
+
+    Raises:
+        UnavailableError: It has just ended.
+    """
+    name = newest_of(role)
+    return None if name is None else (name, actor_named(name))
+
+
 def from_head(ask: Callable[[], T]) -> "Future[T]":
     """Ask Ray's head something in a thread of its own; return the answer to be.
 
@@ -62,6 +79,8 @@ def from_head(ask: Callable[[], T]) -> "Future[T]":
     as long as it likes.
     """
     answer: Future[T] = Future()
+    _ASKED_HEAD.add(answer)
+    answer.add_done_callback(_ASKED_HEAD.discard)
 
     def run() -> None:
         try:
@@ -71,6 +90,11 @@ def from_head(ask: Callable[[], T]) -> "Future[T]":
 
     threading.Thread(target=run, name="omniload-head", daemon=True).start()
     return answer
+
+
+def head_is_left(within_s: float) -> bool:
+    """Wait for all that ``from_head`` has asked: Ray must not be shut down under it; return whether it has ended."""
+    return not wait(tuple(_ASKED_HEAD), within_s).not_done
 
 
 def answer_to(

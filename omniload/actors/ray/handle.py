@@ -8,6 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -20,7 +22,10 @@ from omniload.actors.patience import wait_until
 from omniload.actors.plane import RankHandle
 from omniload.actors.ray.answers import (
     actor_named,
+    from_head,
+    head_is_left,
     is_lost,
+    newest_actor,
     newest_of,
     plain_error,
     there,
@@ -31,6 +36,7 @@ from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.links import PlannerLink
 from omniload.actors.ray.processes import Opener
+from omniload.base.errors import UnavailableError
 from omniload.base.linux.file_lock import FileLock
 from omniload.base.linux.network import host_id
 from omniload.base.log import RoleLogs, get_logger
@@ -49,6 +55,8 @@ _LOG = get_logger(__name__)
 _CLOSE_S = 10.0
 _MARK = secrets.token_hex(4)
 """Hosts may have one name, and processes of them one number."""
+_HEAD_S = 1.0
+"""Ray's head answers in milliseconds, or is out of reach: Ray then ends the process within the minute."""
 _LOOK_S = 0.1
 """A constructor that takes the place of a lost one is looked for so often."""
 
@@ -76,6 +84,7 @@ class RayHandle(RankHandle):
         self._gate, self._left = Gate(), threading.Event()
         self._held: deque[Batch] = deque()
         self._asked: tuple[int, Any] | None = None
+        self._looked_for: Future[Any] | None = None
         self._folder = address.on_host(host_id())[1]
         self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
@@ -178,6 +187,7 @@ class RayHandle(RankHandle):
             self._held.clear()
             self._planner.be(dp_rank, world.generation)
             self._be(world, dp_rank)
+            self._looked_for = None
             self._of, self._constructor = found
         self.first_step = asked.step
         self._end_heartbeats()
@@ -226,12 +236,21 @@ class RayHandle(RankHandle):
     def _follow(self, timeout_s: float) -> bool:
         """Look for the constructor that took the place of a lost one; return whether it is there."""
         self._planner.look()
-        name = newest_of(self._role)
-        # The name of the lost one stays in Ray's list until its end has come through.
-        if name is None or name == self._of:
-            self._left.wait(min(timeout_s, _LOOK_S))
+        if self._looked_for is None:
+            self._looked_for = from_head(partial(newest_actor, self._role))
+        self._left.wait(min(timeout_s, _LOOK_S))
+        # Not waited for: where the head is out of reach, Ray ends the process before it answers.
+        if not self._looked_for.done():
             return False
-        self._constructor, self._of = actor_named(name), name
+        looked_for, self._looked_for = self._looked_for, None
+        try:
+            found = looked_for.result()
+        except (UnavailableError, RayError):
+            return False  # it has just ended
+        # The name of the lost one stays in Ray's list until its end has come through.
+        if found is None or found[0] == self._of:
+            return False
+        self._of, self._constructor = found
         return True
 
     def _ask(self, step: int) -> Any:  # noqa: ANN401 -- Ray's references have no static type
@@ -274,7 +293,7 @@ class RayHandle(RankHandle):
         # First: a rank that waits for another constructor wakes by this, and leaves the gate.
         self._left.set()
         # Before anything is given back: a call that is inside may use all of it.
-        left = self._gate.close(limit_s)
+        left = self._gate.close(limit_s) and head_is_left(min(limit_s, _HEAD_S))
         self._end_heartbeats()
         self._logs.close()
         self._give_up()

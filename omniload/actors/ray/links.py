@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -16,9 +17,11 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.answers import (
     actor_named,
     answer_to,
+    from_head,
     future_of,
     is_lost,
     log_failure,
+    newest_actor,
     newest_of,
     plain_error,
     there,
@@ -226,6 +229,7 @@ class PlannerLink:
         self._taken: int | None = None
         self._lost = False
         self._asked: Any = None
+        self._looked_for: Future[Any] | None = None
         self._look_at_s = 0.0
         self._looking = threading.Lock()
         self.first_step: int = answer_to(self._actor.first_step.remote(), PLANNER)
@@ -367,14 +371,19 @@ class PlannerLink:
         )
 
     def _follow(self) -> None:
-        """Lead to the planner that was started last; tell it what the rank has."""
-        name = newest_of(PLANNER)
-        if name is None:
-            return
+        """Lead to the planner that was started last, once Ray's head has told which; tell it what the rank has."""
+        if self._looked_for is None:
+            self._looked_for = from_head(partial(newest_actor, PLANNER))
+        if not self._looked_for.done():
+            return  # whoever waits has to look whether the opener is there still
+        looked_for, self._looked_for = self._looked_for, None
         try:
-            self._actor = actor_named(name)
-        except UnavailableError:
+            found = looked_for.result()
+        except (UnavailableError, RayError):
             return  # it has just ended
+        if found is None:
+            return
+        _, self._actor = found
         self._lost, self._asked = False, None
         if (taken := self._taken) is not None:
             self._tell(taken)  # not noted again: the trainer may have taken a later step by now

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,17 +34,24 @@ class HostsBoard(Board):
     """Asks a role of each other host for the heartbeats of that host, whenever it is read.
 
     A host that does not answer in time has the heartbeats that it told last: they grow old, which
-    is how roles are seen to have stopped.
+    is how roles are seen to have stopped, and are marked as cut off.
     """
 
-    def __init__(self, here: FolderBoard, roles_away: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        here: FolderBoard,
+        roles_away: Mapping[str, Sequence[str]],
+        waited_for: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         """Read the folder of this host, and ask roles of others.
 
         Args:
             here: Heartbeats of this host.
             roles_away: Names of roles of each other host; any of them will do.
+            waited_for: Those of each host that are told to be cut off even where it has never answered.
         """
-        self._here, self._roles_away = here, roles_away
+        self._here, self._roles_away, self._waited_for = here, roles_away, waited_for or {}
+        self._began_s = time.monotonic()
         self._told: dict[str, dict[str, Progress]] = {}
         """What each role that is asked has told last, by name: whoever is gone from there has ended."""
         self._late: dict[str, Any] = {}
@@ -53,16 +61,30 @@ class HostsBoard(Board):
 
     @override
     def read(self) -> dict[str, Progress]:
-        for role, (now_s, roles) in self._answers().items():
+        answers = self._answers()
+        for role, (now_s, roles) in answers.items():
             # At most so far: the answer took a while, and a heartbeat looks the younger for it.
             ahead_s = time.monotonic() - now_s
             found = [Progress.from_json(stored).moved(ahead_s) for stored in roles]
             self._told[role] = {progress.name: progress for progress in found}
+        found = []
+        for host, asked in self._roles_away.items():
+            told = [p for role in asked for p in self._told.get(role, {}).values()]
+            if not answers.keys() & set(asked):
+                told = [replace(progress, is_cut_off=True) for progress in told]
+                told += self._unheard(host) if not told else []
+            found += told
         # What this host has seen itself comes last: nobody tells it better.
-        away = sorted(
-            chain(*(told.values() for told in self._told.values())), key=lambda p: p.beat_s
-        )
-        return {progress.name: progress for progress in away} | self._here.read()
+        found.sort(key=lambda p: p.beat_s)
+        return {progress.name: progress for progress in found} | self._here.read()
+
+    def _unheard(self, host: str) -> list[Progress]:
+        """Return what stands for the roles of a host that has never answered."""
+        names = self._waited_for.get(host, ())
+        return [
+            Progress(name=name, pid=0, beat_s=self._began_s, tasks=(), is_cut_off=True)
+            for name in names
+        ]
 
     def _answers(self) -> dict[str, tuple[float, list[dict[str, Any]]]]:
         # What came since the last read tells the clock of then, so it is not heard, and asked for anew.
@@ -101,7 +123,8 @@ def _newest(role: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static t
     """Return the actor that a role began with, or the one that took its place."""
     try:
         return ray.get_actor(role)
-    except ValueError:  # of all named actors, only now: most roles are never replaced
+    except (ValueError, AssertionError):  # as in ``actor_named``
+        # Of all named actors, only now: most roles are never replaced.
         return actor_named(newest_of(role) or role)
 
 
@@ -109,7 +132,8 @@ def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:
     """Return the heartbeats of this host, to post to, and those of all hosts, to read."""
     here = FolderBoard(folder)
     roles_away = address.roles_away_from(host_id())
-    return here, HostsBoard(here, roles_away) if roles_away else here
+    waited_for = address.constructors_away_from(host_id())
+    return here, HostsBoard(here, roles_away, waited_for) if roles_away else here
 
 
 def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:

@@ -54,6 +54,16 @@ def test_a_role_of_another_process_is_read_from_its_file(tmp_path):
     assert found.beat_s <= role.progress().beat_s
 
 
+def test_ranks_that_died_are_off_the_board_once_there_are_fewer(tmp_path):
+    board, names = FolderBoard(tmp_path), ["planner", "rank dp=1 cp=0", "rank dp=2", "rank dp=10"]
+    for name in names:
+        board.note(Activity(name).progress())
+
+    board.forget_ranks(2)
+
+    assert sorted(board.read()) == names[:2]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"name": 1, "tasks": 3}', b"\xff"])
 def test_a_file_that_is_no_heartbeat_is_none(tmp_path, content):
     (tmp_path / "planner.json").write_bytes(content)

@@ -1,5 +1,7 @@
 """Errors that come back from Ray: what an actor raised, what became of it, and what is a fault of the project."""
 
+import threading
+
 import pytest
 
 from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
@@ -8,11 +10,22 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 
 from omniload.actors.ray import answers
-from omniload.actors.ray.answers import has_ended, plain_error
+from omniload.actors.ray.answers import actor_named, has_ended, plain_error
 
 
 def raised_in_actor(cause):
     return RayTaskError("take", "Traceback: planner.py:135", cause, "ray::Planner", 1, "127.0.0.2")
+
+
+@pytest.mark.parametrize("error", [ValueError("no such name"), AssertionError("no class of it")])
+def test_an_actor_that_ray_cannot_find_or_cannot_load_is_unavailable(monkeypatch, error):
+    def lost(_):
+        raise error
+
+    monkeypatch.setattr(answers.ray, "get_actor", lost)
+
+    with pytest.raises(UnavailableError, match="has no planner any more"):
+        actor_named("planner")
 
 
 def test_an_error_of_the_project_comes_back_as_it_is():
@@ -98,3 +111,13 @@ def test_a_missing_file_of_a_role_is_no_end_of_ray(monkeypatch):
 
     with pytest.raises(MissingInActorError):
         answers.value_of("a batch")
+
+
+def test_what_the_head_was_asked_is_waited_for_before_ray_is_left():
+    told = threading.Event()
+    asked = answers.from_head(told.wait)
+
+    assert not answers.head_is_left(0.0)
+    told.set()
+    assert asked.result(10.0)
+    assert answers.head_is_left(10.0)

@@ -151,6 +151,34 @@ class Racing(PlannerLink):
         self._last = step
 
 
+def answered(ask):
+    answer = Future()
+    answer.set_result(ask())
+    return answer
+
+
+def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not_answer(
+    monkeypatch,
+):
+    asked = []
+    monkeypatch.setattr(links_module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(links_module, "newest_of", lambda role: role)
+    monkeypatch.setattr(links_module, "actor_named", lambda _: FakePlanner(ActorDiedError()))
+    monkeypatch.setattr(links_module, "from_head", lambda ask: asked.append(Future()) or asked[-1])
+    monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
+    looks = []
+    link = PlannerLink(0, 0, lambda: looks.append(len(asked)))
+    link.taken(3)
+
+    for _ in range(3):
+        link.look()
+    found = FakePlanner(None)
+    asked[0].set_result(("planner+1", found))
+    link.look()
+
+    assert (looks, found.taken.steps) == ([0, 1, 1, 1], [3])
+
+
 def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(monkeypatch):
     first, second, third = (FakePlanner(ActorDiedError()) for _ in range(3))
     third.taken.error = None
@@ -158,6 +186,8 @@ def test_a_planner_that_takes_over_is_told_the_last_step_that_the_trainer_took(m
     monkeypatch.setattr(links_module, "_LOOK_S", 0.0)
     monkeypatch.setattr(links_module, "newest_of", lambda role: role)
     monkeypatch.setattr(links_module, "actor_named", lambda name: next(planners))
+    monkeypatch.setattr(links_module, "newest_actor", lambda role: (role, next(planners)))
+    monkeypatch.setattr(links_module, "from_head", answered)
     monkeypatch.setattr(links_module, "answer_to", lambda *_: 0)
     link = Racing(0, 0, lambda: None)
     link.taken(3)

@@ -1,6 +1,7 @@
 """Heartbeats of other hosts: by this host's clock, and remembered where a host falls silent."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ pytest.importorskip("ray")
 from omniload.actors.ray.hosts import boards
 from omniload.actors.ray.hosts.boards import HostsBoard, claim_for_guest, claim_rank, was_claimed
 from omniload.base.errors import StateError
-from omniload.machine.progress import Progress, Task
+from omniload.machine.progress import Progress, Task, reason_of
 
 
 class FakeRay:
@@ -74,7 +75,18 @@ def test_a_host_that_falls_silent_keeps_its_last_heartbeats_which_grow_old(away)
     before = board.read()["planner"]
     away.answers["loader-0"] = None
 
-    assert board.read()["planner"] == before
+    assert board.read()["planner"] == replace(before, is_cut_off=True)
+
+
+def test_a_host_that_has_never_answered_has_the_roles_that_are_waited_for_cut_off(away):
+    away.answers["loader-0"] = None
+    board = HostsBoard(Here(), {"A": ("loader-0",)}, {"A": ("constructor-0",)})
+
+    said = reason_of("constructor-0", board.read(), 60.0)
+
+    assert said == (
+        "constructor-0 (no heartbeat of it was ever seen) is out of reach: its host, or the way to it, does not answer"
+    )
 
 
 def test_a_role_that_has_ended_on_another_host_is_not_shown_any_more(away):
@@ -120,7 +132,7 @@ def test_a_head_that_is_out_of_reach_is_asked_once_and_keeps_nobody_who_reads(aw
     board = HostsBoard(Here(), {"A": ("loader-0",)})
 
     for _ in range(10):
-        assert list(board.read()) == ["rank dp=1"]
+        assert list(board.read()) == ["rank dp=1"]  # nobody waits for others
     assert (len(asked), away.asked) == (1, [])
     asked[0].set_result(away.get_actor("loader-0"))
     assert list(board.read()) == ["planner", "rank dp=1"]
