@@ -13,6 +13,7 @@ note, and Ray waits minutes for what is not there. Hosts without a folder in com
 
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -50,6 +51,8 @@ from omniload.mix.config import MixConfig
 __all__ = ["ServedPlane", "join", "serve"]
 
 _HOST_AND_PORT = re.compile(r"([^/\s:]+):(\d{1,5})")
+_LIKE_A_PORT = re.compile(r"[]:][^/]*:\d+$|^\w+://")
+"""An IPv6 address with a port, or a URL."""
 _NOTE_NAME, _LOCK_NAME = "plane.json", "plane.lock"
 _MOST_BYTES = 64 << 20
 _LARGEST_PORT = 65_535
@@ -297,6 +300,12 @@ def _port_of(address: str | Path) -> tuple[str, int] | None:
     """
     found = _HOST_AND_PORT.fullmatch(address) if isinstance(address, str) else None
     if found is None:
+        # A folder of such a name would be made, and waited for, on every host.
+        if isinstance(address, str) and _LIKE_A_PORT.search(address) and not Path(address).exists():
+            raise ConfigError(
+                f"address is {address!r}, neither HOST:PORT with a name or an IPv4 address nor a folder that is there; "
+                "planes listen on IPv4: give one of the two"
+            )
         return None
     if not 0 < int(found[2]) <= _LARGEST_PORT:
         raise ConfigError(
@@ -313,12 +322,22 @@ def _read(address: str | Path, timeout_s: float) -> _Note:
     while (note := _note_at(place) if at is None else _note_from(*at, until_s)) is None:
         if time.monotonic() >= until_s:
             was = ", and the process that served one has ended, or does not answer"
+            why = _unknown(at[0]) if at is not None else was if place.exists() else ""
             raise UnavailableError(
-                f"no plane is served at {address} within {timeout_s:g} s{was if place.exists() else ''}; start the "
+                f"no plane is served at {address} within {timeout_s:g} s{why}; start the "
                 "process that calls omniload.serve; on another host, see that runtime.ports are open between them"
             )
         time.sleep(_LOOK_S)
     return note
+
+
+def _unknown(host: str) -> str:
+    """Say so where no host has that name; by now only, as a host that starts may be given its name late."""
+    try:
+        socket.getaddrinfo(host, None, socket.AF_INET)
+    except OSError as error:
+        return f", as no host {host} is known here ({error.strerror})"
+    return ""
 
 
 def _note_at(place: Path) -> _Note | None:

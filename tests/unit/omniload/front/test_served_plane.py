@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from contextlib import ExitStack
 
 import pytest
@@ -147,6 +148,32 @@ def test_a_plane_is_found_at_a_port_as_in_a_folder(tmp_path, monkeypatch):
 
     assert (loader.source_names, asked) == (("docs",), [("head-0.job", 29600)])
     loader.close()
+
+
+def test_a_host_whose_name_nobody_knows_is_told(monkeypatch):
+    def refused(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(served_plane, "told_at", lambda *_: b"")
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+
+    with pytest.raises(UnavailableError, match=r"no host head-9 is known here \(Name or service"):
+        omniload.join("head-9:29600", rank=0, world_size=4, timeout=1e-9)
+
+
+@pytest.mark.parametrize("address", ["[fd00::1]:29600", "fd00::1:29600", "tcp://10.0.0.1:29600"])
+def test_what_is_neither_a_port_of_ipv4_nor_a_folder_is_refused_and_makes_none(
+    tmp_path, monkeypatch, address
+):
+    mix = a_mix_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+
+    with pytest.raises(ConfigError, match=r"neither HOST:PORT .* listen on IPv4"):
+        omniload.join(address, rank=0, world_size=1)
+    with pytest.raises(ConfigError, match=r"neither HOST:PORT .* listen on IPv4"):
+        omniload.serve(mix, address=address)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("port", [0, 65_536])
