@@ -241,6 +241,20 @@ def reading_tables(folder: Path, texts: Sequence[str], repeats: int) -> list[Tab
     return tables
 
 
+def tokenising_tables(folder: Path, texts: Sequence[str], repeats: int) -> list[Table]:
+    """Return how much each way tokenises: in tokens, and in MB of text, to be put beside what is read."""
+    ways = tokenising_ways(folder, texts)
+    rates = rates_of(ways, repeats)
+    tokens, _ = next(iter(ways.values()))()
+    token_bytes = sum(len(text.encode()) for text in texts) / tokens
+    read = {name: [token_bytes * rate for rate in found] for name, found in rates.items()}
+    caption = "Tokenising, one core"
+    return [
+        table_of(caption, "million tokens a CPU second", rates, 1e6),
+        table_of(caption, "MB of text a CPU second", read, 1e6),
+    ]
+
+
 READING = """\
 Reading: {mib} MiB of source code in {shards} shards, zstd, row groups of {rows:,} documents, on one core, as modules
 and functions (of which most are short), and cut to {letters:,} letters each, as long as web text; files are in the page
@@ -276,15 +290,7 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
         texts = documents_of(mib << 20)
         tables += reading_tables(folder, texts, repeats)
         write_tokenizer(folder, MARKED, texts)
-        ways = tokenising_ways(folder, texts[:: max(1, mib // 4)])
-        tables.append(
-            table_of(
-                "Tokenising, one core",
-                "million tokens a CPU second",
-                rates_of(ways, repeats),
-                1e6,
-            )
-        )
+        tables += tokenising_tables(folder, texts[:: max(1, mib // 4)], repeats)
         write_chats(folder, texts, chats)
         for name, template in (
             ("with generation blocks", MARKED),
