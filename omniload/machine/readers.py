@@ -35,6 +35,10 @@ _SETTLE_S = 30.0
 """From one change to the next: what is measured by then is of the readers that there are."""
 _JUDGED_S = 10.0
 """Of reads that have ended, before readers are judged by them."""
+_LIKE = 0.9
+"""Part of the core that its busiest reader had before others were added: with less, a read tells of something else."""
+_PATIENT_S = 120.0
+"""Time in which a store that is slow for a while may be as quick as before."""
 _TRIED_S = 3600.0
 _REGAIN_S = 600.0
 """The allowance grows by one change in this time."""
@@ -197,8 +201,8 @@ class _Followed:
     """Readers that have been enough for a minute, while fewer than there are would do."""
     settled_s: float = 0.0
     allowance: float = _ALLOWED
-    fewer: tuple[int, float] | None = None
-    """Readers before others were added that have not proved their worth, and tokens a second by them."""
+    fewer: tuple[int, float, float] | None = None
+    """Readers before others were added that have not proved their worth, tokens a second by them, and their core."""
     ceiling: int | None = None
     """More than these were tried for nothing."""
     ceiling_s: float = 0.0
@@ -347,7 +351,10 @@ class ReaderScaler:
             return None
         if each.sums.ended_s < _JUDGED_S:
             return None
-        before, tokens_per_s = each.fewer
+        before, tokens_per_s, core = each.fewer
+        # A store that is slow just now, or a core that is lent for a while, says nothing of the readers.
+        if each.sums.core < _LIKE * core and each.settled_s < _PATIENT_S:
+            return None
         each.fewer = None
         promised = each.readers / before - 1
         gained = each.sums.tokens_per_s / tokens_per_s - 1 if tokens_per_s else promised
@@ -360,11 +367,13 @@ class ReaderScaler:
         sums = each.sums
         if each.over_s < _OVER_S or sums.ended_s < _JUDGED_S or sums.core < _CORE:
             return None
+        if each.fewer is not None:  # the last ones first
+            return None
         every = [*self._given.values(), *self._followed.values()]
         room = self.cores - 1 - sum(other.readers - 1 for other in every)
         most = min(self.most, each.readers + room, each.ceiling or self.most)
         wanted = min(math.ceil(each.readers * _GROWTH), most)
         if wanted <= each.readers:
             return None
-        each.fewer = each.readers, sums.tokens_per_s
+        each.fewer = each.readers, sums.tokens_per_s, sums.core
         return wanted, f"it is read {sums.share:.0%} of the time, with {sums.core:.2f} of a core"

@@ -67,6 +67,24 @@ def test_a_burst_adds_nobody_and_a_pause_ends_nobody():
     assert job.goes_on(60, work=1.2) == []
 
 
+@pytest.mark.parametrize("first_s", [0, 5, 25])
+def test_a_store_that_is_slow_for_a_while_ends_nobody_who_was_just_added(first_s):
+    job = Job()
+    job.goes_on(30, work=8.0)
+
+    assert job.goes_on(first_s, work=8.0) + job.goes_on(20, work=8.0, core=0.05) in ([], [2])
+    assert job.goes_on(200, work=8.0)[-3:] == [3, 5, 8]
+
+
+def test_a_core_that_does_not_come_back_is_waited_for_two_minutes_and_no_more():
+    job = Job()
+    assert job.goes_on(40, work=8.0) == [2]
+
+    assert job.goes_on(100, work=8.0, core=0.4) == []
+    assert job.goes_on(40, work=8.0, core=0.4) == [1]
+    assert job.goes_on(1800, work=8.0) == []
+
+
 def test_of_readers_that_have_little_to_do_as_many_stay_as_keep_up():
     job = Job(6)
 
