@@ -24,6 +24,7 @@ _AGAIN_S = 0.1
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 10, 5, 3
 
 
+_ENDED = "has ended"
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
@@ -124,6 +125,11 @@ class LifelineEnd:
             level = socket.SOL_SOCKET if value is None else socket.IPPROTO_TCP
             self._connection.setsockopt(level, option, 1 if value is None else value)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the opener was found to have ended, and not to be out of reach."""
+        return self._why == _ENDED
+
     def check(self) -> None:
         """Return while the opener lives.
 
@@ -137,7 +143,7 @@ class LifelineEnd:
         # Whatever it is: nothing is ever sent, so only an end or an error can be told.
         if poll.poll(0):
             is_silent = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _SILENT
-            why = "is out of reach, its host or the way to it" if is_silent else "has ended"
+            why = "is out of reach, its host or the way to it" if is_silent else _ENDED
             # The kernel tells an error once, and an end whenever it is asked.
             self._why = self._why or why
             raise UnavailableError(

@@ -48,11 +48,11 @@ LONGER = {
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
-        320,
+        330,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (
-        390,
+        395,
         "the planner's ways, which of them a source takes, and a rank's",
     ),
     "omniload/actors/ray/cluster.py": (

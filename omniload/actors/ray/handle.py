@@ -32,6 +32,7 @@ from omniload.actors.ray.answers import (
     value_of,
 )
 from omniload.actors.ray.environment import RayError
+from omniload.actors.ray.head_watch import HeadWatch
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.links import PlannerLink
@@ -89,6 +90,7 @@ class RayHandle(RankHandle):
         self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
         self._line, self._opener = LifelineEnd(""), Opener(0, "")
+        self._head, self._is_told = HeadWatch(address.cluster), False
         try:
             if asked is None:  # else the planner is asked first
                 if not self._is_guest:
@@ -117,7 +119,8 @@ class RayHandle(RankHandle):
         self._logs = RoleLogs(address.logs)
         self._appear()
         beat = self._beat if self._is_guest else None
-        self._planner.watch(self._gate, self._left, math.prod(address.sizes.values()), beat)
+        ranks = math.prod(address.sizes.values())
+        self._planner.watch(self._gate, self._left, ranks, beat, head=self._head)
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""
@@ -309,8 +312,16 @@ class RayHandle(RankHandle):
     def _check_alive(self) -> None:
         """Leave a closed plane, and one whose opener has ended."""
         self._gate.check()
-        self._line.check()
         self._opener.check()
+        try:
+            self._line.check()
+            self._head.check()
+        except UnavailableError as error:
+            # Now: a rank that trains asks later, and who waits has it once Ray is left. Ray ends both in a minute.
+            if not (self._is_told or self._line.has_ended):
+                self._is_told = True
+                _LOG.error("%s", error)
+            raise
 
 
 def _found(role: str) -> tuple[str, Any]:

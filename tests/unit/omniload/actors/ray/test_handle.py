@@ -9,6 +9,7 @@ pytest.importorskip("ray")
 from omniload.actors.address import HostPlace, NodeTerms, PlaneAddress
 from omniload.actors.ray import handle as module
 from omniload.actors.ray.handle import RayHandle
+from omniload.actors.ray.head_watch import HeadWatch
 from omniload.actors.ray.hosts.boards import claim_rank
 from omniload.base.errors import StateError, UnavailableError
 from omniload.base.linux.network import host_id
@@ -41,6 +42,7 @@ class FakeLink:
     forgotten = ""
 
     def __init__(self, dp_rank, cp_rank, check):
+        FakeLink.checks = staticmethod(check)
         self.rank, self.world = (dp_rank, cp_rank, 0), World(tree=ClientPlaceTree.of(dp=2))
 
     def taken(self, step):
@@ -61,7 +63,7 @@ class FakeLink:
     def be(self, dp_rank, generation):
         self.rank = dp_rank, 0, generation
 
-    def watch(self, *_):
+    def watch(self, *_, head):
         pass
 
 
@@ -131,6 +133,24 @@ def test_a_rank_whose_new_constructor_is_lost_is_what_it_was_and_may_ask_again(h
     handle.resize(ResizeAsked(dp=1, step=5), 0)
     assert said_by(handle, 5) == (("constructor-0", 5, 0, 1), (5, 0, 0, 1))
     assert handle.first_step == 5
+
+
+def test_a_head_that_is_lost_is_in_the_log_once_whoever_looks_and_ends_who_waits(
+    address, monkeypatch, caplog
+):
+    class Lost(HeadWatch):
+        def check(self):
+            raise UnavailableError("the head takes no connection")
+
+    monkeypatch.setattr(module, "HeadWatch", Lost)
+    handle = RayHandle(address, 1, 0, lambda: None)
+
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="takes no connection"):
+            FakeLink.checks()
+    handle.leave(1.0)
+
+    assert [line.getMessage() for line in caplog.records] == ["the head takes no connection"]
 
 
 NOW = ResizeAsked(dp=2, step=0)
