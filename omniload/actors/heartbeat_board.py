@@ -48,9 +48,9 @@ class Figures:
 
     def forget(self, names: Iterable[str]) -> None:
         """Have no such figures any more."""
+        gone = set(names)
         with self._lock:
-            for name in names:
-                self._values.pop(name, None)
+            self._values = {k: v for k, v in self._values.items() if k not in gone}
 
     def read(self) -> dict[str, float]:
         """Return all of them."""

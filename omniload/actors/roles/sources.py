@@ -176,17 +176,16 @@ class SourceReaders:
     def drop(self, sources: Sequence[int]) -> None:
         """End the readers of sources that are served no more."""
         with self._lock:
-            dropped = [self._sources.pop(number, None) for number in sources]
-            for number in sources:
+            dropped = {s: self._sources.pop(s) for s in sources if s in self._sources}
+            for number in dropped:
                 self._scaler.forget(number)
                 # The loader that serves it by now tells of it.
                 self._activity.figures.forget(self._told.pop(number, ()))
-            if any(source is not None for source in dropped):
+            if dropped:
                 self._note()
         # Not in the lock: Ray is asked to end them, and may take its time.
-        for source in dropped:
-            if source is not None:
-                source.close()
+        for source in dropped.values():
+            source.close()
 
     def close(self) -> None:
         """End all readers."""
