@@ -29,6 +29,7 @@ from omniload.base.units import parse_bytes, parse_count, parse_seconds
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.json_schema import meanings_of
 from omniload.mix.schema.policies import SteeringConfig
+from omniload.mix.schema.records import parse_count_or_percentage
 from trainer_integration.config import TrainConfig
 
 __all__ = ["command_page", "main", "model_page", "pages"]
@@ -47,6 +48,7 @@ _PLAIN: Mapping[type, str] = {
 }
 _QUANTITY = {
     parse_count: "[count](#quantities)",
+    parse_count_or_percentage: "[count](#quantities) or percentage of the source's records",
     parse_bytes: "[size](#quantities)",
     parse_seconds: "[duration](#quantities)",
 }

@@ -120,6 +120,9 @@ def check(file: Path, dp: int, cache_dir: Path | None, as_json: bool) -> None:
     ]
     doubts += [placed(said, ("splits",), file) for said in _held_out_of_nothing(mix, found)]
     doubts += [placed(said, ("tokenizer",), file) for said in _joined_without_an_end(mix)]
+    doubts += [
+        placed(said, key_of_message(said, name), file) for name, said in _bears_none(mix, found)
+    ]
     warnings = [*doubts, *warnings_of_a_step(mix, _sizes(mix, found))]
     warnings += sorted_files(mix, {source.name: source.differences for source in found})
     tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
@@ -218,6 +221,19 @@ def _held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[s
                 "none is held out; raise the share, or add data"
             )
     return said
+
+
+def _bears_none(mix: MixConfig, found: Sequence[FoundSource]) -> Iterator[tuple[str, str]]:
+    """Say of which sources a percentage of bad records is less than one: the first would end a run."""
+    for each in found:
+        on_error = mix.sources[each.name].on_error
+        is_none = isinstance(on_error.limit, str) and not on_error.most_of(each.records)
+        if on_error.policy == "skip" and is_none:
+            said = (
+                f"sources.{each.name}.on_error: a limit of {on_error.said_of(each.records)} bears none, and the first "
+                "record that cannot be decoded ends the run; raise it, or write a count"
+            )
+            yield each.name, said
 
 
 def _joined_without_an_end(mix: MixConfig) -> Iterator[str]:

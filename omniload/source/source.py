@@ -141,8 +141,8 @@ class RecordSource(Source):
         self.shards_digest, self.content_digest = digests.names, digests.contents
         self.shards = digests.paths
         self.transforms_digest = pipeline.digest
-        self._order, self._format, self._pipeline = order, record_format, pipeline
-        self._rules = rules
+        self._order, self._format = order, record_format
+        self._pipeline, self._rules = pipeline, rules
         if rules.drawn_before is not None:
             self.drawn_before_digest = rules.drawn_before.digest
         self._reader = UnitReader(
@@ -155,8 +155,7 @@ class RecordSource(Source):
         self._bad_samples: set[tuple[int, int]] = set()
         self._bad_of_unit: dict[int, int] = {}
         self._is_told = False
-        self._memory = BlockMemory()
-        self._blocks = DecodedBlocks()
+        self._memory, self._blocks = BlockMemory(), DecodedBlocks()
         self._sequences: tuple[object, Sequences] | None = None
 
     def keeping(self, tokens: SourceTokens | None) -> Self:
@@ -331,10 +330,11 @@ class RecordSource(Source):
 
     def _require_few(self, reason: str) -> None:
         found = sum(self._bad_of_unit.values()) + len(self._bad_samples)
-        if found > self._rules.on_error.limit:
+        if found > self._rules.on_error.most_of(self.positions_per_epoch):
+            limit = self._rules.on_error.said_of(self.positions_per_epoch)
             raise IntegrityError(
-                f"sources.{self.name}: {found} records could not be decoded, more than on_error.limit "
-                f"{self._rules.on_error.limit}; the last of them: {reason}; mend the files or raise the limit"
+                f"sources.{self.name}: {found} records could not be decoded, more than on_error.limit {limit}; the "
+                f"last of them: {reason}; mend the files or raise the limit"
             )
 
 

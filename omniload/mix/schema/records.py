@@ -1,13 +1,22 @@
 """What a mix file says of the records of a source of any type: their order, and what becomes of bad ones."""
 
-from typing import Literal, TypeAlias
+import re
+from decimal import Decimal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from omniload.base.config import StrictModel
-from omniload.base.settings.quantities import Count
+from omniload.base.units import parse_count
 
-__all__ = ["MOST_BLOCK_UNITS", "Dedupe", "OnError", "Overlong", "ShuffleConfig"]
+__all__ = [
+    "MOST_BLOCK_UNITS",
+    "Dedupe",
+    "OnError",
+    "Overlong",
+    "ShuffleConfig",
+    "parse_count_or_percentage",
+]
 
 Dedupe: TypeAlias = Literal["content", "key"]
 """What records are compared by."""
@@ -18,13 +27,60 @@ MOST_BLOCK_UNITS = 4_096
 """Units of a block at most."""
 
 
+_MOST_RECORDS = 10**12
+# No longer than a share of the most records needs: a number of a million digits takes long to work out.
+_PERCENTAGE = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,15})?)\s*%\s*")
+
+
+def parse_count_or_percentage(value: object) -> object:
+    """Read a count of records, or leave a percentage such as ``0.1%`` as it is written.
+
+    Raises:
+        ValueError: It is neither, is negative, or is more than all.
+    """
+    if isinstance(value, str) and (said := _PERCENTAGE.fullmatch(value)):
+        if Decimal(said[1]) > 100:
+            raise ValueError(f"{value!r} is more than all records; write at most 100%")
+        return f"{said[1]}%"
+    counted = parse_count(value)
+    if isinstance(counted, float) and counted.is_integer():
+        counted = int(counted)  # 1e3, as YAML reads it
+    if isinstance(counted, bool) or not isinstance(counted, int):
+        raise ValueError(  # noqa: TRY004 -- pydantic tells of these with their line
+            f"{value!r:.60} is neither a count nor a percentage such as 0.1%"
+        )
+    if not 0 <= counted <= _MOST_RECORDS:
+        raise ValueError(f"{value!r:.60} is not among 0 to 10^12 records")
+    return counted
+
+
 class OnError(StrictModel):
     """What happens to a record that cannot be decoded."""
 
     policy: Literal["raise", "skip"] = "raise"
     """``raise`` stops the run at the first one; ``skip`` counts it and goes on."""
-    limit: Count = Field(default=100, ge=0, le=10**12)
-    """With ``skip``: more than this many bad records in a source stop the run."""
+    limit: Annotated[
+        int | str,
+        BeforeValidator(
+            parse_count_or_percentage,
+            json_schema_input_type=Annotated[int, Field(ge=0, le=_MOST_RECORDS)] | str,
+        ),
+    ] = 100
+    """With ``skip``: more than this many bad records in a source stop the run. A percentage, such as ``0.1%``, is of
+    all records that the source holds, rounded down."""
+
+    def most_of(self, records: int) -> int:
+        """Return how many of the ``records`` of a source may be bad."""
+        if isinstance(self.limit, int):
+            return self.limit
+        # Decimal: 0.1% of 1,000 is one record, and as a float it could be none.
+        return int(Decimal(self.limit.removesuffix("%")) * records / 100)
+
+    def said_of(self, records: int) -> str:
+        """Say the limit, and of a percentage what it is of a source of so many records."""
+        if isinstance(self.limit, int):
+            return str(self.limit)
+        return f"{self.limit} ({self.most_of(records):,} of {records:,} records)"
 
 
 class ShuffleConfig(StrictModel):

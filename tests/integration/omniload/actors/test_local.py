@@ -250,6 +250,19 @@ def test_more_bad_records_than_allowed_stop_the_run(tmp_path):
         client.next_batch()
 
 
+def test_a_percentage_of_bad_records_is_of_all_records_of_the_source(tmp_path):
+    mix = a_corpus_with_bad_lines(tmp_path, {"policy": "skip", "limit": "0.1%"})
+
+    with (
+        LocalPlane(a_spec(tmp_path, mix)) as plane,
+        Client(plane.handle(0)) as client,
+        pytest.raises(
+            IntegrityError, match=r"on_error\.limit 0\.1% \(0 of \d+ records\); the last"
+        ),
+    ):
+        client.next_batch()
+
+
 def test_closing_wakes_whoever_waits(tmp_path):
     with LocalPlane(a_spec(tmp_path, a_corpus(tmp_path))) as plane:
         client = Client(plane.handle(0))

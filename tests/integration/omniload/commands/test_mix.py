@@ -424,6 +424,17 @@ def test_check_bears_bad_records_that_are_skipped_unless_all_are(tmp_path):
     assert isinstance(results["none.jsonl"].exception, ConfigError)
 
 
+@pytest.mark.parametrize(("limit", "is_told"), [("33%", True), ("34%", False), (0, False)])
+def test_check_warns_of_a_percentage_of_bad_records_that_is_less_than_one(tmp_path, limit, is_told):
+    write_texts(tmp_path / "web.jsonl", ["x", "y", "z"])
+    config = {"type": "jsonl", "path": "web.jsonl", "on_error": {"policy": "skip", "limit": limit}}
+
+    result = checked(tmp_path, config)
+
+    assert result.exit_code == 0
+    assert ("0 of 3 records) bears none" in " ".join(result.output.split())) is is_told
+
+
 def test_check_finds_an_archive_that_is_given_as_text(tmp_path):
     with tarfile.open(tmp_path / "docs.tar", "w") as tar:
         tar.add(__file__, "a.py")
