@@ -58,8 +58,17 @@ def listening_address(bind: str, *, setting: str, toward: str | None = None) -> 
     return found[0]
 
 
-def free_ports(address: str, ports: range | None, count: int, *, setting: str) -> list[int]:
+def free_ports(
+    address: str, ports: range | None, count: int, *, setting: str, why: str = ""
+) -> list[int]:
     """Return ports of ``address`` that nobody listens on now; another process may take one the next moment.
+
+    Args:
+        address: IP address of this host.
+        ports: The range; ``None`` for any.
+        count: So many.
+        setting: Name of what gives the range, for messages.
+        why: Why so many are needed, for messages.
 
     Raises:
         ConfigError: The range has too few.
@@ -89,7 +98,7 @@ def free_ports(address: str, ports: range | None, count: int, *, setting: str) -
     if len(found) < count:
         where = "" if ports is None else f" of {setting} {ports[0]}-{ports[-1]}"
         raise ConfigError(
-            f"{len(found)} ports{where} are free on {address}, and {count} are needed; give a larger range"
+            f"{len(found)} ports{where} are free on {address}, and {count} are needed{why}; give a larger range"
         )
     return found
 

@@ -45,7 +45,10 @@ def ports_of(plan: NodePlan) -> dict[str, Any]:
     # The last of a range is left to the lifeline.
     ports = None if plan.ports is None else plan.ports[:-1]
     count = len(servers) + (0 if ports is None else plan.workers + 1)
-    found = free_ports(plan.address, ports, count, setting="runtime.ports")
+    is_ranks = plan.head is not None and not plan.workers
+    each = f", as for each rank that joins from another host than the plane's: {count} a rank, and one besides"
+    why = each if is_ranks else ""
+    found = free_ports(plan.address, ports, count, setting="runtime.ports", why=why)
     told: dict[str, Any] = dict(zip(servers, found, strict=False))
     if ports is None:
         return told | ({"gcs_server_port": 0} if plan.head is None else {})

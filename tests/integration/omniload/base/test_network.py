@@ -13,8 +13,10 @@ def test_a_port_is_free_once_nobody_listens_though_the_kernel_remembers_its_conn
         port = server.getsockname()[1]
         with socket.create_connection((LOOPBACK, port)) as client:
             held, _ = server.accept()
-            with pytest.raises(ConfigError, match=r"0 ports of runtime\.ports"):
-                free_ports(LOOPBACK, range(port, port + 1), 1, setting="runtime.ports")
+            with pytest.raises(ConfigError, match=r"0 ports of runtime\.ports.*needed, by rank 3;"):
+                free_ports(
+                    LOOPBACK, range(port, port + 1), 1, setting="runtime.ports", why=", by rank 3"
+                )
             server.close()
             held.close()  # the server's end first: the kernel keeps it for a minute
             assert client.recv(1) == b""

@@ -1,6 +1,9 @@
 """What a raylet is told to start."""
 
-from omniload.actors.ray.hosts.node_plan import without_agents
+import pytest
+
+from omniload.actors.ray.hosts import node_plan
+from omniload.actors.ray.hosts.node_plan import NodePlan, ports_of, without_agents
 
 
 def test_agents_that_no_plane_asks_are_not_begun_and_one_comes_with_the_first_who_asks():
@@ -24,3 +27,32 @@ def test_agents_of_a_raylet_that_does_not_say_where_it_listens_stay_as_they_are(
     command = ["raylet", "--runtime_env_agent_command=python main.py"]
 
     assert without_agents(command) == command
+
+
+@pytest.mark.parametrize(
+    ("head", "workers", "why"), [("10.0.0.1:1", 0, "4 a rank, and one besides"), (None, 2, "")]
+)
+def test_too_few_ports_for_a_rank_that_joins_are_told_with_what_a_rank_takes(
+    monkeypatch, head, workers, why
+):
+    plan = NodePlan(
+        folder="",
+        address="127.0.0.1",
+        workers=workers,
+        object_store_bytes=1,
+        ports=range(9, 99),
+        head=head,
+    )
+    told = []
+
+    def free(_address, ports, count, *, setting, why):
+        told.append((count, why))
+        return list(ports[:count])
+
+    monkeypatch.setattr(node_plan, "free_ports", free)
+
+    ports_of(plan)
+
+    ((count, said),) = told
+    assert said.endswith(why)
+    assert (count, bool(said)) == (4 if head else 7, bool(head))
