@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = [
     "existing",
     "marker_of",
     "put_in_place",
+    "unfinished_beside",
 ]
 
 CORPUS_VERSION = 1
@@ -124,6 +126,35 @@ def marker_of(corpus: SampleCorpus, size: int) -> str:
         "sources": sources,
     }
     return json.dumps(content, indent=1)
+
+
+def unfinished_beside(target: Path) -> Path:
+    """Make an empty folder that can take the place of ``target``, which is empty or not there; return it.
+
+    Raises:
+        ConfigError: No folder can take its place: it is a mount point, a link, or a folder of somebody else.
+    """
+    # Beside the target: from another disk it could not be renamed into place.
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
+    unfinished.mkdir(parents=True)
+    if not target.is_dir():
+        return unfinished
+    try:
+        # Tried before anything is built: what is mounted of the same file system looks like any other folder.
+        os.replace(unfinished, target)  # noqa: PTH105 -- as at the end
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return (
+                unfinished  # somebody else has filled it meanwhile, which is looked at in the end
+            )
+        unfinished.rmdir()
+        is_mount = error.errno in (errno.EBUSY, errno.EXDEV)
+        raise ConfigError(
+            f"{target}: no other folder can take its place ({'a mount point' if is_mount else error.strerror}); "
+            f"name one that is not there yet, such as {target / 'corpus'}"
+        ) from error
+    unfinished.mkdir()
+    return unfinished
 
 
 def put_in_place(unfinished: Path, target: Path, size: int) -> SampleCorpus | None:

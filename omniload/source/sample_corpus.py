@@ -13,7 +13,6 @@ import hashlib
 import os
 import shutil
 import textwrap
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from omniload.source.kept_corpus import (
     existing,
     marker_of,
     put_in_place,
+    unfinished_beside,
 )
 from omniload.source.tokenize import Tokenizer, open_tokenizer
 
@@ -152,16 +152,14 @@ def build_sample_corpus(
         progress: Told how far it is.
 
     Raises:
-        ConfigError: The folder holds something else, or a corpus of another version or size.
+        ConfigError: The folder holds something else, or a corpus of another version or size, or is a mount point.
     """
     target = Path(folder).absolute()
     there = existing(target, size)
     if there is not None:
         return there
     tell = progress or (lambda _stage, _part: None)
-    # Beside the target: from another disk it could not be renamed into place.
-    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
-    unfinished.mkdir(parents=True)
+    unfinished = unfinished_beside(target)
     try:
         texts = _gather(installation or this_installation(), size, tell)
         corpus = _write(unfinished, texts, vocab_size, tell)

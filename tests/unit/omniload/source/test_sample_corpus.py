@@ -1,9 +1,13 @@
 """The sample corpus, from a tiny installation, and the texts of one."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from omniload.base.errors import ConfigError
 from omniload.mix.config import SourceConfig
 from omniload.source import sample_corpus
 from omniload.source.sample_corpus import (
@@ -140,6 +144,51 @@ def test_a_build_that_fails_leaves_nothing_behind(installation, tmp_path, monkey
         build_sample_corpus(tmp_path / "c", size=20_000, vocab_size=300, installation=installation)
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [(errno.EBUSY, "a mount point"), (errno.EXDEV, "a mount point")]
+)
+def test_a_mount_point_is_refused_before_anything_is_read(
+    installation, tmp_path, monkeypatch, number, why
+):
+    target = tmp_path / "c"
+    target.mkdir()
+    told = []
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("omniload.source.kept_corpus.os.replace", refuse)
+
+    with pytest.raises(
+        ConfigError, match=rf"c: no other folder .* \({why}\).* such as .*/c/corpus"
+    ):
+        build_sample_corpus(
+            target, size=20_000, installation=installation, progress=lambda *said: told.append(said)
+        )
+
+    assert told == []
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_link_to_an_empty_folder_is_refused_before_anything_is_read(installation, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "c").symlink_to("there")
+    told = []
+
+    with pytest.raises(
+        ConfigError, match=r"c: no other folder can take its place \(Not a directory"
+    ):
+        build_sample_corpus(
+            tmp_path / "c",
+            size=20_000,
+            installation=installation,
+            progress=lambda *said: told.append(said),
+        )
+
+    assert told == []
+    assert {path.name for path in tmp_path.iterdir()} == {"c", "there"}
 
 
 def test_the_first_of_two_builders_wins(installation, tmp_path, monkeypatch):
