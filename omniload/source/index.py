@@ -29,7 +29,15 @@ from omniload.base.reading import open_file
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
 
-__all__ = ["INDEX_VERSION", "FileUnits", "IndexCache", "index_folder", "index_of", "key_of_file"]
+__all__ = [
+    "INDEX_VERSION",
+    "FileUnits",
+    "IndexCache",
+    "index_folder",
+    "index_of",
+    "key_of_file",
+    "tell_not_kept",
+]
 
 INDEX_VERSION = 3
 """Version of the index file, in the metadata of its schema; another version is built anew."""
@@ -52,6 +60,8 @@ _SCHEMA = pa.schema(
 
 _READERS = 8
 _log = get_logger(__name__)
+_told: set[tuple[Path, int | None]] = set()
+"""Folders that were told of, each with the number of the error."""
 
 
 def index_folder(mix_path: Path) -> Path:
@@ -60,6 +70,18 @@ def index_folder(mix_path: Path) -> Path:
     # Mix files of one name lie in many folders, and have indexes of their own.
     digest = hashlib.blake2b(os.fsencode(mix_path.resolve()), digest_size=6).hexdigest()
     return Path(cache) / "omniload" / "index" / f"{mix_path.stem}.{digest}"
+
+
+def tell_not_kept(folder: Path, error: OSError) -> None:
+    """Warn that a folder of indexes keeps nothing, and why: once in a process, not for each of 1,000 sources."""
+    if (folder, error.errno) in _told:
+        return
+    _told.add((folder, error.errno))
+    _log.warning(
+        "%s: nothing can be kept there (%s): indexes, and what was found or measured of sources, are made anew in "
+        "every start; make room and rights for it, or name another folder by --cache-dir",
+        *(folder, error.strerror or error),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,4 +282,4 @@ def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) ->
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        _log.warning("%s: index cannot be kept (%s); it will be built again", path, error)
+        tell_not_kept(path.parent, error)

@@ -24,7 +24,7 @@ from omniload.mix.config import TokenizerConfig
 from omniload.mix.sources import SourceConfig
 from omniload.source.byte_pairs.files import file_of, library_of
 from omniload.source.files import ShardFile
-from omniload.source.index import key_of_file
+from omniload.source.index import key_of_file, tell_not_kept
 from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
@@ -124,7 +124,7 @@ def keep_findings(folder: Path | None, found: Mapping[str, tuple[str, FoundSourc
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / _NAME, orjson.dumps({"version": _VERSION, "sources": found}))
     except OSError as error:
-        _LOG.warning("%s: what was found is not kept: %s", folder, error)
+        tell_not_kept(folder, error)
 
 
 def _digest(parts: Iterable[str]) -> str:

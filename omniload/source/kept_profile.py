@@ -13,14 +13,13 @@ from pydantic import Field, ValidationError
 
 from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
-from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.base.writing import write_whole
+from omniload.source.index import tell_not_kept
 
 __all__ = ["KeptProfile", "keep", "kept"]
 
 _LARGEST_BYTES = 4_096
-_LOG = get_logger(__name__)
 
 
 class KeptProfile(StrictModel):
@@ -39,7 +38,7 @@ def keep(folder: Path, source: str, profile: KeptProfile) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(_path(folder, source), orjson.dumps(profile.model_dump()))
     except OSError as error:
-        _LOG.warning("%s: the profile of source %s is not kept: %s", folder, source, error)
+        tell_not_kept(folder, error)
 
 
 def kept(folder: Path | None, sources: Iterable[str]) -> dict[str, KeptProfile]:

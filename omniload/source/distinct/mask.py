@@ -36,7 +36,7 @@ from omniload.source.distinct.drawn_before import DrawnBefore
 from omniload.source.distinct.first_seen import KEY_BYTES, Bits, FirstSeen
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
-from omniload.source.index import IndexCache, key_of_file
+from omniload.source.index import IndexCache, key_of_file, tell_not_kept
 from omniload.source.parsing.image_cells import ENCODED
 
 __all__ = ["DISTINCT_VERSION", "DistinctRecords", "RecordRules", "distinct_records", "keys_by"]
@@ -197,7 +197,7 @@ def _keep(path: Path, of: str, first: Bits) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, out.getvalue())
     except OSError as error:
-        _log.warning("%s: what dedupe found cannot be kept (%s)", path, error)
+        tell_not_kept(path.parent, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The kept index of a source."""
 
+import errno
 import logging
 import os
 import threading
@@ -10,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from omniload.base.errors import ConfigError
+from omniload.source import index
 from omniload.source.index import FileUnits, IndexCache, index_folder, index_of
+from omniload.source.kept_findings import keep_findings
 from omniload.source.patterns import find_files
 
 
@@ -218,6 +221,25 @@ def test_a_folder_that_cannot_be_written_costs_only_time(indexed, folder):
 
     assert len(indexed()[0]) == 5
     assert indexed()[1] == ["a.x", "b.x", "c.x"]
+
+
+def test_a_full_disk_is_told_once_for_all_sources_with_what_to_do(folder, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(index.pa.ipc, "new_file", full)
+    for source in ("web", "code", "web"):
+        kept = IndexCache(folder=folder / "cache", source=source)
+        index_of(find_files(["*.x"], folder, source=source), Builder(), kind="k", cache=kept)
+    monkeypatch.setattr("omniload.source.kept_findings.write_whole", full)
+    keep_findings(folder / "cache", {})
+
+    (told,) = caplog.messages
+    assert told.startswith(
+        f"{folder / 'cache'}: nothing can be kept there (No space left on device)"
+    )
+    assert "--cache-dir" in told
+    assert list((folder / "cache").iterdir()) == []
 
 
 def test_nothing_unfinished_stays_behind(indexed, folder):

@@ -59,4 +59,4 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_needed(tmp_path, caplog
 
     keep(tmp_path / "file", "a", MEASURED)
 
-    assert "the profile of source a is not kept" in caplog.text
+    assert f"{tmp_path / 'file'}: nothing can be kept there (File exists)" in caplog.text
