@@ -72,8 +72,11 @@ class RayHandle(RankHandle):
         cp_rank: int,
         on_close: Callable[[], None],
         asked: ResizeAsked | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Reach the plane over this process's Ray, as one of the ranks that ``asked`` says.
+
+        ``check`` raises where this process knows that the plane is lost.
 
         Raises:
             ConfigError: The plane has no such rank.
@@ -81,7 +84,7 @@ class RayHandle(RankHandle):
             UnavailableError: The plane has ended, or does not answer.
         """
         dp_rank, self._cp_rank = check_rank(address.sizes_with(asked), dp_rank, cp_rank)
-        self._address, self._on_close = address, on_close
+        self._address, self._on_close, self._check_plane = address, on_close, check
         self._gate, self._left = Gate(), threading.Event()
         self._held: deque[Batch] = deque()
         self._asked: tuple[int, Any] | None = None
@@ -312,6 +315,7 @@ class RayHandle(RankHandle):
     def _check_alive(self) -> None:
         """Leave a closed plane, and one whose opener has ended."""
         self._gate.check()
+        self._check_plane()
         self._opener.check()
         try:
             self._line.check()

@@ -1,9 +1,11 @@
-"""Whether the head of a plane's Ray is there: where it died alone, Ray ends the process without a word of ours."""
+"""Whether the servers of a plane's Ray are there: where one died alone, Ray ends the process without a word of ours."""
+
+from collections.abc import Callable
 
 from omniload.actors.lifeline import answers
 from omniload.base.errors import UnavailableError
 
-__all__ = ["HeadWatch"]
+__all__ = ["HeadWatch", "check_servers"]
 
 _EVERY_S, _SILENT_S = 5.0, 45.0
 """Ray ends a process whose head it has not reached for a minute, with a line of its own: ours comes before."""
@@ -43,3 +45,19 @@ class HeadWatch:
                 "and Ray ends this process: its process there has ended, or the way to it is cut; start again from the "
                 "last checkpoint"
             )
+
+
+def check_servers(ended: Callable[[], str]) -> None:
+    """Return while the servers of Ray that were started here run.
+
+    Args:
+        ended: Says which has ended, and how.
+
+    Raises:
+        UnavailableError: One has: no role that is lost can be replaced any more.
+    """
+    if which := ended():
+        raise UnavailableError(
+            f"Ray's {which}, and the data plane with it: no role can be replaced any more; start again from the last "
+            "checkpoint"
+        )

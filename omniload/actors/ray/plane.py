@@ -22,6 +22,7 @@ from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.handle import RayHandle
+from omniload.actors.ray.head_watch import check_servers
 from omniload.actors.ray.hosts.boards import boards_of
 from omniload.actors.ray.hosts.members import (
     address_of,
@@ -39,7 +40,7 @@ from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.ray.standing import Standing
 from omniload.actors.status_file import write_status
 from omniload.actors.versions import with_versions
-from omniload.base.errors import OmniloadError
+from omniload.base.errors import OmniloadError, UnavailableError
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import (
     LoaderShare,
@@ -92,6 +93,7 @@ class RayPlane(DataPlane):
             )
             # From here on: what is opened below ends before its Ray does, in the order of an exit stack.
             self._opened.push(self._end_cluster)
+            self._check = partial(check_servers, self._cluster.ended_service)
             self._node = node_here()
             hosts = None if gather is None else gather(head_of(runtime, self._cluster))
             line, terms = None, terms_of(spec, listening)
@@ -149,7 +151,7 @@ class RayPlane(DataPlane):
         self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None
     ) -> RankHandle:
         with self._gate.inside():
-            handle = RayHandle(self.address, dp_rank, cp_rank, lambda: None, asked)
+            handle = RayHandle(self.address, dp_rank, cp_rank, lambda: None, asked, self._check)
             self._handles.append(handle)
         return handle
 
@@ -169,7 +171,11 @@ class RayPlane(DataPlane):
         return Mover(self._crew, self._keeper, self._gate)
 
     def failure(self) -> OmniloadError | None:
-        """Return what ended the planning; ``None`` while it goes on, or while another planner is awaited."""
+        """Return what ended the plane; ``None`` while it goes on, or while another planner is awaited."""
+        try:
+            self._check()
+        except UnavailableError as error:
+            return error
         with self._gate.inside():
             asked = self._crew.holding(PLANNER).check.remote()
             if not there(asked, _LOOK_S, self._gate.check):

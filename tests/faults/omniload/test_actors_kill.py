@@ -219,3 +219,67 @@ def test_a_rank_of_a_served_plane_is_told_that_its_server_was_killed(tmp_path):
         faults
     )
     assert took_s < _LIMIT_S
+
+
+_OPENS = """
+import sys, omniload
+from omniload.base.errors import UnavailableError
+try:
+    with omniload.open(sys.argv[1], runtime="ray", arrays="numpy") as loader:
+        for step, _ in enumerate(loader):
+            if step == 3:
+                print("there", flush=True)
+except UnavailableError as error:
+    print(error, flush=True)
+"""
+
+
+@contextmanager
+def running(*words, **pipes):
+    with subprocess.Popen([sys.executable, "-c", *map(str, words)], text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def kill_service(process, name):
+    """Kill a server of the Ray that a process has started."""
+    children = psutil.Process(process.pid).children()
+    next(child for child in children if child.name() == name).kill()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_served_plane_whose_ray_loses_a_server_ends_and_its_ranks_are_told(tmp_path, name):
+    write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
+    at = tmp_path / "plane"
+    piped = subprocess.PIPE
+
+    with (
+        running(_SERVER, tmp_path / "mix.yaml", at, stderr=piped) as server,
+        running(_RANK, at, stdout=piped, stderr=piped) as rank,
+    ):
+        assert rank.stdout.readline() == "there\n"
+        kill_service(server, name)
+        _, faults_of_server = server.communicate(timeout=_LONG_S)
+        said, faults = rank.communicate(timeout=_LONG_S)
+
+    assert f"Ray's {name} ended with -9, and the data plane with it" in faults_of_server
+    assert re.search("the process that opened the data plane|Ray has ended on this host", said), (
+        faults
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_rank_that_opened_a_plane_is_told_that_its_ray_lost_a_server(tmp_path, name):
+    write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
+    piped = subprocess.PIPE
+
+    with running(_OPENS, tmp_path / "mix.yaml", stdout=piped, stderr=piped) as rank:
+        assert rank.stdout.readline() == "there\n"
+        kill_service(rank, name)
+        said, faults = rank.communicate(timeout=_LONG_S)
+
+    assert f"Ray's {name} ended with -9, and the data plane with it" in said, faults
