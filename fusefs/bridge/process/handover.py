@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -61,6 +61,7 @@ FINISH_WITHIN_S = 30.0
 HELLO_WITHIN_S = 5.0
 REST_S = 0.1
 _MOST_STATE_BYTES = 1 << 30
+_NOTHING_HELD = nullcontext()
 
 
 def socket_address(target: str) -> bytes:
@@ -83,16 +84,23 @@ def listen(target: str) -> socket.socket | None:
     return listener
 
 
-def admitted(listener: socket.socket) -> socket.socket | None:
+def admitted(
+    listener: socket.socket, accepting: AbstractContextManager[object] = _NOTHING_HELD
+) -> socket.socket | None:
     """Wait for the next connection, and return the connection if it asks for the mount.
 
     Blocks, and so belongs into a thread beside the service: a peer may stay silent.
+
+    Args:
+        listener: Where they ask.
+        accepting: Held while this waits for a connection.
 
     Raises:
         OSError: The listener is closed.
     """
     try:
-        peer, _ = listener.accept()
+        with accepting:
+            peer, _ = listener.accept()
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.EBADF}:
             raise
@@ -122,7 +130,7 @@ class Door:
         self._listener = listener
         self._asking: SimpleQueue[socket.socket] = SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-        self._lock = threading.Lock()
+        self._lock, self._accepting = threading.Lock(), threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._hear, name="fusefs-door", daemon=True)
         self._thread.start()
@@ -144,12 +152,15 @@ class Door:
             self._closed = True
             os.close(self._bell)
         with suppress(OSError):
-            self._listener.shutdown(
-                socket.SHUT_RDWR
-            )  # wakes the thread, which else keeps the address
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        # While it waits for a connection it keeps the address, which the next process takes: on a busy machine it wakes
+        # late. Where it hears a peer it keeps none.
+        is_free = self._accepting.acquire(timeout=HELLO_WITHIN_S)
+        self._listener.close()
+        if is_free:
+            self._accepting.release()
         # Not longer: it may wait HELLO_WITHIN_S for a peer that says nothing.
         self._thread.join(REST_S)
-        self._listener.close()
         while not self._asking.empty():
             self._asking.get_nowait().close()
 
@@ -162,7 +173,7 @@ class Door:
     def _hear(self) -> None:
         while True:
             try:
-                peer = admitted(self._listener)
+                peer = admitted(self._listener, self._accepting)
             except OSError:
                 return
             if peer is None:

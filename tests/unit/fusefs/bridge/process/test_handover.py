@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import struct
+import threading
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -188,6 +189,32 @@ def test_a_silent_client_keeps_neither_the_loop_nor_who_asks_after_it(monkeypatc
         peer.close()
     silent[1].close()
     asks[1].close()
+
+
+def test_the_address_is_let_go_of_once_nobody_waits_there_for_a_connection():
+    waits, shut, left = threading.Event(), threading.Event(), threading.Event()
+    left_at_close = []
+
+    class Listener:
+        """Its ``accept`` leaves three times as late as a thread that ends is waited for, as on a busy machine."""
+
+        def accept(self):
+            waits.set()
+            shut.wait()
+            threading.Event().wait(3 * handover.REST_S)
+            left.set()
+            raise OSError(errno.EINVAL, "closed")
+
+        def shutdown(self, _):
+            shut.set()
+
+        def close(self):
+            left_at_close.append(left.is_set())
+
+    with handover.Door(Listener()):
+        assert waits.wait(30)
+
+    assert left_at_close == [True]
 
 
 @pytest.mark.parametrize(
