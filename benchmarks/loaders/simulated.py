@@ -217,7 +217,8 @@ def waits_table(pairs: Pairs, turns: int) -> Table:
                 )
             )
     return Table(
-        caption=f"Waits of a step in ms where training takes a while, of {turns} turns as above; p99 is the longest",
+        caption=f"Waits of a step in ms where training takes a while, of {turns} turns as above; p99 is the longest of "
+        "up to 100 steps, the longest but one of up to 200",
         columns=(
             "ranks", "tokens a rank and step", "training, ms", "mean, run", "mean, simulated", "p50, run",
             "p50, simulated", "p99, run", "p99, simulated", "step with its wait, simulated over run",
