@@ -6,21 +6,28 @@ import numpy as np
 from PIL import Image
 
 from omniload.batch.images import images_of, places_of
-from omniload.mix.config import MixConfig
+from omniload.mix.config import ByteTokenizer, MixConfig, OnError
 from omniload.mix.schema.transforms import ImagesTransform
+from omniload.mix.sources import ParquetSource
 from omniload.source.sample_images import build_sample_images
+from omniload.source.source import open_source
 
 __all__ = [
+    "END",
     "PLACEHOLDER",
     "a_drawn_mix",
     "an_images_transform",
+    "open_pictures",
     "patches_by_row",
     "png_of",
     "ramp",
+    "shown",
 ]
 
 PLACEHOLDER = 7
 """A byte that no caption holds."""
+END = 256
+"""Of a document, by the tokenizer of bytes."""
 
 
 def an_images_transform(**changes):
@@ -89,3 +96,26 @@ def patches_by_row(batches):
         patches = patches.reshape(num_rows, length, 48)
         found |= {tokens.tobytes(): patches[i] for i, tokens in enumerate(rows.tokens_RT)}
     return found
+
+
+def open_pictures(folder, *transforms, tokenizer=None, policy="raise", row_length=None):
+    """Open ``a.parquet`` of a folder as a source of texts with pictures, in the order of the file."""
+    config = ParquetSource(
+        type="parquet",
+        path="a.parquet",
+        text="text",
+        images="pictures",
+        transforms=transforms,
+        on_error=OnError(policy=policy),
+        shuffle={"method": "none"},
+    )
+    tokenizer = tokenizer or ByteTokenizer(type="bytes")
+    return open_source(
+        "web", config, seed=1, tokenizer=tokenizer, base_dir=folder, row_length=row_length
+    )
+
+
+def shown(block, i):
+    """Return a sample's tokens as text, ``#`` for a placeholder and ``$`` for the end."""
+    marks = {PLACEHOLDER: "#", END: "$"}
+    return "".join(marks.get(token) or chr(token) for token in block.tokens[i].tolist())

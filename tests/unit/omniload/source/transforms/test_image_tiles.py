@@ -8,18 +8,21 @@ import tokenizers
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
-from omniload.mix.config import BpeTokenizer, ByteTokenizer, OnError
+from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.image_tiles import ImageTiles
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform, MapTransform
-from omniload.mix.sources import ParquetSource
-from omniload.source.source import open_source
 from omniload.source.transforms import opening
 from omniload.source.transforms.image_patches import pixels_of
 from omniload.source.transforms.image_tiles import grid_of, tiles_of, words_of
-from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
+from tests.support.drawn import (
+    an_images_transform,
+    open_pictures,
+    png_of,
+    ramp,
+    shown,
+)
 
 BYTES = ByteTokenizer(type="bytes")
-END = 256
 SIDE = 8
 WORDS = {"before_tile": "[{row},{column}]", "after_row": ";", "before_thumbnail": "all"}
 WIDE, SMALL = png_of(ramp(SIDE, 2 * SIDE)), png_of(ramp(SIDE, SIDE))
@@ -32,24 +35,9 @@ def tiled(changes=None, **others):
 def a_source(folder, texts, images, *transforms, tokenizer=BYTES, policy="raise", row_length=None):
     cells = pa.array(images, pa.list_(pa.binary()))
     pq.write_table(pa.table({"text": texts, "pictures": cells}), folder / "a.parquet")
-    config = ParquetSource(
-        type="parquet",
-        path="a.parquet",
-        text="text",
-        images="pictures",
-        transforms=transforms,
-        on_error=OnError(policy=policy),
-        shuffle={"method": "none"},
+    return open_pictures(
+        folder, *transforms, tokenizer=tokenizer, policy=policy, row_length=row_length
     )
-    return open_source(
-        "web", config, seed=1, tokenizer=tokenizer, base_dir=folder, row_length=row_length
-    )
-
-
-def shown(block, i):
-    """Return a sample's tokens as text, ``#`` for a placeholder and ``$`` for the end."""
-    marks = {PLACEHOLDER: "#", END: "$"}
-    return "".join(marks.get(token) or chr(token) for token in block.tokens[i].tolist())
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,22 @@ from PIL import Image
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.columns import GRIDS, IMAGE_PLACES, IMAGES, LOSS_MASK
-from omniload.mix.config import BpeTokenizer, ByteTokenizer, OnError
+from omniload.mix.config import BpeTokenizer, ByteTokenizer
 from omniload.mix.schema.transforms import ClampTransform, FilterTransform
 from omniload.mix.sources import ArrowSource, ParquetSource, WebDatasetSource
 from omniload.source.source import open_source
 from omniload.source.transforms.image_patches import patches_of, pixels_of
-from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
+from tests.support.drawn import (
+    END,
+    PLACEHOLDER,
+    an_images_transform,
+    open_pictures,
+    png_of,
+    ramp,
+    shown,
+)
 
 BYTES = ByteTokenizer(type="bytes")
-END = 256
 IMAGE = an_images_transform()
 
 
@@ -30,25 +37,8 @@ def written(folder, texts, images, kind=None):
     pq.write_table(pa.table({"text": texts, "pictures": cells}), folder / "a.parquet")
 
 
-def a_source(folder, *, transforms=(IMAGE,), policy="raise", row_length=None):
-    config = ParquetSource(
-        type="parquet",
-        path="a.parquet",
-        text="text",
-        images="pictures",
-        transforms=transforms,
-        on_error=OnError(policy=policy),
-        shuffle={"method": "none"},
-    )
-    return open_source(
-        "web", config, seed=1, tokenizer=BYTES, base_dir=folder, row_length=row_length
-    )
-
-
-def shown(block, i):
-    """Return a sample's tokens as text, ``#`` for a placeholder and ``$`` for the end."""
-    marks = {PLACEHOLDER: "#", END: "$"}
-    return "".join(marks.get(token) or chr(token) for token in block.tokens[i].tolist())
+def a_source(folder, *, transforms=(IMAGE,), **options):
+    return open_pictures(folder, *transforms, **options)
 
 
 def test_an_image_stands_where_its_marker_does_and_is_not_trained_on(tmp_path):
