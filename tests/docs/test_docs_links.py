@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.snippets import ROOT, blocks_of, documents
 
-DOCUMENTS = documents()
+DOCUMENTS = [*documents(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 
