@@ -92,8 +92,9 @@ class RayHandle(RankHandle):
         self._folder = address.on_host(host_id())[1]
         self._is_guest = address.terms is not None and address.host != host_id()
         self._lock: FileLock | None = None
-        self._line, self._opener = LifelineEnd(""), Opener(0, "")
-        self._head, self._is_told = HeadWatch(address.cluster), False
+        self._line, self._opener, self._is_told = LifelineEnd(""), Opener(0, ""), False
+        ranks = math.prod(address.sizes_with(asked).values())
+        self._head = HeadWatch(address.cluster, ranks, time.monotonic())
         try:
             if asked is None:  # else the planner is asked first
                 if not self._is_guest:
@@ -122,8 +123,8 @@ class RayHandle(RankHandle):
         self._logs = RoleLogs(address.logs)
         self._appear()
         beat = self._beat if self._is_guest else None
-        ranks = math.prod(address.sizes.values())
-        self._planner.watch(self._gate, self._left, ranks, beat, head=self._head)
+        self._planner.watch(self._gate, self._left, ranks, beat)
+        self._head.watch(self._left)
 
     def _claim(self, generation: int, dp_rank: int) -> FileLock:
         """Take the number of a rank; raises as ``claim_rank``."""

@@ -1,37 +1,80 @@
 """Whether the servers of a plane's Ray are there: where one died alone, Ray ends the process without a word of ours."""
 
+import random
+import threading
+import time
 from collections.abc import Callable
 
 from omniload.actors.lifeline import answers
 from omniload.base.errors import UnavailableError
 
-__all__ = ["HeadWatch", "check_servers"]
+__all__ = ["HeadWatch", "between_looks_s", "check_servers"]
 
-_EVERY_S, _SILENT_S = 5.0, 45.0
+_EVERY_S = 5.0
+_MOST_LOOKS = 100
+"""A second, by all ranks together: each is a connection that the head takes."""
+_RAREST_S = 25.0
+"""A cut of 25 s is borne by any rank then, as a lifeline bears it."""
+_SILENT_S = 50.0
 """Ray ends a process whose head it has not reached for a minute, with a line of its own: ours comes before."""
+
+
+def between_looks_s(ranks: int) -> float:
+    """Return the seconds between two looks of one rank among so many."""
+    return min(max(_EVERY_S, ranks / _MOST_LOOKS), _RAREST_S)
 
 
 class HeadWatch:
     """Looks now and then whether the head of a plane's Ray takes connections: where it died, its opener may live."""
 
-    def __init__(self, address: str) -> None:
-        """Look at the head that is at ``address``, host and port."""
-        self._address = address
-        self._look_at_s = 0.0
-        self._silent_from_s: float | None = None
-        self._is_lost = False
+    def __init__(
+        self,
+        address: str,
+        ranks: int,
+        now_s: float,
+        *,
+        draw: Callable[[], float] = random.random,
+        answers: Callable[[str, float], bool] = answers,
+    ) -> None:
+        """Have a head that answers at ``now_s``.
+
+        Args:
+            address: Host and port of the head.
+            ranks: Those that look at it, each for itself.
+            now_s: Seconds of a clock that never goes back.
+            draw: Returns a number from 0 to 1, by which ranks that were started together look apart.
+            answers: Tells whether somebody takes connections at an address within so many seconds.
+        """
+        self._address, self._every_s = address, between_looks_s(ranks)
+        self._draw, self._answers = draw, answers
+        self._answered_s, self._has_missed, self._is_lost = now_s, False, False
+        self.look_at_s = now_s + draw() * self._every_s
+        """When the next look is due."""
 
     def look(self, now_s: float) -> None:
         """Look, if it is time to; takes up to some seconds."""
-        if now_s < self._look_at_s:
+        if now_s < self.look_at_s:
             return
-        self._look_at_s = now_s + _EVERY_S
-        if answers(self._address, _EVERY_S):
-            self._silent_from_s, self._is_lost = None, False
-        elif self._silent_from_s is None:
-            self._silent_from_s = now_s
+        # A process that was stopped, or had no core, has not been without an answer for so long.
+        self._answered_s += now_s - self.look_at_s
+        if self._answers(self._address, _EVERY_S):
+            # Ranks that a cut has kept waiting would come together from now on.
+            part = self._draw() if self._has_missed else 1.0
+            self._answered_s, self._has_missed, self._is_lost = now_s, False, False
+            self.look_at_s = now_s + part * self._every_s
         else:
-            self._is_lost = now_s - self._silent_from_s >= _SILENT_S
+            # From the last answer on, not from the first that was missed: Ray's minute begins there.
+            self._has_missed, self._is_lost = True, now_s - self._answered_s >= _SILENT_S
+            self.look_at_s = now_s + _EVERY_S
+
+    def watch(self, left: threading.Event) -> None:
+        """Look in a thread of its own until ``left`` is set; by the clock ``time.monotonic``."""
+
+        def look() -> None:
+            while not left.wait(max(0.0, self.look_at_s - time.monotonic())):
+                self.look(time.monotonic())
+
+        threading.Thread(target=look, name="omniload-head-watch", daemon=True).start()
 
     def check(self) -> None:
         """Return while the head is there, or may only be late.

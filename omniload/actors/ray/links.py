@@ -28,7 +28,6 @@ from omniload.actors.ray.answers import (
     value_of,
 )
 from omniload.actors.ray.environment import RayError
-from omniload.actors.ray.head_watch import HeadWatch
 from omniload.actors.ray.holders import Loaders, Serving
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.roles.links import ConstructorLink, LoaderLink
@@ -269,8 +268,6 @@ class PlannerLink:
         left: threading.Event,
         ranks: int,
         beat: Callable[[], Progress] | None = None,
-        *,
-        head: HeadWatch,
     ) -> None:
         """Look now and then, in a thread of its own: others may wait for a rank that trains and asks for nothing.
 
@@ -279,13 +276,11 @@ class PlannerLink:
             left: Set once the rank is given back.
             ranks: Ranks of the plane.
             beat: Returns the heartbeat of a rank that the host of the plane does not see by itself.
-            head: Is looked at as well.
         """
         every_s = max(_WATCH_S, ranks / _MOST_WATCHES)
 
         def look() -> None:
             while not left.wait(every_s):
-                head.look(time.monotonic())
                 # Whoever waits is told what ails the planner, or the plane.
                 with suppress(OmniloadError, RayError), gate.inside():
                     self.look()

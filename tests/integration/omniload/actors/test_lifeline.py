@@ -11,7 +11,6 @@ import pytest
 
 from omniload.actors import lifeline
 from omniload.actors.lifeline import Lifeline, LifelineEnd
-from omniload.actors.ray.head_watch import HeadWatch
 from omniload.base.errors import UnavailableError
 
 _OPENER = """
@@ -42,35 +41,6 @@ def test_an_opener_that_is_killed_is_noticed_without_being_asked():
 
     assert "has ended; start again from the last checkpoint" in ended(end)
     end.close()
-
-
-def test_a_head_that_takes_no_connections_is_lost_before_ray_ends_the_process_and_not_at_once():
-    line = Lifeline("127.0.0.1", 0)
-    watch = HeadWatch(line.address)
-    watch.look(100.0)
-    line.close()
-
-    watch.look(104.0)  # not looked at: it was a moment ago
-    for now_s in (106.0, 112.0, 150.0):
-        watch.look(now_s)
-        watch.check()
-    watch.look(156.0)
-    with pytest.raises(UnavailableError, match=r"head of .* at 127\.0\.0\.1:\d+ has taken no conn"):
-        watch.check()
-
-
-def test_a_head_that_is_back_was_never_lost():
-    line = Lifeline("127.0.0.1", 0)
-    watch, port = HeadWatch(line.address), int(line.address.rpartition(":")[2])
-    line.close()
-    watch.look(100.0)
-    again = Lifeline("127.0.0.1", port)
-    watch.look(140.0)
-    again.close()
-
-    watch.look(146.0)
-
-    watch.check()
 
 
 def test_an_opener_that_closes_lets_go_of_all_and_answers_nobody():

@@ -63,7 +63,7 @@ class FakeLink:
     def be(self, dp_rank, generation):
         self.rank = dp_rank, 0, generation
 
-    def watch(self, *_, head):
+    def watch(self, *_):
         pass
 
 

@@ -1,0 +1,93 @@
+"""Watches of many ranks at one server that counts their connections; the clock is the test's."""
+
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.ray.head_watch import HeadWatch
+from omniload.base.errors import UnavailableError
+
+WATCHES = 64
+SECONDS = 100
+LIMIT_S = 60
+
+
+def taken(server):
+    """Take all connections that wait for it; return how many."""
+    count = 0
+    with suppress(BlockingIOError):
+        while True:
+            server.accept()[0].close()
+            count += 1
+    return count
+
+
+@pytest.fixture
+def server():
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * WATCHES) as server:
+        server.setblocking(False)
+        yield server
+
+
+def address_of(server):
+    return "{}:{}".format(*server.getsockname())
+
+
+def seconds_of(server, watches):
+    """Have watches look for a while; return how many connections the server had in each second."""
+    found = Counter()
+    for tick in range(10 * SECONDS):
+        for watch in watches:
+            watch.look(tick / 10)
+        found[tick // 10] += taken(server)
+    return [found[second] for second in range(SECONDS)]
+
+
+@pytest.mark.parametrize(("ranks", "looks_a_second"), [(WATCHES, 12.8), (4_096, 2.56)])
+def test_a_head_has_few_connections_of_many_ranks_and_never_all_at_once(
+    server, ranks, looks_a_second
+):
+    draw = random.Random(1).random
+    watches = [HeadWatch(address_of(server), ranks, 0.0, draw=draw) for _ in range(WATCHES)]
+
+    found = seconds_of(server, watches)
+
+    assert sum(found) / SECONDS == pytest.approx(looks_a_second, rel=0.1)
+    assert max(found) < WATCHES // 2
+
+
+def test_a_head_whose_process_has_ended_is_lost(server):
+    watch = HeadWatch(address_of(server), 8, 0.0)
+    watch.look(5.0)
+    server.close()
+
+    for second in range(10, 55, 5):
+        watch.look(float(second))
+        watch.check()
+    watch.look(55.0)
+
+    with pytest.raises(UnavailableError, match=r"head of .* at 127\.0\.0\.1:\d+ has taken no conn"):
+        watch.check()
+
+
+def test_a_watch_looks_in_a_thread_of_its_own_until_its_rank_has_left():
+    looked, left, before = threading.Event(), threading.Event(), set(threading.enumerate())
+
+    def answers(*_):
+        looked.set()
+        return True
+
+    HeadWatch("10.0.0.1:1", 8, time.monotonic() - LIMIT_S, answers=answers).watch(left)
+    (thread,) = set(threading.enumerate()) - before
+
+    assert looked.wait(LIMIT_S)
+    left.set()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()

@@ -1,0 +1,113 @@
+"""How often ranks look at the head of their Ray, and when it is lost to them: arithmetic over a clock of the test."""
+
+import pytest
+
+pytest.importorskip("ray")
+
+from omniload.actors.ray.head_watch import HeadWatch, between_looks_s, check_servers
+from omniload.base.errors import UnavailableError
+
+RAY_S = 60.0
+"""Ray ends a process behind this long without its head."""
+LOOK_S = 5.0
+"""Longest that a look takes which nobody answers, as where the way is cut."""
+
+
+class Head:
+    """A head of the test's making, and the clock of who looks at it."""
+
+    def __init__(self, ranks=8, draw=0.5):
+        self.now_s, self.is_there, self.looks = 1000.0, True, []
+        self.watch = HeadWatch(
+            "10.0.0.1:1", ranks, self.now_s, draw=lambda: draw, answers=self.answers
+        )
+
+    def answers(self, _, within_s):
+        self.looks.append(self.now_s)
+        if not self.is_there:
+            self.now_s += within_s
+        return self.is_there
+
+    def look_until(self, until_s):
+        """Look as the thread of a rank does; return when the head was lost, where it was."""
+        while self.watch.look_at_s < until_s:
+            self.now_s = max(self.now_s, self.watch.look_at_s)
+            self.watch.look(self.now_s)
+            if self.is_lost():
+                return self.now_s
+        return None
+
+    def is_lost(self):
+        try:
+            self.watch.check()
+        except UnavailableError:
+            return True
+        return False
+
+
+@pytest.mark.parametrize(
+    ("ranks", "looks"), [(1, 0.2), (8, 1.6), (500, 100), (2_500, 100), (4_096, 164)]
+)
+def test_all_ranks_together_look_a_hundred_times_a_second_until_each_looks_as_rarely_as_it_may(
+    ranks, looks
+):
+    assert ranks / between_looks_s(ranks) == pytest.approx(looks, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [8, 1_000, 4_096, 100_000])
+@pytest.mark.parametrize("part", [0.001, 0.5, 0.999])
+def test_a_head_that_is_lost_is_told_of_before_ray_ends_the_process(ranks, part):
+    head = Head(ranks)
+    head.look_until(1100.0)
+    lost_s = head.looks[-1] + part * between_looks_s(ranks)
+    head.is_there = False
+
+    told_s = head.look_until(2000.0)
+
+    # Of all that a cut may last, no rank is ended by what a lifeline bears.
+    assert 25.0 < told_s - lost_s < RAY_S
+
+
+@pytest.mark.parametrize("ranks", [8, 4_096])
+def test_a_head_that_is_back_was_never_lost_and_is_looked_at_as_before(ranks):
+    head = Head(ranks, draw=0.25)
+    head.look_until(1100.0)
+    head.is_there = False
+    assert head.look_until(head.now_s + between_looks_s(ranks) + 3 * LOOK_S) is None
+
+    head.is_there, missed = True, len(head.looks)
+    assert head.look_until(2000.0) is None
+
+    every_s = between_looks_s(ranks)
+    gaps = [b - a for a, b in zip(head.looks[missed:], head.looks[missed + 1 :], strict=False)]
+    # The first as its own draw has it: those that one cut has kept waiting look apart.
+    assert gaps == pytest.approx([0.25 * every_s] + [every_s] * (len(gaps) - 1))
+
+
+def test_ranks_that_were_started_together_look_apart():
+    dues = [Head(4_096, draw=part / 10).watch.look_at_s for part in range(10)]
+
+    assert dues == pytest.approx([1000.0 + 2.5 * part for part in range(10)])
+
+
+def test_time_in_which_a_process_was_stopped_is_not_counted():
+    head = Head()
+    head.look_until(1100.0)
+    head.is_there, head.now_s = False, 1800.0  # stopped meanwhile, and the network comes up late
+
+    assert head.look_until(1800.0 + 3 * LOOK_S) is None
+    assert head.look_until(2000.0) is not None
+
+
+def test_a_look_that_is_not_due_is_none():
+    head = Head()
+
+    head.watch.look(1000.1)
+
+    assert head.looks == []
+
+
+def test_a_server_that_has_ended_is_named():
+    check_servers(lambda: "")
+    with pytest.raises(UnavailableError, match="Ray's gcs_server ended with -9, and the data"):
+        check_servers(lambda: "gcs_server ended with -9")
