@@ -23,11 +23,11 @@ from omniload.mix.sources import ArrowSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, reading
 from omniload.source.formats.format import (
+    FIRST_RECORDS,
     MAX_UNIT_BYTES,
     TOOLS,
-    Format,
+    IndexedFormat,
     Records,
-    UnitTable,
     doubt_of_tools,
 )
 from omniload.source.formats.spec import FormatSpec
@@ -47,7 +47,6 @@ from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "ArrowFormat", "messages_of"]
 
-_FIRST_ROWS = 64
 _STATE = "state.json"
 _INDICES = ("_indices_files", "_indices_data_files")
 # The magic and two zeros; at the end the length of the footer, of four bytes, and the magic.
@@ -65,7 +64,7 @@ _RECORD_BATCH = 3
 _HEADERS = {1: "schema", 2: "dictionary", _RECORD_BATCH: "batch"}
 
 
-class ArrowFormat(Format):
+class ArrowFormat(IndexedFormat):
     """Reads a column of text or of lists of integers, one batch at a time."""
 
     def __init__(
@@ -77,10 +76,6 @@ class ArrowFormat(Format):
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         # Consecutive units mostly follow the same schema, which is read once.
         self._before: tuple[int, list[tuple[int, int]], bytes] = -1, [], b""
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -101,7 +96,7 @@ class ArrowFormat(Format):
         config = self._config
         asked = (config.column, *config.beside_columns, *config.where)
         table, place = self._columns_of(int(filled[0]), asked)
-        first = {name: column.slice(0, _FIRST_ROWS) for name, column in table.items()}
+        first = {name: column.slice(0, FIRST_RECORDS) for name, column in table.items()}
         return self._records(first, place)
 
     @override

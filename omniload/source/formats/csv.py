@@ -20,7 +20,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.sources import CsvSource
 from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.format import IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of
@@ -41,10 +41,9 @@ __all__ = ["FORMAT", "CsvFormat"]
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _BOM = b"\xef\xbb\xbf"
 _LARGEST_HEADER = 1 << 20
-_FIRST_ROWS = 64
 
 
-class CsvFormat(Format):
+class CsvFormat(IndexedFormat):
     """Reads a column of text."""
 
     holds_text = True
@@ -57,10 +56,6 @@ class CsvFormat(Format):
         # With the column: the header is looked at for it when a shard is indexed, and never again.
         kind = f"csv/{config.delimiter}/{config.quoted}/{config.unit}/{config.text}"
         self._units = index_of(files, self._index, kind=kind, cache=cache)
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -80,15 +75,6 @@ class CsvFormat(Format):
                 header, body = whole[:start], whole[start:]
             before = int(units.rows_U[first:unit].sum())
             return self._parsed(header, body, rows, RowsAt(where=file.path, first=before))
-
-    @override
-    def first_records(self) -> Records:
-        filled = np.flatnonzero(self._units.rows_U)
-        return (
-            self.read_unit(int(filled[0])).first(_FIRST_ROWS)
-            if len(filled)
-            else Records.of_texts([])
-        )
 
     @override
     def doubt(self) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol, Self
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from omniload.base.ragged import Ragged
 from omniload.mix.schema.transforms import ChatTransform, TransformConfig, encoding_of
@@ -19,10 +20,12 @@ from omniload.source.columns import text_bytes
 
 __all__ = [
     "FIRST_BYTES",
+    "FIRST_RECORDS",
     "MAX_UNIT_BYTES",
     "MAX_UNIT_RECORDS",
     "TOOLS",
     "Format",
+    "IndexedFormat",
     "Records",
     "UnitTable",
     "doubt_of_tools",
@@ -30,6 +33,8 @@ __all__ = [
 
 FIRST_BYTES = 1 << 20
 """Most bytes, decompressed, that are looked at for the first records of a source."""
+FIRST_RECORDS = 64
+"""Most records that are looked at for the first of a source."""
 MAX_UNIT_BYTES = LARGEST_UNIT_BYTES
 """Largest unit that is decoded in memory at once, decompressed."""
 TOOLS = "tools"
@@ -189,6 +194,23 @@ class Format(Protocol):
             OmniloadError: As for ``read_unit``.
         """
         return ""
+
+
+class IndexedFormat(Format):
+    """A format whose units are known once it is open."""
+
+    _units: UnitTable
+
+    @override
+    def units(self) -> UnitTable:
+        return self._units
+
+    @override
+    def first_records(self) -> Records:
+        filled = np.flatnonzero(self._units.rows_U)
+        if not len(filled):
+            return Records.of_texts([])
+        return self.read_unit(int(filled[0])).first(FIRST_RECORDS)
 
 
 def doubt_of_tools(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:

@@ -26,9 +26,8 @@ from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import (
     FIRST_BYTES,
     MAX_UNIT_BYTES,
-    Format,
+    IndexedFormat,
     Records,
-    UnitTable,
     doubt_of_tools,
 )
 from omniload.source.formats.spec import FormatSpec
@@ -61,7 +60,7 @@ _PART_BYTES = 1 << 18
 """Lines that are held as objects of Python at once: what a core has in its cache, with what becomes of them."""
 
 
-class JsonlFormat(Format):
+class JsonlFormat(IndexedFormat):
     """Reads the text under one key of every line."""
 
     holds_text = True
@@ -90,10 +89,6 @@ class JsonlFormat(Format):
         self._compressed = ForwardReader()
         # Whatever key is read, lines are cut alike: one index serves all.
         self._units = index_of(files, self._index, kind=f"lines/{config.unit}", cache=cache)
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:

@@ -22,7 +22,7 @@ from omniload.mix.sources import LanceSource
 from omniload.source.braces import expanded
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, digest_of, reading, shortened
-from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.format import FIRST_RECORDS, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "LanceFormat"]
 
-_FIRST_ROWS = 64
 _MOST_ROWS = 1 << 16
 """Rows of a unit at most: a value that all rows share takes no room as stored."""
 _VERSIONS = "_versions"
@@ -52,7 +51,7 @@ _MOST_VERSIONS = 1_000
 """Versions that are looked at for the one that a run read before."""
 
 
-class LanceFormat(Format):
+class LanceFormat(IndexedFormat):
     """Reads columns of text, of token ids or of images, a range of rows at a time; deleted rows are not there."""
 
     def __init__(
@@ -63,10 +62,6 @@ class LanceFormat(Format):
         self._places = _places_of(files)
         kind = index_kind("lance", config)
         self._units = index_of(files, self._index, kind=f"{config.unit}/{kind}", cache=cache)
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -86,7 +81,7 @@ class LanceFormat(Format):
         if not len(filled):
             return Records.of_texts([])
         unit, config = int(filled[0]), self._config
-        rows = min(_FIRST_ROWS, int(self._units.rows_U[unit]))
+        rows = min(FIRST_RECORDS, int(self._units.rows_U[unit]))
         asked = (config.column, *config.beside_columns, *config.where)
         table, where = self._rows(unit, rows, asked)
         return self._records(table, where)
@@ -293,7 +288,9 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return [file.path for file in sorted(each, key=natural_order)]
 
 
-def _opened(files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None) -> Format:
+def _opened(
+    files: Sequence[ShardFile], config: LanceSource, cache: IndexCache | None
+) -> LanceFormat:
     # Lance asks the system and the store as it opens: what they refuse is told of the source.
     with listing("a Lance data set"):
         return LanceFormat(files, config, cache)

@@ -29,7 +29,7 @@ from omniload.mix.sources import MdsSource
 from omniload.source.columns import text_array
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, reading
-from omniload.source.formats.format import MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import MAX_UNIT_BYTES, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of
@@ -42,7 +42,6 @@ from omniload.source.patterns import FileNames
 __all__ = ["FORMAT", "MdsFormat"]
 
 _INDEX = "index.json"
-_FIRST_RECORDS = 64
 _DTYPE_OF_CODE = {
     8: "<u1",
     9: "<i1",
@@ -56,7 +55,7 @@ _DTYPE_OF_CODE = {
 _DTYPE_OF_NAME = {np.dtype(name).name: np.dtype(name) for name in _DTYPE_OF_CODE.values()}
 
 
-class MdsFormat(Format):
+class MdsFormat(IndexedFormat):
     """Reads a column of text or token ids; a unit is a range of samples, numbered within their shard."""
 
     def __init__(
@@ -73,10 +72,6 @@ class MdsFormat(Format):
             # Here and not as shards are indexed: a kept index serves every column.
             _require_column(file, each, config)
         self._units = index_of(files, self._index, kind=f"mds/{config.unit}", cache=cache)
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -110,15 +105,6 @@ class MdsFormat(Format):
         encoding = described.encodings[described.columns.index(self._config.column)]
         column = _ids(values, encoding, self._config.dtype, (where, self._config.column))
         return Records(column=column, bad_B=np.zeros(len(column), np.bool_))
-
-    @override
-    def first_records(self) -> Records:
-        filled = np.flatnonzero(self._units.rows_U)
-        return (
-            self.read_unit(int(filled[0])).first(_FIRST_RECORDS)
-            if len(filled)
-            else Records.of_texts([])
-        )
 
     def _index(self, file: ShardFile) -> FileUnits:
         described = self._of_path[file.path]
@@ -364,7 +350,7 @@ def _present(index: ShardFile, described: MdsShard) -> ShardFile:
         return beside(index, described.name)
 
 
-def _opened(files: Sequence[ShardFile], config: MdsSource, cache: IndexCache | None) -> Format:
+def _opened(files: Sequence[ShardFile], config: MdsSource, cache: IndexCache | None) -> MdsFormat:
     # Each read once, and not for each of its shards.
     indexes = {file.beside[0].path: file.beside[0] for file in files}
     described: dict[str, MdsShard] = {}

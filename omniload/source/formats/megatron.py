@@ -27,7 +27,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.sources import MegatronSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, reading
-from omniload.source.formats.format import FIRST_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import FIRST_BYTES, FIRST_RECORDS, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.cutting import cuts, require_sizes
@@ -47,7 +47,6 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     8: np.dtype("<u2"),
 }
 _NO_IDS = {6: "float64", 7: "float32"}
-_FIRST_RECORDS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class _Head:
         return self.pointers_at + 8 * self.sequences
 
 
-class MegatronFormat(Format):
+class MegatronFormat(IndexedFormat):
     """Reads documents of token ids; a unit is a range of them, numbered within their shard."""
 
     holds_text = False
@@ -77,10 +76,6 @@ class MegatronFormat(Format):
     ) -> None:
         self._files, self._unit_bytes = files, config.unit
         self._units = index_of(files, self._index, kind=f"megatron/{config.unit}", cache=cache)
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -95,7 +90,7 @@ class MegatronFormat(Format):
         if not len(filled):
             return _records(Ragged.of([]))
         shard, start = int(self._units.shards_U[filled[0]]), int(self._units.starts_U[filled[0]])
-        stop = min(int(self._units.stops_U[filled[0]]), start + _FIRST_RECORDS)
+        stop = min(int(self._units.stops_U[filled[0]]), start + FIRST_RECORDS)
         file = self._files[shard]
         with reading(file, "its first documents"):
             places = _places(file, start, stop)

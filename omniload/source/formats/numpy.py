@@ -26,7 +26,7 @@ from omniload.mix.columns import DOCUMENT_STARTS, starts_in
 from omniload.mix.sources import NumpySource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import FIRST_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import FIRST_BYTES, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.cutting import cuts, require_sizes
@@ -58,7 +58,7 @@ class _Layout:
     """Ids of a row; 0 where a token ends documents."""
 
 
-class NumpyFormat(Format):
+class NumpyFormat(IndexedFormat):
     """Reads documents or rows of token ids."""
 
     holds_text = False
@@ -72,10 +72,6 @@ class NumpyFormat(Format):
         kind = f"numpy/{'/'.join(map(str, cut))}"
         self._units = index_of(files, self._index, kind=kind, cache=cache)
         self._layout: tuple[int, _Layout] | None = None
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:

@@ -11,7 +11,13 @@ from omniload.base.units import format_bytes
 from omniload.mix.sources import TextSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import FIRST_BYTES, MAX_UNIT_BYTES, Format, Records, UnitTable
+from omniload.source.formats.format import (
+    FIRST_BYTES,
+    MAX_UNIT_BYTES,
+    IndexedFormat,
+    Records,
+    UnitTable,
+)
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.patterns import FileNames
@@ -39,7 +45,7 @@ _BEGINNINGS = (
 _TAR_AT = 257
 
 
-class TextFormat(Format):
+class TextFormat(IndexedFormat):
     """Reads files whole; ``files_per_unit`` of them, in order, are a unit and a shard of the order."""
 
     holds_text = True
@@ -67,10 +73,6 @@ class TextFormat(Format):
                     f"{files[start].path}: unit {unit} of {stop - start} files holds {format_bytes(size)}, more than "
                     f"{format_bytes(MAX_UNIT_BYTES)}; lower files_per_unit, or split the files"
                 )
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:

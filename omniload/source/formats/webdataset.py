@@ -16,7 +16,7 @@ from omniload.base.errors import IntegrityError
 from omniload.mix.sources import WebDatasetSource
 from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
-from omniload.source.formats.format import Format, Records, UnitTable
+from omniload.source.formats.format import FIRST_RECORDS, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.compressed import (
@@ -35,7 +35,6 @@ from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "WebDatasetFormat"]
 
-_FIRST_RECORDS = 64
 _WINDOW_BYTES = 64 << 10
 _IMAGES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "webp"})
 """What members are called that are most likely images, of the kinds that can be decoded."""
@@ -52,7 +51,7 @@ class _Sample:
     """An extension that two of them have."""
 
 
-class WebDatasetFormat(Format):
+class WebDatasetFormat(IndexedFormat):
     """Reads the text in one member of each sample, and images in others."""
 
     holds_text = True
@@ -63,10 +62,6 @@ class WebDatasetFormat(Format):
         self._files, self._config = files, config
         kind = f"webdataset/{config.unit}"
         self._units = index_of(files, self._index, kind=kind, cache=cache)
-
-    @override
-    def units(self) -> UnitTable:
-        return self._units
 
     @override
     def read_unit(self, unit: int) -> Records:
@@ -92,15 +87,6 @@ class WebDatasetFormat(Format):
         return data, start, samples
 
     @override
-    def first_records(self) -> Records:
-        filled = np.flatnonzero(self._units.rows_U)
-        return (
-            self.read_unit(int(filled[0])).first(_FIRST_RECORDS)
-            if len(filled)
-            else Records.of_texts([])
-        )
-
-    @override
     def doubt(self) -> str:
         units = self._units
         filled = np.flatnonzero(units.rows_U)
@@ -111,7 +97,7 @@ class WebDatasetFormat(Format):
         if not self._config.images or not len(filled):
             return ""
         _, _, samples = self._samples_of(int(filled[0]))
-        for sample in samples[:_FIRST_RECORDS]:
+        for sample in samples[:FIRST_RECORDS]:
             for name in sample.members:
                 extension = name.rpartition(".")[2]
                 if extension in _IMAGES.difference(self._config.images):
