@@ -14,21 +14,11 @@ many units costs one ranged read per object.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Extent", "StripeLayout", "UnitRun"]
+__all__ = ["StripeLayout", "UnitRun"]
 
 MAX_STRIPE_COUNT = 256
 """Objects of one segment: each costs an open and a block list on the name node."""
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 4, 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """A range of one object that holds a range of the segment."""
-
-    object_number: int
-    object_offset: int
-    segment_offset: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +75,6 @@ class StripeLayout:
         """Return the object of ``unit`` and the offset at which it begins there."""
         turn, object_number = divmod(unit, self.stripe_count)
         return object_number, turn * self.unit_bytes
-
-    def extents(self, offset: int, size_bytes: int) -> Iterator[Extent]:
-        """Yield the extents of a range of the segment, in the order of the segment.
-
-        The caller has cut the range to the segment. Extents are disjoint, none is
-        empty, and their sizes sum to ``size_bytes``.
-        """
-        end = offset + size_bytes
-        while offset < end:
-            unit, within = divmod(offset, self.unit_bytes)
-            object_number, start = self.place(unit)
-            size = min(self.unit_bytes - within, end - offset)
-            yield Extent(object_number, start + within, offset, size)
-            offset += size
 
     def runs(self, units: list[int], size_bytes: int, *, longest_bytes: int) -> Iterator[UnitRun]:
         """Group ``units`` into ranged reads of whole units, none longer than ``longest_bytes``.

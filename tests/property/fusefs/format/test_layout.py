@@ -16,20 +16,6 @@ def dealt(layout, data):
     return objects
 
 
-@given(layouts, st.binary(max_size=200), st.data())
-def test_reading_through_extents_returns_the_bytes_of_the_file(layout, data, draw):
-    objects = dealt(layout, data)
-    start = draw.draw(st.integers(0, len(data)))
-    size = draw.draw(st.integers(0, len(data) - start))
-
-    pieces = [
-        objects[e.object_number][e.object_offset : e.object_offset + e.size_bytes]
-        for e in layout.extents(start, size)
-    ]
-
-    assert b"".join(pieces) == data[start : start + size]
-
-
 @given(layouts, st.integers(0, 300))
 def test_object_sizes_are_those_of_the_dealt_bytes(layout, size):
     objects = dealt(layout, bytes(size))
