@@ -48,7 +48,7 @@ LONGER = {
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (
-        335,
+        340,
         "follows the roles that it asks, and is another rank later, or stays what it is",
     ),
     "omniload/actors/ray/links.py": (

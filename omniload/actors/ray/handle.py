@@ -32,7 +32,7 @@ from omniload.actors.ray.answers import (
     value_of,
 )
 from omniload.actors.ray.environment import RayError
-from omniload.actors.ray.head_watch import HeadWatch
+from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.links import PlannerLink
@@ -94,14 +94,14 @@ class RayHandle(RankHandle):
         self._lock: FileLock | None = None
         self._line, self._opener, self._is_told = LifelineEnd(""), Opener(0, ""), False
         ranks = math.prod(address.sizes_with(asked).values())
-        self._head = HeadWatch(address.cluster, ranks, time.monotonic())
+        self._head, self._raylet = HeadWatch(address.cluster, ranks, time.monotonic()), Raylet(0)
         try:
             if asked is None:  # else the planner is asked first
                 if not self._is_guest:
                     self._lock = self._claim(0, dp_rank)
                 # Of the first world its number is enough: the address says who serves each of its ranks.
                 self._be(World(tree=ClientPlaceTree.of()), dp_rank)
-            self._opener = Opener(*address.opener)
+            self._opener, self._raylet = Opener(*address.opener), Raylet(raylet_here())
             # On the opener's own host none is needed: its process is seen there.
             away = address.host != host_id()
             self._line = LifelineEnd(address.lifeline if away else "")
@@ -176,6 +176,7 @@ class RayHandle(RankHandle):
         self._let_go()
         self._line.close()
         self._opener.close()
+        self._raylet.close()
 
     @override
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
@@ -319,10 +320,11 @@ class RayHandle(RankHandle):
         self._check_plane()
         self._opener.check()
         try:
+            self._raylet.check()
             self._line.check()
             self._head.check()
         except UnavailableError as error:
-            # Now: a rank that trains asks later, and who waits has it once Ray is left. Ray ends both in a minute.
+            # Now: a rank that trains asks later, and who waits has it once Ray is left; it may end both before.
             if not (self._is_told or self._line.has_ended):
                 self._is_told = True
                 _LOG.error("%s", error)

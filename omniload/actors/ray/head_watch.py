@@ -1,14 +1,20 @@
 """Whether the servers of a plane's Ray are there: where one died alone, Ray ends the process without a word of ours."""
 
 import random
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
 
 from omniload.actors.lifeline import answers
+from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.base.errors import UnavailableError
 
-__all__ = ["HeadWatch", "between_looks_s", "check_servers"]
+__all__ = ["HeadWatch", "Raylet", "between_looks_s", "check_servers", "raylet_here"]
 
 _EVERY_S = 5.0
 _MOST_LOOKS = 100
@@ -17,6 +23,8 @@ _RAREST_S = 25.0
 """A cut of 25 s is borne by any rank then, as a lifeline bears it."""
 _SILENT_S = 50.0
 """Ray ends a process whose head it has not reached for a minute, with a line of its own: ours comes before."""
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group."""
 
 
 def between_looks_s(ranks: int) -> float:
@@ -88,6 +96,50 @@ class HeadWatch:
                 "and Ray ends this process: its process there has ended, or the way to it is cut; start again from the "
                 "last checkpoint"
             )
+
+
+class Raylet:
+    """The raylet of this host's node, whoever started it: batches come through it, and Ray does not tell of its end."""
+
+    def __init__(self, pid: int) -> None:
+        """Hold the process of that number; none where it is 0, or has just ended."""
+        self._pid, self._held = pid, None
+        if pid:
+            with suppress(OSError):
+                self._held = HeldProcess(Process(pid, Process.own().place))
+
+    def check(self) -> None:
+        """Return while it lives, as far as that is seen here.
+
+        Raises:
+            UnavailableError: It has ended.
+        """
+        if self._held is not None and self._held.has_ended():
+            raise UnavailableError(
+                f"Ray has ended on this host: its raylet, process {self._pid}, was killed or has failed, and this rank "
+                "has no batches without it; where ranks come and go, end it and join again, else start again from the "
+                "last checkpoint"
+            )
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+def raylet_here() -> int:
+    """Return the number of the raylet that this process is connected to Ray through; 0 where it is not seen."""
+    try:
+        worker: Any = import_module("ray._private.worker")
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(_EVERY_S)
+            asking.connect(worker.global_worker.node.raylet_socket_name)
+            # Of whoever listens there; 0 for one of another container.
+            known = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except (ImportError, AttributeError, TypeError, OSError):
+        return 0  # a Ray that has moved it, or is not there: its end is told by the calls that fail
+    return int(_CREDENTIALS.unpack(known)[0])
 
 
 def check_servers(ended: Callable[[], str]) -> None:

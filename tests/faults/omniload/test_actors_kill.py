@@ -17,6 +17,7 @@ import pytest
 
 from omniload.actors.reaper_process import MARKS, marks_of
 from tests.support.plane.corpora import a_corpus
+from tests.support.plane.two_hosts import begin_bare_node, head_of
 from tests.support.trainer.run_lines import write_mix
 from tests.support.warm_python import read_early
 
@@ -225,7 +226,8 @@ _OPENS = """
 import sys, omniload
 from omniload.base.errors import UnavailableError
 try:
-    with omniload.open(sys.argv[1], runtime="ray", arrays="numpy") as loader:
+    keywords = dict(word.split("=") for word in sys.argv[2:])
+    with omniload.open(sys.argv[1], runtime="ray", arrays="numpy", **keywords) as loader:
         for step, _ in enumerate(loader):
             if step == 3:
                 print("there", flush=True)
@@ -283,3 +285,21 @@ def test_a_rank_that_opened_a_plane_is_told_that_its_ray_lost_a_server(tmp_path,
         said, faults = rank.communicate(timeout=_LONG_S)
 
     assert f"Ray's {name} ended with -9, and the data plane with it" in said, faults
+
+
+@pytest.mark.ray
+def test_a_rank_in_a_ray_of_others_is_told_that_the_raylet_of_its_host_was_killed(tmp_path):
+    write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
+    with tempfile.TemporaryDirectory(prefix="ok-") as folder:
+        node = begin_bare_node("", folder=Path(folder) / "ray", env=os.environ)
+        try:
+            place = f"runtime_address={head_of(node)}"
+            words = [_OPENS, tmp_path / "mix.yaml", place]
+            with running(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as rank:
+                assert rank.stdout.readline() == "there\n"
+                kill_service(node, "raylet")
+                said, faults = rank.communicate(timeout=_LONG_S)
+        finally:
+            node.communicate(timeout=_LONG_S)
+
+    assert "Ray has ended on this host: its raylet, process" in said, faults

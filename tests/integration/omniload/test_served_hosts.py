@@ -9,10 +9,12 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from omniload.actors.heartbeat_board import FolderBoard
+from omniload.base.errors import UnavailableError
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
 from tests.support.plane.two_hosts import (
@@ -105,6 +107,21 @@ def step_of(ranks):
     return step, sorted(tuple(row) for batch in told for row in batch["rows"])
 
 
+def kill_raylet(process):
+    """Kill the raylet that a process has started on its host."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    next(child for child in children if child.name() == "raylet").kill()
+
+
+def said_of_its_raylet(rank):
+    """Have a rank go on until it says why it ends, and wait until it has."""
+    rank.tell("next")
+    while "error" not in (said := rank.told()):  # a process that is killed ends a moment later
+        rank.tell("next")
+    assert rank.process.wait(LIMIT_S) == UnavailableError.exit_code
+    return said
+
+
 def hosts_of(scratch, ranks):
     """Return where ranks are by the board of the host that serves; nothing before all of them are on it."""
     (planner,) = scratch.glob("omniload-ray-*/board/planner.json")
@@ -189,6 +206,26 @@ def test_a_host_that_vanishes_takes_its_ranks_along_and_the_others_go_on_until_i
         stays.tell("resize", 0, 2, 7)
         back = join(there, 1, 2, 7, 2)
         seen |= dict(step_of([stays, back]) for _ in range(3))
+
+    assert seen == unbroken
+
+
+def test_a_rank_whose_own_raylet_is_killed_is_told_at_once_and_comes_back(
+    hosts, mix, scratch, unbroken
+):
+    here, there = hosts
+    with served(here, mix, scratch, 2) as join:
+        stays, lost = join(here, 0, 2), join(there, 1, 2)
+        seen = dict(step_of([stays, lost]) for _ in range(3))
+
+        kill_raylet(lost.process)
+        assert "Ray has ended on this host: its raylet" in said_of_its_raylet(lost)["message"]
+        stays.tell("resize", 0, 1, 3, 1)
+        seen |= dict(step_of([stays]) for _ in range(3))
+
+        stays.tell("resize", 0, 2, 6, 2)
+        back = join(there, 1, 2, 6, 2)
+        seen |= dict(step_of([stays, back]) for _ in range(4))
 
     assert seen == unbroken
 

@@ -87,8 +87,10 @@ def _wire_of(host):
 
 
 def on(host, *words, **options):
-    """Start a command on a host."""
-    return subprocess.Popen([*inside(host), *map(str, words)], text=True, **options)
+    """Start a command on a host; on none of them, but beside the test, where that is empty."""
+    return subprocess.Popen(
+        [*(inside(host) if host else ()), *map(str, words)], text=True, **options
+    )
 
 
 def begin_ray(host, *place, folder, env):
@@ -116,7 +118,7 @@ def begin_bare_node(host, *head, folder, env, python=sys.executable):
     return on(
         host,
         *(python, ROOT / "tests" / "support" / "plane" / "processes" / "ray_node.py"),
-        *(ADDRESSES[host.endswith("b")], folder, *head),
+        *(ADDRESSES[host.endswith("b")] if host else "127.0.0.1", folder, *head),
         env=env | _OF_RAY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

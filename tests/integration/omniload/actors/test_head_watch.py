@@ -1,7 +1,9 @@
-"""Watches of many ranks at one server that counts their connections; the clock is the test's."""
+"""Watches of many ranks at one server that counts their connections, by the test's clock; and the end of a raylet."""
 
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from omniload.actors.ray.head_watch import HeadWatch
+from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
 from omniload.base.errors import UnavailableError
 
 WATCHES = 64
@@ -91,3 +93,24 @@ def test_a_watch_looks_in_a_thread_of_its_own_until_its_rank_has_left():
     left.set()
     thread.join(LIMIT_S)
     assert not thread.is_alive()
+
+
+def test_a_raylet_that_is_killed_is_named_at_once():
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
+    raylet = Raylet(process.pid)
+    raylet.check()
+
+    process.kill()
+    process.communicate()
+
+    with pytest.raises(UnavailableError, match=f"its raylet, process {process.pid}, was killed"):
+        raylet.check()
+    raylet.close()
+    Raylet(process.pid).check()  # one that is not seen is not told of
+
+
+def test_a_process_without_a_ray_has_no_raylet():
+    assert raylet_here() == 0
+    Raylet(0).check()
