@@ -71,7 +71,6 @@ class SpeculativeReads:
     ) -> None:
         self.wide_bytes = wide_bytes
         self._block_bytes = block_bytes
-        self._size_bytes = size_bytes
         self._most_speculative = most_bytes // block_bytes
         self._budget = budget
         self._states = bytearray(-(-size_bytes // block_bytes))

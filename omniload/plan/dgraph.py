@@ -316,44 +316,12 @@ class DGraph:
             broadcast=self.broadcast,
         )
 
-    def lineage_of(self, at: int) -> tuple[str, ...]:
-        """Return what is known of the member at a place in the step, state by state.
-
-        Raises:
-            ValueError: There is no such place.
-        """
-        if not 0 <= at < len(self):
-            raise ValueError(f"place is {at}; the step has places 0 to {len(self) - 1}")
-        kind = "sample" if self.row_offsets is None else "row"
-        lines = [f"loaded: {kind} {self.members_N[at]}"]
-        if self.drawn is not None:
-            lines.append(f"mixed: drawn as number {at}, from source {self.drawn.sources_N[at]}")
-        if self.distribution is not None:
-            lines.append(f"distributed: to a bucket along {self.distribution.axis}")
-        lines += [f"costed: {name} {cost_N[at]:.6g}" for name, cost_N in self.costs.items()]
-        if self.state == "balanced":
-            lines.append(f"balanced: by {self.method if self.dealing is None else 'hand'}")
-        return tuple(lines)
-
     def describe(self) -> str:
         """Return the calls so far as a table in text."""
         rows = [("call", "state", "what it did")]
         rows += [(node.call, node.state, node.detail) for node in self.nodes]
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
         return "\n".join(f"{c:<{widths[0]}}  {s:<{widths[1]}}  {d}" for c, s, d in rows)
-
-    def to_dot(self) -> str:
-        """Return the calls so far as a graph for Graphviz."""
-        lines = ["digraph DGraph {", "  rankdir=LR;", "  node [shape=box];"]
-        for i, node in enumerate(self.nodes):
-            # Names of modules are a user's, and may hold what ends a label.
-            detail, call = (
-                text.replace("\\", "/").replace('"', "'") for text in (node.detail, node.call)
-            )
-            lines.append(f'  n{i} [label="{node.state}\\n{detail}"];')
-            if i:
-                lines.append(f'  n{i - 1} -> n{i} [label="{call}"];')
-        return "\n".join([*lines, "}"])
 
     def _require(self, call: str, first: State, last: State) -> None:
         """Refuse a call that comes too early or too late."""

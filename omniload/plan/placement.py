@@ -91,11 +91,6 @@ class Placement:
         return imbalance_of(self.loads_BM)
 
     @property
-    def bucket_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Ranks that consume each bucket."""
-        return self.tree.buckets(self.distribution.axis, self.distribution.group_size)
-
-    @property
     def fetching_ranks(self) -> tuple[int, ...]:
         """Ranks that fetch; the others are served by broadcast."""
         return self.tree.fetching_ranks(self.broadcast)

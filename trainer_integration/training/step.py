@@ -7,14 +7,12 @@ microbatch a row lands in, beyond rounding.
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from omniload.base.errors import ConfigError
-from omniload.base.state import JsonObject
 from omniload.batch.microbatch import Batch, CpSlice, Microbatch, rows_of
 from trainer_integration.config import SpikeGuardConfig
 from trainer_integration.moe.model import MoETransformer
@@ -27,7 +25,6 @@ from trainer_integration.training.step_figures import StepFigures
 from trainer_integration.training.throughput import model_flops, token_pairs
 
 __all__ = [
-    "BatchClient",
     "StepResult",
     "StepSums",
     "StepTotals",
@@ -38,18 +35,6 @@ __all__ = [
 
 ALONE = ProcessGroups()
 """One rank."""
-
-
-class BatchClient(Protocol):
-    """Where a rank gets its batches from."""
-
-    def next_batch(self) -> Batch | None:
-        """Return the batch of the next step; None at the end of the data."""
-        ...
-
-    def state_dict(self) -> JsonObject:
-        """Return the loader's state after the batches handed out so far, however many are prefetched."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,14 @@ __all__ = ["holders_of_mount", "tune_kernel"]
 _LOG = get_logger(__name__)
 
 
-def holders_of_mount(device: str, processes: Path = Path("/proc")) -> list[str]:
+def holders_of_mount(device: str) -> list[str]:
     """Return a process of each mount namespace in which a mount still is, by its name and number.
 
     Args:
         device: Of the mount, as ``0:41``.
-        processes: The folder that shows processes.
     """
     found = []
-    for folder, mounts in mounts_everywhere(processes):
+    for folder, mounts in mounts_everywhere():
         if any(mount.device == device for mount in mounts or ()):
             with suppress(OSError):  # it has ended
                 found.append(f"{(folder / 'comm').read_text().strip()} ({folder.name})")

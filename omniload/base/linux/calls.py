@@ -11,7 +11,6 @@ import sys
 from functools import cache
 
 __all__ = [
-    "BENEATH",
     "MS_BIND",
     "MS_NODEV",
     "MS_NOSUID",
@@ -35,7 +34,7 @@ _MNT_DETACH = 2
 _PR_SET_THP_DISABLE = 41
 _OPENAT2 = 437
 """Number of the call; one of those that are the same on every architecture."""
-BENEATH = 0x02 | 0x04 | 0x08
+_BENEATH = 0x02 | 0x04 | 0x08
 """Rules of resolving: no link of ``/proc``, no other link, nothing above the directory."""
 _HOW = struct.Struct("=3Q")
 """Flags, mode and rules of resolving: ``struct open_how``."""
@@ -86,14 +85,14 @@ def kind_of_filesystem(file: int) -> int:
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
-def openat2(directory: int, path: bytes, flags: int, mode: int = 0, resolve: int = BENEATH) -> int:
-    """Open a path from a directory by rules of resolving; return the descriptor.
+def openat2(directory: int, path: bytes, flags: int, mode: int = 0) -> int:
+    """Open a path from a directory, through no link and to nothing above it; return the descriptor.
 
     Raises:
         OSError: ``ENOSYS``, ``EPERM`` where kernel or sandbox do not have the call (Linux 5.6).
     """
     # Closed by exec, as Python's own calls have it: no child is to inherit the file.
-    how = _HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
+    how = _HOW.pack(flags | os.O_CLOEXEC, mode, _BENEATH)
     size = ctypes.c_size_t(len(how))
     while True:
         found: int = _libc().syscall(

@@ -15,13 +15,11 @@ from pathlib import Path
 import orjson
 
 from omniload.base.errors import system_refusals
-from omniload.base.log import get_logger
 from omniload.base.state import whole_number
 from omniload.mix.journal.bounded import BoundedLog, take_from
 
 __all__ = ["RewardLog", "SourceRewards", "rewards_by_source"]
 
-_LOG = get_logger(__name__)
 _COLUMNS = ("groups", "kept", "answers", "right")
 _LIMIT = 1 << 48
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from omniload.base.concurrency.single_flight import SingleFlight
 from omniload.base.errors import ConfigError
-from omniload.base.log import get_logger
 from omniload.base.lru import Lru
 from snapshot.engines.containerd.chain import LayerWanted, chain_ids
 from snapshot.image.layer.index import LayerIndex
@@ -19,7 +18,6 @@ from snapshot.oci.store import ImageStore
 
 __all__ = ["RegistryImages", "lies_in", "place_of"]
 
-_log = get_logger(__name__)
 
 _KEPT_IMAGES = 64
 _INDEXED_AT_ONCE = 4

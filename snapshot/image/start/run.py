@@ -41,6 +41,8 @@ __all__ = [
     "start_of",
 ]
 
+_ROLE = "image"
+"""Of the daemon, in its log and in what it reports."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -171,7 +173,7 @@ def _mounted(
     changed = {"mountpoint": str(mountpoint), "bridge": bridge}
     # A fork has all modules, and the manifest if it was read.
     serving = partial(serve, settings.model_copy(update=changed), resolved=image)
-    daemon = start_forked(serving, str(mountpoint), log_path=log_path, role="image")
+    daemon = start_forked(serving, str(mountpoint), log_path=log_path)
     try:
         yield
     finally:
@@ -307,7 +309,7 @@ def check_alone() -> None:
 
 
 def start_forked(
-    serve: Callable[[Callable[[], None]], None], mountpoint: str, *, log_path: str, role: str
+    serve: Callable[[Callable[[], None]], None], mountpoint: str, *, log_path: str
 ) -> ForkedProcess:
     """Fork, let the child serve, and return when its mount is usable.
 
@@ -326,7 +328,7 @@ def start_forked(
 
     def child() -> int:
         os.close(ready)
-        return _be_daemon(serve, status, log, role)
+        return _be_daemon(serve, status, log)
 
     daemon = fork(child)
     os.close(status)
@@ -363,9 +365,7 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
             os._exit(code)
 
 
-def _be_daemon(
-    serve: Callable[[Callable[[], None]], None], status: int, log: int, role: str
-) -> int:
+def _be_daemon(serve: Callable[[Callable[[], None]], None], status: int, log: int) -> int:
     os.setsid()
     for number in _DEFAULT:
         signal.signal(number, signal.SIG_DFL)
@@ -374,5 +374,5 @@ def _be_daemon(
         os.dup2(source, target)
     # Whoever forked may have put something of its own in their place.
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
-    set_up_logging("INFO", role=role)
-    return serve_reporting(serve, status, role=role)
+    set_up_logging("INFO", role=_ROLE)
+    return serve_reporting(serve, status, role=_ROLE)

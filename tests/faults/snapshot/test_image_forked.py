@@ -21,7 +21,7 @@ from snapshot.image.start.run import DEFECT_CODE, check_alone, fork, start_forke
 
 
 def started(serve, tmp_path):
-    return start_forked(serve, str(tmp_path), log_path=str(tmp_path / "log"), role="image")
+    return start_forked(serve, str(tmp_path), log_path=str(tmp_path / "log"))
 
 
 def test_a_child_ends_with_the_code_it_returns():
@@ -172,7 +172,7 @@ def test_no_process_is_forked_where_its_log_cannot_be_written(tmp_path):
     log = str(tmp_path / "none" / "log")
 
     with pytest.raises(ConfigError, match=r"log .*none/log' cannot be written: No such file"):
-        start_forked(lambda _: None, str(tmp_path), log_path=log, role="image")
+        start_forked(lambda _: None, str(tmp_path), log_path=log)
 
 
 def test_a_process_with_another_thread_may_not_be_forked():

@@ -17,7 +17,6 @@ from trainer_integration.moe.parallel.crossover_table import last_below
 pytestmark = pytest.mark.slow
 
 MESHES = [(2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4)]
-SP_MESHES = [(1, 2), (2, 2), (1, 4)]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,6 @@ import math
 
 import torch
 
-IGNORED = -100
-
 
 def reference_losses(weights, config, rows):
     """Return token, balance and z-loss summed as a microbatch's are, and the number of dropped choices.

@@ -103,10 +103,9 @@ def test_members_of_a_microbatch_keep_the_order_of_the_step():
     assert placement.members_of(1, 1).tolist() == []
 
 
-def test_a_placement_tells_who_consumes_and_who_fetches():
+def test_a_placement_tells_who_fetches():
     placement = a_placement()
 
-    assert placement.bucket_ranks == ((0, 1), (2, 3))
     assert placement.fetching_ranks == (0, 2)
     assert placement.num_microbatches == 2
 
