@@ -23,7 +23,7 @@ from omniload.plan.drawing import Known, Starved, draw_step
 from omniload.plan.packing import packed
 from omniload.plan.units import Units, pieces_of, units_of_sources
 
-__all__ = ["Exhausted", "Membership", "Starved", "budget_of", "losses", "membership_of"]
+__all__ = ["Exhausted", "Membership", "Starved", "budget_of", "lost_of", "membership_of"]
 
 _NO_END = 1 << 62  # above any position, and a sum of two still fits 64 bits
 
@@ -40,10 +40,8 @@ class Membership:
     """Samples at the head of each source that are used up."""
     served_S: tuple[int, ...]
     """What was drawn of each source, in the unit of the weights."""
-    dropped_S: NDArray[np.int64]
-    """Samples among them left out because they are longer than a row and ``overlong`` is ``drop``."""
     lost_S: NDArray[np.int64]
-    """Tokens of them that were cut off or left out with them."""
+    """Tokens of them that are cut off or left out because a sample is longer than a row; see ``overlong``."""
     after: MixState
     """State before the next step."""
 
@@ -97,14 +95,12 @@ def membership_of(
         # That it has ended is told by its cursor, and behind its last sample may be records that gave none.
         if ends_S[s] != _NO_END:
             cursors[s], finished[s] = (ends_S[s], 0, 0), len(ahead[s])
-    dropped_S, lost_S = losses(mix, units, [(s, 0, stop) for s, stop in enumerate(finished)])
     return Membership(
         pieces=pieces,
         row_offsets=row_offsets,
         finished_S=np.asarray(finished, np.int64),
         served_S=drawn.served_S,
-        dropped_S=dropped_S,
-        lost_S=lost_S,
+        lost_S=lost_of(mix, units, [(s, 0, stop) for s, stop in enumerate(finished)]),
         after=state.after(
             cursors_S=cursors,
             served_S=drawn.served_S,
@@ -166,21 +162,20 @@ def _before(table: SampleTable, end: int) -> SampleTable:
     return table.of_samples(slice(stop))
 
 
-def losses(
+def lost_of(
     mix: MixConfig, units_S: Sequence[Units], used: Iterable[tuple[int, int, int]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return what each source loses to the policy for overlong documents: samples and tokens, ``[S]``.
+) -> NDArray[np.int64]:
+    """Return the tokens that each source loses to the policy for overlong documents, ``[S]``.
 
     Args:
         mix: The declared mix; of a source that splits such documents, nothing is lost.
         units_S: The units of each source.
         used: Sources, and which of their samples are used up: from, to before.
     """
-    dropped_S, lost_S = (np.zeros(len(units_S), np.int64) for _ in range(2))
+    lost_S = np.zeros(len(units_S), np.int64)
     overlong_S = mix.overlong_S
     # Mostly nothing is lost, and there may be hundreds of sources.
     for s, first, stop in used:
         if overlong_S[s] != "split":
-            dropped_S[s] = np.count_nonzero(units_S[s].kept_N[first:stop] == 0)
             lost_S[s] = units_S[s].lost_N(first, stop).sum()
-    return dropped_S, lost_S
+    return lost_S

@@ -29,7 +29,7 @@ from omniload.plan.membership import (
     Membership,
     Starved,
     budget_of,
-    losses,
+    lost_of,
     membership_of,
 )
 from omniload.plan.packing import packed
@@ -157,7 +157,7 @@ class _Pass:
         cursors, finished = list(state.cursors_S), [0] * len(self.units_S)
         # Of hundreds of sources a small step draws from a few: the others cost it nothing.
         touched = drawn_S.nonzero()[0].tolist()
-        lost = [(s, self.finished_S[s]) for s in touched]
+        before_S = [(s, self.finished_S[s]) for s in touched]
         for s in touched:
             units, self.counts_S[s] = self.units_S[s], self.counts_S[s] + int(drawn_S[s])
             cursors[s] = units.cursor_after(self.counts_S[s]) or cursors[s]
@@ -167,16 +167,14 @@ class _Pass:
         pieces, row_offsets, carried = packed(
             self.mix, state.carried, self.fresh.part(begin, end), is_last=False
         )
-        dropped_S, lost_S = losses(
-            self.mix, self.units_S, [(s, first, self.finished_S[s]) for s, first in lost]
-        )
         return Membership(
             pieces=pieces,
             row_offsets=row_offsets,
             finished_S=np.asarray(finished, np.int64),
             served_S=served_S,
-            dropped_S=dropped_S,
-            lost_S=lost_S,
+            lost_S=lost_of(
+                self.mix, self.units_S, [(s, first, self.finished_S[s]) for s, first in before_S]
+            ),
             after=state.after(
                 cursors_S=cursors, served_S=served_S, weights_S=self.weights_S, carried=carried
             ),

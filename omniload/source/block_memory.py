@@ -57,10 +57,6 @@ class HeldBlock:
         """Whether any values of it could leave memory."""
         return any(column.values_bytes for column in self._columns.values())
 
-    def lengths_R(self, name: str) -> NDArray[np.int64]:
-        """Return the number of values of each record in a column."""
-        return self._columns[name].lengths_R
-
     def take(
         self, rows_N: NDArray[np.int64], *, lent: str | None = None, without: str | None = None
     ) -> dict[str, Ragged]:

@@ -13,10 +13,8 @@ __all__ = [
     "LOADER",
     "META",
     "VERSION",
-    "latest",
     "loader_state_of",
     "path_of",
-    "step_of",
     "steps_in",
 ]
 
@@ -42,19 +40,6 @@ def steps_in(folder: Path) -> tuple[int, ...]:
 def path_of(folder: Path, step: int) -> Path:
     """Return the folder of the checkpoint of ``step``."""
     return folder / f"step-{step:08d}"
-
-
-def latest(folder: Path) -> Path | None:
-    """Return the newest committed checkpoint in ``folder``, None where there is none."""
-    steps = steps_in(folder)
-    return path_of(folder, steps[-1]) if steps else None
-
-
-def step_of(path: Path) -> int:
-    """Return the step of a committed checkpoint's folder."""
-    match = _COMMITTED.fullmatch(path.name)
-    assert match is not None, f"{path} is not a committed checkpoint"
-    return int(match[1])
 
 
 def loader_state_of(path: Path) -> JsonObject:

@@ -283,11 +283,6 @@ class LoaderShell:
         self._reading_again.close(0.0)
         self._readers.close()
 
-    def held_tokens(self) -> int:
-        """Return the tokens in the buffer, over all sources."""
-        with self._lock:
-            return self._machine.held_tokens()
-
     def _count_held(self) -> None:
         """Leave so much less to decoded blocks."""
         with self._lock:

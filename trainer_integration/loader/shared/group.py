@@ -8,7 +8,6 @@ Who listens and who asks is checked by the user that the kernel notes for both.
 import errno
 import hashlib
 import itertools
-import logging
 import os
 import secrets
 import socket
@@ -32,7 +31,6 @@ __all__ = ["Share", "address_of"]
 _made = itertools.count()
 """Loaders of this process that share: ranks that make them in the same order need no names."""
 _AGAIN_S = 0.02
-_log = logging.getLogger(__name__)
 
 
 def address_of(name: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -46,11 +46,6 @@ class Extents:
         """Begin with one free extent."""
         self._starts, self._sizes = [0], [size_bytes]
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that are free, in whatever pieces."""
-        return sum(self._sizes)
-
     def take(self, size_bytes: int) -> int | None:
         """Return the start of ``size_bytes`` that were free, or ``None`` where no extent is large enough."""
         wanted = _rounded(size_bytes)

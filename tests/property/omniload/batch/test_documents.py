@@ -180,7 +180,6 @@ def test_a_plan_costs_each_document_and_counts_the_labels_within(first, second, 
         row_offsets=np.arange(len(drawn) + 1),
         finished_S=nothing,
         served_S=(0, 0),
-        dropped_S=nothing,
         lost_S=nothing,
         after=MixState.start(2),
     )

@@ -284,7 +284,6 @@ def test_a_step_placed_anew_deals_its_images_as_if_the_ranks_had_always_been_the
         row_offsets=offsets,
         finished_S=nothing,
         served_S=(0, 0),
-        dropped_S=nothing,
         lost_S=nothing,
         after=MixState.start(2),
     )

@@ -231,7 +231,6 @@ def everything(membership):
         content(membership),
         membership.finished_S.tolist(),
         membership.served_S,
-        membership.dropped_S.tolist(),
         membership.lost_S.tolist(),
         state.digest(),
     )

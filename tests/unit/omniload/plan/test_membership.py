@@ -115,7 +115,6 @@ def test_an_overlong_document_is_cut_off_when_asked_to():
 
     assert rows_of(membership) == [[(0, 0, 0, 10)], [(0, 1, 0, 10)]]
     assert membership.lost_S.tolist() == [35]
-    assert membership.dropped_S.tolist() == [0]
     assert membership.after.cursors_S == ((1, 1, 0),)
 
 
@@ -123,7 +122,6 @@ def test_an_overlong_document_is_left_out_when_asked_to():
     membership = of(one({"overlong": "drop"}), [[45, 10, 11, 10]])
 
     assert rows_of(membership) == [[(0, 1, 0, 10)], [(0, 3, 0, 10)]]
-    assert membership.dropped_S.tolist() == [2]
     assert membership.lost_S.tolist() == [56]
     assert membership.served_S == (20,)
 
@@ -142,7 +140,6 @@ def test_a_source_may_say_for_itself_what_becomes_of_its_long_documents():
         [(0, 1, 0, 10)],
     ]
     assert membership.lost_S.tolist() == [35, 45, 0]
-    assert membership.dropped_S.tolist() == [0, 1, 0]
 
 
 def test_concatenation_wastes_no_token_and_carries_the_rest():

@@ -21,7 +21,7 @@ from tests.support.trainer.moe_builders import (
 )
 from trainer_integration.checkpoint import checkpoints
 from trainer_integration.checkpoint.checkpoints import Checkpoints
-from trainer_integration.checkpoint.folder import latest, path_of, steps_in
+from trainer_integration.checkpoint.folder import path_of, steps_in
 from trainer_integration.checkpoint.saving import ALONE
 from trainer_integration.training.step import train_step
 
@@ -104,7 +104,7 @@ def test_nothing_in_a_checkpoint_needs_pickle(tmp_path):
 def test_an_empty_folder_holds_no_checkpoint(tmp_path):
     model, optimizer = a_run(steps=0)
 
-    assert latest(tmp_path) is None
+    assert steps_in(tmp_path) == ()
     assert steps_in(tmp_path / "absent") == ()
     assert checkpoints_in(tmp_path).load(model, optimizer) is None
 
@@ -117,7 +117,6 @@ def test_the_newest_are_kept_and_the_rest_removed(tmp_path):
         checkpoints.save(step, model, optimizer, LOADER)
 
     assert steps_in(tmp_path) == (10, 15)
-    assert latest(tmp_path) == tmp_path / "step-00000015"
     assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000010", "step-00000015"}
 
 

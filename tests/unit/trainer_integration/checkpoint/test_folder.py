@@ -5,10 +5,8 @@ from trainer_integration.checkpoint.file_digests import FileDigest, write_sealed
 from trainer_integration.checkpoint.folder import (
     LOADER,
     META,
-    latest,
     loader_state_of,
     path_of,
-    step_of,
     steps_in,
 )
 
@@ -22,19 +20,17 @@ def a_checkpoint(folder, step, *, version=1):
     return path
 
 
-def test_the_newest_committed_checkpoint_is_found_among_half_written_ones(tmp_path):
+def test_committed_checkpoints_are_found_among_half_written_ones(tmp_path):
     a_checkpoint(tmp_path, 9)
     a_checkpoint(tmp_path, 10)
     (tmp_path / "step-00000011.partial").mkdir()
     (tmp_path / "notes").mkdir()
 
     assert steps_in(tmp_path) == (9, 10)
-    assert latest(tmp_path) == path_of(tmp_path, 10)
-    assert step_of(path_of(tmp_path, 10)) == 10
 
 
 def test_a_folder_that_is_not_there_holds_no_checkpoint(tmp_path):
-    assert latest(tmp_path / "none") is None
+    assert steps_in(tmp_path / "none") == ()
 
 
 def test_the_loader_state_comes_back_as_it_was_saved(tmp_path):

@@ -123,7 +123,6 @@ def test_a_range_is_reported_and_held_as_one_however_many_parts_it_is_read_in(a_
     assert parts[0] == (0, 16)
     assert [a for a, _ in parts[1:]] == [b for _, b in parts[:-1]]
     assert (report.table.start, report.table.stop, len(report.table)) == (0, 3000, 3000)
-    assert shell.held_tokens() == 3000
     again = len(parts)
     shell.read_ahead(ReadAhead(source=0, start=10, stop=2000))
     assert len(parts) == again, "what is held is not read again"

@@ -149,4 +149,7 @@ def test_blocks_never_overlap_and_the_lowest_place_that_fits_is_taken(steps):
             taken.append((start, size))
             used[fits[0] : fits[0] + lines] = [True] * lines
 
-    assert extents.free_bytes == used.count(False) * ALIGNMENT
+    # All that is free is one extent or another.
+    free = [extents.take(ALIGNMENT) for _ in range(used.count(False))]
+    assert free == [n * ALIGNMENT for n in range(LINES) if not used[n]]
+    assert extents.take(ALIGNMENT) is None
