@@ -31,9 +31,16 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray's head keeps what became of each of the last hundred thousand calls, for a dashboard that is not started.
 os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
 
+_EXCEPTHOOK = None if "ray" in sys.modules else sys.excepthook
+
 import ray  # noqa: E402 -- behind what it reads as it is imported
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # noqa: E402
 from ray.exceptions import RayActorError, RayError, RayTaskError  # noqa: E402
+
+if _EXCEPTHOOK is not None:
+    # Ray's own tells its head of an error before it prints it: where the head has died, a rank that ends by that very
+    # error would print nothing and hang until Ray ends it a minute later.
+    sys.excepthook = _EXCEPTHOOK
 
 __all__ = [
     "RayActorError",

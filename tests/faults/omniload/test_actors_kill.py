@@ -303,3 +303,31 @@ def test_a_rank_in_a_ray_of_others_is_told_that_the_raylet_of_its_host_was_kille
             node.communicate(timeout=_LONG_S)
 
     assert "Ray has ended on this host: its raylet, process" in said, faults
+
+
+_OPENS_AND_CATCHES_NOTHING = """
+import sys, omniload
+loader = omniload.open(sys.argv[1], runtime="ray", arrays="numpy")
+for step, _ in enumerate(loader):
+    if step == 3:
+        print("there", flush=True)
+"""
+
+
+@pytest.mark.ray
+def test_a_rank_that_catches_no_error_prints_it_and_ends_though_the_head_of_its_ray_was_killed(
+    tmp_path,
+):
+    write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
+    piped = subprocess.PIPE
+
+    with running(
+        _OPENS_AND_CATCHES_NOTHING, tmp_path / "mix.yaml", stdout=piped, stderr=piped
+    ) as rank:
+        assert rank.stdout.readline() == "there\n"
+        kill_service(rank, "gcs_server")
+        _, faults = rank.communicate(timeout=_LONG_S)
+
+    # Ray's own hook tells the head first, and Ray ends the process after a minute of that, without a word.
+    assert "UnavailableError: Ray's gcs_server ended with -9" in faults
+    assert rank.returncode == 1
