@@ -18,9 +18,6 @@ from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipSte
 from omniload.mix.edits.edits_file import read_history, write_history
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History
-from omniload.mix.journal.reading import state_before
-from omniload.mix.journal.records import StepRecord
-from omniload.mix.progress import weights_by_state
 from omniload.mix.schedule import stages_from, weights_at
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
@@ -29,6 +26,7 @@ from tests.support.plane.builders import a_mix
 from tests.support.plane.edits.promises import (
     require_each_sample_once,
     require_journal_folds,
+    state_behind,
     taken_in,
 )
 from tests.support.plane.reference import reference_digests
@@ -171,12 +169,8 @@ def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step
 
 def skipping(simulation, first, stop):
     """Return the history of a run at rest that leaves out some of its steps, as the command line makes it."""
-    history = simulation.history
-    read = [StepRecord.from_json(r, history.latest.names) for r in simulation.journal]
-    start = MixState.start(len(history.base.names))
-    behind = state_before(stop, start, read, weights_by_state(history), history.entering)
-    change = SkipSteps(first=first, stop=stop)
-    return history.edited(change, first, behind=behind, at_rest=True)
+    change, behind = SkipSteps(first=first, stop=stop), state_behind(stop, simulation)
+    return simulation.history.edited(change, first, behind=behind, at_rest=True)
 
 
 def keys_by_step(simulation):

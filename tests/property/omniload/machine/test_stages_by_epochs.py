@@ -26,13 +26,11 @@ from omniload.mix.edits.edit import (
 from omniload.mix.edits.edits_file import edits_in, read_history, write_history
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History
-from omniload.mix.journal.reading import state_before
-from omniload.mix.journal.records import StepRecord
 from omniload.mix.possible import require_possible
-from omniload.mix.progress import weights_by_state
 from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
+from tests.support.plane.edits.promises import require_journal_folds, state_behind
 from tests.support.plane.reference import SHARDS, reference_digests
 from tests.support.plane.simulation import Simulation
 
@@ -199,13 +197,6 @@ def first_due(history, states, lengths, fingerprint):
     return found
 
 
-def state_behind(change, simulation, history):
-    """Return the state behind steps that are skipped, as the journal gives it."""
-    read = [StepRecord.from_json(r, history.latest.names) for r in simulation.journal]
-    start = MixState.start(len(NAMES))
-    return state_before(change.stop, start, read, weights_by_state(history), history.entering)
-
-
 def state_of(saved, history, fingerprint):
     carried = edits_in(saved)
     found = history.found_by(len(carried), fingerprint)
@@ -319,7 +310,7 @@ def test_steps_and_shards_that_are_skipped_have_stages_begin_where_the_rest_come
     history, behind = first.history, None
     if data.draw(st.booleans()):
         change = SkipSteps(first=first_step, stop=min(first_step + count, STEPS - 1))
-        behind = state_behind(change, first, history)
+        behind = state_behind(change.stop, first)
     else:
         name = data.draw(st.sampled_from(NAMES))
         change = SkipShard(file="a", source=name, number=data.draw(st.integers(0, 2)), of=SHARDS)
@@ -356,7 +347,7 @@ def test_a_run_that_skips_steps_and_is_changed_is_that_of_a_file_with_the_steps_
 ):
     first, digests = simulated(mix, lengths, world)
     change = SkipSteps(first=first_step, stop=data.draw(st.integers(first_step + 1, STEPS - 1)))
-    behind = state_behind(change, first, first.history)
+    behind = state_behind(change.stop, first)
     history = first.history.edited(change, first_step, behind=behind, at_rest=True)
     state = state_of(first.states[first_step], history, first.planner.fingerprint)
     known = len(history.edits)
@@ -383,13 +374,7 @@ def test_journal_and_folder_give_the_planners_own_states(mix, asked, world, leng
         history = read_history(Path(folder), mix)
 
     assert history == simulation.history
-    names = history.latest.names
-    read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
-    start = MixState.start(len(mix.names))
-    for step, saved in simulation.states.items():
-        folded = state_before(step, start, read, weights_by_state(history), history.entering)
-        kept = history.kept_with(folded.mix_revision, simulation.planner.fingerprint)
-        assert folded.to_json(**kept) == saved
+    require_journal_folds(simulation)
 
 
 @settings(max_examples=24)

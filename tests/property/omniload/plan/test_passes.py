@@ -6,25 +6,18 @@ trained tokens are compared with those of the records, and with no plan.
 
 import json
 from collections import Counter
-from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.machine import queue
-from omniload.mix.edits.history import History
-from omniload.mix.journal.reading import state_before
-from omniload.mix.journal.records import StepRecord
-from omniload.mix.progress import weights_by_state
 from omniload.mix.state import MixState
-from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.plane.builders import a_mix, tokens_of
-from tests.support.plane.reference import known_ahead
+from tests.support.plane.edits.promises import require_journal_folds
+from tests.support.plane.finite_runs import MANY, memberships, simulated
 from tests.support.plane.simulation import Simulation
 from tests.support.plane.trained import steps_of, trained
 
-MANY = 1 << 30
 STOPS = ("first_exhausted", "all_exhausted", "each_once")
 LENGTH = 16
 
@@ -78,13 +71,6 @@ def mixes(draw, stop=None):
 def worlds(draw, stop=None):
     mix = draw(mixes(stop))
     return {"mix": mix, "epochs": [draw(epochs) for _ in mix.names], **draw(places())}
-
-
-def simulated(world, first_read, **changes):
-    simulation = Simulation(**(world | {"num_steps": MANY} | changes))
-    with patch.object(queue, "_FIRST_READ", first_read):
-        digests = simulation.run()
-    return simulation, digests
 
 
 def held(world, source, *, position=0):
@@ -168,32 +154,7 @@ def test_a_finite_run_that_is_resumed_anywhere_elsewhere_ends_with_the_same_step
 
 @given(worlds(), st.integers(1, 20))
 def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
-    simulation, _ = simulated(world, first_read)
-    mix, start = world["mix"], MixState.start(len(world["epochs"]))
-    records = [
-        StepRecord.from_json(json.loads(json.dumps(r)), mix.names) for r in simulation.journal
-    ]
-
-    for step, state in simulation.states.items():
-        folded = state_before(step, start, records, weights_by_state(History(mix)))
-        assert folded.to_json(mix.names, simulation.planner.fingerprint) == state
-
-
-def memberships(world, known):
-    """Plan a run to its end by membership alone, with ``known`` records known ahead, more where that is too few."""
-    mix, state, steps = world["mix"], MixState.start(len(world["epochs"])), []
-    ends_S = [len(epoch) for epoch in world["epochs"]]
-    while True:
-        count = known
-        while isinstance(
-            found := membership_of(mix, state, known_ahead(state, world["epochs"], count), ends_S),
-            Starved,
-        ):
-            count += 1
-        if isinstance(found, Exhausted):
-            return steps
-        state = found.after
-        steps.append((found.pieces.rows(), found.row_offsets.tolist(), state.digest()))
+    require_journal_folds(simulated(world, first_read)[0])
 
 
 @given(worlds(), st.integers(0, 20))

@@ -13,7 +13,7 @@ from omniload.mix.progress import weights_by_state
 from omniload.mix.state import MixState
 from tests.support.plane.simulation import Simulation
 
-__all__ = ["require_each_sample_once", "require_journal_folds", "taken_in"]
+__all__ = ["require_each_sample_once", "require_journal_folds", "state_behind", "taken_in"]
 
 
 def taken_in(simulation: Simulation, step: int, history: History) -> MixState:
@@ -63,15 +63,23 @@ def require_each_sample_once(
         assert seen | held == drawn
 
 
+def state_behind(stop: int, simulation: Simulation) -> MixState:
+    """Return the state before step ``stop`` as the journal of a run at rest gives it."""
+    history = simulation.history
+    read = [StepRecord.from_json(r, history.latest.names) for r in simulation.journal]
+    start = MixState.start(len(history.base.names))
+    return state_before(stop, start, read, weights_by_state(history), history.entering)
+
+
 def require_journal_folds(simulation: Simulation) -> None:
     """Find that the journal and the edits fold to the planner's own states."""
-    history = simulation.history
+    history, fingerprint = simulation.history, simulation.planner.fingerprint
     names = history.latest.names
     read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]
-    start = MixState.start(len(simulation.mix.names))
+    start, weights = (
+        MixState.start(len(simulation.mix.names)),
+        weights_by_state(history, fingerprint),
+    )
     for step, saved in simulation.states.items():
-        folded = state_before(step, start, read, weights_by_state(history), history.entering)
-        revision = folded.mix_revision
-        found = history.found_by(revision, simulation.planner.fingerprint)
-        carried = history.carried_by(revision)
-        assert folded.to_json(history.of_revision(revision).names, found, carried) == saved
+        folded = state_before(step, start, read, weights, history.entering)
+        assert folded.to_json(**history.kept_with(folded.mix_revision, fingerprint)) == saved
