@@ -3,6 +3,8 @@
 import itertools
 import logging
 import os
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import torch
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
     _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
@@ -28,9 +31,11 @@ if TYPE_CHECKING:
     from trainer_integration.loader.data_loader import DataLoader
 
 __all__ = [
+    "CLOSED",
     "ManyProcesses",
     "Noting",
     "OneProcess",
+    "Prefetching",
     "Settings",
     "WorkerStart",
     "WorkerTimeoutError",
@@ -38,6 +43,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+
+CLOSED = "the loader was closed: iterate it again"
 
 
 class WorkerTimeoutError(UnavailableError, RuntimeError):
@@ -153,6 +160,61 @@ class Noting:
 
     def _let_go(self) -> None:
         """End what makes batches ahead; nothing does, unless an iterator says otherwise."""
+
+
+class Prefetching(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
+    """Batches that others make ahead, in the order of their indices."""
+
+    _end: "weakref.finalize[Any, Any]"
+    """Has the others make no more; dead once it was called."""
+
+    def __init__(self, loader: Any) -> None:
+        """Go to the begin of an epoch, or to the place in one that ``loader`` was given a state of."""
+        super().__init__(Settings(loader, self._replaced(loader)))  # type: ignore[arg-type]
+        self._num_yielded = self._progress.batches_before
+        self._ahead = loader.prefetch_factor * loader.num_workers
+        self._asked: deque[Any] = deque()
+        """What ``_submit`` returned, of batches that the trainer has not."""
+
+    def _begin(self, loader: Any) -> None:  # noqa: ARG002 -- of those that join a group anew
+        """Ask for the first batches of an epoch."""
+        # What was asked for of the epoch before is still made, and dropped.
+        self._asked.clear()
+        self._given = 0
+        self._ask()
+
+    @override
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._progress.next_epoch()
+        loader._progress = self._progress
+        super()._reset(loader, first_iter)
+        self._begin(loader)
+
+    def _ask(self) -> None:
+        while len(self._asked) < self._ahead:
+            try:
+                index = self._next_index()  # type: ignore[no-untyped-call]
+            except StopIteration:
+                return
+            self._asked.append(self._submit(index))
+
+    def _submit(self, index: Any) -> Any:
+        """Have the batch of ``index`` made."""
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        """Go to the batch behind the first that was asked for."""
+        self._asked.popleft()
+        self._given += 1
+        self._ask()
+
+    @override
+    def _gave(self) -> None:
+        self._progress.gave(self._given)
+
+    @override
+    def _let_go(self) -> None:
+        self._end()
 
 
 class OneProcess(Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]

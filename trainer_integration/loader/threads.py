@@ -4,7 +4,6 @@ import sys
 import threading
 import traceback
 import weakref
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -13,16 +12,15 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+from torch.utils.data.dataloader import _DatasetKind
 from typing_extensions import override
 
-from trainer_integration.loader.iterators import Noting, Settings, WorkerTimeoutError
+from trainer_integration.loader.iterators import CLOSED, Prefetching, WorkerTimeoutError
 
 __all__ = ["Lanes", "ManyThreads"]
 
 _PATIENCE_S = 5.0
 """For a thread that ends with its sample; torch waits as long for a worker."""
-_CLOSED = "the loader was closed: iterate it again"
 _Task = tuple[Future[Any], Any]
 
 
@@ -120,13 +118,12 @@ def _answer(
         future.set_exception(error)
 
 
-class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
+class ManyThreads(Prefetching):
     """Batches made ahead by threads, in the order of their indices."""
 
     def __init__(self, loader: Any) -> None:
         """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
-        super().__init__(Settings(loader, self._replaced(loader)))  # type: ignore[arg-type]
-        self._num_yielded = self._progress.batches_before
+        super().__init__(loader)
         fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
             self._dataset,
@@ -141,28 +138,11 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         )
         # The threads know nothing of the iterator: dropped in mid-epoch it is collected, and they end.
         self._end = weakref.finalize(self, self._lanes.close)
-        self._ahead = loader.prefetch_factor * loader.num_workers
-        self._asked: deque[Future[Any]] = deque()
-        self._given = 0
-        self._ask()
+        self._begin(loader)
 
     @override
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._progress.next_epoch()
-        loader._progress = self._progress
-        super()._reset(loader, first_iter)
-        # What was asked for of the epoch before is still made, and dropped.
-        self._asked.clear()
-        self._given = 0
-        self._ask()
-
-    def _ask(self) -> None:
-        while len(self._asked) < self._ahead:
-            try:
-                index = self._next_index()  # type: ignore[no-untyped-call]
-            except StopIteration:
-                return
-            self._asked.append(self._lanes.submit(index))
+    def _submit(self, index: Any) -> Future[Any]:
+        return self._lanes.submit(index)
 
     @override
     def _next_data(self) -> Any:
@@ -171,13 +151,13 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
                 self._end()
             raise StopIteration
         if not self._end.alive:
-            raise RuntimeError(_CLOSED)
-        first = self._asked[0]
+            raise RuntimeError(CLOSED)
+        first: Future[Any] = self._asked[0]
         try:
             # torch's ``timeout=0`` waits without a limit.
             return first.result(self._timeout or None)
         except CancelledError:
-            raise RuntimeError(_CLOSED) from None
+            raise RuntimeError(CLOSED) from None
         except FutureTimeoutError:
             if first.done():  # the dataset's own
                 raise
@@ -185,9 +165,7 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         finally:
             # A wait that was given up leaves its batch in place: it may be asked for again.
             if first.done() and not first.cancelled():
-                self._asked.popleft()
-                self._given += 1
-                self._ask()
+                self._go_on()
 
     def _awaited(self, first: Future[Any]) -> str:
         index = self._progress.order.epoch.index_of(self._given)
@@ -195,14 +173,6 @@ class ManyThreads(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
             f"DataLoader timed out after {self._timeout} seconds: a thread has not given the batch of indices "
             f"{index!r:.400}. Where it is:\n{self._lanes.stack_of(first)}"
         )
-
-    @override
-    def _gave(self) -> None:
-        self._progress.gave(self._given)
-
-    @override
-    def _let_go(self) -> None:
-        self._end()
 
 
 def _pinned(make: Callable[[Any], Any]) -> Callable[[Any], Any]:

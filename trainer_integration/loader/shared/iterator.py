@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from typing_extensions import override
 
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
-from trainer_integration.loader.iterators import Noting, Settings, WorkerTimeoutError
+from trainer_integration.loader.iterators import CLOSED, Prefetching, WorkerTimeoutError
 from trainer_integration.loader.shared.frames import Frame, Kind, Wire
 from trainer_integration.loader.shared.room import Holds, RanksRoom
 from trainer_integration.loader.shared.server import START_S, VERSION
@@ -32,7 +31,6 @@ _log = logging.getLogger(__name__)
 _TIMES = 3
 """Servers in a row that may end without a batch from one of them."""
 _TELL_S = 60.0
-_CLOSED = "the loader was closed: iterate it again"
 _CLIENTS: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
@@ -166,7 +164,7 @@ class Client:
         while task not in self._came:
             assert task in self._wanted, f"task {task} was neither asked for nor has it come"
             if not self._hang_up.alive:
-                raise RuntimeError(_CLOSED)
+                raise RuntimeError(CLOSED)
             now_s = time.monotonic()
             if limit_s and now_s - began_s > limit_s:
                 raise WorkerTimeoutError(
@@ -241,43 +239,33 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
+class Shared(Prefetching):
     """Batches of the group's workers, asked for ahead."""
 
     def __init__(self, loader: Any) -> None:
         """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
-        super().__init__(Settings(loader, self._replaced(loader)))  # type: ignore[arg-type]
-        self._num_yielded = self._progress.batches_before
-        self._ahead = loader.prefetch_factor * loader.num_workers
+        super().__init__(loader)
         self._begin(loader)
 
+    @override
     def _begin(self, loader: Any) -> None:
-        """Ask for the first batches of an epoch."""
         self._epoch = EPOCH.pack(next(loader._share.epochs))
         # With every epoch: a group that has ended meanwhile is joined anew.
         self._client = loader._share.joined(loader, self._base_seed)
-        self._asked: deque[int] = deque()
-        self._given = 0
         self._end = weakref.finalize(self, _drop, self._client, self._asked)
         # At the interpreter's end the line goes, which says as much; a message then might find half of it gone.
         self._end.atexit = False
-        self._ask()
+        super()._begin(loader)
 
     @override
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._progress.next_epoch()
-        loader._progress = self._progress
-        super()._reset(loader, first_iter)
         self._end()
-        self._begin(loader)
+        super()._reset(loader, first_iter)
 
-    def _ask(self) -> None:
-        while len(self._asked) < self._ahead:
-            try:
-                index = self._next_index()  # type: ignore[no-untyped-call]
-            except StopIteration:
-                return
-            self._asked.append(self._client.ask(self._epoch + pickle.dumps(index)))
+    @override
+    def _submit(self, index: Any) -> int:
+        task: int = self._client.ask(self._epoch + pickle.dumps(index))
+        return task
 
     @override
     def _next_data(self) -> Any:
@@ -285,7 +273,7 @@ class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
             self._end()
             raise StopIteration
         if not self._end.alive:
-            raise RuntimeError(_CLOSED)
+            raise RuntimeError(CLOSED)
         try:
             batch = self._client.wait(self._asked[0], self._timeout, self._awaited)
         except WorkerTimeoutError:
@@ -297,21 +285,8 @@ class Shared(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         self._go_on()
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
-    def _go_on(self) -> None:
-        self._asked.popleft()
-        self._given += 1
-        self._ask()
-
     def _awaited(self) -> str:
         return f"the batch of indices {self._progress.order.epoch.index_of(self._given)!r:.400}"
-
-    @override
-    def _gave(self) -> None:
-        self._progress.gave(self._given)
-
-    @override
-    def _let_go(self) -> None:
-        self._end()
 
 
 # No method: a finalizer would hold the iterator by it, and never be called.
