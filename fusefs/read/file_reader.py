@@ -209,14 +209,14 @@ class BufferFiller:
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
             yield self._engine.local_pool.submit(self._fill_from_copy, piece, units, targets)
         for run in self._source.runs(piece, remote):
-            self._source.hold()
+            self._source.acquire()
             yield self._engine.pool.submit(self._fill_from_store, piece, run, targets)
 
     def _fill_from_copy(self, piece: FileSegment, units: list[int], targets: Placement) -> None:
         found = self._source.read_copy(piece, units)
         _place(found, targets)
         for run in self._source.runs(piece, [unit for unit in units if unit not in found]):
-            self._source.hold()
+            self._source.acquire()
             self._fill_from_store(piece, run, targets)
 
     def _fill_from_store(self, piece: FileSegment, run: UnitRun, targets: Placement) -> None:
@@ -230,7 +230,7 @@ class BufferFiller:
             _place(parts, targets)
             self._source.keep(piece, parts)
         finally:
-            self._source.let_go()
+            self._source.release()
 
 
 def _place(parts: Mapping[int, Data], targets: Placement) -> None:

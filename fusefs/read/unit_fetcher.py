@@ -107,12 +107,12 @@ class Fetcher:
         blocks: Mapping[int, Block | None],
     ) -> None:
         """Have a thread bring units; where the pool refuses, all that wait for them get its error."""
-        self._source.hold()
+        self._source.acquire()
         try:
             pool.submit(call)
         # They are claimed: a reader that came later would wait for a thread that never comes.
         except Exception as error:  # noqa: BLE001
-            self._source.let_go()
+            self._source.release()
             self._deliver(piece, {}, dict.fromkeys(units, error), blocks)
 
     def _from_copy(
@@ -129,7 +129,7 @@ class Fetcher:
         except BaseException as error:  # noqa: BLE001
             self._deliver(piece, {}, dict.fromkeys(waiting, error), blocks)
         finally:
-            self._source.let_go()
+            self._source.release()
 
     def _from_store(
         self, piece: FileSegment, run: UnitRun, blocks: Mapping[int, Block | None]
@@ -151,7 +151,7 @@ class Fetcher:
         try:
             self._source.keep(piece, good)
         finally:
-            self._source.let_go()
+            self._source.release()
 
     def _deliver(
         self,

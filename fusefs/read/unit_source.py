@@ -119,13 +119,13 @@ class UnitSource:
         if self._copy is not None:
             self._copy.keep(piece, parts)
 
-    def hold(self) -> None:
-        """Keep the local copy for a task of a pool, until ``let_go``."""
+    def acquire(self) -> None:
+        """Keep the local copy for a task of a pool, until ``release``."""
         if self._copy is not None:
             self._copy.copy.acquire()
 
-    def let_go(self) -> None:
-        """End a ``hold``."""
+    def release(self) -> None:
+        """End an ``acquire``."""
         if self._copy is not None:
             self._copy.copy.release()
 

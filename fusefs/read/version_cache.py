@@ -100,7 +100,7 @@ class VersionCache:
                 self._engine.local_pool.submit(_verify, self.copy)
             # The pool takes nothing more, or the system gives it no thread: the open that asks here goes on.
             except (StateError, RuntimeError) as error:
-                _let_go(self.copy)
+                _release(self.copy)
                 _LOG.debug("%s is not compared: %s", self.copy.version.name, error)
 
 
@@ -108,10 +108,10 @@ def _verify(copy: LocalCopy) -> None:
     try:
         copy.verify()
     finally:
-        _let_go(copy)
+        _release(copy)
 
 
-def _let_go(copy: LocalCopy) -> None:
+def _release(copy: LocalCopy) -> None:
     # Taken by the thread that opened, let go by another: hence a lock and no reentrant one.
     copy.copy.comparing.release()
     copy.copy.release()

@@ -316,7 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         # torch keeps one iterator where workers are persistent, and would reset it in place of making another.
         kept: Any = self._iterator
         if isinstance(kept, Noting):
-            kept._let_go()
+            kept._stop_making()
         self._iterator = None
 
     def _begin(self) -> Progress:

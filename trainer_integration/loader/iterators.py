@@ -150,7 +150,7 @@ class Noting:
         """Go to the place of a state that the loader was given meanwhile."""
         loader, self._moved = self._moved, None
         if loader is not None and loader._pending is not None:
-            self._let_go()
+            self._stop_making()
             # In place: the trainer's loop holds this very iterator.
             self.__init__(loader)  # type: ignore[misc]
 
@@ -158,7 +158,7 @@ class Noting:
         """Note that the trainer has one batch more."""
         raise NotImplementedError
 
-    def _let_go(self) -> None:
+    def _stop_making(self) -> None:
         """End what makes batches ahead; nothing does, unless an iterator says otherwise."""
 
 
@@ -213,7 +213,7 @@ class Prefetching(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         self._progress.gave(self._given)
 
     @override
-    def _let_go(self) -> None:
+    def _stop_making(self) -> None:
         self._end()
 
 
@@ -322,7 +322,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         return f"worker {worker} (pid {pid}) has not given the batch{index}. Where it is:\n{stacks}"
 
     @override
-    def _let_go(self) -> None:
+    def _stop_making(self) -> None:
         self._shutdown_workers()
 
     @override

@@ -198,7 +198,7 @@ class LocalPlane(DataPlane):
             self._met.add(key)
         return key
 
-    def let_go(self, key: RankKey) -> None:
+    def release_rank(self, key: RankKey) -> None:
         """Let a rank have another handle."""
         with self._lock:
             self._ranks.discard(key)
@@ -293,12 +293,12 @@ class LocalHandle(RankHandle):
         world = self._plane.resized(asked)
         # Whatever can be refused comes before anything changes here.
         key, before = self._plane.claim_rank(world, dp_rank, self._cp_rank), self._key
-        self._plane.let_go(before)
+        self._plane.release_rank(before)
         self._be(world, dp_rank, key, asked.step)
 
     @override
     def close(self) -> None:
-        self._plane.let_go(self._key)
+        self._plane.release_rank(self._key)
 
 
 def _changed_by(plane: "LocalPlane", request: EditRequest) -> EditTaken:

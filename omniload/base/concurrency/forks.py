@@ -32,7 +32,7 @@ def _hold() -> None:
     _fork.held = [*(each for kind in cached for each in kind), *(ref() for ref in _own.valuerefs())]
 
 
-def _let_go() -> None:
+def _release() -> None:
     _fork.held = []
 
 
@@ -42,4 +42,4 @@ def _keep() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
-os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_keep)
+os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_keep)

@@ -38,10 +38,10 @@ def locked(
         fcntl.flock(descriptor, how if waits else how | fcntl.LOCK_NB)
         yield descriptor
     finally:
-        _let_go(descriptor)
+        _release(descriptor)
 
 
-def _let_go(descriptor: int) -> None:
+def _release(descriptor: int) -> None:
     # Said, not only closed: a process that was forked meanwhile holds the descriptor as well.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -60,7 +60,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        _let_go(descriptor)
+        _release(descriptor)
     return False
 
 
@@ -95,5 +95,5 @@ class FileLock:
         """Let go of the file; once more does nothing."""
         if self._descriptor < 0:
             return
-        _let_go(self._descriptor)
+        _release(self._descriptor)
         self._descriptor = -1

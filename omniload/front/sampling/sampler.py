@@ -216,7 +216,7 @@ class DynamicSampler:
                     self._due = self._filler.handle(self._rolled_out(rollout))
                     # Not before: as long as one rank may have failed, the same prompts are rolled out again.
                     self._drawn = None
-                    self._let_go()
+                    self._forget_left_out()
                 case HandOut():
                     return self._hand_out(self._due)
                 case GiveUp():
@@ -309,7 +309,7 @@ class DynamicSampler:
             return _Drawn(0, None)
         return _Drawn(rows.step, prompts_of(rows, self._loader.source_names))
 
-    def _let_go(self) -> None:
+    def _forget_left_out(self) -> None:
         """Hold no group that is left out: answers are long."""
         if isinstance(self._due, DrawPrompts):
             waiting = {group.key for group in self._filler.waiting}

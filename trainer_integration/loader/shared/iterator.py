@@ -139,11 +139,11 @@ class Client:
         """Do without batches that were asked for."""
         for task in tasks:
             if (came := self._came.pop(task, None)) is not None:
-                self._let_go(came)
+                self._release(came)
             elif self._wanted.pop(task, None) is not None and self._hang_up.alive:
                 self._send(Frame(Kind.DROP, task))
 
-    def _let_go(self, came: "Frame | _Ready") -> None:
+    def _release(self, came: "Frame | _Ready") -> None:
         if isinstance(came, Frame):
             self._holds.clear(self._row, came.slots)
 
@@ -189,7 +189,7 @@ class Client:
         self._lost = 0
         # One that was dropped while it was on its way: its blocks are free again.
         if self._wanted.pop(frame.number, None) is None:
-            self._let_go(frame)
+            self._release(frame)
         else:
             self._came[frame.number] = frame
 

@@ -71,7 +71,7 @@ class RanksRoom(Room):
         self._adopt(handle, LIMIT_BYTES, key)
 
     @override
-    def _let_go(self, state: int) -> None:
+    def _release(self, state: int) -> None:
         self._holds.held_RK[self._row, self.slot_of(state)] = 0
 
     def slot_of(self, state: int) -> int:

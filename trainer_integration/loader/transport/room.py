@@ -150,9 +150,9 @@ class Room:
         if os.getpid() == self._owner:
             self._held.pop(state, None)
             if state not in self._kept:
-                self._let_go(state)
+                self._release(state)
 
-    def _let_go(self, state: int) -> None:
+    def _release(self, state: int) -> None:
         # One byte, which the processor writes at once: the worker sees the old state or the new.
         self.memory[state] = _FREE
 
@@ -230,7 +230,7 @@ class WorkersRoom:
         self._memory[self._states + slot] = _HELD
         return Block(self, slot, self._base + start, size_bytes)
 
-    def give_back(self, blocks: Iterable["Block"]) -> None:
+    def release(self, blocks: Iterable["Block"]) -> None:
         """Free blocks that were sent to nobody, with the next ``collect``."""
         for block in blocks:
             self._memory[self._states + block.slot] = _FREE

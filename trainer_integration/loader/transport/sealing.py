@@ -89,11 +89,11 @@ class SealingCollate:
             made = self._collate(batch)
             self.pickler(data, self._own, self._made, sent).dump(made)
         except BaseException:
-            self._own.give_back(sent)
+            self._own.release(sent)
             raise
         finally:
             # What was laid out and is in no message.
-            self._own.give_back(self._made.values())
+            self._own.release(self._made.values())
             self._made.clear()
         return Sealed(data.getvalue(), tuple(block.slot for block in sent))
 

@@ -95,7 +95,7 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
         planes = [opened.enter_context(closing(_Beside(spec))) for spec in specs]
         for plane in planes:
             # All before any is waited for: they end side by side, as they open.
-            opened.callback(plane.let_go)
+            opened.callback(plane.stop)
         for plane in planes:
             plane.answer(_OPENS_S)
         call, node_bytes = _asked(planes[:1], ("calls", calls))[0]
@@ -107,7 +107,7 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
                 break
         first, *others = planes
         for plane in others:
-            plane.let_go()
+            plane.stop()
         for plane in others:
             plane.close()
         clock = cores_at_rest([_asked([first], "rest")[0] for _ in range(_RESTS)])
@@ -173,13 +173,13 @@ class _Beside:
             f"a small plane ended as it was measured (exit {self._process.exitcode}); free memory and measure again"
         )
 
-    def let_go(self) -> None:
+    def stop(self) -> None:
         """Have it end, once it has answered what it was asked."""
         self._pipe.close()
 
     def close(self) -> None:
         """Wait until it has ended."""
-        self.let_go()
+        self.stop()
         self._process.join(_ENDS_S)
         if self._process.is_alive():
             self._process.kill()

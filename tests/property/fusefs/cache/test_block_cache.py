@@ -58,7 +58,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
     def used(self):
         return sum(map(size_of, self.blocks))
 
-    def let_go(self, fill):
+    def release(self, fill):
         for key in fill.unserved:
             assert self.blocks.pop(key) is fill
 
@@ -67,7 +67,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
             oldest = next((fill for fill in self.blocks.values() if fill is not None), None)
             if oldest is None:
                 return False
-            self.let_go(oldest)
+            self.release(oldest)
         return True
 
     @rule(key=keys)
@@ -122,7 +122,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
             fill.unserved[key] = max(0, fill.unserved[key] - size)
             if fill.kept and not any(fill.unserved.values()):
                 self.belief.took(tuple(fill.unserved))
-                self.let_go(fill)
+                self.release(fill)
 
     @rule(wanted=st.lists(keys, max_size=3))
     def drop(self, wanted):
@@ -131,7 +131,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
 
         for key in wanted:
             if (fill := self.blocks.get(key)) is not None:
-                self.let_go(fill)
+                self.release(fill)
         assert dropped == before - self.used()
 
     @rule(key=keys)

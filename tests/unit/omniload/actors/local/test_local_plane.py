@@ -40,7 +40,7 @@ class FakePlane:
         self.keys.add(key)
         return key
 
-    def let_go(self, key):
+    def release_rank(self, key):
         self.keys.discard(key)
 
 

@@ -69,7 +69,7 @@ def test_a_region_that_is_full_gives_none_until_something_is_dropped():
 
 def test_what_was_sent_to_nobody_is_free_again():
     _room, worker = a_room(limit_bytes=128)
-    worker.give_back([worker.take(128)])
+    worker.release([worker.take(128)])
     worker.collect()
 
     assert worker.take(128) is not None
