@@ -14,7 +14,15 @@ import click
 
 from benchmarks.loaders.mixed_sources import MixedSources, build_sources, mix_of
 from benchmarks.loaders.simulated_jobs import Found, Pace, run
-from benchmarks.report import Table, print_table, write_report
+from benchmarks.loaders.simulated_tables import (
+    READING,
+    Cell,
+    Compared,
+    rates_table,
+    roles_table,
+    waits_table,
+)
+from benchmarks.report import print_table, write_report
 from omniload.actors.plane import PlaneSpec
 from omniload.mix.config import MixConfig
 from omniload.plan.place_tree import ClientPlaceTree
@@ -32,26 +40,7 @@ _TEXT_LENGTH, _LENGTH = 2_048, 4_096
 """Tokens of a row."""
 _WARM_TOKENS = 64 << 20
 """As many steps are measured at full speed as have so many tokens, within limits."""
-READING = """\
-Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
-speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the last
-of them waits for its batch is the wait of the step. Of full speed the middle one of three turns or more counts. What
-things take is measured anew for each run, as whoever asks has it, once before and once after it: each run is compared
-with simulations of two profiles, and a slow moment of the machine is likelier to be one of all three. Each profile is
-simulated with some seeds, which decide how late messages are: in brackets stands how far all of them go. A simulation
-gets as many cores as were left to the run at full speed beside other work."""
 _SEEDS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    """One job that is compared."""
-
-    kind: str
-    ranks: int
-    rank_tokens: int
-    readers: int
-    """Of the heavy source, where sources are text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +48,7 @@ class _Corpus:
     """What jobs read."""
 
     folder: Path
-    mix: Callable[[_Cell], MixConfig]
+    mix: Callable[[Cell], MixConfig]
 
 
 def _text(folder: Path) -> _Corpus:
@@ -67,7 +56,7 @@ def _text(folder: Path) -> _Corpus:
     corpus = build_sample_corpus(folder, size=24 << 20)
     text = {"type": "parquet", "path": "modules/*.parquet", "text": "text"}
 
-    def mix(cell: _Cell) -> MixConfig:
+    def mix(cell: Cell) -> MixConfig:
         rows = cell.ranks * cell.rank_tokens // _TEXT_LENGTH
         return MixConfig.model_validate(
             {
@@ -91,7 +80,7 @@ def _tokens(folder: Path) -> _Corpus:
     corpus = MixedSources()
     build_sources(folder, corpus)
 
-    def mix(cell: _Cell) -> MixConfig:
+    def mix(cell: Cell) -> MixConfig:
         rows = cell.rank_tokens // _LENGTH
         return mix_of(
             corpus.names,
@@ -125,10 +114,13 @@ def _simulated(
             seed=seed,
         )
         of = simulate(job, profile)
+        step_s = of.seconds / of.steps
         found.append(
             Found(
-                tokens_per_s=pace.steps * spec.mix.batch.tokens / of.seconds,
-                cpu_step_s=of.cpu_step_s,
+                steps=of.steps,
+                seconds=of.seconds,
+                tokens_per_s=of.tokens_per_s,
+                by_role_s={each.role: each.cores * step_s for each in of.roles},
                 waits=of.waits,
                 cores=cores,
             )
@@ -136,9 +128,7 @@ def _simulated(
     return found
 
 
-def _paces(
-    mix: MixConfig, steps: int | None, step_times: Sequence[tuple[float, int]]
-) -> list[Pace]:
+def _paces(mix: MixConfig, steps: int, step_times: Sequence[tuple[float, int]]) -> list[Pace]:
     many = steps or min(1_500, max(48, _WARM_TOKENS // mix.batch.tokens))
     timed = [Pace(step_s=step_ms / 1e3, steps=count) for step_ms, count in step_times]
     return [Pace(step_s=0.0, steps=many), *timed]
@@ -156,82 +146,6 @@ def _run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
     found = list(zip(driven, run(spec, driven), strict=True))
     at_full = sorted((of for pace, of in found if pace == full), key=lambda of: of.tokens_per_s)
     return [at_full[len(at_full) // 2], *(of for pace, of in found if pace != full)]
-
-
-Pairs = Mapping[_Cell, Sequence[Sequence[tuple[Pace, Found, Found]]]]
-"""Of each job, some simulations of every turn: each pace with what the run and the simulation gave."""
-
-
-def rates_table(pairs: Pairs, turns: int) -> Table:
-    """Return tokens a second and processor time at full speed."""
-    rows = []
-    for cell, found in pairs.items():
-        full = [(real, simulated) for (_, real, simulated), *_ in found]
-        speeds = [simulated.tokens_per_s / real.tokens_per_s for real, simulated in full]
-        cpu = [simulated.cpu_step_s / real.cpu_step_s for real, simulated in full]
-        rows.append(
-            (
-                cell.kind,
-                cell.ranks,
-                cell.readers or "",
-                f"{cell.rank_tokens:,}",
-                f"{median(real.tokens_per_s for real, _ in full) / 1e6:.2f}",
-                f"{median(simulated.tokens_per_s for _, simulated in full) / 1e6:.2f}",
-                _spread(speeds),
-                _spread(cpu),
-                f"{median(real.cores for real, _ in full):.2f}",
-            )
-        )
-    return Table(
-        caption=f"At full speed, medians of {turns} turns, simulated by two profiles and {_SEEDS} seeds each",
-        columns=(
-            "runtime", "ranks", "readers", "tokens a rank and step", "run, million tokens/s", "simulated",
-            "speed, simulated over run", "CPU of a step, the same", "cores left to it",
-        ),
-        rows=tuple(rows),
-    )  # fmt: skip
-
-
-def waits_table(pairs: Pairs, turns: int) -> Table:
-    """Return waits with a time that training takes."""
-    rows = []
-    for cell, found in pairs.items():
-        for number, (pace, _, _) in enumerate(found[0][1:], 1):
-            turns_of = [turn[number] for turn in found]
-            cells = []
-            for figure in ("mean_s", "p50_s", "p99_s"):
-                for place in (1, 2):
-                    waits = {id(each[place]): each[place].waits for each in turns_of}
-                    cells.append(_spread([getattr(each, figure) * 1e3 for each in waits.values()]))
-            # Whole steps: what a job pays for its waits, of which each has its longest by chance.
-            steps = [real.tokens_per_s / simulated.tokens_per_s for _, real, simulated in turns_of]
-            cpu = [simulated.cpu_step_s / real.cpu_step_s for _, real, simulated in turns_of]
-            rows.append(
-                (
-                    cell.ranks,
-                    f"{cell.rank_tokens:,}",
-                    f"{pace.step_s * 1e3:.0f}",
-                    *cells,
-                    _spread(steps),
-                    _spread(cpu),
-                )
-            )
-    return Table(
-        caption=f"Waits of a step in ms where training takes a while, of {turns} turns as above; p99 is the longest of "
-        "up to 100 steps, the longest but one of up to 200",
-        columns=(
-            "ranks", "tokens a rank and step", "training, ms", "mean, run", "mean, simulated", "p50, run",
-            "p50, simulated", "p99, run", "p99, simulated", "step with its wait, simulated over run",
-            "CPU of a step, the same",
-        ),
-        rows=tuple(rows),
-    )  # fmt: skip
-
-
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 @click.command
@@ -255,6 +169,7 @@ def _spread(values: Sequence[float]) -> str:
 @click.option("--steps", type=click.IntRange(4), help="At full speed; by default by their size.")
 @click.option("--turns", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--report", is_flag=True, help="Write a report.")
+@click.option("--label", default="", help="A further word for the name of the report's file.")
 def main(
     kind: str,
     text: bool,
@@ -262,23 +177,25 @@ def main(
     readers: tuple[int, ...],
     rank_tokens: tuple[int, ...],
     step_times: tuple[tuple[float, int], ...],
-    **how: int | bool | None,
+    **how: int | bool | str | None,
 ) -> None:
     """Compare simulations with runs."""
     cells = [
-        _Cell(kind=kind, ranks=dp, rank_tokens=tokens, readers=n)
+        Cell(kind=kind, ranks=dp, rank_tokens=tokens, readers=n)
         for tokens in sorted(rank_tokens, reverse=True)
         for dp in sorted(ranks, reverse=True)
         for n in (readers if text else (0,))
     ]
-    turns = int(how["turns"] or 1)
-    pairs: dict[_Cell, list[list[tuple[Pace, Found, Found]]]] = {cell: [] for cell in cells}
+    turns, steps = int(how["turns"] or 1), int(how["steps"] or 0)
+    pairs: dict[Cell, Compared] = {}
     with tempfile.TemporaryDirectory() as held:
         corpus = (_text if text else _tokens)(Path(held) / "corpus")
-        for _ in range(turns):
-            for cell in cells:
-                _compare(cell, corpus, how["steps"], step_times, pairs[cell])
-    tables = [rates_table(pairs, turns), *([waits_table(pairs, turns)] if step_times else [])]
+        for dp in sorted(ranks, reverse=True):
+            of_size = [cell for cell in cells if cell.ranks == dp]
+            pairs |= _compared(of_size, corpus, steps, step_times, turns)
+    timed = _paces(corpus.mix(cells[0]), steps, step_times)
+    tables = [rates_table(pairs), roles_table(pairs, timed)]
+    tables += [waits_table(pairs, timed)] if step_times else []
     for table in tables:
         print_table(table)
     if how["report"]:
@@ -286,10 +203,10 @@ def main(
         words += [f"--readers {n}" for n in readers if text]
         words += [f"--rank-tokens {n}" for n in rank_tokens]
         words += [f"--step-times {ms:g} {n}" for ms, n in step_times]
-        words += [f"--steps {how['steps']}"] if how["steps"] else []
+        words += [f"--steps {steps}"] if steps else []
         command = f"python -m benchmarks.loaders.simulated {' '.join(words)} --turns {turns}"
         kinds = (*(["text"] if text else []), *([kind] if kind != "ray" else []))
-        name = "-".join(("simulated", *kinds))
+        name = "-".join(("simulated", *kinds, *([str(how["label"])] if how["label"] else [])))
         path = write_report(
             __file__,
             name,
@@ -301,14 +218,38 @@ def main(
         click.echo(f"wrote {path.name}")
 
 
-def _compare(
-    cell: _Cell,
+def _compared(
+    cells: Sequence[Cell],
     corpus: _Corpus,
-    steps: int | bool | None,
+    steps: int,
     step_times: Sequence[tuple[float, int]],
-    pairs: list[list[tuple[Pace, Found, Found]]],
-) -> None:
-    """Measure what things take, run a job, measure again, and add what simulations of either made of it."""
+    turns: int,
+) -> dict[Cell, Compared]:
+    """Measure what things take, run the jobs of one number of ranks by turns, measure again, and simulate them."""
+    jobs = {cell: _job(cell, corpus) for cell in cells}
+    paces = {cell: _paces(job.spec.mix, steps, step_times) for cell, job in jobs.items()}
+    before = _profiles(jobs)
+    runs: dict[Cell, list[list[Found]]] = {cell: [] for cell in cells}
+    for _ in range(turns):
+        for cell, job in jobs.items():
+            runs[cell].append(_run(job.spec, paces[cell]))
+            click.echo(f"{cell} run {runs[cell][-1]}")
+    # Around the runs: a machine that grows slower meanwhile is too fast in one simulation and too slow in the other.
+    profiles = (before, _profiles(jobs))
+    found = {}
+    for cell, job in jobs.items():
+        cores = median(each[0].cores for each in runs[cell])
+        simulated = [
+            _simulated(job.spec, each[cell], paces[cell], cores, seed)
+            for each in profiles
+            for seed in range(_SEEDS)
+        ]
+        click.echo(f"{cell} simulated {simulated}")
+        found[cell] = Compared(runs[cell], simulated)
+    return found
+
+
+def _job(cell: Cell, corpus: _Corpus) -> Job:
     mix = corpus.mix(cell)
     spec = PlaneSpec(
         mix=mix,
@@ -316,22 +257,18 @@ def _compare(
         tree=ClientPlaceTree.of(dp=cell.ranks),
         cache_dir=corpus.folder.parent / "index",
     )
-    job = Job(spec=spec, originals=mix.names)
+    return Job(spec=spec, originals=mix.names)
 
-    def measured() -> Profile:
-        return with_runtime(measured_sources(spec, _unseen), spec, job, _unseen)
 
-    paces = _paces(mix, int(steps) if steps else None, step_times)
-    before = measured()
-    real = _run(spec, paces)
-    # Around the run: a machine that grows slower meanwhile is too fast in one simulation and too slow in the other.
-    for profile in (before, measured()):
-        planned = with_planner(profile, job, _unseen)
-        for seed in range(_SEEDS):
-            simulated = _simulated(spec, planned, paces, real[0].cores, seed)
-            pairs.append(list(zip(paces, real, simulated, strict=True)))
-            for pace, a_run, a_simulation in pairs[-1]:
-                click.echo(f"{cell} {pace}\n  run {a_run}\n  simulated {a_simulation}")
+def _profiles(jobs: Mapping[Cell, Job]) -> dict[Cell, Profile]:
+    """Measure what each job takes; messages once: the planes that tell them are of ranks and samples alone."""
+    found: dict[Cell, Profile] = {}
+    for cell, job in jobs.items():
+        profile = measured_sources(job.spec, _unseen)
+        messages = next((each.messages for each in found.values()), {})
+        profile = profile.model_copy(update={"messages": messages})
+        found[cell] = with_planner(with_runtime(profile, job.spec, job, _unseen), job, _unseen)
+    return found
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ A job is driven at several paces, one after the other: as fast as it goes, and w
 """
 
 import multiprocessing
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_plane, runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.joining import handle_in
+from omniload.actors.ray.measuring.probe import by_role
+from omniload.actors.ray.measuring.spent import spent_by
 from omniload.actors.ray.plane import RayPlane
 from omniload.client import Client
 from omniload.simulation.figures import Waits
@@ -43,12 +46,24 @@ class Pace:
 class Found:
     """One run, or its simulation, at one pace."""
 
+    steps: int
+    seconds: float
     tokens_per_s: float
-    cpu_step_s: float
-    """Of all processes."""
+    by_role_s: Mapping[str, float]
+    """Processor time of a step, by role."""
     waits: Waits
     cores: float
     """Cores that it had, or could have had."""
+
+    @property
+    def cpu_step_s(self) -> float:
+        """Processor time of a step, of all processes."""
+        return sum(self.by_role_s.values())
+
+    @property
+    def used(self) -> float:
+        """Cores in use."""
+        return self.cpu_step_s * self.steps / self.seconds
 
 
 def run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
@@ -63,35 +78,36 @@ class _Seen:
     """Clocks as a pace begins or ends."""
 
     at_s: float
-    ours_s: float
-    """Processor time of the job."""
+    ours_s: Mapping[int, float]
+    """Processor time of each process of the job."""
     whole_s: float
     """Of the machine."""
 
     @classmethod
     def now(cls, processes: Sequence[psutil.Process]) -> "_Seen":
         """Look at the clocks of the processes of the job."""
-        ours_s = 0.0
-        for process in processes:
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            ours_s += times.user + times.system
+        ours_s = {process.pid: spent_by(process) for process in processes}
         whole = psutil.cpu_times()
         whole_s = whole.user + whole.nice + whole.system + whole.irq + whole.softirq
         return cls(time.perf_counter(), ours_s, whole_s)
 
 
 def _found(
-    spec: PlaneSpec, pace: Pace, seen: Sequence[_Seen], waits_s: Sequence[Sequence[float]]
+    spec: PlaneSpec,
+    pace: Pace,
+    seen: Sequence[_Seen],
+    waits_s: Sequence[Sequence[float]],
+    roles: Mapping[int, str],
 ) -> Found:
     began, ended = seen
-    seconds, ours_s = ended.at_s - began.at_s, ended.ours_s - began.ours_s
-    others = (ended.whole_s - began.whole_s - ours_s) / seconds
+    seconds = ended.at_s - began.at_s
+    ours = by_role(began.ours_s, ended.ours_s, roles)
+    others = (ended.whole_s - began.whole_s - sum(ours.values())) / seconds
     return Found(
+        steps=pace.steps,
+        seconds=seconds,
         tokens_per_s=pace.steps * spec.mix.batch.tokens / seconds,
-        cpu_step_s=ours_s / pace.steps,
+        by_role_s={role: spent_s / pace.steps for role, spent_s in ours.items()},
         waits=Waits.of(list(map(max, zip(*waits_s, strict=True)))),
         cores=max(0.1, (psutil.cpu_count() or 1) - others),
     )
@@ -104,7 +120,11 @@ def _rank(
     meet: Callable[[], object],
     together: Callable[[], object],
 ) -> list[list[float]]:
-    """Take the steps of every pace; return the waits of those that count. Clocks are looked at between two meetings."""
+    """Take the steps of every pace; return the waits of those that count.
+
+    Clocks are looked at behind the first two of the three meetings of a pace: a rank that ended before the last look
+    would have had less than nothing.
+    """
 
     def take(pace: Pace) -> float:
         assert client.next_batch() is not None, "the mix has no end"
@@ -122,6 +142,7 @@ def _rank(
         meet()
         found.append([take(pace) for _ in range(pace.steps)])
         meet()
+        meet()
     return found
 
 
@@ -130,8 +151,17 @@ def _all_found(
     paces: Sequence[Pace],
     meet: Callable[[], object],
     waits_s: Callable[[], Sequence[list[list[float]]]],
+    roles: Mapping[int, str],
 ) -> list[Found]:
-    """Look at the clocks as paces begin and end; ``waits_s`` returns those of each rank by pace, once all are done."""
+    """Look at the clocks as paces begin and end.
+
+    Args:
+        spec: The job.
+        paces: How it is driven.
+        meet: Waits for all ranks.
+        waits_s: Returns the waits of each rank by pace, once all are done.
+        roles: Of each process that has one; ``node`` are the others.
+    """
     seen: list[_Seen] = []
     for _ in paces:
         # Found before ranks are let go: finding them takes as long as dozens of steps.
@@ -139,9 +169,10 @@ def _all_found(
         for _ in range(2):
             meet()
             seen.append(_Seen.now(ours))
+        meet()
     by_rank = waits_s()
     return [
-        _found(spec, pace, seen[2 * n : 2 * n + 2], [its[n] for its in by_rank])
+        _found(spec, pace, seen[2 * n : 2 * n + 2], [its[n] for its in by_rank], roles)
         for n, pace in enumerate(paces)
     ]
 
@@ -156,7 +187,8 @@ def _in_threads(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
         done = [
             pool.submit(_rank, client, spec, paces, meet.wait, together.wait) for client in clients
         ]
-        return _all_found(spec, paces, meet.wait, lambda: [each.result() for each in done])
+        roles = {os.getpid(): "process"}
+        return _all_found(spec, paces, meet.wait, lambda: [each.result() for each in done], roles)
 
 
 def _in_processes(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
@@ -192,7 +224,11 @@ def _lead(spec: PlaneSpec, paces: Sequence[Pace], told: Connection) -> None:
             processes[-1].start()
             its.close()
             pipes.append(own)
-        told.send(_all_found(spec, paces, meet.wait, lambda: [pipe.recv() for pipe in pipes]))
+        roles = {pid: name.partition("-")[0] for name, pid in plane.pids().items()}
+        roles |= {process.pid: "rank" for process in processes if process.pid}
+        told.send(
+            _all_found(spec, paces, meet.wait, lambda: [pipe.recv() for pipe in pipes], roles)
+        )
         for process in processes:
             process.join()
 

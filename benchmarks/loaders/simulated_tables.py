@@ -1,0 +1,166 @@
+"""What simulations of jobs are held against: tables of runs and simulations side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+from benchmarks.loaders.simulated_jobs import Found, Pace
+from benchmarks.report import Table
+
+__all__ = ["READING", "Cell", "Compared", "rates_table", "roles_table", "waits_table"]
+
+READING = """\
+Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
+speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the last
+of them waits for its batch is the wait of the step. Of full speed the middle one of three paces or more of a run
+counts. What things take is measured anew for each number of ranks, as whoever asks has it, once before all its runs and
+once after them, messages once for all its sizes: each job is compared with simulations of two profiles, with some seeds
+each, which decide how late messages are. A simulation gets as many cores as were left to the runs at full speed beside
+other work. Figures are medians, and ratios those of the medians; in brackets stands how far single runs and simulations
+go. The longest waits are few, and their ratio is one of chance: what tells is whether the two ranges meet."""
+Row: TypeAlias = tuple[str | int | float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One job that is compared."""
+
+    kind: str
+    ranks: int
+    rank_tokens: int
+    readers: int
+    """Of the heavy source, where sources are text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A job at each pace."""
+
+    runs: Sequence[Sequence[Found]]
+    """Of each turn, what it gave at each pace."""
+    simulated: Sequence[Sequence[Found]]
+    """The same of each profile and seed."""
+
+    def at(self, pace: int) -> tuple[list[Found], list[Found]]:
+        """Return runs and simulations of a pace."""
+        return [each[pace] for each in self.runs], [each[pace] for each in self.simulated]
+
+
+Pairs = Mapping[Cell, Compared]
+
+
+def rates_table(pairs: Pairs) -> Table:
+    """Return tokens a second and processor time at full speed."""
+    rows: list[Row] = []
+    for cell, compared in pairs.items():
+        runs, simulated = compared.at(0)
+        rows.append(
+            (
+                cell.kind,
+                cell.ranks,
+                cell.readers or "",
+                f"{cell.rank_tokens:,}",
+                _spread([each.tokens_per_s / 1e6 for each in runs]),
+                _spread([each.tokens_per_s / 1e6 for each in simulated]),
+                _ratio(runs, simulated, lambda each: each.tokens_per_s),
+                _ratio(runs, simulated, lambda each: each.cpu_step_s),
+                f"{median(each.used for each in runs):.2f}",
+                f"{median(each.used for each in simulated):.2f}",
+                f"{median(each.cores for each in runs):.2f}",
+            )
+        )
+    return Table(
+        caption="At full speed",
+        columns=(
+            "runtime", "ranks", "readers", "tokens a rank and step", "run, million tokens/s", "simulated",
+            "speed, simulated over run", "CPU of a step, the same", "cores in use, run", "simulated",
+            "cores left to it",
+        ),
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def roles_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
+    """Return processor time of a step by role, simulated over run."""
+    rows: list[Row] = []
+    roles = list(next(iter(pairs.values())).simulated[0][0].by_role_s)
+    for cell, compared in pairs.items():
+        for number, pace in enumerate(paces):
+            runs, simulated = compared.at(number)
+            ratios = [
+                f"{median(each.by_role_s[role] for each in runs) * 1e3:.3f}: "
+                + _ratio(runs, simulated, lambda each, role=role: each.by_role_s[role])  # type: ignore[misc]
+                for role in roles
+            ]
+            rows.append((cell.ranks, f"{cell.rank_tokens:,}", f"{pace.step_s * 1e3:.0f}", *ratios))
+    return Table(
+        caption="Processor time of a step in ms by role: of runs, and simulated over that; a node is Ray's own "
+        "processes and the one that opened the job",
+        columns=("ranks", "tokens a rank and step", "training, ms", *roles),
+        rows=tuple(rows),
+    )
+
+
+def waits_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
+    """Return waits with a time that training takes."""
+    rows: list[Row] = []
+    for cell, compared in pairs.items():
+        for number, pace in enumerate(paces[1:], 1):
+            both = compared.at(number)
+            cells = [
+                _spread([getattr(each.waits, figure) * 1e3 for each in found])
+                for figure in ("mean_s", "p50_s", "p99_s")
+                for found in both
+            ]
+            # Whole steps: what a job pays for its waits, of which each has its longest by chance.
+            step = _ratio(*both, lambda each: each.seconds / each.steps)
+            meet = _meet(*([each.waits.p99_s for each in found] for found in both))
+            rows.append(
+                (
+                    cell.ranks,
+                    f"{cell.rank_tokens:,}",
+                    f"{pace.step_s * 1e3:.0f}",
+                    *cells,
+                    meet,
+                    step,
+                )
+            )
+    counts = ", ".join(f"{pace.steps} steps of {pace.step_s * 1e3:.0f} ms" for pace in paces[1:])
+    return Table(
+        caption=f"Waits of a step in ms where training takes a while, {counts} in each run; p99 is the longest of up "
+        "to 100 steps, the longest but one of up to 200",
+        columns=(
+            "ranks", "tokens a rank and step", "training, ms", "mean, run", "mean, simulated", "p50, run",
+            "p50, simulated", "p99, run", "p99, simulated", "p99: do the ranges meet",
+            "step with its wait, simulated over run",
+        ),
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def _meet(first: Sequence[float], second: Sequence[float]) -> str:
+    """Tell whether the ranges of two sets of figures have a value in common."""
+    return "yes" if max(min(first), min(second)) <= min(max(first), max(second)) else "no"
+
+
+def _ratio(
+    runs: Sequence[Found], simulated: Sequence[Found], figure: Callable[[Found], float]
+) -> str:
+    """Return the ratio of the medians, and those of the furthest."""
+    ours, theirs = [figure(each) for each in simulated], [figure(each) for each in runs]
+    middle, low, high = (
+        of / max(by, 1e-12)
+        for of, by in (
+            (median(ours), median(theirs)),
+            (min(ours), max(theirs)),
+            (max(ours), min(theirs)),
+        )
+    )
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
