@@ -11,7 +11,7 @@ from rich.text import Text
 
 from omniload.base.errors import ConfigError
 from omniload.base.writing import write_whole
-from omniload.batch.microbatch import Batch, CpSlice, Microbatch
+from omniload.batch.microbatch import IGNORE_LABEL, Batch, CpSlice, Microbatch
 from omniload.batch.rows import documents_of
 from omniload.commands.display import (
     Cell,
@@ -35,6 +35,7 @@ __all__ = ["preview"]
 _BAR_WIDTH = 96
 _DOCUMENTS_SHOWN = 6
 _TEXT_WIDTH = 60
+_ARRAYS = ("tokens", "trained_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,10 @@ class _Document:
     first_token: int
     length: int
     tokens: NDArray[np.int32]
+    trained: int
+    """Labels that are trained on."""
+    trained_T: NDArray[np.bool_] | None
+    """Which of the tokens are a label of one before them; ``None`` where no mask leaves any out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +76,7 @@ class _Row:
     "--html",
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page that shows the documents whole, with their images.",
+    help="Write a page that shows the documents whole, with their images, and marks what is trained on.",
 )
 @dp_option
 @cache_option
@@ -88,12 +93,13 @@ def preview(  # noqa: PLR0913 -- options
 ) -> None:
     """Show a few real rows of a step: their documents, bounds and first words.
 
+    Of conversations, and whatever else has a mask, it shows which words are trained on, special tokens among them.
     Steps before the one asked for are planned too, because they decide what it holds.
 
     \b
     Example:
       omniload mix preview examples/quickstart.yaml --step 3 --rows 2
-      omniload mix preview images.yaml --html rows.html
+      omniload mix preview examples/quickstart.yaml --html rows.html
     """  # noqa: D301 -- click's own marker
     # One step ahead, so that the planner plans no more than is shown.
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
@@ -164,6 +170,7 @@ def _row(
     for d, start, stop in zip(inside.tolist(), bounds, bounds[1:], strict=False):
         if held[d]:
             source, position, sub, first = keys_D4[d].tolist()
+            is_label = microbatch.labels_RT[row, start:stop] != IGNORE_LABEL
             documents.append(
                 _Document(
                     source=names[source],
@@ -173,6 +180,11 @@ def _row(
                     first_token=first,
                     length=stop - start,
                     tokens=microbatch.tokens_RT[row, start:stop],
+                    trained=int(np.count_nonzero(is_label)),
+                    # The label at a token is the one behind it.
+                    trained_T=None
+                    if microbatch.trained_RT is None
+                    else np.concatenate([[False], is_label[:-1]]),
                 )
             )
     return _Row(
@@ -187,8 +199,13 @@ def _row(
 
 def _as_json(row: _Row, tokenizer: Tokenizer | None) -> dict[str, object]:
     documents = [
-        {name: value for name, value in asdict(document).items() if name != "tokens"}
-        | {"text": text_of(document.tokens, tokenizer, _TEXT_WIDTH)}
+        {name: value for name, value in asdict(document).items() if name not in _ARRAYS}
+        | {
+            "text": _text(document, tokenizer),
+            "trained_text": None
+            if document.trained_T is None
+            else _trained_text(document, tokenizer),
+        }
         for document in row.documents
     ]
     return {**asdict(row), "documents": documents}
@@ -199,12 +216,25 @@ def _page(rows: Sequence[_Row], drawer: Drawer, title: str) -> str:
         Document(
             heading=f"{each.source} {_record(each)}, {each.length:,} tokens from {each.first_token:,} on; rank "
             f"{row.dp_rank}, microbatch {row.microbatch}, row {row.row}",
-            parts=drawer.parts((each.source_number, each.position, each.sub), each.tokens),
+            parts=drawer.parts(
+                (each.source_number, each.position, each.sub), each.tokens, each.trained_T
+            ),
         )
         for row in rows
         for each in row.documents
     ]
     return page_of(title, documents, "--rows shows fewer")
+
+
+def _text(document: _Document, tokenizer: Tokenizer | None) -> str:
+    special = document.trained_T is not None
+    return text_of(document.tokens, tokenizer, _TEXT_WIDTH, special=special)
+
+
+def _trained_text(document: _Document, tokenizer: Tokenizer | None) -> str:
+    """Return the beginning of what is trained on; between turns nothing is put."""
+    tokens = document.tokens[document.trained_T]
+    return text_of(tokens, tokenizer, _TEXT_WIDTH, special=True)
 
 
 def _record(document: _Document) -> str:
@@ -226,12 +256,17 @@ def _row_text(row: _Row, capacity: int, tokenizer: Tokenizer | None) -> list[obj
             _record(document),
             f"{document.first_token:,}",
             f"{document.length:,}",
-            excerpt(text_of(document.tokens, tokenizer, _TEXT_WIDTH), _TEXT_WIDTH),
+            excerpt(_text(document, tokenizer), _TEXT_WIDTH),
         ]
         for document in documents[:_DOCUMENTS_SHOWN]
     ]
     columns = [("source", False), ("position", True), ("from token", True), ("tokens", True)]
     columns.append(("text", False))
+    if any(document.trained_T is not None for document in documents):
+        columns += [("trained", True), ("trained on", False)]
+        for line, document in zip(cells, documents, strict=False):
+            shown = excerpt(_trained_text(document, tokenizer), _TEXT_WIDTH)
+            line += [f"{document.trained:,}", shown]
     more = len(documents) - _DOCUMENTS_SHOWN
     return [
         table(title, columns, cells),

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from omniload.batch.images import BatchImage, images_of
 from omniload.batch.microbatch import Batch, Microbatch
-from omniload.commands.samples import text_of
+from omniload.commands.samples import runs_of, text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.tokenize import Tokenizer
 from omniload.source.transforms.image_blocks import token_id
 from omniload.source.transforms.image_patches import pixels_of
 
-__all__ = ["Document", "Drawer", "image_transforms", "page_of", "sample_images"]
+__all__ = ["Document", "Drawer", "Part", "image_transforms", "page_of", "sample_images"]
 
 _MOST_DOCUMENTS = 2_000
 """Documents of a page: a browser shows them, and a step may hold a hundred times as many."""
@@ -32,6 +32,7 @@ body {{ max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
 article {{ border-top: 1px solid #8886; padding: .7rem 0; }}
 h2 {{ font-size: 1rem; font-weight: 600; margin: 0 0 .4rem; }}
 p {{ margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 30rem; overflow: auto; }}
+mark {{ background: #4a84; color: inherit; }}
 img {{ max-width: 100%; vertical-align: middle; margin: .2rem; image-rendering: pixelated; }}
 </style></head><body>
 <h1>{title}</h1>
@@ -40,13 +41,23 @@ SampleKey = tuple[int, int, int]
 """Source, position and sub of a sample."""
 
 
+class _Trained(str):
+    """A text that is trained on, in a document whose other texts are only read."""
+
+    __slots__ = ()
+
+
+Part = str | NDArray[np.uint8]
+"""A text, or an image as pixels ``[H, W, 3]``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
     """A document, or a piece of one, as the page shows it."""
 
     heading: str
-    parts: Sequence[str | NDArray[np.uint8]]
-    """Texts, and images as pixels ``[H, W, 3]``, in their order."""
+    parts: Sequence[Part]
+    """Texts and images, in their order."""
 
 
 def sample_images(batches: Sequence[Batch]) -> dict[SampleKey, list[BatchImage]]:
@@ -83,30 +94,49 @@ class Drawer:
         self._transforms = image_transforms(mix)
         self._tokenizer, self._images = tokenizer, images
 
-    def parts(self, key: SampleKey, tokens: NDArray[np.int32]) -> list[str | NDArray[np.uint8]]:
-        """Return texts and images of a piece of a sample, in their order."""
+    def parts(
+        self,
+        key: SampleKey,
+        tokens: NDArray[np.int32],
+        trained_T: NDArray[np.bool_] | None = None,
+    ) -> list[Part]:
+        """Return texts and images of a piece of a sample, in their order.
+
+        Where ``trained_T`` says which of its tokens are trained on, special tokens are shown as well: whether the one
+        that ends a turn is learnt is what people look for.
+        """
+
+        def texts(begin: int, end: int) -> Iterator[Part]:
+            if trained_T is None:
+                yield text_of(tokens[begin:end], self._tokenizer)
+                return
+            for a, b, is_trained in runs_of(trained_T[begin:end]):
+                text = text_of(tokens[begin + a : begin + b], self._tokenizer, special=True)
+                yield _Trained(text) if is_trained else text
+
         transform, images = self._transforms.get(key[0]), self._images.get(key, ())
         if transform is None or self._tokenizer is None or not images:
-            return [text_of(tokens, self._tokenizer)]
-        return list(_in_turn(tokens, self._tokenizer, transform, images))
+            return list(texts(0, len(tokens)))
+        placeholder = token_id(self._tokenizer, "placeholder", transform.placeholder)
+        return list(_in_turn(tokens, placeholder, texts, transform, images))
 
 
 def _in_turn(
     tokens: NDArray[np.int32],
-    tokenizer: Tokenizer,
+    placeholder: int,
+    texts: Callable[[int, int], Iterator[Part]],
     config: ImagesTransform,
     images: Sequence[BatchImage],
-) -> Iterator[str | NDArray[np.uint8]]:
-    placeholder = token_id(tokenizer, "placeholder", config.placeholder)
+) -> Iterator[Part]:
     at = 0
     for image in images:
         # An image is never cut: its tokens are the next so many that hold a place.
         first = at + int(np.argmax(tokens[at:] == placeholder))
-        yield text_of(tokens[at:first], tokenizer)
+        yield from texts(at, first)
         patches = image.values_V.reshape(-1, config.values_per_patch)
         yield pixels_of(patches, image.grid, config.patch, config.merge)
         at = first + image.grid[0] * image.grid[1] // config.merge**2
-    yield text_of(tokens[at:], tokenizer)
+    yield from texts(at, len(tokens))
 
 
 def page_of(title: str, documents: Sequence[Document], fewer: str) -> str:
@@ -121,7 +151,9 @@ def page_of(title: str, documents: Sequence[Document], fewer: str) -> str:
     return "".join([*lines, "</body></html>\n"])
 
 
-def _part(part: str | NDArray[np.uint8]) -> str:
+def _part(part: Part) -> str:
+    if isinstance(part, _Trained):
+        return f"<mark>{escape(part)}</mark>"
     if isinstance(part, str):
         return escape(part)
     from PIL import Image  # noqa: PLC0415 -- an extra, there where images were decoded

@@ -1,5 +1,6 @@
 """Samples as people read them."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -7,19 +8,34 @@ from numpy.typing import NDArray
 
 from omniload.source.tokenize import Tokenizer
 
-__all__ = ["text_of"]
+__all__ = ["runs_of", "text_of"]
 
 
-def text_of(tokens: NDArray[np.integer[Any]], tokenizer: Tokenizer | None, width: int = 0) -> str:
+def text_of(
+    tokens: NDArray[np.integer[Any]],
+    tokenizer: Tokenizer | None,
+    width: int = 0,
+    *,
+    special: bool = False,
+) -> str:
     """Return the text of tokens, or their ids where the mix names no tokenizer.
 
     Args:
         tokens: Token ids.
         tokenizer: Tokenizer of the mix.
         width: Characters that are wanted; 0 for all. No more tokens than that are decoded.
+        special: Show special tokens as well.
     """
     # A token stands for one character at least, but for special tokens, which show nothing.
     wanted = tokens[: width + 1] if width else tokens
     if tokenizer is None:
         return " ".join(map(str, wanted.tolist()))
-    return tokenizer.decode(wanted)
+    return tokenizer.decode(wanted, special=special)
+
+
+def runs_of(trained_T: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
+    """Return the runs of tokens that are trained on, and of those that are not: begin, end, and which it is."""
+    if not len(trained_T):
+        return []
+    bounds = [0, *(np.flatnonzero(np.diff(trained_T)) + 1).tolist(), len(trained_T)]
+    return [(a, b, bool(trained_T[a])) for a, b in pairwise(bounds)]

@@ -75,8 +75,8 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
-        """Return the text of token ids, for people to read; special tokens are left out."""
+    def decode(self, ids_V: NDArray[np.integer[Any]], *, special: bool = False) -> str:
+        """Return the text of token ids, for people to read; special tokens are left out, unless ``special``."""
         ...
 
     def id_of(self, token: str) -> int | None:
@@ -156,8 +156,8 @@ class ByteEncoder(Tokenizer):
         )
 
     @override
-    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
-        ids = np.asarray(ids_V)
+    def decode(self, ids_V: NDArray[np.integer[Any]], *, special: bool = False) -> str:
+        ids = np.asarray(ids_V)  # its one special token, the end of a document, has no text
         return ids[ids < _BYTES_END].astype(np.uint8).tobytes().decode(errors="replace")
 
     @override
@@ -241,9 +241,10 @@ class BpeEncoder(Tokenizer):
         return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
 
     @override
-    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
+    def decode(self, ids_V: NDArray[np.integer[Any]], *, special: bool = False) -> str:
+        ids = np.asarray(ids_V).tolist()
         with _faults_of(self._path, "decodes no tokens"):
-            text: str = self._library.decode(np.asarray(ids_V).tolist(), skip_special_tokens=True)
+            text: str = self._library.decode(ids, skip_special_tokens=not special)
         return text
 
     @override

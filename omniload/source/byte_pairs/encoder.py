@@ -89,9 +89,11 @@ class TiktokenEncoder(Tokenizer):
         return tokens, Ragged(values_V=mask, offsets=tokens.offsets)
 
     @override
-    def decode(self, ids_V: NDArray[np.integer[Any]]) -> str:
+    def decode(self, ids_V: NDArray[np.integer[Any]], *, special: bool = False) -> str:
         ids = np.asarray(ids_V)
-        known = np.isin(ids, self._ids_T) & ~np.isin(ids, list(self._special.values()))
+        known = np.isin(ids, self._ids_T)
+        if not special:
+            known &= ~np.isin(ids, list(self._special.values()))
         # The library raises at an id that it has no token for, and a model may well give one.
         return self._library.decode(ids[known].tolist())
 

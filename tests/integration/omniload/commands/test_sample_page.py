@@ -6,15 +6,18 @@ import json
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image
 
 from omniload.batch.images import images_of
 from omniload.commands.sample_page import Document, page_of
+from omniload.source.tokenize import ByteEncoder
 from omniload.source.transforms.image_patches import pixels_of
 from tests.support.drawn import a_drawn_mix
-from tests.support.plane.edits.mix_commands import a_run, run_mix
+from tests.support.plane.edits.mix_commands import a_run, json_of, run_mix
 
 STEP = 2
 IMAGE = re.compile(r'<img [^>]*src="data:image/png;base64,([^"]+)">')
@@ -124,6 +127,57 @@ batch: {tokens: 1024, micro_tokens: 512}
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; a word " + "of many " * 20 in html
     assert "<script" not in html
     assert "default-src 'none'" in html
+
+
+@pytest.fixture
+def masked_mix(tmp_path):
+    """A mix file of questions that are read, and answers and ends that are trained on."""
+    asked, answered = b"what & why? ", b"so it is."
+    ids = [*asked, *answered, ByteEncoder().end_of_document_id]
+    masks = [0] * len(asked) + [1] * (len(answered) + 1)
+    table = pa.table({"ids": [ids] * 40, "mask": [masks] * 40})
+    pq.write_table(table, tmp_path / "sft.parquet")
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        """
+version: 1
+seed: 1
+tokenizer: {type: bytes}
+sources: {sft: {type: parquet, path: sft.parquet, tokens: ids, columns: {loss_mask: mask}}}
+mix: {stages: [{weights: {sft: 1}}]}
+pack: {length: 64}
+batch: {tokens: 256, micro_tokens: 128}
+"""
+    )
+    return path
+
+
+def test_a_preview_shows_what_is_trained_on(masked_mix, tmp_path):
+    page = tmp_path / "rows.html"
+    trained = a_run(tmp_path / "run", masked_mix, steps=1)[0][0].loss_tokens
+
+    rows = json_of("preview", masked_mix, "--rows", 99, "--html", page)["rows"]
+    table = run_mix("preview", masked_mix, "--rows", 1).stdout
+
+    documents = [document for row in rows for document in row["documents"]]
+    assert sum(document["trained"] for document in documents) == trained
+    whole = [document for document in documents if document["length"] == 22]
+    assert {document["trained_text"] for document in whole} == {"so it is."}
+    assert "trained on" in table
+    marked = page.read_text().count("what &amp; why? <mark>so it is.</mark>")
+    assert marked == len(whole) > 5
+
+
+def test_a_preview_of_what_is_trained_on_whole_says_no_more_than_how_many_labels(
+    masked_mix, tmp_path
+):
+    path = tmp_path / "whole.yaml"
+    path.write_text(masked_mix.read_text().replace(", columns: {loss_mask: mask}", ""))
+
+    document = json_of("preview", path, "--rows", 1)["rows"][0]["documents"][0]
+
+    assert (document["trained"], document["trained_text"]) == (document["length"] - 1, None)
+    assert "trained on" not in run_mix("preview", path, "--rows", 1).stdout
 
 
 def test_a_page_of_very_many_documents_says_how_many_it_leaves_out():

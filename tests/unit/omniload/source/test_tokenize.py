@@ -124,10 +124,12 @@ def test_no_text_gives_no_sequence(a_bpe):
     assert len(a_bpe().encode([])) == len(ByteEncoder().encode([])) == 0
 
 
-def test_bpe_decodes_without_special_tokens(a_bpe):
+def test_bpe_decodes_without_special_tokens_unless_they_are_asked_for(a_bpe):
     tokenizer = a_bpe()
 
-    assert tokenizer.decode(tokenizer.encode(["é the cat"]).values_V) == "é the cat"
+    ids = tokenizer.encode(["é the cat"]).values_V
+    assert tokenizer.decode(ids) == "é the cat"
+    assert tokenizer.decode(ids, special=True) == "é the cat<eos>"
 
 
 def test_truncation_padding_and_templates_of_the_file_are_not_applied(a_bpe):

@@ -136,7 +136,9 @@ def test_ids_decode_to_the_text_without_special_tokens(opened, text):
 def test_ids_that_no_token_has_are_left_out_for_people_to_read(opened):
     tokenizer = opened()
 
-    assert tokenizer.decode(np.array([tokenizer.id_of("a"), 450, 501, 2**31 - 1])) == "a"
+    ids = np.array([tokenizer.id_of("a"), 450, 501, 2**31 - 1])
+    assert tokenizer.decode(ids) == "a"
+    assert tokenizer.decode(ids, special=True) == f"a{START}"
 
 
 def test_tokens_are_found_by_their_name(opened):
