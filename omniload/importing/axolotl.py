@@ -169,7 +169,9 @@ def _dataset(
     wanted = files or [path]
     if not files and "://" not in path and not os.path.exists(path):  # noqa: PTH110 -- takes any text
         dataset.refuse(
-            "path", f"{path!r} is no file or folder here: datasets of the hub are downloaded first"
+            "path",
+            f"{path!r} is no file or folder in {Path.cwd()}: paths start at the folder of the command, as axolotl "
+            "has it, and datasets of the hub are downloaded first",
         )
     source = source_of_path(wanted[0], dataset, asked, key="path")
     if len(wanted) > 1:

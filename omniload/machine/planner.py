@@ -219,7 +219,7 @@ class Planner:
         """Say what holds up the next plan."""
         step = self.state.step
         if self._ended:
-            return Waits(text=f"has planned every step before {step}, where the data ends")
+            return Waits(text=f"has planned every step before {step}, where the run ends")
         if self._room():
             short = tuple(s for s in self._lacking() if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])

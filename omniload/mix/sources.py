@@ -59,9 +59,14 @@ class _TextOrTokens(SourceBase):
     @model_validator(mode="after")
     def _one_column(self) -> Self:
         if (self.text is None) == (self.tokens is None):
+            if self.text is None:
+                raise fault_at(
+                    "has neither text nor tokens; name exactly one: text: COLUMN of texts, or tokens: COLUMN of "
+                    "token ids"
+                )
             raise fault_at(
                 f"text is {self.text!r} and tokens is {self.tokens!r}; name exactly one column",
-                *(() if self.text is None else ("tokens",)),
+                "tokens",
             )
         return self
 

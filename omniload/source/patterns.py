@@ -347,15 +347,18 @@ def _of_folder(
         )
     taken: list[str] = []
     left: list[str] = []
+    marked: list[str] = []
     for path in held:
         inside = PurePosixPath(path).relative_to(root)
-        marked = any(part[0] in "_." for part in inside.parts)
-        (taken if not marked and names.taken(inside.name) else left).append(path)
+        if any(part[0] in "_." for part in inside.parts):
+            marked.append(path)
+        else:
+            (taken if names.taken(inside.name) else left).append(path)
     if not taken:
         wanted = ", ".join(sorted(names.suffixes | {names.manifest} - {""}))
         raise ConfigError(
             f"{folder} is a folder without a file of this type ({wanted}); "
-            f"it holds {_names([*left, *links]) or 'no file'}: name the files, or another type"
+            f"it holds {_names([*left, *marked, *links]) or 'no file'}: name the files, or another type"
             + "; links to folders are not followed, name where they lead"
             * bool(links)
         )
@@ -365,7 +368,9 @@ def _of_folder(
             folder,
             _names(links),
         )
-    if left:
+    if (
+        left
+    ):  # not of _SUCCESS and its like: they are nobody's data, and every command would tell of them
         _LOG.info("%s: of this folder not taken: %s", folder, _names(left))
     return taken
 

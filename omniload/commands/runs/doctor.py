@@ -193,11 +193,17 @@ def _in_trouble(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Finding]
         if not role.in_trouble:
             continue
         line = f"; its last line: {logs[role.name]}" if logs.get(role.name) else ""
+        what = f"{role.name} waits for a store, or holds up a rank."
+        do = f"read {role.log}" if role.log else f"look at process {role.pid}"
+        if role.state == "stopped":
+            what = f"{role.name} gives no sign of life: it is stopped, or its machine is too busy to run it."
+            where = f"process {role.pid}" + (f" on {role.host}" if role.host else "")
+            do = f"look at {where}: where ps -o stat= -p {role.pid} says T, kill -CONT {role.pid} has it go on"
         yield Finding(
             role=role.name,
-            what=f"{role.name} is stopped, waits for a store, or holds up a rank.",
+            what=what,
             seen=f"{role.state} for {role.task_s:.0f} s, heard of {role.age_s:.0f} s ago{line}",
-            do=f"read {role.log}" if role.log else f"look at process {role.pid}",
+            do=do,
         )
 
 

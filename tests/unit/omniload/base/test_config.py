@@ -377,7 +377,7 @@ def test_a_fault_of_a_whole_union_member_names_no_key_that_the_file_lacks(tmp_pa
     file.write_text("version: 1\nsources:\n  web: {type: parquet, path: web.parquet}\n")
 
     with pytest.raises(
-        ConfigError, match=r"mix\.yaml:3: sources\.web: text is None and tokens is None"
+        ConfigError, match=r"mix\.yaml:3: sources\.web: has neither text nor tokens"
     ):
         load_yaml(file, MixConfig)
 

@@ -1070,7 +1070,7 @@ def test_texts_that_no_path_can_be_are_faults_of_their_keys(folder, text):
     )
     said = faults(folder, "axolotl", datasets.replace("TEXT", text))
     assert "datasets[0].path: " in said[0]
-    assert "datasets[1].path: 'none' is no file or folder here" in said[2]
+    assert "datasets[1].path: 'none' is no file or folder in " in said[2]
 
 
 def test_a_stream_of_a_name_that_no_path_can_have_is_refused_with_the_others(folder):

@@ -436,10 +436,10 @@ def test_of_ranks_that_tell_once_for_several_steps_no_more_is_said_than_is_known
     )
 
 
-def test_it_says_that_the_data_ends():
+def test_it_says_that_the_run_ends():
     planner, _ = a_running_planner(num_steps=1)
 
-    assert "where the data ends" in planner.waits().text
+    assert "where the run ends" in planner.waits().text
     assert (planner.waits().ranks, planner.waits().sources) == ((), ())
 
 

@@ -83,7 +83,10 @@ def test_a_good_file_says_what_a_step_holds(tmp_path):
         ({"sources.web.on_error": "leave"}, "found 'leave'; give a mapping, as {key: value}"),
         ({"sources.web.where": {"q": {"above": 1}}}, "sources.web.where.q.above: no such key"),
         ({"sources.code.tokens": "ids"}, "name exactly one column"),
-        ({"sources.code.text": None}, "text is None and tokens is None"),
+        (
+            {"sources.code.text": None},
+            "has neither text nor tokens; name exactly one: text: COLUMN",
+        ),
         ({"mix.stages.0.weights.web": -1}, "mix.stages.0.weights.web: "),
         ({"mix.stages.0.weights.web": float("inf")}, "mix.stages.0.weights.web: "),
         ({"mix.stages.0.weights": {"web": 0, "code": 0}}, "weights are all 0"),

@@ -93,6 +93,17 @@ def test_a_folder_without_a_file_of_the_type_says_what_it_holds(tmp_path):
         found(tmp_path, "d")
 
 
+def test_what_a_folder_leaves_out_is_told_but_for_marked_files(tmp_path, caplog):
+    written(tmp_path, "d/a.jsonl", "d/notes.md", "d/_SUCCESS", "d/.a.jsonl.crc")
+
+    with caplog.at_level("INFO"):
+        assert found(tmp_path, "d") == ["d/a.jsonl"]
+
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "of this folder not taken: notes.md"
+    ]
+
+
 @pytest.mark.parametrize("to", ["elsewhere.jsonl", "gone.jsonl"])
 @pytest.mark.parametrize("name", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/gone.jsonl"])
 def test_a_link_that_leads_to_nothing_or_itself_is_refused_and_not_left_out(tmp_path, name, to):

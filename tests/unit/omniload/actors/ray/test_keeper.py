@@ -111,7 +111,7 @@ def test_records_that_the_planner_skips_in_its_process_are_told_of_in_that_of_th
 
     told = [line for line in caplog.messages if line.startswith("source web: ")]
     assert len(told) == 1
-    assert "3 so far; told again at 4" in told[0]
+    assert "3 times so far; told again at 4" in told[0]
 
 
 def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_that_one_stands_by():

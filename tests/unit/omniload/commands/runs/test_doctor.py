@@ -163,12 +163,23 @@ def test_a_status_that_nobody_writes_is_of_a_plane_that_has_ended():
 
 
 def test_trouble_is_told_with_the_last_line_of_its_role():
-    look = a_look(0, a_role("loader-0", "stopped", task_s=40, in_trouble=True))
+    look = a_look(0, a_role("loader-0", "reads a.jsonl", task_s=40, in_trouble=True))
 
     (finding,) = diagnosed(look, logs={"loader-0": "read again in 5 s"}).findings
 
-    assert finding.seen == ("stopped for 40 s, heard of 0 s ago; its last line: read again in 5 s")
+    assert finding.seen == (
+        "reads a.jsonl for 40 s, heard of 0 s ago; its last line: read again in 5 s"
+    )
     assert finding.do == "read /run/logs/loader-0.log"
+
+
+def test_a_process_that_is_stopped_is_told_with_the_command_that_has_it_go_on():
+    look = a_look(0, a_role("rank dp=1", "stopped", task_s=40, in_trouble=True))
+
+    (finding,) = diagnosed(look).findings
+
+    assert finding.what.startswith("rank dp=1 gives no sign of life: it is stopped, or ")
+    assert "ps -o stat= -p 7 says T, kill -CONT 7 has it go on" in finding.do
 
 
 @pytest.mark.parametrize(
