@@ -70,7 +70,8 @@ _OF_QUANTITIES = {1 << 53, 1 << 60, 2e9}
 _MIX_INTRO = """# Mix file
 
 What is drawn, how it is packed, and how a step is dealt. One file serves any number of ranks. Relative paths start at
-the folder of the file. Unknown keys are refused. Every fault is reported at once as `file:line: key: reason`.
+the folder of the file. Unknown keys are refused. Every fault is reported at once as `file:line: key: reason`;
+those of several keys together once each key is right.
 
 ```yaml
 version: 1

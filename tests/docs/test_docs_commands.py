@@ -1,10 +1,11 @@
 """Command lines in the documentation are understood by the program."""
 
 import shlex
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import click
 import pytest
+import yaml
 
 from omniload.base.cli import omniload
 from tests.docs.snippets import ROOT, blocks_of, documents
@@ -63,6 +64,29 @@ OURS = {
 @pytest.mark.parametrize("where", sorted(OURS))
 def test_a_command_line_is_understood(where):
     parse(OURS[where])
+
+
+def _sources_changed(verb, words):
+    """Yield the sources that an example of a verb names."""
+    for before, word in pairwise([verb, *words]):
+        if verb == "set" and "=" in word:
+            yield word.partition("=")[0]
+        if before in {"retire", "--source", "--shard"}:
+            yield word.partition("/")[0]
+
+
+def test_examples_of_help_change_sources_that_the_demo_has():
+    declared = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())["sources"]
+
+    named = [
+        name
+        for where, words in OURS.items()
+        if "cli.md" in where and words[2:3] == ["demo/run"]
+        for name in _sources_changed(words[1], words[3:])
+    ]
+
+    assert len(named) > 5
+    assert set(named) <= declared.keys()
 
 
 def test_the_tutorial_walks_through_every_verb_that_a_run_needs():

@@ -97,9 +97,9 @@ def set_weights(
 
     \b
     Example:
-      omniload mix set demo/run web=0.2 code=0.8
-      omniload mix set demo/run web=0 --at 1200
-      omniload mix set demo/run web=2epochs code=5Gtokens
+      omniload mix set demo/run modules=1 functions=3
+      omniload mix set demo/run notices=0 --at 1200
+      omniload mix set demo/run modules=2epochs functions=5Mtokens
     """  # noqa: D301 -- click's own marker
     _change(run, what_is_set(values), at, timeout_s, as_json)
 
@@ -168,7 +168,7 @@ def retire(run: Path, name: str, at: int | None, timeout_s: float, as_json: bool
 
     \b
     Example:
-      omniload mix retire demo/run forums
+      omniload mix retire demo/run notices
     """  # noqa: D301 -- click's own marker
     _change(run, _checked(RetireSource, {"name": name}), at, timeout_s, as_json)
 
@@ -211,8 +211,8 @@ def skip(  # noqa: PLR0913 -- one for each option
     \b
     Example:
       omniload mix skip demo/run --steps 1200:1210
-      omniload mix skip demo/run --shard web-00017.jsonl
-      omniload mix skip demo/run --source forums
+      omniload mix skip demo/run --shard docstrings/part-001.jsonl
+      omniload mix skip demo/run --source notices
     """  # noqa: D301 -- click's own marker
     # --source alone is a choice of its own; beside --shard it says whose file is meant.
     if sum(each is not None for each in (steps, shard or name)) != 1 or shard == "":
