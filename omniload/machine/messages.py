@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.state import Json, JsonObject
+from omniload.machine.scaling.coming import Ahead
 from omniload.mix.edits.edit import Change
 from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts
@@ -257,6 +258,8 @@ class ReleaseSamples:
     floors: dict[int, int]
     life: int = 0
     """Planners before the one that says so: the next one may need again what this one did not, and has asked for it."""
+    ahead: Ahead | None = field(default=None, compare=False)
+    """What comes, for whoever reads the sources; what is let go of is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ from omniload.machine.queue import (
     require_usable,
     taken_over,
 )
+from omniload.machine.scaling.coming import Foresight
 from omniload.machine.steps import (
     Demand,
     PlannedSteps,
@@ -106,6 +107,7 @@ class Planner:
     _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
     """Of what is held, which tokens are trained on, and where images are."""
     _with_bad: set[int] = field(default_factory=set, init=False)
+    _foresight: Foresight = field(default_factory=Foresight, init=False)
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _demand: Demand | None = field(default=None, init=False)
@@ -147,7 +149,9 @@ class Planner:
             case LoaderReplaced(sources=sources):
                 return self.outstanding(sources)
             case ConstructorReplaced(number=number):
-                return self._build_again(number)
+                to, end = self.released_to, self.state.step if self._ended else None
+                windows = self._steps.windows
+                return (Republish(number=number, released_to=to, windows=windows, end=end),)
             case ChangeAsked():
                 return self._edit(event)
             case ResizeAsked():
@@ -328,9 +332,8 @@ class Planner:
 
     def _is_short(self, source: int, tokens: int) -> bool:
         queue = self._queues[source]
-        if queue.tokens >= tokens and queue.table.stop >= queue.reach:
-            return False  # before anything is looked up: of hundreds of sources few are
-        return queue.table.stop < self._end_of(source)
+        is_known = queue.tokens >= tokens and queue.table.stop >= queue.reach
+        return not is_known and queue.table.stop < self._end_of(source)  # of hundreds few are
 
     def _end_of(self, source: int) -> float:
         return end_of(self.history, self.names[source], self.positions_per_epoch_S[source])
@@ -351,10 +354,6 @@ class Planner:
         sources = [s for s in sources if s < len(self._queues)]
         floors_S = self._steps.state_before(self.released_to).widened(len(self._queues)).floors()
         return taken_over(self._queues, sources, floors_S, self.life)
-
-    def _build_again(self, number: int) -> tuple[PlannerCommand, ...]:
-        windows, end = self._steps.windows, self.state.step if self._ended else None
-        return (Republish(number=number, released_to=self.released_to, windows=windows, end=end),)
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
         """Place the steps of a window; all of them are journaled before any is published."""
@@ -397,4 +396,5 @@ class Planner:
         # Of before the step, not behind it: pieces that were carried into it are of earlier positions.
         floors = dict(enumerate(self._steps.state_before(step).floors()))
         self._metadata.release(floors)
-        return [ReleaseSteps(step=step), ReleaseSamples(floors=floors, life=self.life)]
+        ahead = self._foresight.at(self.history, self.state.step)
+        return [ReleaseSteps(step=step), ReleaseSamples(floors=floors, life=self.life, ahead=ahead)]

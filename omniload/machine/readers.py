@@ -10,27 +10,24 @@ hears of a read, and what passes until then is the source's time too::
 
 Readers that are added must make reads quicker; where they do not, they go again, and no others are
 tried for an hour: of a source whose blocks are of one unit, say, or on a machine without a core for them.
+What the mix is known to draw more of within a minute has its readers before it does (``scaling.coming``):
+as many as it keeps busy now, times what its share becomes.
 Changes of a source are bought with an allowance that grows slowly: no mix, however it swings, has
 readers come and go.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Looked", "ReadBegun", "ReadEnded", "ReaderScaler", "ReadersWanted", "Reading"]
+from omniload.machine.scaling.coming import Ahead, Pace
+from omniload.machine.scaling.measured import CORE, OVER, UNDER_S, Followed, Reading
 
-_READERS, _SHARE, _CORE_OF = "readers:", "reading_share:", "reading_core:"
-"""Begin figures of a loader; the name of the source is behind them."""
+__all__ = ["Looked", "ReadBegun", "ReadEnded", "ReaderScaler", "ReadersWanted"]
 
-_OVER, _FILLED = 0.85, 0.6
-_CORE = 0.5
-"""Part of a core that the busiest reader gets while it reads: below it waits for a store, or for a core."""
 _WORTH = 0.25
 """Part of what added readers promise that they must give."""
 _GROWTH = 1.5
-_AVERAGE_S = 30.0
-_OVER_S, _UNDER_S = 20.0, 120.0
+_OVER_S = 20.0
 _SETTLE_S = 30.0
 """From one change to the next: what is measured by then is of the readers that there are."""
 _JUDGED_S = 10.0
@@ -40,11 +37,8 @@ _LIKE = 0.9
 _PATIENT_S = 120.0
 """Time in which a store that is slow for a while may be as quick as before."""
 _TRIED_S = 3600.0
-_REGAIN_S = 600.0
-"""The allowance grows by one change in this time."""
-_ALLOWED = 8.0
-_TURN_S = 0.1
-"""Longest that a planner is thought to take from the end of a read to asking for the next, which it lacks."""
+_AHEAD_S = 60.0
+"""A rise of a source is seen so long before it: others have to start and to open the source."""
 _LOOK_S = 1.0
 _PAUSE_S = 5.0
 """Longest time without a read that counts: in a trainer's pause no source is drawn from, which says nothing."""
@@ -56,6 +50,8 @@ class Looked:
 
     now_s: float
     """By a clock that never goes back."""
+    ahead: Ahead | None = None
+    """What the planner sees of coming steps, where it was that which said something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,183 +84,8 @@ class ReadersWanted:
     source: int
     readers: int
     why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How a source is read at present."""
-
-    readers: int
-    """Its loader included."""
-    share: float
-    """Share of the time in which a read of it is under way."""
-    core: float
-    """Part of a core that the busiest of its readers gets meanwhile."""
-
-    def figures(self, name: str) -> dict[str, float]:
-        """Return it as figures of a loader."""
-        return {
-            _READERS + name: self.readers,
-            _SHARE + name: self.share,
-            _CORE_OF + name: self.core,
-        }
-
-    @classmethod
-    def in_figures(cls, figures: Mapping[str, float]) -> "dict[str, Reading]":
-        """Return what a loader tells of its sources, by their names."""
-        return {
-            name: cls(
-                readers=int(readers),
-                share=figures.get(_SHARE + name, 0.0),
-                core=figures.get(_CORE_OF + name, 0.0),
-            )
-            for key, readers in sorted(figures.items())
-            if (name := key.removeprefix(_READERS)) != key
-        }
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether whoever draws from it waits for its readers."""
-        return self.share > _OVER
-
-    @property
-    def said(self) -> str:
-        """It in words that follow the name of the source, and why it has no more readers."""
-        if not self.is_slow:
-            why = "which is enough"
-        elif self.core < _CORE:
-            why = "who wait for its store, or for a core: more of them would not help"
-        else:
-            why = "too slowly; others are tried as long as cores are there and reads become quicker by it"
-        return f"is read by {self.readers}, {self.share:.0%} of the time, {why}"
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What the last half minute came to: older seconds count for less and less."""
-
-    passed_s: float = 0.0
-    read_s: float = 0.0
-    """In which a read was under way, or lacked."""
-    ended_s: float = 0.0
-    """That reads took which have ended: only of these it is known what they did."""
-    busy_s: float = 0.0
-    tokens: float = 0.0
-
-    def follow_on(self, lately: "_Sums") -> None:
-        """Add what has come since, and have all before it count for less."""
-        left = math.exp(-lately.passed_s / _AVERAGE_S)
-        self.passed_s = left * self.passed_s + lately.passed_s
-        self.read_s = left * self.read_s + lately.read_s
-        self.ended_s = left * self.ended_s + lately.ended_s
-        self.busy_s = left * self.busy_s + lately.busy_s
-        self.tokens = left * self.tokens + lately.tokens
-
-    @property
-    def share(self) -> float:
-        """Share of the time in which it was read; 0 where nothing is known."""
-        return min(1.0, self.read_s / self.passed_s) if self.passed_s else 0.0
-
-    @property
-    def core(self) -> float:
-        """Part of a core that its busiest reader had while it was read."""
-        return self.busy_s / self.ended_s if self.ended_s else 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """How quickly it was read, while it was."""
-        return self.tokens / self.ended_s if self.ended_s else 0.0
-
-
-@dataclass(slots=True)
-class _Followed:
-    """One source."""
-
-    readers: int
-    """That are wanted."""
-    divided: int = 1
-    """Among how many its last read was divided."""
-    began_s: float | None = None
-    """When the read began that is under way."""
-    ended_s: float | None = None
-    """When the last one ended."""
-    counted_to_s: float = 0.0
-    """Up to when it is counted."""
-    is_theirs: bool = True
-    """Whether it began by the readers that there are."""
-    lately: _Sums = field(default_factory=_Sums)
-    """Since the last look."""
-    sums: _Sums = field(default_factory=_Sums)
-    over_s: float = 0.0
-    under_s: float = 0.0
-    would_do: int = 1
-    """Readers that have been enough for a minute, while fewer than there are would do."""
-    settled_s: float = 0.0
-    allowance: float = _ALLOWED
-    fewer: tuple[int, float, float] | None = None
-    """Readers before others were added that have not proved their worth, tokens a second by them, and their core."""
-    ceiling: int | None = None
-    """More than these were tried for nothing."""
-    ceiling_s: float = 0.0
-    """For how long no others are tried."""
-
-    def begin(self, read: ReadBegun) -> None:
-        """Note the beginning of a read."""
-        if read.is_lacked and self.ended_s is not None:
-            self.lately.read_s += min(read.now_s - self.ended_s, _TURN_S)
-        self.began_s = self.counted_to_s = read.now_s
-        self.is_theirs = True
-
-    def count_read(self, now_s: float) -> None:
-        """Count what has passed of the read that is under way."""
-        if self.began_s is not None:
-            self.lately.read_s += now_s - self.counted_to_s
-            self.counted_to_s = now_s
-
-    def end(self, read: ReadEnded) -> None:
-        """Note the end of a read."""
-        self.count_read(read.now_s)
-        began_s, self.began_s, self.ended_s = self.began_s, None, read.now_s
-        if read.readers != self.divided:
-            self.divided = read.readers
-            self.begin_anew()
-        elif not self.is_theirs:
-            return
-        if began_s is not None:
-            self.lately.ended_s += read.now_s - began_s
-            self.lately.busy_s += read.busy_s
-            self.lately.tokens += read.tokens
-
-    def begin_anew(self) -> None:
-        """Forget what was measured: it is of other readers."""
-        self.lately, self.sums = _Sums(), _Sums()
-        self.over_s = self.under_s = self.settled_s = 0.0
-        self.would_do = 1
-        self.is_theirs = self.began_s is None
-
-    def look(self, passed_s: float) -> None:
-        """Apply what has passed since the last look."""
-        self.lately.passed_s = passed_s
-        self.sums.follow_on(self.lately)
-        self.lately = _Sums()
-        self.settled_s += passed_s
-        self.allowance = min(_ALLOWED, self.allowance + passed_s / _REGAIN_S)
-        self.ceiling_s -= passed_s
-        if self.ceiling_s <= 0:
-            self.ceiling = None
-        share = self.sums.share
-        # While others open the source it is read by fewer than are wanted, and slowly: that asks for no more.
-        is_over = share > _OVER and self.divided == self.readers
-        self.over_s = self.over_s + passed_s if is_over else 0.0
-        # Of a source that is read all the time it is not known what it would take.
-        needed = max(1, math.ceil(share * self.divided / _FILLED))
-        if share <= _OVER and needed < self.readers:
-            self.under_s += passed_s
-            # By then the average has forgotten what came before.
-            if self.under_s > _UNDER_S / 2:
-                self.would_do = max(self.would_do, needed)
-        else:
-            self.under_s, self.would_do = 0.0, 1
+    is_ahead: bool = False
+    """Whether they are to be there before they are needed: start them now, and not with the next read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -275,13 +96,15 @@ class ReaderScaler:
     """Of the machine: the loader and all further readers are together no more."""
     most: int
     """Readers of one source at most."""
-    _followed: dict[int, _Followed] = field(default_factory=dict, init=False)
-    _given: dict[int, _Followed] = field(default_factory=dict, init=False)
+    _followed: dict[int, Followed] = field(default_factory=dict, init=False)
+    _given: dict[int, Followed] = field(default_factory=dict, init=False)
     _looked_s: float | None = field(default=None, init=False)
+    _ahead: Ahead | None = field(default=None, init=False)
+    _pace: Pace = field(default_factory=Pace, init=False)
 
     def follow(self, source: int, readers: int, *, is_given: bool) -> None:
         """Begin with so many readers of a source; where the number was given, it stays."""
-        (self._given if is_given else self._followed)[source] = _Followed(readers)
+        (self._given if is_given else self._followed)[source] = Followed(readers)
 
     def forget(self, source: int) -> None:
         """Follow a source no more: another loader serves it."""
@@ -292,24 +115,32 @@ class ReaderScaler:
     def readings_S(self) -> dict[int, Reading]:
         """How each source is read; readers are those that are wanted."""
         return {
-            s: Reading(readers=each.readers, share=each.sums.share, core=each.sums.core)
+            s: Reading(
+                readers=each.readers,
+                share=each.sums.share,
+                core=each.sums.core,
+                for_step=each.ahead_of or 0,
+            )
             for s, each in (self._given | self._followed).items()
         }
 
     def handle(self, event: Looked | ReadBegun | ReadEnded) -> tuple[ReadersWanted, ...]:
         """Apply one event; return what is to change."""
+        if isinstance(event, Looked) and event.ahead is not None:
+            self._ahead = event.ahead
+            self._pace.reach(event.ahead.step, event.now_s)
         # First: what the event begins or ends has lasted, or not, until now.
         commands = self._look(event.now_s)
         match event:
             case ReadBegun(source=source) if (found := self._of(source)) is not None:
-                found.begin(event)
+                found.begin(event.now_s, is_lacked=event.is_lacked)
             case ReadEnded(source=source) if (found := self._of(source)) is not None:
-                found.end(event)
+                found.end(event.now_s, event.busy_s, event.tokens, event.readers)
             case _:
                 pass
         return commands
 
-    def _of(self, source: int) -> _Followed | None:
+    def _of(self, source: int) -> Followed | None:
         return self._followed.get(source) or self._given.get(source)
 
     def _look(self, now_s: float) -> tuple[ReadersWanted, ...]:
@@ -322,6 +153,7 @@ class ReaderScaler:
             each.count_read(now_s)
         read_s = max((each.lately.read_s for each in every), default=0.0)
         passed_s = 0.0 if looked_s is None else min(now_s - looked_s, read_s + _PAUSE_S)
+        self._foresee()
         for each in every:
             each.look(passed_s)
         return tuple(
@@ -330,21 +162,33 @@ class ReaderScaler:
             if (command := self._change_of(source, each)) is not None
         )
 
-    def _change_of(self, source: int, each: _Followed) -> ReadersWanted | None:
+    def _foresee(self) -> None:
+        ahead = self._ahead
+        if ahead is None:
+            return
+        # One stride more: of steps that are planned together the next that is heard of is as far.
+        until = ahead.step + math.ceil(self._pace.steps_in(_AHEAD_S)) + self._pace.stride
+        for source, each in self._followed.items():
+            each.foresee(ahead.step, ahead.coming, source, until)
+
+    def _change_of(self, source: int, each: Followed) -> ReadersWanted | None:
         if each.allowance < 1 or each.settled_s < _SETTLE_S:
             return None
-        if each.divided == each.readers and each.sums.share <= _OVER:
+        is_enough = each.divided == each.readers and each.sums.share <= OVER
+        if is_enough and each.ahead_of is None:
             each.fewer = None  # they keep up: that is worth enough
         found = self._fewer(each) or self._more(each)
+        is_ahead = found is None
+        found = found or self._ahead_of_rise(each)
         if found is None:
             return None
         each.readers, why = found
         each.allowance -= 1
         each.begin_anew()
-        return ReadersWanted(source=source, readers=each.readers, why=why)
+        return ReadersWanted(source=source, readers=each.readers, why=why, is_ahead=is_ahead)
 
-    def _fewer(self, each: _Followed) -> tuple[int, str] | None:
-        if each.under_s >= _UNDER_S:
+    def _fewer(self, each: Followed) -> tuple[int, str] | None:
+        if each.under_s >= UNDER_S:
             each.fewer = None
             return each.would_do, f"it is read {each.sums.share:.0%} of the time"
         if each.over_s < _OVER_S or each.fewer is None:
@@ -363,17 +207,35 @@ class ReaderScaler:
         each.ceiling, each.ceiling_s = before, _TRIED_S
         return before, f"{each.readers} read it {1 + gained:.2f} times as quickly as {before}"
 
-    def _more(self, each: _Followed) -> tuple[int, str] | None:
+    def _more(self, each: Followed) -> tuple[int, str] | None:
         sums = each.sums
-        if each.over_s < _OVER_S or sums.ended_s < _JUDGED_S or sums.core < _CORE:
+        if each.over_s < _OVER_S or sums.ended_s < _JUDGED_S or sums.core < CORE:
             return None
         if each.fewer is not None:  # the last ones first
             return None
-        every = [*self._given.values(), *self._followed.values()]
-        room = self.cores - 1 - sum(other.readers - 1 for other in every)
-        most = min(self.most, each.readers + room, each.ceiling or self.most)
-        wanted = min(math.ceil(each.readers * _GROWTH), most)
+        wanted = self._as_far_as_there_is_room(each, math.ceil(each.readers * _GROWTH))
         if wanted <= each.readers:
             return None
         each.fewer = each.readers, sums.tokens_per_s, sums.core
         return wanted, f"it is read {sums.share:.0%} of the time, with {sums.core:.2f} of a core"
+
+    def _ahead_of_rise(self, each: Followed) -> tuple[int, str] | None:
+        """Return as many readers as what comes will take; they must prove their worth then, as others do."""
+        rise, core, sums = each.rise, each.core, each.sums
+        if rise is None or each.fewer is not None or (core is not None and core < CORE):
+            return None
+        wanted = self._as_far_as_there_is_room(each, each.soon)
+        if wanted <= each.readers:
+            return None
+        if sums.ended_s:
+            each.fewer = each.readers, sums.tokens_per_s, sums.core
+        each.ahead_of = rise.step
+        return (
+            wanted,
+            f"from step {rise.step} on its share is {rise.then:.0%}, and {rise.now:.0%} now",
+        )
+
+    def _as_far_as_there_is_room(self, each: Followed, wanted: int) -> int:
+        every = [*self._given.values(), *self._followed.values()]
+        room = self.cores - 1 - sum(other.readers - 1 for other in every)
+        return min(wanted, self.most, each.readers + room, each.ceiling or self.most)

@@ -16,6 +16,7 @@ from omniload.base.errors import ConfigError, StateError
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
+from omniload.machine.scaling.coming import PLANS_READ_AHEAD, read_to
 from omniload.machine.strategy import place_again
 from omniload.mix.config import MixConfig
 from omniload.mix.deficit import WEIGHT_ONE
@@ -39,10 +40,6 @@ __all__ = [
     "of_next",
     "steps_together",
 ]
-
-_PLANS_READ_AHEAD = 4
-"""Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
-plan wait for a read."""
 
 
 Rank = tuple[int, int]
@@ -317,11 +314,11 @@ def _targets_of(history: History, step: int, needs_S: Sequence[int]) -> list[int
     An edit of a coming step counts: what it draws from is read before it holds.
     """
     together = history.base.steps_at_once
-    ahead = step + _PLANS_READ_AHEAD * together
+    ahead = read_to(history, step)
     mix = history.at(ahead)
     soon = dict(enumerate(weights_at(mix.mix.stages, mix.names, ahead)))
     tokens = mix.batch.tokens * together
     return [
-        max(need, int(soon.get(s, 0.0) * tokens)) * _PLANS_READ_AHEAD
+        max(need, int(soon.get(s, 0.0) * tokens)) * PLANS_READ_AHEAD
         for s, need in enumerate(needs_S)
     ]

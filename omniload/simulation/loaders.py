@@ -183,7 +183,7 @@ class SimulatedLoader:
     def release(self, command: ReleaseSamples) -> None:
         """Let go of samples that no plan needs any more."""
         self.machine.handle(command)
-        self._tell(Looked(now_s=self._now_s))
+        self._tell(Looked(now_s=self._now_s, ahead=command.ahead))
 
     def read(self, command: ReadAhead, report: Callable[[SamplesReported], None]) -> None:
         """Read a range and report it."""

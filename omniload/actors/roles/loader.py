@@ -274,7 +274,7 @@ class LoaderShell:
         with self._lock:
             self._machine.handle(command)
         self._count_held()
-        self._readers.look()
+        self._readers.look(command.ahead)
 
     def close(self) -> None:
         """Read no more: a read gives up at its next part, or its next attempt where its store does not answer."""

@@ -15,6 +15,7 @@ from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.log import get_logger
 from omniload.machine.loader_groups import most_of_one
 from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.scaling.coming import Ahead
 from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.divided import DividedSource, OpenPart, PartReader
@@ -169,9 +170,9 @@ class SourceReaders:
                 )
             )
 
-    def look(self) -> None:
-        """Look whether fewer would do: of a source that nobody draws from no read tells."""
-        self._tell(Looked)
+    def look(self, ahead: Ahead | None = None) -> None:
+        """Look whether fewer would do, and who is to be there for what is ahead: of that no read tells."""
+        self._tell(partial(Looked, ahead=ahead))
 
     def drop(self, sources: Sequence[int]) -> None:
         """End the readers of sources that are served no more."""
@@ -202,7 +203,7 @@ class SourceReaders:
                 self._told_s = now_s
                 self._note()
         for source, command in due:
-            source.divide(command.readers)
+            source.divide(command.readers, at_once=command.is_ahead)
             self._activity.figures.count(_CHANGES)
             said = f"source {source.name} is read by {command.readers} from now on"
             # Also where the loader was told to let go of samples, which is no task.
@@ -213,8 +214,9 @@ class SourceReaders:
         further = 0
         for number, reading in self._scaler.readings_S.items():
             source = self._sources[number]
-            # Of a shadow, and while others open the source, fewer than are wanted.
-            readers = min(reading.readers, source.so_far.readers)
+            # Of a shadow, and while others open the source, fewer than are wanted; ahead of a step no read tells.
+            reads = reading.readers if reading.for_step else source.so_far.readers
+            readers = min(reading.readers, reads)
             further += readers - 1
             # Of most sources, which may be a thousand, there is nothing to tell.
             if readers > 1 or reading.share > _TOLD or number in self._told:

@@ -18,7 +18,7 @@ from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.options import json_option, run_argument
 from omniload.commands.runs.roles_view import why_ended
 from omniload.machine.progress import is_rank
-from omniload.machine.readers import Reading
+from omniload.machine.scaling.measured import Reading
 from omniload.machine.status import REPEATED
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "doctor"]

@@ -15,7 +15,7 @@ from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.base.units import format_bytes
 from omniload.commands.display import Cell, output, table
-from omniload.machine.readers import Reading
+from omniload.machine.scaling.measured import Reading
 
 __all__ = ["once_option", "roles_view", "status_json", "watch_until_interrupted", "why_ended"]
 

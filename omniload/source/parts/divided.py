@@ -136,7 +136,7 @@ class DividedSource(Source):
     def __init__(
         self, own: RecordSource, readers: int, start: StartReader, shards: ShardCache | None = None
     ) -> None:
-        """Have ``readers`` readers, this one included; the others are started at the first read.
+        """Have ``readers`` readers, this one included; the others are started at the first read, or ``at_once``.
 
         What the others read of shards is counted by ``shards``.
         """
@@ -148,7 +148,7 @@ class DividedSource(Source):
         self.shards = own.shards
         self.so_far = ReadSoFar()
         self._start = start
-        self._wanted = readers
+        self._wanted, self._at_once = readers, False
         self._others: list[PartReader] = []
         self._dividing = 0
         """Others among whom reads are divided: those that had the source open when all of them had."""
@@ -156,9 +156,12 @@ class DividedSource(Source):
         self._reads = threading.Lock()
         self._ends = threading.Lock()
 
-    def divide(self, readers: int) -> None:
-        """Have so many readers from the next read on. Those that are too many end now, or with the read under way."""
-        self._wanted = readers
+    def divide(self, readers: int, *, at_once: bool = False) -> None:
+        """Have so many readers from the next read on. Those that are too many end now, or with the read under way.
+
+        Those that are missing are started with the next read, or ``at_once``, as those that are too many end.
+        """
+        self._wanted, self._at_once = readers, at_once
         self._settle()
 
     @override
@@ -232,7 +235,7 @@ class DividedSource(Source):
         if self._closed or self._lost > _LOST_MOST:
             return ()
         self._end(wanted)
-        others += [self._start(number) for number in range(len(others) + 1, wanted + 1)]
+        self._start_missing()
         try:
             found = [reader.facts() for reader in others]
         except (OmniloadError, CancelledError) as error:
@@ -250,12 +253,18 @@ class DividedSource(Source):
             self._dividing = len(others)
         return others[: self._dividing]
 
+    def _start_missing(self) -> None:
+        first, last = len(self._others) + 1, self._most()
+        self._others += [self._start(number) for number in range(first, last + 1)]
+
     def _settle(self) -> None:
         """End readers that are too many, unless a read is under way: that one does so at its end."""
         # Looked at again once it is let go of: whoever wanted fewer meanwhile has left it to this thread.
-        while self._spare() and self._reads.acquire(blocking=False):
+        while (self._spare() or self._is_missing()) and self._reads.acquire(blocking=False):
             try:
                 self._end(self._most())
+                if self._is_missing():
+                    self._start_missing()
             finally:
                 self._reads.release()
 
@@ -264,6 +273,10 @@ class DividedSource(Source):
 
     def _spare(self) -> bool:
         return len(self._others) > self._most()
+
+    def _is_missing(self) -> bool:
+        """Tell whether some are to be started before a read wants them; others than those that are lost."""
+        return self._at_once and self._lost == 0 and len(self._others) < self._most()
 
     def _lose(self, error: Exception) -> None:
         """Begin anew with other readers; one that is lost may have taken others along."""

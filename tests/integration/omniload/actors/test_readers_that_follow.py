@@ -19,10 +19,21 @@ from tests.support.plane.edits.mix_commands import a_mix_file, json_of
 
 pytest.importorskip("ray")
 
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    # Readers are known by their titles, which a fork of a warm Python cannot set.
+    pytest.mark.started_for_real,
+    pytest.mark.usefixtures("leaves_nothing_behind"),
+]
+
 FEW = 4
 WITHIN_S = 240.0
 """Twenty seconds until others come and two minutes until they go, on a machine that does other things as well."""
 PACE_S = 0.2
+STAGE_AT = 400
+BEFORE = 20
+"""More steps than are planned and read ahead."""
 
 
 def a_slow_tokenizer(folder):
@@ -45,33 +56,65 @@ def readers_now():
     return [process for process in below if "ReaderActor" in "".join(process.cmdline()[:1])]
 
 
-@pytest.mark.soak  # four minutes: others come after twenty seconds, and go after two minutes
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.started_for_real  # readers are known by their titles, which a fork of a warm Python cannot set
-@pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("leaves_nothing_behind")
-def test_readers_come_as_the_weight_of_a_source_rises_and_go_as_it_falls(tmp_path, monkeypatch):
+@pytest.fixture
+def a_heavy_mix(tmp_path, monkeypatch):
+    """Return what writes a mix with a source of which more would take several readers."""
     cores = len(os.sched_getaffinity(0))
     # It held with a load of eight for each core; of more, a reader gets less of one than it must.
     if cores < 2 or os.getloadavg()[0] > 8 * cores:
         pytest.skip("NOT TESTED: no core is there for a reader beside the loader")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     a_slow_tokenizer(tmp_path)
-    path = a_mix_file(
-        tmp_path,
-        rows=16,
-        micro_rows=1,
-        pack={"overlong": "truncate"},
-        tokenizer={"type": "bpe", "path": "tokenizer.json"},
-        weights={"ids": 1.0, "text": 1e-6},
-        runtime={"kind": "ray"},
-    )
-    for shard in range(8):
-        texts = [words(100 * shard + number, 400) for number in range(8)]
-        write_texts(tmp_path / "text" / f"{shard}.jsonl", texts)
+
+    def made(**changes):
+        path = a_mix_file(
+            tmp_path,
+            rows=16,
+            micro_rows=1,
+            pack={"overlong": "truncate"},
+            tokenizer={"type": "bpe", "path": "tokenizer.json"},
+            runtime={"kind": "ray"},
+            **changes,
+        )
+        for shard in range(8):
+            texts = [words(100 * shard + number, 400) for number in range(8)]
+            write_texts(tmp_path / "text" / f"{shard}.jsonl", texts)
+        write_run_record(tmp_path / "run", path, {"dp": 1})
+        return path
+
+    return made
+
+
+def lines_of_loaders(run_dir):
+    return "\n".join(log.read_text() for log in (run_dir / "logs").glob("loader-*.log"))
+
+
+@pytest.mark.soak  # a minute and a half: it is not known at once what a source takes
+@pytest.mark.timeout(1200)
+def test_before_a_stage_of_the_mix_a_reader_is_there_and_no_step_changes(tmp_path, a_heavy_mix):
+    stages = [
+        {"from_step": 0, "weights": {"ids": 9, "text": 1}},
+        {"from_step": STAGE_AT, "weights": {"ids": 1, "text": 9}},
+    ]
+    path, run_dir, digests = a_heavy_mix(mix={"stages": stages}), tmp_path / "run", []
+
+    with open_plane(a_spec(path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+        while len(digests) < STAGE_AT - BEFORE:
+            digests += taken_by([client], 1)
+            time.sleep(PACE_S)
+        assert len(readers_now()) >= 1
+        # Nor did a step of the stage have to be read for that.
+        assert f"from step {STAGE_AT} on its share is 90%, and 10% now" in lines_of_loaders(run_dir)
+        digests += taken_by([client], 2 * BEFORE)
+
+    assert replayed(a_spec(path, readers={"text": 1}), len(digests)) == digests
+
+
+@pytest.mark.soak  # four minutes: others come after twenty seconds, and go after two minutes
+@pytest.mark.timeout(1200)
+def test_readers_come_as_the_weight_of_a_source_rises_and_go_as_it_falls(tmp_path, a_heavy_mix):
+    path = a_heavy_mix(weights={"ids": 1.0, "text": 1e-6})
     run_dir, digests = tmp_path / "run", []
-    write_run_record(run_dir, path, {"dp": 1})
 
     with open_plane(a_spec(path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
 
@@ -93,7 +136,7 @@ def test_readers_come_as_the_weight_of_a_source_rises_and_go_as_it_falls(tmp_pat
         digests += taken_by([client], FEW)
 
     assert psutil.wait_procs(first, timeout=10)[1] == []
-    said = "\n".join(log.read_text() for log in (run_dir / "logs").glob("loader-*.log"))
+    said = lines_of_loaders(run_dir)
     assert "source text is read by 2 from now on" in said
     assert "source text is read by 1 from now on" in said
     edits = read_history(run_dir, load_mix(path)[0]).edits

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.scaling.coming import Ahead, Coming
 from tests.support.examples import few
 
 EVERY_S = 4.0
@@ -27,7 +28,7 @@ class Job:
         self.at_first = sum(readers - 1 for readers in readers_S)
         self.cores = cores
 
-    def read(self, work_S, *, core=1.0, gain=1.0, opening=frozenset()):
+    def read(self, work_S, *, core=1.0, gain=1.0, opening=frozenset(), ahead=None):
         """Go on for a while: read what takes one reader ``work_S`` of the time, at once."""
         shares = {}
         for source, work in enumerate(work_S):
@@ -49,7 +50,7 @@ class Job:
                 )
             )
         self.now_s = began_s + EVERY_S
-        self.tell(Looked(now_s=self.now_s))
+        self.tell(Looked(now_s=self.now_s, ahead=ahead))
         return [share for share, _, _ in shares.values()]
 
     def tell(self, event):
@@ -57,6 +58,19 @@ class Job:
             assert command.readers != self.readers_S[command.source]
             self.changes[command.source] += 1
             self.readers_S[command.source] = command.readers
+
+
+@st.composite
+def outlooks(draw):
+    """What a planner may say, and what none would: steps that go back, sources that are not there."""
+    steps = sorted(draw(st.sets(st.integers(0, 2_000), min_size=1, max_size=8)))
+    shares = st.tuples(*[st.sampled_from([0.0, 1e-9, 0.1, 0.5, 1.0])] * len(steps))
+    coming = Coming(
+        steps=tuple(steps),
+        shares_S=draw(st.dictionaries(st.integers(0, 3), shares)),
+        drawn_S=draw(st.dictionaries(st.integers(0, 3), st.floats(1e-6, 1))),
+    )
+    return Ahead(step=draw(st.integers(0, 2_000)), coming=draw(st.sampled_from([coming, None])))
 
 
 works = st.one_of(st.just(0.0), st.floats(0, 12), st.floats(0.4, 2))
@@ -72,9 +86,10 @@ def test_however_the_mix_swings_readers_stay_within_bounds_and_changes_within_th
         work_S = data.draw(several)
         core, gain = data.draw(st.sampled_from([1.0, 0.6, 0.3])), data.draw(st.floats(0, 1.2))
         opening = data.draw(st.sets(st.integers(0, 2)))
+        outlook = data.draw(st.none() | outlooks())
         job.now_s += data.draw(st.sampled_from([0.0, 1.0, 3000.0]))
         for _ in range(data.draw(st.sampled_from([1, 9, 35, 150]))):
-            job.read(work_S, core=core, gain=gain, opening=opening)
+            job.read(work_S, core=core, gain=gain, opening=opening, ahead=outlook)
             assert all(1 <= readers <= MOST for readers in job.readers_S.values())
             further = sum(readers - 1 for readers in job.readers_S.values())
             assert further <= max(job.at_first, CORES - 1)
@@ -127,3 +142,22 @@ def test_a_mix_that_swings_as_fast_as_readers_follow_has_them_change_ever_more_s
         job.read([work if turn // half_period % 2 else 0.0])
 
     assert job.changes[0] <= ALLOWED + 6 * 3600 / REGAIN_S
+
+
+@few(20, soak=300)
+@given(st.floats(0.1, 0.8), st.floats(1.5, 12), st.integers(30, 200))
+def test_where_the_schedule_tells_of_a_stage_as_many_readers_as_keep_up_with_it_are_there_before(
+    work, times, at
+):
+    job, step = Job([1], cores=64), 0
+    coming = Coming(steps=(0, at - 1, at), shares_S={0: (0.05, 0.05, 0.05 * times)})
+
+    for step in range(at):
+        job.read([work], ahead=Ahead(step=step, coming=coming))
+    before = job.readers_S[0]
+
+    assert before >= min(MOST, math.ceil(work * times / 0.85 - 0.01))
+    assert before <= min(MOST, math.ceil(work * times / 0.6 + 0.01))
+    for step in range(at, at + 200):
+        job.read([work * times], ahead=Ahead(step=step))
+    assert job.readers_S[0] >= before - 1

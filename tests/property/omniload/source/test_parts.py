@@ -184,6 +184,21 @@ def test_readers_that_are_too_many_end_at_once_where_nothing_is_read():
     assert [reader.is_closed for reader in started] == [True, True]
 
 
+def test_readers_that_are_to_be_there_at_once_are_started_before_a_read_and_the_first_is_theirs():
+    source, started = divided(lambda: a_source([[[1]], [[2]], [[3]]], "block", 3)[0], 1)
+
+    source.divide(3)
+    assert started == []
+    source.divide(3, at_once=True)
+    assert len(started) == 2
+    source.read(0, 3)
+
+    assert (source.so_far.readers, len(started)) == (3, 2)
+    source.close()
+    source.divide(4, at_once=True)
+    assert [reader.is_closed for reader in started] == [True, True]
+
+
 def test_fewer_that_are_wanted_as_a_read_ends_are_fewer_at_once(monkeypatch):
     source, started = divided(lambda: a_source([[[1]], [[2]]], "block", 2)[0], 3)
     looks = []

@@ -208,6 +208,23 @@ def test_what_was_taken_by_all_is_released_and_samples_still_carried_are_kept():
     assert of_kind(commands, ReleaseSamples) == [ReleaseSamples(floors={0: 1})]
 
 
+def test_with_what_it_lets_go_of_it_tells_which_source_rises_and_from_where_it_is_seen():
+    stages = [
+        {"from_step": 0, "weights": {"web": 1}},
+        {"from_step": 40, "weights": {"web": 1, "code": 3}},
+    ]
+    mix = a_small_mix(sources=("code", "web"), mix={"stages": stages})
+    planner, _ = a_running_planner(mix=mix)
+    planner.handle(report([10] * 40, source=1))
+
+    (let_go,) = of_kind(planner.handle(StepTaken(step=0, dp_rank=0)), ReleaseSamples)
+
+    # Two steps are planned, and four more are read for.
+    assert let_go.ahead.step == 2 + 4
+    assert let_go.ahead.coming.steps == (6, 39, 40)
+    assert let_go.ahead.coming.shares_S == {0: (0.0, 0.0, 0.75)}
+
+
 def test_it_reads_on_before_it_runs_dry():
     _, commands = a_running_planner([10] * 6)
 

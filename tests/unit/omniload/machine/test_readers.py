@@ -2,7 +2,9 @@
 
 import pytest
 
-from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler, Reading
+from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.scaling.coming import Ahead, Coming
+from omniload.machine.scaling.measured import Reading
 
 WEB = 0
 READ_S = 0.5
@@ -15,6 +17,7 @@ class Job:
         self.scaler = ReaderScaler(cores=cores, most=most)
         self.scaler.follow(WEB, readers, is_given=is_given)
         self.now_s, self.readers, self.said = 0.0, readers, []
+        self.coming, self.was_ahead = None, []
 
     def goes_on(self, seconds, *, work, core=1.0, gains=True, dividing=None, lacked=False):
         """Read for so long what takes one reader ``work`` seconds a second; return the numbers of readers since."""
@@ -32,7 +35,30 @@ class Job:
             )
             changes += self.told(ended)
             self.now_s += READ_S - took_s
-            changes += self.told(Looked(now_s=self.now_s))
+            changes += self.told(Looked(now_s=self.now_s, ahead=self.ahead()))
+        return changes
+
+    def ahead(self):
+        """One step a second is planned, and what comes is told as the planner tells it."""
+        step, coming = int(self.now_s), self.coming
+        return Ahead(step=step, coming=coming if coming and step < coming.steps[-1] else None)
+
+    def to_rise(self, step, before, then, *, drawn=None):
+        """Have the share of the source jump at a step that is to come."""
+        drawn_S = {} if drawn is None else {WEB: drawn}
+        steps, shares = (int(self.now_s), step - 1, step), (before, before, then)
+        self.coming = Coming(steps=steps, shares_S={WEB: shares}, drawn_S=drawn_S)
+
+    def idles(self, seconds):
+        """Read nothing for so long, while another source is read; return the numbers of readers since."""
+        self.scaler.follow(1, 1, is_given=True)
+        changes, until_s = [], self.now_s + seconds
+        while self.now_s < until_s:
+            changes += self.told(ReadBegun(now_s=self.now_s, source=1))
+            self.now_s += 1
+            ended = ReadEnded(now_s=self.now_s, source=1, busy_s=1, tokens=9, readers=1)
+            changes += self.told(ended)
+            changes += self.told(Looked(now_s=self.now_s, ahead=self.ahead()))
         return changes
 
     def told(self, event):
@@ -40,6 +66,7 @@ class Job:
         for command in found:
             self.readers = command.readers
             self.said.append(command.why)
+            self.was_ahead.append(command.is_ahead)
         return [command.readers for command in found]
 
 
@@ -148,9 +175,67 @@ def test_what_was_said_of_a_source_that_is_gone_is_passed_over():
     assert job.scaler.readings_S == {}
 
 
+def test_readers_are_there_a_minute_before_a_stage_that_needs_them_and_stay_for_it():
+    job = Job()
+    job.to_rise(500, 0.1, 0.4)
+
+    assert job.goes_on(430, work=0.5) == []
+    assert job.goes_on(69, work=0.5) == [4]
+    assert job.was_ahead == [True]
+    assert job.said == ["from step 500 on its share is 40%, and 10% now"]
+    assert job.scaler.readings_S[WEB].for_step == 500
+    assert job.goes_on(3600, work=2.0) == []
+    assert job.scaler.readings_S[WEB].for_step == 0
+
+
+def test_a_source_that_is_not_drawn_yet_gets_the_readers_it_had_or_those_its_profile_asks_for():
+    job = Job(3)
+    job.to_rise(1000, 0.0, 0.5)
+    assert job.idles(900) == [1]
+    assert job.idles(99) == [3]
+
+    job.goes_on(600, work=1.2)
+    assert job.readers == 2
+    job.idles(600)
+    job.to_rise(int(job.now_s) + 200, 0.0, 0.5, drawn=0.25)
+    assert (job.readers, job.idles(199)) == (1, [4])
+
+
+def test_a_step_that_is_planned_away_keeps_nobody():
+    job = Job()
+    job.to_rise(100, 0.1, 0.4)
+    assert job.goes_on(90, work=0.6) == [4]
+
+    job.coming = None
+    assert job.goes_on(300, work=0.6) == [1]
+
+
+def test_readers_for_a_stage_prove_their_worth_in_it_and_are_not_tried_again():
+    job = Job()
+    job.to_rise(100, 0.1, 0.4)
+    assert job.goes_on(99, work=0.6) == [4]
+
+    assert job.goes_on(200, work=4.0, gains=False) == [1]
+    job.to_rise(600, 0.1, 0.4)
+    assert job.goes_on(600, work=0.6, gains=False) == []
+
+
+@pytest.mark.parametrize("changes", [{"core": 0.3}, {"cores": 1}, {"is_given": True}])
+def test_no_readers_come_for_a_stage_where_they_would_not_help_or_their_number_is_given(changes):
+    core = changes.pop("core", 1.0)
+    job = Job(**changes)
+    job.to_rise(200, 0.1, 0.4)
+
+    assert job.goes_on(199, work=0.6 * core, core=core) == []
+
+
 @pytest.mark.parametrize(
     ("reading", "why"),
     [
+        (
+            Reading(readers=2, share=0.3, core=1.0, for_step=500),
+            "by 2, 30% of the time, of whom some are there for step 500",
+        ),
         (Reading(readers=3, share=0.5, core=1.0), "by 3, 50% of the time, which is enough"),
         (Reading(readers=1, share=0.9, core=0.2), "by 1, 90% of the time, who wait for its store"),
         (Reading(readers=2, share=1.0, core=0.9), "by 2, 100% of the time, too slowly"),

@@ -94,6 +94,28 @@ def test_a_source_that_cannot_keep_up_gets_readers_as_its_job_goes_on():
     assert {role.role: role.count for role in followed.roles}["reader"] == followed.readers
 
 
+def test_a_stage_of_the_mix_has_its_readers_before_it_begins():
+    # Ten steps a second, of which web is a tenth, and all of each from a later step on.
+    before = {"from_step": 0, "weights": {"web": 1, "code": 9}}
+    long = {"lengths": [2_000] * 60, "token_s": 6.9e-6}
+    sources = {"web": some_costs(**long), "code": some_costs(**long | {"token_s": 1e-8})}
+
+    def readers_after(steps, *, stage_at):
+        stages = [before, {"from_step": stage_at, "weights": {"web": 1}}]
+        mix = a_mix(
+            rows=16,
+            length=2_048,
+            mix={"stages": stages},
+            runtime={"kind": "ray", "prefetch_steps": 4, "loaders": 1},
+        )
+        job = a_job(mix, cores=8.0, step_s=0.1, steps=steps)
+        return simulate(job, planned(a_profile(sources=sources), job)).readers
+
+    assert readers_after(200, stage_at=600) == 0  # half a minute has to pass first
+    assert readers_after(550, stage_at=600) == 3
+    assert readers_after(550, stage_at=6_000) == 0
+
+
 @pytest.mark.parametrize(("cores", "readers"), [(2.0, 2), (4.0, 4), (16.0, 8)])
 def test_by_default_as_many_read_a_source_as_its_measured_cost_asks_for(cores, readers):
     heavy = a_profile(sources={"web": some_costs(0, token_s=2e-4), "code": some_costs(1)})

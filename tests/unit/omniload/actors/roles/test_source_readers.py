@@ -8,7 +8,8 @@ from omniload.actors.heartbeat_board import Activity
 from omniload.actors.roles.sources import SourceReaders
 from omniload.base.clock import FakeClock
 from omniload.machine import readers as machine
-from omniload.machine.readers import Reading
+from omniload.machine.scaling.coming import Ahead, Coming
+from omniload.machine.scaling.measured import Reading
 from omniload.source.parts.divided import OpenPart
 from tests.property.omniload.source.test_records import a_source
 from tests.support.plane.builders import a_mix
@@ -36,7 +37,7 @@ class Reader:
 @pytest.fixture
 def a_loader(monkeypatch):
     # What a few records take of a processor is nothing beside the seconds of the clock here.
-    monkeypatch.setattr(machine, "_CORE", 0.0)
+    monkeypatch.setattr(machine, "CORE", 0.0)
     monkeypatch.setattr(machine, "_WORTH", -1.0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
 
@@ -89,6 +90,23 @@ def test_readers_of_a_source_that_nobody_draws_from_any_more_end(a_loader):
         loader.its.look()
 
     assert [reader.is_closed for reader in loader.started] == [True, True]
+
+
+def test_readers_for_a_coming_step_are_started_before_it_and_it_is_told_for_which(a_loader, caplog):
+    loader = a_loader()
+    coming = Coming(steps=(0, 99, 100), shares_S={0: (0.1, 0.1, 0.6)})
+
+    for step in range(90):
+        loader.reads(1, share=0.15)
+        loader.its.look(Ahead(step=step, coming=coming))
+        if loader.started:
+            break
+
+    assert len(loader.started) == 1
+    assert loader.source.so_far.readers == 1  # no read has told of them yet
+    reading = Reading.in_figures(loader.activity.figures.read())["web"]
+    assert (reading.readers, reading.for_step) == (2, 100)
+    assert "web is read by 2 from now on: from step 100 on its share is 60%" in caplog.text
 
 
 def test_of_readers_that_were_never_started_as_of_a_shadow_nothing_is_told(a_loader):

@@ -4,7 +4,7 @@ import pytest
 
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.commands.runs.doctor import diagnose
-from omniload.machine.readers import Reading
+from omniload.machine.scaling.measured import Reading
 
 START_S = 1_000_000.0
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import log_name
 from omniload.commands.runs.roles_view import roles_view, status_json
-from omniload.machine.readers import Reading
+from omniload.machine.scaling.measured import Reading
 
 
 def a_role(name, host, **figures):

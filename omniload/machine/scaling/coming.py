@@ -1,0 +1,184 @@
+"""What the mix is known to draw more of in its coming steps, and how soon they come.
+
+Weights are a function of the step: stages, their ramps, and edits that are journaled with a step to come. So it is
+known before a step begins what it takes; a policy, and a stage that waits for epochs, are known once they are edits::
+
+    share of web                   ┌── 0.4     steps     (120, 499, 500)
+                  0.1 ─────────────┘           shares_S  {web: (0.1, 0.1, 0.4)}
+                     step 120     500
+
+The planner knows steps and has no clock; a loader has one, and hears which step is read for.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from omniload.mix.edits.history import History
+from omniload.mix.schedule import boundaries, weights_at
+
+__all__ = ["PLANS_READ_AHEAD", "Ahead", "Coming", "Foresight", "Pace", "Rise", "read_to"]
+
+PLANS_READ_AHEAD = 4
+"""Plans' worth of samples known ahead of the next plan, for each source by its share; half as many let every
+plan wait for a read."""
+_MOST_STEPS = 16
+"""At which shares are told: seven changes of the mix, or three ramps."""
+_LEAST_RISE = 1e-6
+_AVERAGE_S = 30.0
+_PAUSE_S, _PAUSE_STEPS = 5.0, 4.0
+"""A step that takes as long, and so many times what steps take, was held up by a trainer's pause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """A source of which more is drawn soon."""
+
+    step: int
+    """First step at which it is drawn from so much."""
+    now: float
+    """Its share by now."""
+    then: float
+    """Its share at the step."""
+    drawn: float
+    """The share that it was drawn with last; 0 where it never was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coming:
+    """Shares of those sources of which a coming step draws more. From one of its steps to the next they move evenly."""
+
+    steps: tuple[int, ...]
+    shares_S: Mapping[int, tuple[float, ...]]
+    """Of each source, one at each of the steps."""
+    drawn_S: Mapping[int, float] = field(default_factory=dict)
+    """Of those with share 0 at the first of the steps: the share that they were drawn with last, if ever."""
+
+    def rise(self, source: int, start: int, stop: float) -> Rise | None:
+        """Return the greatest share of a source at the steps behind ``start`` up to ``stop``, where that is a rise."""
+        shares = self.shares_S.get(source)
+        if shares is None:
+            return None
+        stop = math.ceil(stop)  # what jumps at a step is not half there before it
+        now = float(np.interp(start, self.steps, shares))
+        # Between its steps shares rise or fall, and nothing else, so that they are greatest at one of them.
+        known = [each for each in zip(self.steps, shares, strict=True) if start < each[0] < stop]
+        known.append((stop, float(np.interp(stop, self.steps, shares))))
+        step, then = max(known, key=lambda each: each[1])
+        if then < now + _LEAST_RISE:
+            return None
+        return Rise(step=step, now=now, then=then, drawn=now or self.drawn_S.get(source, 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """How far the planner is, and what it sees from there."""
+
+    step: int
+    """The farthest step that samples are read for at present."""
+    coming: Coming | None = None
+    """``None`` where no source rises, as far as is known."""
+
+
+@dataclass(slots=True)
+class Foresight:
+    """Finds what comes, once for each stretch of steps in which that is the same."""
+
+    _history: History | None = field(default=None, init=False)
+    _until: float = field(default=0, init=False)
+    _coming: Coming | None = field(default=None, init=False)
+
+    def at(self, history: History, step: int) -> Ahead:
+        """Return what is seen from the step that is planned next; it never goes back."""
+        step = read_to(history, step)
+        if history is not self._history or step >= self._until:
+            self._history = history
+            steps = _steps_from(history, step)
+            self._until = steps[1] if len(steps) > 1 else math.inf
+            self._coming = _coming(history, steps)
+        return Ahead(step=step, coming=self._coming)
+
+
+def read_to(history: History, step: int) -> int:
+    """Return the farthest step that samples are read for where ``step`` is planned next."""
+    return step + PLANS_READ_AHEAD * history.base.steps_at_once
+
+
+def _changes(history: History, step: int) -> set[int]:
+    """Return the steps at which shares begin or end to move, and others at which nothing may happen."""
+    mixes = history.at(step), history.latest
+    return {edit.step for edit in history.edits}.union(*map(boundaries, mixes))
+
+
+def _steps_from(history: History, step: int) -> list[int]:
+    """Return a step, and those behind it between which shares move evenly."""
+    # The last of before a change, too: what jumps at a step is not on its way there.
+    each = {k for change in _changes(history, step) for k in (change - 1, change) if k > step}
+    return [step, *sorted(each)[: _MOST_STEPS - 1]]
+
+
+def _coming(history: History, steps: list[int]) -> Coming | None:
+    shares = [_shares_at(history, k) for k in steps]
+    # An edit may add sources behind all others: until then they have no share.
+    width = max(map(len, shares))
+    of_S = zip(*(each + (0.0,) * (width - len(each)) for each in shares), strict=True)
+    rising = {s: its for s, its in enumerate(of_S) if max(its) > its[0] + _LEAST_RISE}
+    if not rising:
+        return None
+    drawn_S = _drawn_last(history, steps[0], [s for s, its in rising.items() if its[0] == 0])
+    return Coming(steps=tuple(steps), shares_S=rising, drawn_S=drawn_S)
+
+
+def _drawn_last(history: History, step: int, sources: Iterable[int]) -> dict[int, float]:
+    """Return the share that each source had when it was drawn from last, of those that were."""
+    before = sorted({k - 1 for k in _changes(history, step) if 0 < k <= step}, reverse=True)
+    found: dict[int, float] = {}
+    left = set(sources)
+    for shares in (_shares_at(history, k) for k in before[:_MOST_STEPS] if left):
+        found |= {s: shares[s] for s in left if s < len(shares) and shares[s] > 0}
+        left -= found.keys()
+    return found
+
+
+def _shares_at(history: History, step: int) -> tuple[float, ...]:
+    mix = history.at(step)
+    return weights_at(mix.mix.stages, mix.names, step)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many steps go by in a time."""
+
+    _reached: tuple[int, float] | None = field(default=None, init=False)
+    _steps: float = field(default=0.0, init=False)
+    _passed_s: float = field(default=0.0, init=False)
+    _stride: int = field(default=1, init=False)
+    """Steps between the last two that were reached."""
+
+    def reach(self, step: int, now_s: float) -> None:
+        """Note that a step is reached, or is the last that was reached."""
+        before, before_s = self._reached or (step, now_s)
+        if self._reached is not None and step == before:
+            return
+        self._reached = step, now_s
+        if step <= before:
+            return  # the first, or of a planner that took over and is not as far
+        self._stride = step - before
+        passed_s = now_s - before_s
+        if self._steps:
+            usual_s = self._stride * self._passed_s / self._steps
+            passed_s = min(passed_s, _PAUSE_S + _PAUSE_STEPS * usual_s)
+        left = math.exp(-passed_s / _AVERAGE_S)
+        self._steps = left * self._steps + self._stride
+        self._passed_s = left * self._passed_s + passed_s
+
+    def steps_in(self, duration_s: float) -> float:
+        """Return how many steps go by in a time; 0 while that is not known."""
+        return duration_s * self._steps / self._passed_s if self._passed_s else 0.0
+
+    @property
+    def stride(self) -> int:
+        """Steps that are reached at once, where several are planned together."""
+        return self._stride

@@ -1,0 +1,53 @@
+"""What is told of coming steps is what the weights of each of them are."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omniload.machine.scaling.coming import Foresight, read_to
+from omniload.mix.edits.edit import SetWeights
+from omniload.mix.edits.history import History
+from tests.support.plane.builders import a_mix
+
+NAMES = ("code", "math", "web")
+weights = st.fixed_dictionaries(dict.fromkeys(NAMES, st.sampled_from([0.0, 1.0, 2.0, 5.0]))).filter(
+    lambda each: any(each.values())
+)
+gaps = st.tuples(st.integers(1, 30), st.integers(0, 20), weights)
+
+
+def a_history(first, stages, edits):
+    """Stages that begin once the ramp before them has ended, and edits of any later steps."""
+    found, at = [{"from_step": 0, "weights": first}], 0
+    for gap, ramp, each in stages:
+        at += gap
+        found.append({"from_step": at, "weights": each, "ramp_steps": ramp})
+        at += ramp
+    # Of a source without a weight a file says nothing.
+    found.append({"from_step": 1_000, "weights": dict.fromkeys(NAMES, 1.0)})
+    history = History(a_mix(sources=NAMES, mix={"stages": found}))
+    step = 0
+    for gap, _, each in edits:
+        step += gap
+        history = history.edited(SetWeights(weights=each), step)
+    return history
+
+
+@given(weights, st.lists(gaps, max_size=2), st.lists(gaps, max_size=1), st.data())
+def test_a_source_rises_as_far_as_the_greatest_of_its_shares_at_the_steps_up_to_one(
+    first, stages, edits, data
+):
+    history = a_history(first, stages, edits)
+    foresight, behind = Foresight(), read_to(history, 0)
+
+    for step in sorted(data.draw(st.lists(st.integers(behind, 120), max_size=6))):
+        coming = foresight.at(history, step - behind).coming
+        stop = step + data.draw(st.integers(1, 150))
+        for source, name in enumerate(NAMES):
+            shares = [history.shares_at(k)[name] for k in range(step, stop + 1)]
+            rise = None if coming is None else coming.rise(source, step, stop)
+            if rise is None:
+                assert max(shares) <= shares[0] + 2e-6
+                continue
+            assert abs(rise.then - max(shares)) < 1e-6
+            assert abs(rise.now - shares[0]) < 1e-6
+            assert abs(shares[rise.step - step] - rise.then) < 1e-6
