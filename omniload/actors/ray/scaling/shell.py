@@ -1,5 +1,6 @@
 """Shell of the Scaler machine: asks loaders what they do, and carries out what changes. Decides nothing."""
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from omniload.machine.scaler import (
     SplitLoader,
     WorkMeter,
 )
+from omniload.machine.scaling.coming import Pace
 
 __all__ = ["SCALER", "Scaling"]
 
@@ -55,7 +57,7 @@ class Scaling:
         self._mover = Mover(crew, keeper, gate)
         self._scaler = Scaler(least=scaling.least, most=scaling.most, cost_S=cost_S)
         self._meter = WorkMeter()
-        self._planned: tuple[float, int] | None = None
+        self._planned, self._pace = 0, Pace()
         self.activity = Activity(SCALER, log=log, host=host_here())
         self.activity.figures.note(loaders=len(crew.sources_of))
         self.activity.figures.count("loader_changes_total", 0)
@@ -131,11 +133,12 @@ class Scaling:
     def _steps(self, beats: Mapping[str, Progress], now_s: float) -> tuple[int, int]:
         """Return the step that is planned next, and how many are planned until another loader could be there."""
         planner = beats.get(self._crew.holders[PLANNER].name)
-        before_s, before = self._planned or (now_s, 0)
-        step = before if planner is None else int(planner.figures.get("planned_step", before))
-        self._planned = now_s, step
-        passed_s = now_s - before_s
-        return step, int(max(0, step - before) * _AHEAD_S / passed_s) if passed_s > 0 else 0
+        if planner is not None:
+            self._planned = int(planner.figures.get("planned_step", self._planned))
+        # Over several looks: a step may take longer than from one to the next, and many are planned at once.
+        self._pace.reach(self._planned, now_s)
+        ahead = math.ceil(self._pace.steps_in(_AHEAD_S)) + self._pace.stride
+        return self._planned, ahead
 
     def _carry(self, command: ScalerCommand) -> None:
         """Carry a change out; one that cannot be has changed nothing, and may be due again."""

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -97,14 +98,16 @@ STAGES = [
 def run(monkeypatch):
     """Run the shell over a script of commands until the last has been carried out."""
 
-    def run(*script, work=dict, error=None):
+    def run(*script, work=dict, error=None, beats=None):
         mover, scaler = FakeMover(), FakeScaler(*script)
         mover.error = error
         monkeypatch.setattr(shell, "answer_to", lambda answer, role, **_: answer())
         monkeypatch.setattr(shell, "Mover", lambda *_: mover)
         monkeypatch.setattr(shell, "Scaler", lambda **_: scaler)
         monkeypatch.setattr(shell, "_LOOK_S", 0.001)
-        scaling = Scaling(a_crew(work), None, Gate(), {}, None)
+        crew = a_crew(work)
+        crew.board.read = beats or crew.board.read
+        scaling = Scaling(crew, None, Gate(), {}, None)
         assert scaler.ended.wait(10)
         scaling.close()
         return scaling, mover, scaler
@@ -164,6 +167,30 @@ def test_a_look_has_what_loaders_do_what_the_mix_will_be_and_whom_the_planner_wa
     assert first.busy_S == {}
     assert last.busy_S == {0: 0.0}  # it has read no more
     assert last.tokens_S[0] > 0
+
+
+def test_a_stage_is_seen_ahead_also_where_a_step_takes_longer_than_from_look_to_look(
+    run, monkeypatch
+):
+    now_s = count(0.0, 5.0)
+    at = {"now_s": 0.0}
+
+    def beats():
+        at["now_s"] = next(now_s)
+        step = 3 + at["now_s"] // 12
+        planner = Progress(
+            name="planner+1", pid=1, beat_s=0.0, tasks=(), figures={"planned_step": step}
+        )
+        return {"planner+1": planner}
+
+    monkeypatch.setattr(shell, "time", SimpleNamespace(monotonic=lambda: at["now_s"]))
+    move = MoveSources(role="loader-0", sources=(0,), to="loader-1", why=WHY)
+
+    _, _, scaler = run(*[move] * 10, beats=beats)
+
+    # Six steps before it are 72 s; the first two say how long a step takes.
+    soon = [seen.soon_S[1] for seen in scaler.seen[:10]]
+    assert soon == pytest.approx([0.25] * 3 + [0.5] * 7)
 
 
 def test_a_loader_that_is_lost_is_asked_again_later(run, caplog):
