@@ -141,7 +141,7 @@ class SourceReaders:
         is_given = opening.name in opening.mix.loader.readers
         if is_given and readers == 1:
             return own
-        source = DividedSource(own, readers, partial(self._start, opening), shards)
+        source = DividedSource(own, readers, partial(self._start, opening), shards, self._clock)
         with self._lock:
             self._sources[opening.number] = source
             self._scaler.follow(opening.number, readers, is_given=is_given)
@@ -219,8 +219,8 @@ class SourceReaders:
             readers = min(reading.readers, reads)
             further += readers - 1
             # Of most sources, which may be a thousand, there is nothing to tell.
-            if readers > 1 or reading.share > _TOLD or number in self._told:
-                now = replace(reading, readers=readers)
+            if readers > 1 or reading.share > _TOLD or source.lost or number in self._told:
+                now = replace(reading, readers=readers, lost=source.lost)
                 self._told[number] = now.figures(source.name)
                 self._activity.figures.note(**self._told[number])
         self._activity.figures.note(readers=further)

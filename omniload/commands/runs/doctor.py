@@ -362,6 +362,14 @@ def _begun_again(last: PlaneStatus) -> Iterator[Finding]:
                 seen=f"it is the {lives:.0f}. process of this start",
                 do="read logs/keeper.log of the run for why",
             )
+        for name, reading in Reading.in_figures(role.figures).items():
+            if reading.lost:
+                yield Finding(
+                    role=role.name,
+                    what=f"{role.name} reads {name} alone: {reading.lost} readers were lost in a row.",
+                    seen=f"{name} {reading.said}",
+                    do=f"read {role.log or 'its log'} for why they ended, most often for want of memory",
+                )
         if restarts := role.figures.get("restarts", 0.0):
             yield Finding(
                 role="job",

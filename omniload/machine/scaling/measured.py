@@ -14,7 +14,7 @@ from omniload.machine.scaling.coming import Coming, Rise
 __all__ = ["CORE", "OVER", "UNDER_S", "Followed", "Reading"]
 
 _READERS, _SHARE, _CORE_OF = "readers:", "reading_share:", "reading_core:"
-_STEP = "readers_for_step:"
+_STEP, _LOST = "readers_for_step:", "readers_lost:"
 """Begin figures of a loader; the name of the source is behind them."""
 
 OVER, _FILLED = 0.85, 0.6
@@ -42,6 +42,8 @@ class Reading:
     """Part of a core that the busiest of its readers gets meanwhile."""
     for_step: int = 0
     """Step that some of them are there for ahead of it; 0 for none."""
+    lost: int = 0
+    """Others that were lost one after the other, where its loader reads alone for a while; else 0."""
 
     def figures(self, name: str) -> dict[str, float]:
         """Return it as figures of a loader."""
@@ -50,6 +52,7 @@ class Reading:
             _SHARE + name: self.share,
             _CORE_OF + name: self.core,
             _STEP + name: self.for_step,
+            _LOST + name: self.lost,
         }
 
     @classmethod
@@ -61,6 +64,7 @@ class Reading:
                 share=figures.get(_SHARE + name, 0.0),
                 core=figures.get(_CORE_OF + name, 0.0),
                 for_step=int(figures.get(_STEP + name, 0)),
+                lost=int(figures.get(_LOST + name, 0)),
             )
             for key, readers in sorted(figures.items())
             if (name := key.removeprefix(_READERS)) != key
@@ -74,7 +78,9 @@ class Reading:
     @property
     def said(self) -> str:
         """It in words that follow the name of the source, and why it has no more readers."""
-        if self.for_step:
+        if self.lost:
+            why = f"as {self.lost} others were lost one after the other; one is tried every ten minutes"
+        elif self.for_step:
             why = f"of whom some are there for step {self.for_step}, where more is drawn from it"
         elif not self.is_slow:
             why = "which is enough"

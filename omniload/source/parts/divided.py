@@ -21,6 +21,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from omniload.base.clock import Clock, SystemClock
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import OmniloadError, StateError, UnavailableError
 from omniload.base.log import get_logger
@@ -43,7 +44,9 @@ __all__ = [
 ]
 
 _LOST_MOST = 5
-"""Readers that may be lost in a row without a read; the next one would be lost too."""
+"""Readers that may be lost in a row without a read; the next one would most likely be lost too."""
+_AGAIN_S = 600.0
+"""After so long it is tried: memory may be there again, or whatever ended them be over."""
 _LOG = get_logger(__name__)
 _LEAVE_S = 1.0
 """A read that takes longer is left alone: nobody hears of it."""
@@ -134,7 +137,12 @@ class DividedSource(Source):
     """A source and its further readers. For one thread, as every source; ``divide`` and ``close`` for any."""
 
     def __init__(
-        self, own: RecordSource, readers: int, start: StartReader, shards: ShardCache | None = None
+        self,
+        own: RecordSource,
+        readers: int,
+        start: StartReader,
+        shards: ShardCache | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Have ``readers`` readers, this one included; the others are started at the first read, or ``at_once``.
 
@@ -147,12 +155,14 @@ class DividedSource(Source):
         self.drawn_before_digest = own.drawn_before_digest
         self.shards = own.shards
         self.so_far = ReadSoFar()
-        self._start = start
+        self._start, self._clock = start, clock or SystemClock()
         self._wanted, self._at_once = readers, False
         self._others: list[PartReader] = []
         self._dividing = 0
         """Others among whom reads are divided: those that had the source open when all of them had."""
         self._lost, self._closed = 0, False
+        self._again_s = 0.0
+        """When others are started again, where many were lost."""
         self._reads = threading.Lock()
         self._ends = threading.Lock()
 
@@ -163,6 +173,11 @@ class DividedSource(Source):
         """
         self._wanted, self._at_once = readers, at_once
         self._settle()
+
+    @property
+    def lost(self) -> int:
+        """Readers that were lost in a row, where so many were that it reads alone for a while; else 0."""
+        return self._lost if self._lost > _LOST_MOST else 0
 
     @override
     def share(self, memory: BlockMemory) -> None:
@@ -232,7 +247,7 @@ class DividedSource(Source):
     def _ready(self) -> Sequence[PartReader]:
         """Return those among whom this read is divided; nobody is waited for."""
         wanted, others = self._wanted - 1, self._others
-        if self._closed or self._lost > _LOST_MOST:
+        if self._closed or (self.lost and self._clock.now_s() < self._again_s):
             return ()
         self._end(wanted)
         self._start_missing()
@@ -281,10 +296,15 @@ class DividedSource(Source):
     def _lose(self, error: Exception) -> None:
         """Begin anew with other readers; one that is lost may have taken others along."""
         self._lost += 1
+        self._again_s = self._clock.now_s() + _AGAIN_S
         self._end()
         if self._closed:
             return
-        what = "others are started" if self._lost <= _LOST_MOST else "no other is started"
+        what = (
+            f"others are tried in {_AGAIN_S / 60:.0f} minutes"
+            if self.lost
+            else "others are started"
+        )
         _LOG.warning(
             "source %s: a reader was lost, %s, this process reads all: %s", self.name, what, error
         )

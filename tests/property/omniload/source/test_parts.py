@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniload.base.clock import FakeClock
 from omniload.base.errors import IntegrityError, StateError
 from omniload.source.parts.divided import DividedSource, OpenPart, ReaderLostError
 from tests.property.omniload.source.test_records import a_source, contents, samples
@@ -38,14 +39,14 @@ class Reader:
         self.is_closed = True
 
 
-def divided(make, readers, fates=("there",)):
+def divided(make, readers, fates=("there",), clock=None):
     fate, started = cycle(fates), []
 
     def start(number):
         started.append(Reader(make(), fate))
         return started[-1]
 
-    return DividedSource(make(), readers, start), started
+    return DividedSource(make(), readers, start, clock=clock), started
 
 
 def blocks_equal(ours, theirs):
@@ -239,8 +240,28 @@ def test_readers_that_are_lost_again_and_again_are_done_without():
     for _ in range(20):
         source.read(0, 8)
 
-    assert len(started) == 6
+    assert (len(started), source.lost) == (6, 6)
     assert all(reader.is_closed for reader in started)
+
+
+def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_there():
+    units = [[[1], [2]]] * 4
+    clock = FakeClock()
+    # One more is lost while it opens the source, and one as it reads; the next stays.
+    fates = [*["there", "lost"] * 6, "opening", "opening", "there", "lost", *["there"] * 20]
+    source, started = divided(lambda: a_source(units)[0], 2, fates, clock)
+
+    def reads(count, advance_s):
+        for _ in range(count):
+            clock.advance(advance_s)
+            assert blocks_equal(source.read(0, 8), a_source(units)[0].read(0, 8))
+        return len(started), source.so_far.readers, source.lost
+
+    assert reads(6, 0) == reads(9, 60) == (6, 1, 6)
+    assert reads(2, 60) == (7, 1, 6)  # it opens the source
+    assert reads(1, 0) == (7, 1, 7)
+    assert reads(9, 60) == (7, 1, 7)
+    assert reads(1, 60) == (8, 2, 0)
 
 
 def test_a_reader_that_finds_other_data_is_refused():

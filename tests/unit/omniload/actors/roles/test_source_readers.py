@@ -10,7 +10,7 @@ from omniload.base.clock import FakeClock
 from omniload.machine import readers as machine
 from omniload.machine.scaling.coming import Ahead, Coming
 from omniload.machine.scaling.measured import Reading
-from omniload.source.parts.divided import OpenPart
+from omniload.source.parts.divided import OpenPart, ReaderLostError
 from tests.property.omniload.source.test_records import a_source
 from tests.support.plane.builders import a_mix
 
@@ -126,6 +126,26 @@ def test_a_number_that_the_mix_gives_stays_and_one_of_one_is_the_source_itself(a
     assert figures(loader) == (1, 0)
     alone = a_loader(1, web=1)
     assert not hasattr(alone.source, "divide")
+
+
+def test_a_loader_that_reads_alone_as_readers_were_lost_again_and_again_tells_of_it(
+    a_loader, monkeypatch
+):
+    loader = a_loader(2, web=2)
+
+    def lost(*_asked):
+        raise ReaderLostError("it was killed")
+
+    monkeypatch.setattr(Reader, "facts", lost)
+    loader.reads(10, share=0.1)
+
+    reading = Reading.in_figures(loader.activity.figures.read())["web"]
+    assert (reading.readers, reading.lost, len(loader.started)) == (1, 6, 6)
+    assert "as 6 others were lost one after the other" in reading.said
+    monkeypatch.setattr(Reader, "facts", lambda self: self.opened.source.facts)
+    loader.reads(601, share=0.1)
+    assert Reading.in_figures(loader.activity.figures.read())["web"].lost == 0
+    assert len(loader.started) == 7
 
 
 def test_readers_of_sources_that_are_dropped_end_with_them(a_loader):

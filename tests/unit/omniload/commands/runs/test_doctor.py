@@ -193,6 +193,10 @@ def test_a_process_that_is_stopped_is_told_with_the_command_that_has_it_go_on():
         ((a_role("planner", lives=2, restarts=0),), "planner was lost and replaced."),
         ((a_role("planner", lives=1, restarts=3),), "The launcher has started the job again."),
         (
+            (a_role("loader-0", **Reading(readers=1, share=0.4, core=1, lost=6).figures("web")),),
+            "loader-0 reads web alone: 6 readers were lost in a row.",
+        ),
+        (
             (a_role("planner"), a_role("rank dp=0", taken_steps_total=500)),
             "No state was ever asked for: a restart begins anew.",
         ),
