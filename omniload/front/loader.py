@@ -19,7 +19,7 @@ from omniload.front.delivery import BatchForm, CopyAhead
 from omniload.front.rows import PackedRows, TrainingBatch
 from omniload.mix.journal.losses import LossLog
 from omniload.mix.journal.rewards import RewardLog
-from omniload.mix.state import refuse_others
+from omniload.mix.other_states import refuse_others
 from omniload.plan.groups.verdicts import checked_rewards, rewards_of_sources
 
 __all__ = ["Loader", "OpenClient", "RunNotes", "require_whole"]

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-import numpy as np
-
 from omniload.base.state import JsonObject
 from omniload.machine.columns import SampleMetadata
 from omniload.machine.messages import (
@@ -38,6 +36,7 @@ from omniload.machine.messages import (
 from omniload.machine.progress import Waits
 from omniload.machine.queue import (
     SampleQueue,
+    draw_window,
     end_of,
     enter_step,
     queues_of,
@@ -47,10 +46,10 @@ from omniload.machine.queue import (
 )
 from omniload.machine.scaling.coming import Foresight
 from omniload.machine.steps import (
+    BadRecords,
     Demand,
     PlannedSteps,
     RankSteps,
-    bad_behind,
     next_world,
     steps_together,
 )
@@ -106,8 +105,8 @@ class Planner:
     """The step before which everything was let go: every rank has taken it."""
     _metadata: SampleMetadata = field(default_factory=SampleMetadata, init=False)
     """Of what is held, which tokens are trained on, and where images are."""
-    _with_bad: set[int] = field(default_factory=set, init=False)
     _foresight: Foresight = field(default_factory=Foresight, init=False)
+    _bad: BadRecords = field(init=False)
     _resumed: MixState = field(init=False)
     """The state that this life began with."""
     _demand: Demand | None = field(default=None, init=False)
@@ -121,6 +120,7 @@ class Planner:
         num_sources = len(self.names)
         self.overlong_S = [0] * num_sources
         self._queues = queues_of(self.state.widened(num_sources))
+        self._bad = BadRecords.of(self._queues, self.state)
         self._resumed = self.state
         self._steps = PlannedSteps.of((self.state, *self.known))
         self._ranks = RankSteps.at(self.world.ranks(), max(self.state.step, self.world.step))
@@ -131,11 +131,12 @@ class Planner:
 
         Raises:
             ConfigError: A source gives no samples at all.
+            IntegrityError: Ranks want a step in which a source has more bad records than its ``on_error`` allows.
             StateError: The state that the run resumed from is of other samples.
         """
         match event:
             case Started():
-                # One that takes over: the lost one may have noted these ranks, and told no constructor.
+                # The lost one may have noted these ranks, and told no constructor.
                 serve = (ServeWorld(world=self.world, windows=()),) if self.world.generation else ()
                 return (*serve, *self._advance(range(len(self._queues))))
             case SamplesReported():
@@ -170,7 +171,7 @@ class Planner:
         queue.report(table, state.cursors_S[source], reported.size_bytes)
         self._metadata.add(source, table)
         if len(table.bad_N):
-            self._with_bad.add(source)
+            self._bad.sources.add(source)
         return tuple(self._advance((source,)))
 
     @property
@@ -217,7 +218,7 @@ class Planner:
     def _room(self) -> int:
         """Return how many steps may be planned now; 0 until there is room for as many as go together."""
         room = self._ranks.slowest + self.mix.steps_ahead - self.state.step
-        return room if room >= self.mix.steps_at_once else 0
+        return room if room >= self.mix.steps_at_once and self._bad.excess is None else 0
 
     def waits(self) -> Waits:
         """Say what holds up the next plan."""
@@ -225,15 +226,12 @@ class Planner:
         if self._ended:
             return Waits(text=f"has planned every step before {step}, where the run ends")
         if self._room():
-            short = tuple(s for s in self._lacking() if self._queues[s].is_asked)
+            starved = [] if self._starved is None else [self._starved]
+            lacking = sorted(self._demanded().short) or starved  # as far as that is known
+            short = tuple(s for s in lacking if self._queues[s].is_asked)
             names = ", ".join(self.names[s] for s in short[:3])
             return Waits(text=f"waits for samples of {len(short)} sources ({names})", sources=short)
         return self._ranks.waits(step, self.world.tree.size_of("cp"), self.mix.steps_at_once)
-
-    def _lacking(self) -> list[int]:
-        """Return the sources without which the next step cannot be planned, as far as that is known."""
-        short = self._demanded().short
-        return [self._starved] if not short and self._starved is not None else sorted(short)
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step`` as plain JSON: resuming from it, ``step`` comes next.
@@ -251,7 +249,8 @@ class Planner:
             changed: Sources of which another amount is known than when this was called last.
         """
         commands, demand = list[PlannerCommand](), self._demand
-        for s in changed:
+        over = self._bad.behind_known(self.history, self.state, self.positions_per_epoch_S)
+        for s in (s for s in changed if s not in over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
         commands += self._enter()
         self._recount(changed)
@@ -259,11 +258,13 @@ class Planner:
             # Also behind the last step: a run that is resumed there would plan for ever.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             needed = self._demanded()
-            if needed.short and not is_last:
+            over = self._bad.behind_known(self.history, self.state, self.positions_per_epoch_S)
+            if needed.short and not is_last and not over:
                 break
             found = Exhausted() if is_last else self._window(room)
             if isinstance(found, Starved):
                 self._starved = source = found.source
+                self._bad.excess = over.get(source)
                 queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
                 require_below_cap(self.history, self.names[source], queue, epoch, needed.step)
                 commands += self._read(source, queue.tokens + needed.needs_S[source])
@@ -275,7 +276,9 @@ class Planner:
             self._starved = None
             commands += [*self._publish(found), *self._enter()]
             changed = range(len(self._queues))
-        if not self._ended:
+        if (excess := self._bad.excess) is not None and self._ranks.slowest >= self.state.step:
+            raise excess  # and not before: every step up to there is that of any other run
+        if not self._ended and excess is None:
             # Ranks that a planner which takes over finds ahead of it have it plan more steps at once.
             changed = changed if self._demanded() is demand else range(len(self._queues))
             commands += self._top_up(changed)
@@ -357,28 +360,27 @@ class Planner:
 
     def _publish(self, window: Sequence[Membership]) -> list[PlannerCommand]:
         """Place the steps of a window; all of them are journaled before any is published."""
-        commands: list[PlannerCommand] = []
-        plans: list[StepPlan] = []
+        commands, plans = list[PlannerCommand](), list[StepPlan]()
+        records_S = self.positions_per_epoch_S
         for membership in window:
             mix, before = self.history.entered(self.state)
+            bad, after = self._bad.behind(self.history, before, membership.after, records_S)
+            if self._bad.excess is not None:
+                break
             known, names = self._metadata.of(membership.pieces), mix.names
             plan = place(mix, self.world.tree, before, membership, **known)
-            self.state = membership.after
+            self.state = after
             self._steps.reach(self.state)
             plans.append(plan)
-            beyond = bad_behind(self._queues, self._with_bad, self.state.cursors_S)
-            commands.append(AppendJournal(before, plan, self.state, names, beyond))
+            commands.append(AppendJournal(before, plan, self.state, names, bad))
             if self.state.step % _BASE_EVERY == 0:
                 beside = self.history.kept_with(self.state.mix_revision, self.fingerprint)
                 commands.append(AppendBase(state=self.state, **beside))
                 if self.world.generation:  # whoever reads from there on finds it
                     commands.append(AppendWorld(world=self.world))
-        finished_S = np.add.reduce([membership.finished_S for membership in window])
-        for s in finished_S.nonzero()[0].tolist():
-            self._queues[s].draw(int(finished_S[s]))
-        lost_S = np.add.reduce([membership.lost_S for membership in window])
-        for s in lost_S.nonzero()[0].tolist():
-            self.overlong_S[s] += int(lost_S[s])
+        if not plans:
+            return []
+        draw_window(self._queues, window[: len(plans)], self.overlong_S)
         return [*commands, PublishPlans(plans=self._steps.publish(plans))]
 
     @property

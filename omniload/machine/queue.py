@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
 from omniload.machine.messages import ReadAhead, TakeOver
 from omniload.mix.edits.history import History
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import Cursor, MixState
+from omniload.plan.membership import Membership
 
 __all__ = [
     "SampleQueue",
+    "draw_window",
     "end_of",
     "enter_step",
     "queues_of",
@@ -144,12 +147,12 @@ class SampleQueue:
         self.tokens -= int(table.lengths_N[:count].sum())
         self.table = table.of_samples(slice(count, None))
 
-    def pass_to(self, position: int) -> int:
-        """Return how many bad records lie before a position, of those that were not passed before."""
-        known = len(self.table.bad_N)
-        if known:
+    def pass_to(self, position: int) -> NDArray[np.int64]:
+        """Return the positions of the bad records before one, of those that were not passed before."""
+        known_N = self.table.bad_N
+        if len(known_N):
             self.table = self.table.bad_from(position)
-        return known - len(self.table.bad_N)
+        return known_N[: len(known_N) - len(self.table.bad_N)]
 
     @property
     def is_asked(self) -> bool:
@@ -222,6 +225,18 @@ def queues_of(state: MixState) -> list[SampleQueue]:
         queue.needed = tuple(np.unique(positions_P).tolist())
         queue.checked_to = max(queue.reach - 1, state.cursors_S[s][0])
     return queues
+
+
+def draw_window(
+    queues: Sequence[SampleQueue], window: Sequence[Membership], overlong_S: list[int]
+) -> None:
+    """Remove what the steps of a window draw, and add up the tokens that overlong documents lose with them."""
+    finished_S = np.add.reduce([membership.finished_S for membership in window])
+    for s in finished_S.nonzero()[0].tolist():
+        queues[s].draw(int(finished_S[s]))
+    lost_S = np.add.reduce([membership.lost_S for membership in window])
+    for s in lost_S.nonzero()[0].tolist():
+        overlong_S[s] += int(lost_S[s])
 
 
 def skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState) -> MixState:

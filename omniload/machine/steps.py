@@ -8,11 +8,14 @@ Shape suffixes:
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from omniload.base.errors import ConfigError, StateError
+import numpy as np
+from numpy.typing import NDArray
+
+from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.machine.messages import ResizeAsked
 from omniload.machine.progress import Waits, rank_name
 from omniload.machine.queue import SampleQueue
@@ -24,18 +27,18 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import weights_at
-from omniload.mix.state import Cursor, MixState
+from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved
 from omniload.plan.records import StepPlan
 from omniload.plan.window import window_of
 from omniload.plan.world import World, require_rows
 
 __all__ = [
+    "BadRecords",
     "Demand",
     "PlannedSteps",
     "Rank",
     "RankSteps",
-    "bad_behind",
     "next_world",
     "of_next",
     "steps_together",
@@ -162,18 +165,81 @@ class RankSteps:
         )
 
 
-def bad_behind(
-    queues: Sequence[SampleQueue], with_bad: Collection[int], cursors_S: Sequence[Cursor]
-) -> dict[int, int]:
-    """Return how many bad records each source has gone past with these cursors, and not before; none are left out.
+@dataclass(slots=True, kw_only=True)
+class BadRecords:
+    """Counts the records that steps go past and that could not be decoded, and says when ``on_error`` ends the run.
 
-    Args:
-        queues: What is known of each source.
-        with_bad: Numbers of the sources that may have any, few of hundreds; only these are asked.
-        cursors_S: Where each goes on behind the step; a source that is read ahead of its edit has none yet.
+    By the order of the mix alone, so that it ends before the same step after any kills, moves and resumes, whatever
+    loaders had read ahead. In each epoch anew: the next one holds the same records. Where two sources have too many in
+    one step, either is named.
     """
-    passed = {s: queues[s].pass_to(cursors_S[s][0]) for s in sorted(with_bad) if s < len(cursors_S)}
-    return {s: count for s, count in passed.items() if count}
+
+    queues: Sequence[SampleQueue]
+    """What is known of each source; grows as sources are added."""
+    sources: set[int]
+    """Those that may have any, few of hundreds; only these are looked at."""
+    excess: IntegrityError | None = None
+    """Why there is no further step, once that is known."""
+
+    @classmethod
+    def of(cls, queues: Sequence[SampleQueue], state: MixState) -> Self:
+        """Go on from a state."""
+        return cls(queues=queues, sources={s for s, count in enumerate(state.bad_S) if count})
+
+    def behind(
+        self, history: History, before: MixState, after: MixState, records_S: Sequence[int]
+    ) -> tuple[dict[int, int], MixState]:
+        """Return how many bad records each source goes past in a step, none left out, and the state behind it.
+
+        Where they are more than a source of so many records may have, ``excess`` says so from then on.
+        """
+        passed, counts = dict[int, int](), dict[int, int]()
+        # A source that is read ahead of its edit has no cursor yet.
+        for s in sorted(s for s in self.sources if s < len(after.cursors_S)):
+            passed_N = self.queues[s].pass_to(after.cursors_S[s][0])
+            if len(passed_N):
+                passed[s] = len(passed_N)
+            of_epoch = _by_epoch(before, s, passed_N, records_S[s])
+            self.excess = self.excess or self._excess(history, s, of_epoch, records_S[s])
+            counts[s] = of_epoch[after.cursors_S[s][0] // records_S[s]]
+        return passed, after.with_bad(counts)
+
+    def behind_known(
+        self, history: History, before: MixState, records_S: Sequence[int]
+    ) -> dict[int, IntegrityError]:
+        """Return what ``excess`` is behind all that is known of a source, by the sources of which it is any."""
+        known = {
+            s: _by_epoch(before, s, self.queues[s].table.bad_N, records_S[s]) for s in self.sources
+        }
+        found = {s: self._excess(history, s, known[s], records_S[s]) for s in known}
+        return {s: excess for s, excess in found.items() if excess is not None}
+
+    def _excess(
+        self, history: History, source: int, of_epoch: Counter[int], records: int
+    ) -> IntegrityError | None:
+        name = history.latest.names[source]
+        declared = history.latest.sources.get(name)
+        if declared is None or max(of_epoch.values(), default=0) <= (
+            most := declared.on_error.most_of(records)
+        ):
+            return None
+        reason = self.queues[source].table.reason or "told in the log as it was left out"
+        # The first that is one too many: how many more are known hangs on how far loaders have read.
+        return IntegrityError(
+            f"sources.{name}: {most + 1} records could not be decoded, more than on_error.limit "
+            f"{declared.on_error.said_of(records)}; the last that was found: {reason}; mend the files or raise the "
+            "limit"
+        )
+
+
+def _by_epoch(
+    before: MixState, source: int, passed_N: NDArray[np.int64], records: int
+) -> Counter[int]:
+    """Count bad records by epoch: those behind a state, and in its epoch those before it too."""
+    counts = Counter((passed_N // records).tolist())
+    if known := before.bad_of(source):
+        counts[before.cursors_S[source][0] // records] += known
+    return counts
 
 
 def of_next(asked: ResizeAsked, generation: int) -> ResizeAsked:

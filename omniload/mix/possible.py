@@ -137,6 +137,11 @@ def _faults_of_cursors(
                 f"source {name!r} stands at position {position}, after {position // records} epochs of {records} "
                 f"records, and {drawn} were drawn of it"
             )
+        if (bad := state.bad_of(s)) > position % records:
+            yield (
+                f"source {name!r} has {bad} bad records in its epoch before position {position}, and "
+                f"{position % records} records lie there"
+            )
         if state.cursors_S[s] != (0, 0, 0) and not drawn and not ends:
             yield f"source {name!r} stands at {state.cursors_S[s]}, and nothing was drawn of it"
         # Samples are drawn a row's worth at a time.

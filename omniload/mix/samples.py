@@ -44,6 +44,8 @@ class SampleTable:
     them away when they are reported; tables made from this one have none."""
     bad_N: NDArray[np.int64] = field(default_factory=lambda: _NONE)
     """Positions of the records that could not be decoded and give no sample, rising, ``[bad records]``."""
+    reason: str = ""
+    """What is wrong with one of those, or of the records that were decoded with them."""
 
     def __len__(self) -> int:
         return len(self.positions_N)
@@ -71,6 +73,7 @@ class SampleTable:
             subs_N=np.concatenate((self.subs_N, other.subs_N)),
             lengths_N=np.concatenate((self.lengths_N, other.lengths_N)),
             bad_N=np.concatenate((self.bad_N, other.bad_N)),
+            reason=other.reason or self.reason,
         )
 
     def of_samples(self, which: slice | NDArray[np.bool_]) -> "SampleTable":
@@ -82,6 +85,7 @@ class SampleTable:
             subs_N=self.subs_N[which],
             lengths_N=self.lengths_N[which],
             bad_N=self.bad_N,
+            reason=self.reason,
         )
 
     def bad_from(self, position: int) -> "SampleTable":
@@ -105,6 +109,7 @@ class SampleTable:
             lengths_N=self.lengths_N[first:last],
             metadata={name: each.between(first, last) for name, each in self.metadata.items()},
             bad_N=bad_N,
+            reason=self.reason,
         )
 
 

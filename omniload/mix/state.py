@@ -28,6 +28,7 @@ from omniload.base.state import (
 )
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.fingerprint import differences
+from omniload.mix.other_states import SHOWN_KEYS, refuse_others
 from omniload.mix.pieces import (
     POSITION_LIMIT,
     SUB_LIMIT,
@@ -43,8 +44,6 @@ __all__ = [
     "Cursor",
     "MixState",
     "cursor_of",
-    "refuse_others",
-    "writer_of",
 ]
 
 STATE_VERSION = 2
@@ -54,22 +53,6 @@ SPREAD_VERSION = 4
 """Version of a state whose amounts were changed: it says what was drawn before."""
 COUNT_LIMIT = 1 << 63
 """Steps, revisions and amounts drawn are below this."""
-_OTHERS = {
-    "sample_in_epoch": "Mosaic Streaming",
-    "batches_processed": "OLMo-core",
-    "_snapshot": "torchdata's StatefulDataLoader",
-    "_num_yielded": "torchdata's StatefulDataLoader",
-    "examples_iterable": "Hugging Face datasets",
-}
-"""Whose states hold a key."""
-_INSTEAD = {
-    "Mosaic Streaming": ", or leave out what it had drawn: omniload mix import --from llm-foundry --state"
-}
-_ENERGON = "megatron.energon"
-"""Package of the classes that Energon's states are of."""
-_SHOWN_KEYS = 6
-"""Keys that a message lists of what is no state."""
-
 Cursor = tuple[int, int, int]
 """The next token of a source: raw position, number of the sample within that record, token within that sample."""
 
@@ -93,6 +76,9 @@ class MixState:
     since_S: tuple[int, ...] = ()
     """What was drawn of each source when amounts changed last: the rest of them is spread from there on. Empty where
     that is nothing."""
+    bad_S: tuple[int, ...] = ()
+    """Records of each source that could not be decoded, before its cursor in the epoch that it is in: each record is
+    met once in an epoch. Empty where there are none."""
 
     @classmethod
     def start(cls, num_sources: int) -> Self:
@@ -155,7 +141,22 @@ class MixState:
             credits_S=self.credits_S + zeros,
             drawn_S=self.drawn_S + zeros,
             since_S=self.since_S and self.since_S + zeros,
+            bad_S=self.bad_S and self.bad_S + zeros,
         )
+
+    def bad_of(self, source: int) -> int:
+        """Return ``bad_S`` of a source; 0 of one that nothing was drawn of yet."""
+        return self.bad_S[source] if source < len(self.bad_S) else 0
+
+    def with_bad(self, counts: Mapping[int, int]) -> Self:
+        """Return the state with other numbers of bad records, by source."""
+        if not counts:
+            return self
+        bad_S = list(self.bad_S or (0,) * len(self.cursors_S))
+        for s, count in counts.items():
+            bad_S[s] = count
+        # Nothing, where there are none: it is then the state of releases that did not count them.
+        return replace(self, bad_S=tuple(bad_S) if any(bad_S) else ())
 
     def floors(self) -> list[int]:
         """Return the first raw position of each source that is still needed."""
@@ -177,6 +178,8 @@ class MixState:
         # Credits may pass 64 bits while weights move.
         digest.update(repr(self.credits_S).encode())
         digest.update(self.carried.to_bytes())
+        if self.bad_S:  # behind what is of any length: by its name it is told from that
+            digest.update(b"bad" + np.asarray(self.bad_S, "<i8").tobytes())
         return digest.hexdigest()
 
     def to_json(
@@ -196,6 +199,9 @@ class MixState:
         edited: JsonObject = {"edits": list(edits)} if edits else {}
         if self.since_S:
             edited["since"] = dict(zip(names, self.since_S, strict=True))
+        if self.bad_S:
+            found = zip(names, self.bad_S, strict=True)
+            edited["bad"] = {name: count for name, count in found if count}
         return sealed(
             {
                 "version": _version_of(edited),
@@ -234,7 +240,7 @@ class MixState:
                 f"the mix state is {state!r:.60}, no object; give what state_dict returned"
             )
         if "version" not in state:
-            held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS])) or "nothing"
+            held = ", ".join(map(repr, list(state)[:SHOWN_KEYS])) or "nothing"
             raise StateError(
                 f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
             )
@@ -253,6 +259,7 @@ class MixState:
                 carried=PieceTable.from_json(content["carried"], names),
                 mix_revision=whole_number(content["mix_revision"], below=COUNT_LIMIT),
                 since_S=_since(content.get("since"), names, entries),
+                bad_S=_bad(content.get("bad"), names),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
@@ -278,31 +285,14 @@ def _since(since: Json, names: Sequence[str], entries: "Sequence[_Entry]") -> tu
     )
 
 
-def writer_of(state: object) -> str | None:
-    """Return which other loader a state shows to be of; ``None`` where it shows none."""
-    # By the name of its module: whoever holds such a state has the package, and we have not.
-    if type(state).__module__.startswith(_ENERGON):
-        return "Megatron-Energon"
-    if not isinstance(state, Mapping) or "version" in state:
-        return None
-    return next((tool for key, tool in _OTHERS.items() if key in state), None)
-
-
-def refuse_others(state: object) -> None:
-    """Refuse a state that another loader shows to have written, by the name of that.
-
-    Raises:
-        StateError: With what to do instead.
-    """
-    if (other := writer_of(state)) is None:
-        return
-    held = ""
-    if isinstance(state, Mapping):
-        held = f", and holds {', '.join(map(repr, list(state)[:_SHOWN_KEYS])) or 'nothing'}"
-    raise StateError(
-        f"this is a state of {other}{held}: its order of samples is not that of a mix; begin with the saved model, and "
-        f"without a state{_INSTEAD.get(other, '')}"
-    )
+def _bad(bad: Json, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the bad records of each source; nothing where there are none."""
+    if bad is None:
+        return ()
+    if not isinstance(bad, dict) or not bad or bad.keys() - set(names):
+        raise ValueError(f"bad is {bad!r:.200}, the mix has {', '.join(names):.200}")
+    counts = {name: whole_number(count, least=1, below=COUNT_LIMIT) for name, count in bad.items()}
+    return tuple(counts.get(name, 0) for name in names)
 
 
 def _require_same(saved: Json, now: Mapping[str, str]) -> None:

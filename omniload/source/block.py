@@ -35,7 +35,7 @@ class UnitReader:
 
     read: Callable[[int], Records]
     """Decodes a unit; raises what is wrong with it."""
-    note: Callable[[int, Records], None]
+    note: Callable[[Records], None]
     """Told of every unit, for its bad records; raises where there must be none."""
     drawn: Callable[[int, Records], NDArray[np.bool_] | None]
     """Which records are drawn, ``[B]``; ``None`` for all."""
@@ -279,7 +279,7 @@ def _kept_units(
             if not _suffices(kept, usable_B, reader):
                 continue
             # Bad records count whether or not the text of their unit is decoded again.
-            reader.note(unit, kept.records)
+            reader.note(kept.records)
             found[unit] = _Unit(
                 bad_B=kept.bad_B, usable_B=usable_B, spoilt_B=kept.spoilt_B, spoilt=kept.spoilt
             )
@@ -305,7 +305,7 @@ def _decoded_units(
     with memory.writing() as writer:
         for unit in units:
             records = reader.read(unit)
-            reader.note(unit, records)
+            reader.note(records)
             # An entry of the cache holds no text that a key could be made of later.
             if reader.wants_keys and records.keys_B is None and reader.tokens is not None:
                 records = replace(records, keys_B=content_keys(records.column))

@@ -30,7 +30,7 @@ from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import ShardDigests, open_format
 from omniload.source.index import IndexCache
 from omniload.source.parts.sample_block import SampleBlock, joined
-from omniload.source.parts.share import WHOLE, Bad, Part, Share
+from omniload.source.parts.share import WHOLE, Part, Share
 from omniload.source.stores.shard_cache import ShardCache
 from omniload.source.token_cache.cache import TokenCache
 from omniload.source.token_cache.source_tokens import SourceTokens
@@ -152,9 +152,8 @@ class RecordSource(Source):
             takes_bad=rules.on_error.policy == "skip",
             wants_keys=bool(rules.splits),
         )
-        self._bad_samples: set[tuple[int, int]] = set()
-        self._bad_of_unit: dict[int, int] = {}
-        self._is_told = False
+        self._reason = ""
+        """What is wrong with the last record that was left out."""
         self._memory, self._blocks = BlockMemory(), DecodedBlocks()
         self._sequences: tuple[object, Sequences] | None = None
 
@@ -206,20 +205,6 @@ class RecordSource(Source):
         ]
         return joined(blocks, start, stop)
 
-    def found_bad(self) -> Bad:
-        """Return what was left out so far, as ``on_error`` says."""
-        return Bad(of_unit=dict(self._bad_of_unit), samples=frozenset(self._bad_samples))
-
-    def add_bad(self, bad: Bad) -> None:
-        """Count what another reader of this source has left out, each record once.
-
-        Raises:
-            IntegrityError: Together it is more than ``on_error`` allows.
-        """
-        self._bad_of_unit |= bad.of_unit
-        self._bad_samples |= bad.samples
-        self._require_few("one that another reader has read")
-
     def release(self) -> None:
         """Let go of the decoded block; the next read decodes it again."""
         self._blocks.let_go()
@@ -233,7 +218,8 @@ class RecordSource(Source):
             return None
         if self._pipeline.concat is None:
             return self._made(span, share)
-        return self._joined(span, share.units, part, without).of_span(span, share)
+        made = self._joined(span, share.units, part, without)
+        return made.of_span(span, share, self._reason)
 
     def _made(self, span: Span, share: Share) -> SampleBlock:
         block, rows = self._decoded(share.units), share.rows_N
@@ -257,7 +243,7 @@ class RecordSource(Source):
         if (cut := self._pipeline.cut(samples)) is not None:
             samples, of_record, subs = cut
             positions = positions[of_record]
-        return SampleBlock.of(span, samples, positions, subs, bad)
+        return SampleBlock.of(span, samples, positions, subs, bad, self._reason)
 
     def _joined(
         self, span: Span, units: tuple[int, ...], part: Part, without: tuple[int, ...]
@@ -291,7 +277,7 @@ class RecordSource(Source):
         return Share.of(part, span.block, held.units_U, counts_U, asked, left_out_U)
 
     def _judge_samples(self, block: Block, rows_N: NDArray[np.int64], samples: Samples) -> None:
-        """Apply ``on_error`` to records that could not be made samples."""
+        """Raise or tell of records that could not be made samples, as ``on_error`` says."""
         assert samples.bad_N is not None
         units, records_N = block.places_of(rows_N[samples.bad_N])
         records = records_N.tolist()
@@ -300,20 +286,17 @@ class RecordSource(Source):
         first = f"{path}{self._format.name_of_record(number)}: {samples.reason}"
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(first)
-        # Kept by record, so reading one again counts nothing twice; the limit bounds them.
-        self._bad_samples.update(zip(units.tolist(), records, strict=True))
         self._leave_out(first)
 
     def _decoded(self, units: tuple[int, ...], beside: Sequence[tuple[int, ...]] = ()) -> Block:
         return self._blocks.of(units, self._reader, self._memory, beside)
 
-    def _judge(self, unit: int, records: Records) -> None:
-        """Apply ``on_error`` to the bad records of a unit; by unit, so that reading it again counts nothing twice."""
+    def _judge(self, records: Records) -> None:
+        """Raise or tell of the bad records of a unit, as ``on_error`` says. How many may be, its planner knows."""
         if not records.reason:
             return
         if self._rules.on_error.policy == "raise":
             raise self._unmendable(records.reason)
-        self._bad_of_unit[unit] = int(np.count_nonzero(records.bad_B))
         self._leave_out(records.reason)
 
     def _unmendable(self, reason: str) -> IntegrityError:
@@ -323,19 +306,9 @@ class RecordSource(Source):
 
     def _leave_out(self, reason: str) -> None:
         """Tell of the first, by which others like it are found: counts alone do not say what is wrong."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._reason:
             _LOG.warning("sources.%s: %s; it is left out, as on_error says", self.name, reason)
-        self._require_few(reason)
-
-    def _require_few(self, reason: str) -> None:
-        found = sum(self._bad_of_unit.values()) + len(self._bad_samples)
-        if found > self._rules.on_error.most_of(self.positions_per_epoch):
-            limit = self._rules.on_error.said_of(self.positions_per_epoch)
-            raise IntegrityError(
-                f"sources.{self.name}: {found} records could not be decoded, more than on_error.limit {limit}; the "
-                f"last of them: {reason}; mend the files or raise the limit"
-            )
+        self._reason = reason
 
 
 def open_source(  # noqa: PLR0913 -- what the file says, and what the run knows

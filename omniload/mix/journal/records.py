@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Self
 
 from omniload.base.errors import StateError
@@ -30,7 +31,9 @@ class StepRecord:
     """All pieces carried to the next step."""
     bad: Mapping[int, int] = field(default_factory=dict)
     """Records that could not be decoded, between the cursor of each source before the step and that behind it; those of
-    none are left out. Nothing of the state rests on them."""
+    none are left out."""
+    bad_after: Mapping[int, int] = field(default_factory=dict)
+    """``MixState.bad_S`` after it, of the sources where that is another than before."""
 
     @classmethod
     def between(
@@ -49,6 +52,13 @@ class StepRecord:
             },
             carried=after.carried,
             bad=bad or {},
+            bad_after={
+                s: count
+                for s, (count, known) in enumerate(
+                    zip_longest(after.bad_S, before.bad_S, fillvalue=0)
+                )
+                if count != known
+            },
         )
 
     def applied_to(self, state: MixState, weights_S: Sequence[int]) -> MixState:
@@ -65,7 +75,7 @@ class StepRecord:
         state = state.widened(len(weights_S))  # sources that an edit added at this step
         changes_S = [(cursor, 0) for cursor in state.cursors_S]
         # Names are those of all edits: a record may speak of a source that a later one adds.
-        last = max((*self.drawn, int(self.carried.sources_P.max(initial=0))))
+        last = max((*self.drawn, *self.bad_after, int(self.carried.sources_P.max(initial=0))))
         if last >= len(changes_S):
             raise StateError(
                 f"the record of step {self.step} is of source {last}, and the mix has {len(changes_S)} by then; "
@@ -73,11 +83,15 @@ class StepRecord:
             )
         for s, change in self.drawn.items():
             changes_S[s] = change
-        after = replace(state, mix_revision=self.revision).after(
-            cursors_S=[cursor for cursor, _ in changes_S],
-            served_S=[served for _, served in changes_S],
-            weights_S=weights_S,
-            carried=self.carried,
+        after = (
+            replace(state, mix_revision=self.revision)
+            .after(
+                cursors_S=[cursor for cursor, _ in changes_S],
+                served_S=[served for _, served in changes_S],
+                weights_S=weights_S,
+                carried=self.carried,
+            )
+            .with_bad(self.bad_after)
         )
         try:
             # Whoever makes a line anew makes its checksum too: amounts may sum to more than 64 bits hold.
@@ -104,6 +118,11 @@ class StepRecord:
             "carried": self.carried.to_json(names),
             # Where there are none the line is that of releases that did not count them.
             **({"bad": {names[s]: count for s, count in self.bad.items()}} if self.bad else {}),
+            **(
+                {"bad_after": {names[s]: count for s, count in self.bad_after.items()}}
+                if self.bad_after
+                else {}
+            ),
         }
 
     @classmethod
@@ -127,6 +146,9 @@ class StepRecord:
                 },
                 carried=PieceTable.from_json(record["carried"], names),
                 bad={number_of[name]: count for name, count in bad_in(record).items()},
+                bad_after={
+                    number_of[name]: count for name, count in bad_in(record, "bad_after").items()
+                },
             )
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
@@ -134,11 +156,13 @@ class StepRecord:
             ) from error
 
 
-def bad_in(record: Mapping[str, Json]) -> dict[str, int]:
+def bad_in(record: Mapping[str, Json], key: str = "bad") -> dict[str, int]:
     """Return the bad records that a step went past, by source; those of none are left out.
+
+    With ``bad_after`` as ``StepRecord`` has it.
 
     Raises:
         AttributeError: It does not say so as we write it; or ``TypeError``, or ``ValueError``.
     """
-    bad: Mapping[str, Json] = record.get("bad", {})  # type: ignore[assignment]
+    bad: Mapping[str, Json] = record.get(key, {})  # type: ignore[assignment]
     return {name: whole_number(count, below=COUNT_LIMIT) for name, count in bad.items()}

@@ -28,7 +28,7 @@ from omniload.base.log import get_logger
 from omniload.mix.fingerprint import SourceFacts
 from omniload.source.block_memory import BlockMemory
 from omniload.source.parts.sample_block import SampleBlock, merged
-from omniload.source.parts.share import Bad, Part
+from omniload.source.parts.share import Part
 from omniload.source.source import RecordSource, Source
 from omniload.source.stores.shard_cache import ShardCache, Traffic
 
@@ -61,8 +61,6 @@ class PartRead:
     """What a reader gives."""
 
     block: SampleBlock
-    bad: Bad
-    """All that it has left out so far."""
     traffic: Traffic
     """What its shards took since it was asked before."""
     busy_s: float
@@ -90,7 +88,7 @@ class OpenPart:
         block = self.source.read_part(start, stop, part, without)
         busy_s = time.thread_time() - began_s
         traffic = Traffic() if self.shards is None else self.shards.traffic_since()
-        return PartRead(block=block, bad=self.source.found_bad(), traffic=traffic, busy_s=busy_s)
+        return PartRead(block=block, traffic=traffic, busy_s=busy_s)
 
 
 class PartReader(Protocol):
@@ -230,7 +228,6 @@ class DividedSource(Source):
             # All of it: what others have read of it already is not waited for.
             return self.own.read(start, stop, without), 0.0, 1
         for part in parts:
-            self.own.add_bad(part.bad)
             if self._shards is not None:
                 self._shards.add(part.traffic)
         # Those that were lost count in a row: a host that ends a process now and then is lived with.

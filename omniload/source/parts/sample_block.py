@@ -39,6 +39,7 @@ class SampleBlock:
         positions_N: NDArray[np.int64],
         subs_N: NDArray[np.int32],
         bad_N: NDArray[np.int64],
+        reason: str = "",
     ) -> "SampleBlock":
         """Return a block of the positions of a span, less samples that are empty; ``bad_N``: of bad records."""
         tokens, others = samples.tokens, dict(samples.others)
@@ -58,6 +59,7 @@ class SampleBlock:
                 lengths_N=lengths_N.astype(np.int32),
                 metadata=metadata_of(others),
                 bad_N=np.sort(bad_N),
+                reason=reason if len(bad_N) else "",
             ),
             tokens=tokens,
             others=others,
@@ -103,10 +105,11 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
     first = blocks[0].table
     given = [block for block in blocks if len(block.table)]
     bad_N = np.sort(np.concatenate([block.table.bad_N for block in blocks]))
+    reason = _reason_of([block.table for block in blocks])
     if not given:
         # A reader that had a unit knows the further columns, though none has a sample.
         widest = max(blocks, key=lambda block: len(block.others))
-        return replace(widest, table=replace(widest.table, bad_N=bad_N))
+        return replace(widest, table=replace(widest.table, bad_N=bad_N, reason=reason))
     positions_N = np.concatenate([block.table.positions_N for block in given])
     order_N = np.argsort(positions_N, kind="stable")  # samples of one record stay in their order
     tokens = Ranges.of([block.tokens for block in given]).take(order_N).packed()
@@ -126,10 +129,15 @@ def merged(blocks: Sequence[SampleBlock]) -> SampleBlock:
             lengths_N=tokens.lengths_N.astype(np.int32),
             metadata=metadata_of(others),
             bad_N=bad_N,
+            reason=reason,
         ),
         tokens=tokens,
         others=others,
     )
+
+
+def _reason_of(tables: Sequence[SampleTable]) -> str:
+    return next((table.reason for table in reversed(tables) if table.reason), "")
 
 
 def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
@@ -143,6 +151,7 @@ def _table(start: int, stop: int, tables: Sequence[SampleTable]) -> SampleTable:
         subs_N=np.concatenate([nothing, *(table.subs_N for table in tables)]),
         lengths_N=np.concatenate([nothing, *(table.lengths_N for table in tables)]),
         bad_N=np.concatenate([np.empty(0, np.int64), *(table.bad_N for table in tables)]),
+        reason=_reason_of(tables),
         metadata={
             name: drained([table.metadata[name] for table in tables], column.values_V.dtype)
             for name, column in (tables[0].metadata.items() if tables else ())

@@ -11,13 +11,12 @@ Shape suffixes:
     U  units of the block      N  positions asked for
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WHOLE", "Bad", "Part", "Share"]
+__all__ = ["WHOLE", "Part", "Share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +30,6 @@ class Part:
 
 
 WHOLE = Part(0, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bad:
-    """Records that a reader has left out so far."""
-
-    of_unit: Mapping[int, int]
-    """How many of each unit could not be decoded."""
-    samples: frozenset[tuple[int, int]]
-    """Unit and row of those that could not be made samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,8 @@ class Sequences:
     skipped_R: NDArray[np.bool_]
     """Records that could not be decoded, or made tokens."""
 
-    def of_span(self, span: Span, share: Share) -> SampleBlock:
-        """Return what the records of a span give that are a share."""
+    def of_span(self, span: Span, share: Share, reason: str) -> SampleBlock:
+        """Return what the records of a span give that are a share; ``reason`` says what is wrong with a bad one."""
         firsts_N = self.firsts_R[share.rows_N]
         counts_N = self.firsts_R[share.rows_N + 1] - firsts_N
         at_Q = np.repeat(np.arange(len(counts_N)), counts_N)
@@ -64,6 +64,7 @@ class Sequences:
             span.start + share.places_N[at_Q],
             subs_Q.astype(np.int32),
             span.start + share.places_N[self.skipped_R[share.rows_N]],
+            reason,
         )
 
 

@@ -20,7 +20,7 @@ from omniload.base.state import (
     unsealed,
     whole_number,
 )
-from omniload.mix.state import writer_of
+from omniload.mix.other_states import writer_of
 from trainer_integration.loader.resuming.order import Place
 from trainer_integration.loader.samples import Start, are_alike
 

@@ -239,15 +239,41 @@ def test_bad_records_count_as_they_lie_before_the_next_one_whatever_is_read_ahea
     assert before > 120
 
 
-def test_more_bad_records_than_allowed_stop_the_run(tmp_path):
-    mix = a_corpus_with_bad_lines(tmp_path, {"policy": "skip", "limit": 2})
+def steps_and_end(client, most):
+    """Take batches, ``most`` of them; return their numbers, and what ended them."""
+    steps = []
+    try:
+        while len(steps) < most:
+            steps.append(client.next_batch().step)
+    except IntegrityError as error:
+        return steps, str(error)
+    return steps, None
 
-    with (
-        LocalPlane(a_spec(tmp_path, mix)) as plane,
-        Client(plane.handle(0)) as client,
-        pytest.raises(IntegrityError, match=r"more than on_error\.limit 2"),
-    ):
-        client.next_batch()
+
+@pytest.mark.parametrize("limit", [2, "4%"])
+def test_more_bad_records_than_allowed_stop_a_run_at_one_step_however_often_it_is_resumed(
+    tmp_path, limit
+):
+    mix = a_corpus_with_bad_lines(tmp_path, {"policy": "skip", "limit": limit})
+    with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
+        steps, end = steps_and_end(client, 100)
+        with pytest.raises(IntegrityError, match=r"sources\.text: 3 records"):
+            client.next_batch()
+        assert client.state_dict()["step"] == len(steps)
+    assert "text/0.jsonl:" in end
+    assert "more than on_error.limit" in end
+
+    resumed, state, last = [], None, None
+    while last is None:
+        spec = a_spec(tmp_path, mix, run_dir=tmp_path / "run", state=state)
+        with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+            more, last = steps_and_end(client, 1)
+            resumed += more
+            state = client.state_dict()
+
+    assert 1 < len(steps) < 100
+    assert resumed == steps
+    assert last.split("; the last")[0] == end.split("; the last")[0]
 
 
 def test_a_percentage_of_bad_records_is_of_all_records_of_the_source(tmp_path):
@@ -260,7 +286,7 @@ def test_a_percentage_of_bad_records_is_of_all_records_of_the_source(tmp_path):
             IntegrityError, match=r"on_error\.limit 0\.1% \(0 of \d+ records\); the last"
         ),
     ):
-        client.next_batch()
+        list(islice(client, 20))
 
 
 def test_closing_wakes_whoever_waits(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.base.clock import FakeClock
-from omniload.base.errors import IntegrityError, StateError
+from omniload.base.errors import StateError
 from omniload.source.parts.divided import DividedSource, OpenPart, ReaderLostError
 from tests.property.omniload.source.test_records import a_source, contents, samples
 
@@ -272,16 +272,13 @@ def test_a_reader_that_finds_other_data_is_refused():
         source.read(0, 2)
 
 
-def test_bad_records_of_all_readers_count_once_and_together():
+def test_bad_records_of_all_readers_are_told_with_each_read():
     units = [[None, [1]], [None, [2]], [None, [3]], [None, [4]]]
+    source = divided(lambda: a_source(units, "block", 4)[0], 2)[0]
 
-    def limited(limit):
-        return divided(lambda: a_source(units, "block", 4, limit)[0], 2)[0]
-
-    allowed = limited(4)
-    assert [allowed.read(0, 8).skipped for _ in range(3)] == [4, 4, 4]
-    with pytest.raises(IntegrityError, match="4 records could not be decoded, more than"):
-        limited(3).read(0, 8)
+    for _ in range(3):
+        table = source.read(0, 8).table
+        assert (len(table.bad_N), table.reason) == (4, "bad")
 
 
 def test_after_its_end_a_source_reads_alone():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import StateError
-from omniload.mix.possible import require_samples
+from omniload.mix.possible import require_possible, require_samples
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
-from tests.support.plane.builders import pieces_of
+from tests.support.plane.builders import a_mix, pieces_of
 
 
 class Counted(np.ndarray):
@@ -65,3 +65,15 @@ def test_samples_that_are_not_there_are_named(state, said):
 @pytest.mark.parametrize("cursor", [(5, 2, 0), (5, 1, 6), (5, 0, 0), (60, 9, 9)])
 def test_a_cursor_within_its_record_or_outside_of_the_table_is_taken(cursor):
     require_samples(a_state(3, cursor), 0, "web", a_table(40))
+
+
+@pytest.mark.parametrize(("bad", "is_possible"), [(2, True), (3, False)])
+def test_as_many_bad_records_as_lie_before_the_cursor_in_its_epoch_are_possible(bad, is_possible):
+    mix = a_mix(sources=("web",), pack={"lookahead_rows": 0})
+    state = replace(a_state(0, cursor=(12, 0, 0)), step=1, drawn_S=(128,)).with_bad({0: bad})
+
+    if is_possible:
+        require_possible(state, mix, [10])
+    else:
+        with pytest.raises(StateError, match=r"has 3 bad records .* and 2 records lie there"):
+            require_possible(state, mix, [10])

@@ -11,7 +11,7 @@ from omniload.base.errors import StateError
 from omniload.mix.deficit import WEIGHT_ONE
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import STATE_VERSION, MixState
-from tests.support.plane.builders import pieces_of
+from tests.support.plane.builders import pieces_of, resealed
 
 NAMES = ("web", "code")
 PRINT = {"seed": "7", "mix": "aa", "sources.web": "bb"}
@@ -39,6 +39,29 @@ def test_a_state_goes_through_json_unchanged():
     assert (again.credits_S, again.drawn_S) == (a_state().credits_S, a_state().drawn_S)
     assert again.carried.rows() == [[0, 31, 0, 0, 20, 20], [1, 6, 2, 32, 40, 50]]
     assert again.mix_revision == 3
+
+
+def test_bad_records_are_part_of_a_state_where_there_are_any():
+    state = a_state().with_bad({1: 3})
+
+    saved = json.loads(json.dumps(state.to_json(NAMES, PRINT)))
+
+    assert saved["bad"] == {"code": 3}
+    assert saved["version"] == STATE_VERSION
+    assert MixState.from_json(saved, NAMES, PRINT).bad_S == state.bad_S == (0, 3)
+    assert state.digest() != a_state().digest()
+    assert state.widened(3).bad_of(1) == 3
+    # Without any it is the state of a release that counted none.
+    assert state.with_bad({1: 0}).digest() == a_state().digest()
+    assert "bad" not in a_state().to_json(NAMES, PRINT)
+
+
+@pytest.mark.parametrize("bad", [{}, {"web": 0}, {"web": -1}, {"other": 1}, [1, 2], {"web": "1"}])
+def test_bad_records_that_are_none_are_refused(bad):
+    saved = resealed(a_state().to_json(NAMES, PRINT) | {"bad": bad})
+
+    with pytest.raises(StateError, match="damaged"):
+        MixState.from_json(saved, NAMES, PRINT)
 
 
 def test_the_start_owes_nothing_and_carries_nothing():

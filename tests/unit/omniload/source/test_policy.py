@@ -76,24 +76,23 @@ def test_skipped_records_are_counted_in_the_range_read_only(opened):
     assert sum(source.read(p, p + 1).skipped for p in range(80)) == 6
 
 
-def test_more_bad_records_than_the_limit_stop_the_run(opened):
+def test_a_source_tells_of_bad_records_beyond_the_limit_and_leaves_it_to_its_planner_to_stop(
+    opened,
+):
     source = opened(bad=set(range(6)), policy="skip", limit=5)
 
-    with pytest.raises(IntegrityError, match=r"sources\.web: 6 records .* on_error\.limit 5; "):
-        source.read(0, 40)
+    table = source.read(0, 40).table
+
+    assert len(table.bad_N) == 6
+    assert re.search(r"a\.jsonl:[1-6]: is not JSON", table.reason)
 
 
-def test_as_many_bad_records_as_the_limit_are_tolerated_however_often_they_are_read(opened):
-    source = opened(bad=set(range(5)), policy="skip", limit=5)
+def test_a_read_without_a_bad_record_has_no_reason(opened):
+    source = opened(bad={9}, policy="skip")
+    (at,) = source.read(0, 40).table.bad_N.tolist()
 
-    for _ in range(3):
-        source.release()
-        assert source.read(0, 80).skipped == 10
-
-
-def test_a_limit_of_none_stops_at_the_first_bad_record(opened):
-    with pytest.raises(IntegrityError, match=r"1 records .* on_error\.limit 0"):
-        opened(bad={9}, policy="skip", limit=0).read(0, 40)
+    assert source.read(at, at + 1).table.reason
+    assert not source.read(at + 1, at + 2).table.reason
 
 
 def test_null_rows_of_parquet_follow_the_policy(tmp_path):

@@ -1,0 +1,225 @@
+"""A run ends for its bad records before the same step, and with the same words, as one that nothing broke."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.machine.messages import (
+    AppendJournal,
+    LoaderReplaced,
+    PublishPlans,
+    ReadAhead,
+    SamplesReported,
+    Started,
+    StepTaken,
+)
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.state import MixState
+from tests.support.plane.builders import a_mix, a_planner, a_table
+
+STEPS = 8
+SOURCES = ("code", "web")
+
+
+@dataclass
+class Run:
+    """Steps of a run, over all of its lives."""
+
+    plans: dict = field(default_factory=dict)
+    cursors: dict = field(default_factory=dict)
+    """Positions behind each step, by source."""
+    ended: str = ""
+    """Why there were no more, but for the record that it names."""
+    lives: int = 0
+
+
+def record_at(records, position):
+    """Return tokens of a record, or ``None`` of a bad one: in each epoch they stand in another order."""
+    epoch, place = divmod(position, len(records))
+    return records[(place + 3 * epoch) % len(records)]
+
+
+def reported(read, records, most):
+    """Return what a loader says of the first ``most`` records that it was asked for."""
+    stop = min(read.stop, read.start + most)
+    found = [record_at(records, position) for position in range(read.start, stop)]
+    given = np.array([tokens is not None for tokens in found], np.bool_)
+    positions_N = np.arange(read.start, stop)
+    table = replace(
+        a_table([tokens for tokens in found if tokens is not None], start=read.start),
+        stop=stop,
+        positions_N=positions_N[given],
+        bad_N=positions_N[~given],
+        reason="" if given.all() else f"record {positions_N[~given][0]}: is none",
+    )
+    return SamplesReported(source=read.source, table=table)
+
+
+def run_of(records_S, limits, most, breaks=(), mix_changes=()):
+    """Return what a run comes to whose lives end behind some steps, and whose loaders are lost behind some.
+
+    ``breaks`` says for steps whether the run is resumed there, or its loader of the second source is lost.
+    """
+    sources = {
+        name: {
+            "type": "parquet",
+            "path": f"{name}/*.parquet",
+            "tokens": "tokens",
+            "on_error": {"policy": "skip", "limit": limit},
+        }
+        for name, limit in zip(SOURCES, limits, strict=True)
+    }
+    mix = a_mix(rows=2, sources=sources, weights={"code": 2.0, "web": 1.0}, **dict(mix_changes))
+    epoch = [len(records) for records in records_S]
+    run, step, state = Run(), 0, None
+    breaks = dict(breaks)
+    while step < STEPS and not run.ended:
+        planner = a_planner(mix, epoch=epoch, state=state)
+        run.lives += 1
+        try:
+            commands = list(planner.handle(Started()))
+            while True:
+                step, is_over = _until_broken(planner, commands, run, step, records_S, most, breaks)
+                if is_over:
+                    break
+        except (IntegrityError, ConfigError) as error:
+            run.ended = str(error).split("; the last")[0]
+            break
+        state = MixState.from_json(planner.state_at(step), SOURCES, planner.fingerprint)
+    return run
+
+
+def _until_broken(planner, commands, run, step, records_S, most, breaks):
+    """Go on to the next break; return its step, and whether the run is resumed there or has all of its steps."""
+    while step < STEPS:
+        while commands:
+            command = commands.pop(0)
+            if isinstance(command, AppendJournal):
+                assert_folds(command, planner)
+                run.cursors[command.before.step] = [c[0] for c in command.after.cursors_S]
+            if isinstance(command, PublishPlans):
+                # Of steps that no rank asks for, more or fewer are planned.
+                wanted = [plan for plan in command.plans if plan.step < STEPS]
+                run.plans |= {plan.step: plan.membership_digest() for plan in wanted}
+            if isinstance(command, ReadAhead):
+                count = most[(command.start + command.source) % len(most)]
+                report = reported(command, records_S[command.source], count)
+                commands += planner.handle(report)
+        assert step in run.plans, "a step is there, or the run says why not"
+        commands += planner.handle(StepTaken(step=step, dp_rank=0))
+        step += 1
+        if (how := breaks.pop(step, None)) == "resumed":
+            return step, True
+        if how == "lost":
+            commands[:] = [c for c in commands if not isinstance(c, ReadAhead) or c.source != 1]
+            commands += planner.handle(LoaderReplaced(sources=(1,)))
+    return step, True
+
+
+def assert_folds(command, planner):
+    """A planner that takes over folds the journal: it comes to the state that was planned, counts and all."""
+    names = command.names
+    record = StepRecord.from_json(command.record, names)
+    assert record.bad_after == {
+        s: command.after.bad_of(s)
+        for s in range(len(names))
+        if command.after.bad_of(s) != command.before.bad_of(s)
+    }
+    after = MixState.from_json(
+        command.after.to_json(names, planner.fingerprint), names, planner.fingerprint
+    )
+    assert after.bad_S == command.after.bad_S
+    assert after.digest() == record.after
+
+
+def too_many_at(run, records_S, limits):
+    """Return the first step that goes past more bad records of an epoch than allowed, and of which sources."""
+    for step, cursors in sorted(run.cursors.items())[:STEPS]:
+        over = []
+        for name, records, limit, cursor in zip(SOURCES, records_S, limits, cursors, strict=True):
+            epochs = [
+                [record_at(records, p) for p in range(at, min(at + len(records), cursor))]
+                for at in range(0, cursor, len(records))
+            ]
+            if any(found.count(None) > limit for found in epochs):
+                over.append(name)
+        if over:
+            return step, over
+    return STEPS, []
+
+
+records = st.lists(st.one_of(st.none(), st.integers(8, 30)), min_size=1, max_size=16).filter(any)
+breaks = st.dictionaries(st.integers(1, STEPS - 1), st.sampled_from(["resumed", "lost"]))
+
+
+@given(
+    st.tuples(records, records),
+    st.tuples(*(st.integers(0, 6) for _ in SOURCES)),
+    st.lists(st.integers(8, 40), min_size=1, max_size=6),
+    st.lists(st.integers(8, 40), min_size=1, max_size=6),
+    breaks,
+    st.sampled_from(["best_fit", "concat_and_split"]),
+)
+@example(
+    ([None, 9, None, 9, 9] * 4, [9]), (3, 0), [40], [3], {1: "resumed", 2: "resumed"}, "best_fit"
+)
+def test_a_broken_run_ends_where_an_unbroken_one_does(
+    records_S, limits, most, most_of_other, breaks, method
+):
+    changes = {"pack": {"method": method}}.items()
+    free = run_of(records_S, (10**6, 10**6), most, mix_changes=changes)
+    whole = run_of(records_S, limits, most, mix_changes=changes)
+
+    broken = run_of(records_S, limits, most_of_other, breaks, changes)
+
+    end, over = too_many_at(free, records_S, limits)
+    assert sorted(broken.plans) == list(range(end)), "ends before the first step that has too many"
+    assert broken.plans == whole.plans
+    assert bool(broken.ended) == bool(whole.ended) == bool(over)
+    # Of two in one step, either is told of.
+    assert len(over) == 2 or broken.ended == whole.ended
+    assert all(
+        any(f"sources.{name}: " in run.ended for name in over) for run in (broken, whole) if over
+    )
+
+
+@pytest.mark.parametrize(("limit", "ends"), [("19%", True), ("20%", False), (1, True), (2, False)])
+def test_a_percentage_counts_over_lives_as_a_number_does(limit, ends):
+    records_S = [[None, 20, 20, 20, 20] * 2, [7]]
+    at_every_step = dict.fromkeys(range(1, STEPS), "resumed")
+
+    run = run_of(records_S, (limit, 0), [4], at_every_step)
+
+    assert bool(run.ended) == ends
+    if ends:
+        assert "sources.code: 2 records could not be decoded, more than on_error.limit" in run.ended
+    else:
+        assert run.lives == STEPS
+
+
+def test_a_source_of_bad_records_alone_is_not_read_to_its_end():
+    bad = [None] * 1_000_000
+    planner = a_planner(
+        a_mix(
+            sources={
+                "web": {
+                    "type": "parquet",
+                    "path": "web/*.parquet",
+                    "tokens": "tokens",
+                    "on_error": {"policy": "skip"},
+                }
+            }
+        ),
+        epoch=[len(bad)],
+    )
+    commands = list(planner.handle(Started()))
+    while (read := commands[-1]).stop < 101:
+        commands += planner.handle(reported(read, bad, 10**6))
+
+    with pytest.raises(IntegrityError, match=r"101 records .* on_error\.limit 100; .* is none"):
+        planner.handle(reported(read, bad, 10**6))
+    assert read.stop < 1_000
