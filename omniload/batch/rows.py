@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.ragged import Ranges, gather_across
+from omniload.base.ragged import Ragged, Ranges, gather_across
 from omniload.batch.microbatch import IGNORE_LABEL, CpSlice, Microbatch
 from omniload.batch.starts import starts_inside, with_starts
-from omniload.mix.columns import COLUMNS, LOSS_MASK, NO_COLUMNS, REJECTED_AT
+from omniload.mix.columns import COLUMNS, IMAGES, LOSS_MASK, NO_COLUMNS, REJECTED_AT
 from omniload.mix.pieces import PieceTable
 
 __all__ = [
@@ -93,8 +93,21 @@ def build_rows(
         next_D=next_D[is_there_D],
         trained_RT=trained_RT,
         keys_K4=_keys(pieces),
-        columns_K={n: r.packed() for n, r in others_K.items() if not COLUMNS[n].aligned},
+        columns_K={
+            n: _shown(r, others_K) if n == IMAGES else r.packed()
+            for n, r in others_K.items()
+            if not COLUMNS[n].aligned
+        },
     )
+
+
+def _shown(images_K: Ranges, others_K: Mapping[str, Ranges]) -> Ragged:
+    """Return the images of pieces copied end to end: a pair has one copy of them, and shows it on both sides."""
+    if (rejected_K := others_K.get(REJECTED_AT)) is None:
+        return images_K.packed()
+    counts_K = 1 + (rejected_K.lengths_N > 0)
+    each = images_K.take(np.arange(len(counts_K)).repeat(counts_K)).packed()
+    return Ragged(values_V=each.values_V, offsets=each.offsets[np.append(0, counts_K.cumsum())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

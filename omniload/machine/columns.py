@@ -28,6 +28,7 @@ from omniload.mix.columns import (
     IMAGE_SPANS,
     IMAGES,
     LOSS_SPANS,
+    REJECTED_AT,
     ColumnRanges,
     overlap_of,
 )
@@ -257,7 +258,7 @@ class ImageRequests:
                 subs_N=self.samples_U3[a:b, 2].astype(np.int32),
                 starts_N=nothing[a:b],
                 stops_N=nothing[a:b],
-                columns=(IMAGES, GRIDS),
+                columns=(IMAGES, GRIDS, REJECTED_AT),
             )
             for source, a, b in zip(sources.tolist(), bounds, bounds[1:], strict=False)
         ]
@@ -328,16 +329,15 @@ class ImageRequests:
         patches = packed.values_V[::2].astype(np.int64) * packed.values_V[1::2]
         before = np.concatenate(([0], np.cumsum(patches)))
         first = packed.offsets[:-1] // 2
-        own = first + numbers
+        own, held = first + numbers, packed.lengths_N // 2
+        if (rejected := fetched.others.get(REJECTED_AT)) is not None:
+            # Both sides of a pair show the one copy of its images.
+            held //= 1 + (rejected.take(samples).lengths_N > 0)
         # Nothing says what a patch takes: it is what the sample's values come to over all of its patches.
-        depth = values.lengths_N // np.maximum(1, before[packed.offsets[1:] // 2] - before[first])
-        starts = values.starts_N + (before[own] - before[first]) * depth
-        ranges = Ranges(
-            columns=values.columns,
-            which_N=values.which_N,
-            starts_N=starts,
-            stops_N=starts + patches[own] * depth,
-        )
+        depth = values.lengths_N // np.maximum(1, before[first + held] - before[first])
+        starts = values.starts_N + (before[first + numbers % held] - before[first]) * depth
+        stops = starts + patches[own] * depth
+        ranges = replace(values, starts_N=starts, stops_N=stops)
         return ranges, packed.values_V.reshape(-1, 2)[own]
 
 

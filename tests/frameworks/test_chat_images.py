@@ -300,8 +300,10 @@ def test_both_sides_of_a_pair_are_conversations_with_the_images_of_the_prompt(tm
             marked[first : first + length] = True
         assert np.array_equal(marked, block.tokens[i] == token)
         if pixels:
-            both = np.concatenate([np.asarray(each["pixel_values"]) for each in sides])
-            require_pixels(block.others["images"][i], both)
+            chosen, rejected = (np.asarray(each["pixel_values"]) for each in sides)
+            # Held once; a batch shows them on both sides.
+            assert np.array_equal(chosen, rejected)
+            require_pixels(block.others["images"][i], chosen)
 
 
 def count(messages):

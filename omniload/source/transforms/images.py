@@ -261,7 +261,11 @@ class ImageEncoder:
             IMAGE_PLACES: Ragged.of(places),
             _EXTENTS: self._extents(words, images_S),
             IMAGES: Ragged.of(
-                [np.concatenate([none, *(i.patches.reshape(-1) for i in own)]) for own in images_S],
+                [
+                    np.concatenate([none, *(i.patches.reshape(-1) for i in own)])
+                    # Once for all sides: a batch has them for each.
+                    for own in images_S[:: self._layout.sides]
+                ],
                 np.uint8,
             ),
             GRIDS: Ragged.of(
@@ -308,6 +312,7 @@ def _paired(samples: Samples, bad_N: NDArray[np.bool_]) -> Samples:
     made = pairs_of(tokens_S, columns.pop(LOSS_MASK), bad_N, samples.reason)
     # Those of a rejected side count from the first token of the chosen one.
     moved_S = np.where(np.arange(len(tokens_S)) % 2, np.roll(tokens_S.lengths_N, 1), 0)
+    images_N = columns.pop(IMAGES)
     columns[IMAGE_PLACES] = _moved(columns[IMAGE_PLACES], moved_S, (1, 0))
     assert samples.extents is not None, "there are images"
     there_N = made.tokens.lengths_N > 0
@@ -317,6 +322,7 @@ def _paired(samples: Samples, bad_N: NDArray[np.bool_]) -> Samples:
         others={
             **made.others,
             **{name: _of_pairs(column, there_N) for name, column in columns.items()},
+            IMAGES: _those_there(images_N, there_N),
         },
     )
 
@@ -330,10 +336,14 @@ def _moved(column_S: Ragged, by_S: NDArray[np.int64], places: Sequence[int]) -> 
 
 def _of_pairs(column_S: Ragged, there_N: NDArray[np.bool_]) -> Ragged:
     """Return a column of sides as one of pairs, empty for those that are not there."""
-    sizes_N = np.diff(column_S.offsets[::2])
+    return _those_there(replace(column_S, offsets=column_S.offsets[::2]), there_N)
+
+
+def _those_there(column_N: Ragged, there_N: NDArray[np.bool_]) -> Ragged:
+    sizes_N = column_N.lengths_N
     if (sizes_N[~there_N] == 0).all():
-        return replace(column_S, offsets=column_S.offsets[::2])
+        return column_N
     return Ragged(
-        values_V=column_S.values_V[np.repeat(there_N, sizes_N)],
+        values_V=column_N.values_V[np.repeat(there_N, sizes_N)],
         offsets=np.concatenate(([0], np.cumsum(sizes_N * there_N))),
     )

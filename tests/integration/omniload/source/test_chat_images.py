@@ -20,6 +20,7 @@ from omniload.batch.images import images_of, places_of
 from omniload.client import Client
 from omniload.mix.config import MixConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
+from omniload.source.source import open_source
 from tests.support.drawn import PLACEHOLDER, an_images_transform, png_of, ramp
 from tests.support.plane.local_runs import OneRank, a_spec, steps_of
 from tests.support.plane.resume import assert_resumes_exactly
@@ -223,6 +224,24 @@ def test_the_vision_model_takes_conversations_as_it_takes_captions(tmp_path):
     assert all(grad is not None and grad.isfinite().all() for grad in encoder)
 
 
+@pytest.mark.parametrize("pairs", [True, "texts"], ids=["messages", "texts"])
+def test_a_loader_holds_and_sends_images_of_a_pair_once(tmp_path, pairs):
+    mix = a_chat_mix(tmp_path, pairs=pairs)
+    source = open_source(
+        "see",
+        mix.sources["see"],
+        seed=mix.seed,
+        tokenizer=mix.tokenizer,
+        base_dir=tmp_path,
+        row_length=mix.pack.length,
+    )
+
+    others = source.read(0, 60).others
+
+    shown = others["grids"].values_V.reshape(-1, 2).prod(1).sum() * 4 * 4 * 3
+    assert 2 * len(others["images"].values_V) == shown > 0
+
+
 def test_both_sides_of_a_pair_have_the_images_of_its_prompt(tmp_path):
     a_chat_mix(tmp_path, pairs=True)
     pairs = images = 0
@@ -233,16 +252,19 @@ def test_both_sides_of_a_pair_have_the_images_of_its_prompt(tmp_path):
             labels = batch.labels.reshape(-1).numpy()
             bounds = batch.cu_seqlens.numpy()
             assert not (labels == PLACEHOLDER).any()
+            sizes = [rows * columns for rows, columns in batch.images.grids.tolist()]
+            each = batch.images.patches.split(sizes)
             grids = {
-                int(f): g
-                for (f, _), g in zip(
-                    batch.images.places.tolist(), batch.images.grids.tolist(), strict=True
+                int(f): (g, patches.tolist())
+                for (f, _), g, patches in zip(
+                    batch.images.places.tolist(), batch.images.grids.tolist(), each, strict=True
                 )
             }
             for both in batch.pairs.tolist():
                 ranges = [(bounds[side], bounds[side + 1]) for side in both]
-                held = [[g for at, g in sorted(grids.items()) if a <= at < b] for a, b in ranges]
-                assert held[0] == held[1]
+                shown = [[g for at, g in sorted(grids.items()) if a <= at < b] for a, b in ranges]
+                assert shown[0] == shown[1], "grids and pixels"
+                held = [[grid for grid, _ in side] for side in shown]
                 assert [int((flat[a:b] == PLACEHOLDER).sum()) for a, b in ranges] == [
                     sum(rows * columns for rows, columns in each) for each in held
                 ]
