@@ -117,9 +117,8 @@ class Planner:
     def __post_init__(self) -> None:
         require_strategy(self.mix.balance)
         self.history = History(self.mix, self.edits)
-        num_sources = len(self.names)
-        self.overlong_S = [0] * num_sources
-        self._queues = queues_of(self.state.widened(num_sources))
+        self._queues = queues_of(self.state.widened(len(self.names)))
+        self.overlong_S = [0] * len(self._queues)
         self._bad = BadRecords.of(self._queues, self.state)
         self._resumed = self.state
         self._steps = PlannedSteps.of((self.state, *self.known))
@@ -288,11 +287,10 @@ class Planner:
         self.state, read_again = enter_step(self._queues, self.history, self.state)
         for s in read_again:
             self._metadata.forget(s, self._queues[s].table.stop)
-        before = self.history
-        self.history = with_begun(before, self.state, self.positions_per_epoch_S)
-        if self.history is before:
+        begun = with_begun(self.history, self.state, self.positions_per_epoch_S)
+        if begun is self.history:
             return []
-        self.state, self._demand = self.history.entered(self.state)[1], None
+        self.history, self.state, self._demand = begun, begun.entered(self.state)[1], None
         return [KeepEdits(history=self.history)]
 
     def _window(self, room: int) -> list[Membership] | Starved | Exhausted:
@@ -310,8 +308,8 @@ class Planner:
         steps = 1 if step == self._ranks.slowest else self.mix.steps_at_once
         if self._demand is None or (self._demand.step, self._demand.steps) != (step, steps):
             self._demand = Demand.of(self.history, self.state, steps, len(self._queues))
-            needs_S = self._demand.needs_S
-            self._demand.short.update(s for s, n in enumerate(needs_S) if self._is_short(s, n))
+            needs = enumerate(self._demand.needs_S)
+            self._demand.short.update(s for s, n in needs if self._is_short(s, n))
         return self._demand
 
     def _recount(self, changed: Iterable[int]) -> None:
