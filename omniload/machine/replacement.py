@@ -113,9 +113,10 @@ class RoleRetired:
 
 @dataclass(frozen=True, slots=True)
 class PlaceFound:
-    """There is a better place for a member that stands by than where it is."""
+    """There is a better place for a member that stands by than where it is, or for a holder without shadows."""
 
     member: Member
+    may_hold: bool = False
 
 
 RosterEvent = (
@@ -240,8 +241,8 @@ class Roster:
                 return self._fill(role)
             case RoleRetired(role=role):
                 return self._retire(role, "no source is left to it")
-            case PlaceFound(member=member):
-                return self._start_instead_of(member)
+            case PlaceFound():
+                return self._start_instead_of(event.member, event.may_hold)
             case _:
                 assert_never(event)
 
@@ -280,17 +281,22 @@ class Roster:
             return ()  # it was lost meanwhile, or its role retired
         role.starting.remove(member)
         before = role.instead_of.pop(member, None)
+        if before and before == role.holder and not role.shadows:
+            self._beats.pop(before, None)
+            return (EndMember(before, "it moves to a better place"), role.hand_over(member))
         if role.holder is not None:
             role.standing_by.append(member)
             return self._relieve(role, before)
         role.is_new = False
         return (role.hand_over(member),)
 
-    def _start_instead_of(self, member: Member) -> tuple[RosterCommand, ...]:
+    def _start_instead_of(self, member: Member, may_hold: bool) -> tuple[RosterCommand, ...]:
         role = self._roles.get(member.role)
         # One after the other: where to start the next one is known once this one is there. And as for any other one,
         # not while the holder settles; whoever looks for places finds this one again.
-        if role is None or member not in role.standing_by or role.starting or role.settles_s > 0:
+        if role is None or role.starting or role.settles_s > 0:
+            return ()
+        if member not in (role.members() if may_hold and not role.shadows else role.standing_by):
             return ()
         command = role.start(member.role)
         role.instead_of[command.member] = member
@@ -299,11 +305,7 @@ class Roster:
     def _relieve(self, role: _Role, member: Member | None) -> tuple[RosterCommand, ...]:
         """End a member in whose place another one stands by now, unless it took over or was lost meanwhile."""
         # Nor where somebody else was lost: the new one is counted in that one's place, and both are wanted.
-        if (
-            member is None
-            or member not in role.standing_by
-            or len(role.standing_by) <= role.shadows
-        ):
+        if member not in role.standing_by or len(role.standing_by) <= role.shadows:
             return ()
         role.standing_by.remove(member)
         self._beats.pop(member, None)
@@ -319,7 +321,7 @@ class Roster:
             return (*self._retire(member.role, why), Abandoned(member.role, why))
         self._beats.pop(member, None)
         role.starting.discard(member)
-        if role.instead_of.pop(member, None) in role.standing_by:
+        if (tried := role.instead_of.pop(member, None)) and tried in role.members():
             # Nothing is lost: another place was only tried. But it may have been counted in place of one that was.
             return (EndMember(member, why), *self._fill(member.role))
         role.lost += 1
@@ -352,14 +354,12 @@ class Roster:
     def _fill(self, name: str) -> tuple[RosterCommand, ...]:
         """Start as many members as the role lacks; while its holder settles, none."""
         role = self._roles[name]
-        commands: list[StartMember] = []
         # Starting a process takes a core for a second or two, in which the holder has steps to catch up on.
         if role.holder is not None and role.settles_s > 0:
             return ()
         # Those in place of others count: where the one before them is lost meanwhile, they are its next.
-        while len(role.members()) < 1 + role.shadows:
-            commands.append(role.start(name))
-        return tuple(commands)
+        lacking = 1 + role.shadows - len(role.members())
+        return tuple(role.start(name) for _ in range(lacking))
 
     def _see(self, seen: MembersSeen) -> tuple[RosterCommand, ...]:
         """Count, in time in which the roster itself ran, how long each member is silent or stopped."""

@@ -30,11 +30,11 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        275,
+        295,
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
-        385,
+        396,
         "three roles, how each begins, and what all of them answer",
     ),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
@@ -44,7 +44,7 @@ LONGER = {
     ),
     "omniload/actors/ray/answers.py": (255, "every way in which an answer comes or does not"),
     "omniload/actors/ray/crew.py": (
-        280,
+        298,
         "every actor of a plane, who holds what, which sources, and whose process has ended",
     ),
     "omniload/actors/ray/handle.py": (

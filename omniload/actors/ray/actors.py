@@ -19,6 +19,7 @@ from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, taken_over
 from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.holders import LoaderHolders, Loaders, Serving
+from omniload.actors.ray.hosts.beside_ranks import RanksOn
 from omniload.actors.ray.hosts.boards import claim_for_guest
 from omniload.actors.ray.hosts.placing import host_here
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
@@ -201,7 +202,7 @@ class ConstructorActor(_PresentActor, ConstructorShell):
         machine: DataConstructor,
         loaders: Loaders,
         name: str,
-        board: FolderBoard,
+        board: FolderBoard | None,
         logs: Path | None,
     ) -> None:
         self._holders = LoaderHolders(loaders)
@@ -209,8 +210,9 @@ class ConstructorActor(_PresentActor, ConstructorShell):
         # On another host than the opener's nobody else takes earlier lives off the board. Only here: loaders
         # of one role live beside each other.
         role, _, number = name.partition("+")
-        for life in range(int(number or 0)):
-            board.forget(Member(role, life).name)
+        if board is not None:
+            for life in range(int(number or 0)):
+                board.forget(Member(role, life).name)
         activity = self._appear(name, board, logs)
         super().__init__(machine, self._holders.fetch, activity, self._holders.names)
 
@@ -238,6 +240,7 @@ class PlannerActor(_PresentActor):
         self._activity, self._board = self._appear(name, board, logs), board
         self._ahead_s: dict[tuple[str, str, int], float] = {}
         """How far the clock here is ahead of that of each guest, at most: by what came quickest."""
+        self._ranks_on = RanksOn()
         self._failure: OmniloadError | None = None
         if opening is not None:
             # Ranks find the planner by its name, and Ray lets none of their calls in before this ends.
@@ -290,6 +293,18 @@ class PlannerActor(_PresentActor):
     def taken(self, step: int, dp_rank: int, cp_rank: int, generation: int) -> None:
         """Tell that a rank's trainer has the batch of ``step``."""
         self._shell.taken(step, dp_rank, cp_rank, generation)
+
+    def stands_on(self, dp_rank: int, generation: int, node: str) -> None:
+        """Note which node of Ray a rank is on that may have its data constructor."""
+        self._ranks_on.note(dp_rank, generation, node)
+
+    def nodes_of_ranks(self) -> tuple[int, list[str | None]]:
+        """Return the generation of the ranks, and the node of those of each data constructor; see ``RanksOn.of``."""
+        world, count = self._shell.world(), len(self._constructors)
+        served = [world.served_by(number, count).dp_ranks for number in range(count)]
+        first = [link.dp_ranks for link in self._constructors]
+        ranks_of = served if world.generation else first
+        return world.generation, self._ranks_on.of(ranks_of, world.generation)
 
     def claim(self, name: str, guest: str) -> None:
         """Take a rank for a process of another host; see ``claim_for_guest``."""

@@ -15,6 +15,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.actors import ConstructorActor, LoaderActor, PlannerActor, PlannerOpening
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.holders import Loaders, Serving
+from omniload.actors.ray.hosts.beside_ranks import Moves
 from omniload.actors.ray.hosts.placing import Placing, nodes_with_room
 from omniload.actors.ray.hosts.relay import BEATS
 from omniload.actors.ray.layout import PLANNER, ranks_with_threads
@@ -48,11 +49,19 @@ def _remote(shell: type, *, is_away: bool) -> Any:  # noqa: ANN401 -- Ray's deco
 
 
 def _actor_of(
-    shell: type, member: Member, *, threads: int, node: str, is_away: bool = False
+    shell: type,
+    member: Member,
+    *,
+    threads: int,
+    node: str,
+    is_away: bool = False,
+    is_soft: bool = False,
 ) -> Any:  # noqa: ANN401 -- as above
-    """Return what starts the actor of a member, whose methods run in so many threads, on a node."""
-    # Another host may be gone by now: then Ray starts it where it can.
-    here = NodeAffinitySchedulingStrategy(node_id=node, soft=is_away)
+    """Return what starts the actor of a member, whose methods run in so many threads, on a node.
+
+    Another host may be gone by now: then Ray starts it where it can, if ``is_soft``.
+    """
+    here = NodeAffinitySchedulingStrategy(node_id=node, soft=is_soft)
     remote = _remote(shell, is_away=is_away)
     return remote.options(name=member.name, max_concurrency=threads, scheduling_strategy=here)
 
@@ -79,6 +88,10 @@ class Crew:
         self._address, self._node = address, node
         self.placing = Placing(node, nodes_with_room)
         """Which node each loader is on."""
+        self.moves = Moves(node)
+        """Which node each constructor is on whose ranks come and go."""
+        self.follows_ranks = address.terms is not None and address.terms.is_given
+        """Whether constructors move to the hosts of ranks: those have nodes that outlive a rank."""
         self._numbers, self._turns = count(), count(1)
         self._threads: dict[str, int] = {}
         self.sources_of: dict[str, tuple[int, ...]] = {}
@@ -158,7 +171,8 @@ class Crew:
             threads = max(_LEAST_LOADER_THREADS, wanted)
             node = self.placing.place(member)
             is_away = self.placing.is_away(member)
-            bare = _actor_of(LoaderActor, member, threads=threads, node=node, is_away=is_away)
+            away = {"is_away": is_away, "is_soft": is_away}
+            bare = _actor_of(LoaderActor, member, threads=threads, node=node, **away)
             actor = bare.remote(member.name, None if is_away else self.board, self._address.logs)
         elif member.role in self.dp_ranks_of:
             actor = self._start_constructor(member)
@@ -175,10 +189,13 @@ class Crew:
         ranks = self.dp_ranks_of[member.role]
         # The latest mix: it knows the sources that edits have added, of which a plan may name some.
         machine = DataConstructor.of(mix, ranks, cp_size=cp)
-        node = self._address.node_of(member.role, self._node)
-        most = ranks_with_threads(self.spec, len(ranks))
-        bare = _actor_of(ConstructorActor, member, threads=5 + 2 * most * cp, node=node)
-        board = FolderBoard(self._address.board_of(member.role))
+        node, board = self._address.node_of(member.role, self._node), None
+        if self.follows_ranks:
+            node = self.moves.place(member)
+        if not (is_away := member in self.moves.away()):
+            board = FolderBoard(self._address.board_of(member.role))
+        threads = 5 + 2 * ranks_with_threads(self.spec, len(ranks)) * cp
+        bare = _actor_of(ConstructorActor, member, threads=threads, node=node, is_away=is_away)
         return bare.remote(
             machine, self._loaders(self.serving), member.name, board, self._address.logs
         )
@@ -250,6 +267,7 @@ class Crew:
     def end(self, member: Member, *, is_replaced: bool = False) -> None:
         """See to it that a member never speaks again, also one that is stopped; it may have ended already."""
         self.placing.end(member, is_replaced=is_replaced)
+        self.moves.forget(member)
         process = self._processes.pop(member, None)
         if process is None:
             self._end_by_ray(member)

@@ -31,6 +31,7 @@ from omniload.actors.ray.answers import (
     there,
     value_of,
 )
+from omniload.actors.ray.cluster import node_here
 from omniload.actors.ray.environment import RayError
 from omniload.actors.ray.head_watch import HeadWatch, Raylet, raylet_here
 from omniload.actors.ray.hosts.boards import boards_of, claim_rank, was_claimed
@@ -103,15 +104,15 @@ class RayHandle(RankHandle):
                 self._be(World(tree=ClientPlaceTree.of()), dp_rank)
             self._opener, self._raylet = Opener(*address.opener), Raylet(raylet_here())
             # On the opener's own host none is needed: its process is seen there.
-            away = address.host != host_id()
-            self._line = LifelineEnd(address.lifeline if away else "")
+            self._line = LifelineEnd(address.lifeline if address.host != host_id() else "")
             self._planner = PlannerLink(dp_rank, self._cp_rank, self._check_alive)
             self.first_step = self._planner.first_step
+            # Of a Ray that was given: a node of our own ends with this rank, and nobody else's batches are built on it.
+            self._node = node_here() if address.terms is not None and address.terms.is_given else ""
             if asked is not None:
-                world = self._joined(asked, dp_rank)
-                self._planner.be(dp_rank, world.generation)
-                self._be(world, dp_rank)
+                self._be(self._joined(asked, dp_rank), dp_rank)
                 self.first_step = asked.step
+            self._planner.be(dp_rank, self._generation, self._node)
             self._of, self._constructor = _found(self._role)
             # Last of what can fail: once it was claimed, whoever takes this place comes after this rank.
             if self._lock is None:
@@ -193,7 +194,7 @@ class RayHandle(RankHandle):
             self._lock, self._asked = lock, None
             # What was prefetched is of ranks that are gone: the same steps are built anew for those that are there.
             self._held.clear()
-            self._planner.be(dp_rank, world.generation)
+            self._planner.be(dp_rank, world.generation, self._node)
             self._be(world, dp_rank)
             self._looked_for = None
             self._of, self._constructor = found

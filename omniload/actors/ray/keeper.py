@@ -66,6 +66,7 @@ class Keeper:
         self._slow_calls, self._skipped = SlowCalls(), SkippedRecords()
         self._relay = Relay(crew.board, self._events.put)
         self._asked_released: Any = None
+        self._asked_nodes: Any = None
         self._thread = threading.Thread(target=self._run, name="omniload-keeper", daemon=True)
 
     def begin(self) -> None:
@@ -133,8 +134,13 @@ class Keeper:
             planner = self._crew.holding(PLANNER)
             self._asked_released = future_of(planner.released_to.remote(), PLANNER)
             self._asked_released.add_done_callback(self._hear_released)
+        if self._crew.follows_ranks and self._asked_nodes is None:
+            asked = self._crew.holding(PLANNER).nodes_of_ranks.remote()
+            self._asked_nodes = future_of(asked, PLANNER)
+            self._asked_nodes.add_done_callback(self._hear_nodes)
         # Members here write their heartbeats into the folder that is read below.
-        away = {member.name: self._crew.actors[member] for member in self._crew.placing.away()}
+        elsewhere = (*self._crew.placing.away(), *self._crew.moves.away())
+        away = {member.name: self._crew.actors[member] for member in elsewhere}
         self._relay.ask(away, time.monotonic())
         # All of one role: only the roster knows which of them holds it, and which stands by.
         for member in self._crew.placing.crowded():
@@ -149,6 +155,17 @@ class Keeper:
         self._asked_released = None
         if done.exception() is None:
             self._events.put(StepsReleased(done.result()))
+
+    def _hear_nodes(self, done: "Future[tuple[int, list[str | None]]]") -> None:
+        self._asked_nodes = None
+        if done.exception() is None:
+            self._events.put(partial(self._follow_ranks, *done.result()))
+
+    def _follow_ranks(self, generation: int, nodes: Sequence[str | None]) -> None:
+        """Have constructors move to the nodes of their ranks."""
+        of = dict(zip(self._crew.dp_ranks_of, nodes, strict=True))
+        for member in self._crew.moves.wanted(self._crew.holders, generation, of):
+            self._carry(self._roster.handle(PlaceFound(member, may_hold=True)))
 
     def _carry(self, commands: Iterable[RosterCommand]) -> None:
         ended: list[Member] = []

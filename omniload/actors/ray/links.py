@@ -224,7 +224,7 @@ class PlannerLink:
         Raises:
             UnavailableError: There is none, or it does not answer.
         """
-        self._rank, self._check_plane = (dp_rank, cp_rank, 0), check
+        self._rank, self._node, self._check_plane = (dp_rank, cp_rank, 0), "", check
         self._actor: Any = actor_named(newest_of(PLANNER) or PLANNER)
         self._taken: int | None = None
         self._lost = False
@@ -343,9 +343,14 @@ class PlannerLink:
         """Have a heartbeat off the board that this rank has told under another name."""
         self._actor.forget.remote(name)
 
-    def be(self, dp_rank: int, generation: int) -> None:
-        """Be a rank of a world that there is, which has taken nothing yet."""
-        self._rank, self._taken = (dp_rank, self._rank[1], generation), None
+    def be(self, dp_rank: int, generation: int, node: str) -> None:
+        """Be a rank of a world that there is, which has taken nothing yet; on a node that may have its constructor."""
+        self._rank, self._taken, self._node = (dp_rank, self._rank[1], generation), None, node
+        self._tell_node()
+
+    def _tell_node(self) -> None:
+        if self._node:
+            self._actor.stands_on.remote(self._rank[0], self._rank[2], self._node)
 
     def _answer(self, ask: Callable[[Any], Any], what: str) -> Any:  # noqa: ANN401 -- as the planner's method
         """Ask the planner, and the one after it where it is lost."""
@@ -385,5 +390,6 @@ class PlannerLink:
             return
         _, self._actor = found
         self._lost, self._asked = False, None
+        self._tell_node()
         if (taken := self._taken) is not None:
             self._tell(taken)  # not noted again: the trainer may have taken a later step by now

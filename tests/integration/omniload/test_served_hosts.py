@@ -2,11 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -75,11 +76,11 @@ def unbroken(warm_python, mix):
 class Process:
     """The server, or a rank, on a host."""
 
-    def __init__(self, host, scratch, *words):
+    def __init__(self, host, scratch, *words, **more):
         self.process = on(
             host,
             *(sys.executable, PROCESS, *words),
-            env=environment(TMPDIR=str(scratch)),
+            env=environment(TMPDIR=str(scratch), **more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -122,20 +123,53 @@ def said_of_its_raylet(rank):
     return said
 
 
+def processes_of(host):
+    """Return the processes of a host."""
+    there, found = Path(f"/run/netns/{host}").stat().st_ino, []
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
+                found.append(process)
+    return found
+
+
+def end(host):
+    """End all processes of a host at once: stopped first, so that none tells another of its end."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes_of(host):
+            with suppress(psutil.Error):
+                process.send_signal(number)
+
+
+def wait_for(scratch, role, host):
+    """Wait until a role is on a host, by the board of the one that serves; return its heartbeat."""
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        lives = {name: beat for name, beat in beats_on(scratch).items() if name.startswith(role)}
+        for beat in lives.values():
+            if beat.host == host:
+                return beat
+        assert time.monotonic() < until_s, lives
+
+
+def beats_on(scratch):
+    (planner,) = scratch.glob("omniload-ray-*/board/planner.json")
+    return FolderBoard(planner.parent).read()
+
+
 def hosts_of(scratch, ranks):
     """Return where ranks are by the board of the host that serves; nothing before all of them are on it."""
-    (planner,) = scratch.glob("omniload-ray-*/board/planner.json")
-    found = FolderBoard(planner.parent).read()
+    found = beats_on(scratch)
     return {rank: found[rank].host for rank in ranks} if ranks <= found.keys() else {}
 
 
 @contextmanager
-def served(host, mix, scratch, world_size, address=None):
+def served(host, mix, scratch, world_size, address=None, **more):
     """A plane on a host; gives what starts ranks, and ends all that is left of them."""
     begun, address = [], address or scratch / "plane"
 
     def start(host, *words):
-        begun.append(Process(host, scratch, *words))
+        begun.append(Process(host, scratch, *words, **more))
         return begun[-1]
 
     try:
@@ -230,28 +264,66 @@ def test_a_rank_whose_own_raylet_is_killed_is_told_at_once_and_comes_back(
     assert seen == unbroken
 
 
-def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts(
-    hosts, mix, scratch, unbroken
-):
-    content, given = yaml.safe_load(mix.read_text()), mix.with_name("given.yaml")
+@contextmanager
+def served_in_a_ray_of_others(hosts, mix, scratch, **runtime):
+    """A node of a Ray on each host, and a plane of two ranks there; gives what starts ranks, and the nodes."""
+    content, given = yaml.safe_load(mix.read_text()), scratch / "given.yaml"
+    content["sources"] = {  # they are named from the folder of the mix
+        name: source | {"path": str(mix.parent / source["path"])}
+        for name, source in content["sources"].items()
+    }
     nodes, head = [], ()
     try:
         for host in hosts:
             node = begin_bare_node(host, *head, folder=scratch / host[-1], env=environment())
             nodes.append(node)
             head = (head_of(node),)
-        content["runtime"] |= {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
+        place = {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
+        content["runtime"] |= place | runtime
         given.write_text(yaml.safe_dump(content))
-        with served(hosts[0], given, scratch, 2) as join:
-            ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
-            seen = dict(step_of(ranks) for _ in range(STEPS // 2))
-            ranks.pop().process.kill()
-            ranks[0].tell("resize", 0, 2, STEPS // 2, 1)
-            ranks.append(join(hosts[1], 1, 2, STEPS // 2, 1))
-            seen |= dict(step_of(ranks) for _ in range(STEPS // 2))
+        with served(hosts[0], given, scratch, 2, OWN_RAYLETS="1") as join:
+            yield join, nodes
     finally:
         for node in reversed(nodes):
             node.communicate(timeout=LIMIT_S)
+
+
+def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts_and_hear_of_its_end(
+    hosts, mix, scratch, unbroken
+):
+    with served_in_a_ray_of_others(hosts, mix, scratch) as (join, nodes):
+        ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
+        seen = dict(step_of(ranks) for _ in range(STEPS // 2))
+        ranks.pop().process.kill()
+        ranks[0].tell("resize", 0, 2, STEPS // 2, 1)
+        ranks.append(join(hosts[1], 1, 2, STEPS // 2, 1))
+        seen |= dict(step_of(ranks) for _ in range(STEPS // 2))
+
+        kill_raylet(nodes[1])
+        assert "Ray has ended on this host" in said_of_its_raylet(ranks[1])["message"]
+
+    assert seen == unbroken
+
+
+def test_batches_of_ranks_on_a_node_of_a_ray_are_built_there_and_elsewhere_once_it_is_gone(
+    hosts, mix, scratch, unbroken
+):
+    here, there = hosts
+    with served_in_a_ray_of_others(hosts, mix, scratch, constructors=2) as (join, _):
+        ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
+        seen = dict([step_of(ranks)])
+        beat = wait_for(scratch, "constructor-1", ADDRESSES[1])
+        assert beat.pid in {process.pid for process in processes_of(there)}
+        seen |= dict(step_of(ranks) for _ in range(3))
+
+        end(there)
+        ranks[0].tell("resize", 0, 1, 4, 1)
+        seen |= dict(step_of(ranks[:1]) for _ in range(3))
+        wait_for(scratch, "constructor-1", ADDRESSES[0])
+
+        ranks[0].tell("resize", 0, 2, 7, 2)
+        ranks[1] = join(here, 1, 2, 7, 2)
+        seen |= dict(step_of(ranks) for _ in range(3))
 
     assert seen == unbroken
 

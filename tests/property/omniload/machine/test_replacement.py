@@ -29,6 +29,7 @@ DEEDS = (
     "look",
     "place",
     "place",
+    "moves",
     "ends",
     "hangs",
     "stops",
@@ -91,8 +92,8 @@ class Plane:
                     self.handle(MemberReady(member))
                 case "ends":
                     self.handle(MemberEnded(member, "killed"))
-                case "place":
-                    self.handle(PlaceFound(member))
+                case "place" | "moves":
+                    self.handle(PlaceFound(member, may_hold=what == "moves"))
                 case "meanwhile":  # while places are tried for all of its role
                     for each in [m for m in self.living if m.role == member.role]:
                         self.handle(PlaceFound(each))

@@ -9,8 +9,15 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 import omniload
+
+OWN_RAYLETS = "OWN_RAYLETS"
+"""Set where hosts of the test have a node each of a Ray of others."""
 
 
 def told(**result):
@@ -20,6 +27,26 @@ def told(**result):
 
 def named(numbers):
     return dict(zip(("rank", "world_size", "step", "generation"), map(int, numbers), strict=False))
+
+
+def nodes_here():
+    """Return the numbers of the nodes whose raylets are in this namespace of the network."""
+    here, found = Path("/proc/self/ns/net").stat().st_ino, set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            is_here = Path(f"/proc/{process.pid}/ns/net").stat().st_ino == here
+            words = process.cmdline() if process.name() == "raylet" and is_here else ()
+            found |= {w.partition("=")[2] for w in words if w.startswith("--node_id=")}
+    return found
+
+
+def see_own_raylets():
+    """Have Ray join the node of this host: it would take any raylet that this machine runs for one of its own host."""
+    from ray._private import services  # noqa: PLC0415
+
+    from omniload.actors.ray import environment  # noqa: F401, PLC0415 -- it sets what Ray reads
+
+    services.find_node_ids = nodes_here
 
 
 def serve(mix, address, world_size):
@@ -41,6 +68,8 @@ def join(address, *numbers):
 
 
 if __name__ == "__main__":
+    if OWN_RAYLETS in os.environ:
+        see_own_raylets()
     try:
         {"serve": serve, "join": join}[sys.argv[1]](*sys.argv[2:])
     except omniload.OmniloadError as error:

@@ -366,3 +366,44 @@ def test_nobody_is_started_in_a_better_place_while_a_holder_settles():
     roster.handle(MemberEnded(FIRST, "killed"))
 
     assert roster.handle(PlaceFound(THIRD)) == ()
+
+
+def test_a_holder_that_begins_with_nothing_goes_on_until_another_one_is_there_in_a_better_place():
+    roster = a_roster()
+
+    assert roster.handle(PlaceFound(FIRST)) == ()
+    assert roster.handle(PlaceFound(FIRST, may_hold=True)) == (StartMember(SECOND),)
+    assert roster.handle(PlaceFound(FIRST, may_hold=True)) == ()
+    assert roster.handle(MemberReady(SECOND)) == (
+        EndMember(FIRST, "it moves to a better place"),
+        HandOver(SECOND),
+    )
+    assert roster.handle(MemberEnded(FIRST, "killed")) == ()
+    assert roster.members() == [SECOND]
+
+
+def test_a_holder_that_is_lost_while_it_moves_is_followed_by_the_one_that_is_started_there():
+    roster = a_roster()
+    roster.handle(PlaceFound(FIRST, may_hold=True))
+
+    assert roster.handle(MemberEnded(FIRST, "killed")) == (EndMember(FIRST, "killed"),)
+    assert roster.handle(MemberReady(SECOND)) == (HandOver(SECOND),)
+
+
+def test_a_place_for_a_holder_that_turns_out_to_be_none_costs_nothing():
+    roster = a_roster()
+
+    for life in range(1, 12):
+        tried = Member(ROLE, life)
+        assert roster.handle(PlaceFound(FIRST, may_hold=True)) == (StartMember(tried),)
+        assert roster.handle(MemberEnded(tried, "no node")) == (EndMember(tried, "no node"),)
+    assert roster.holder_of(ROLE) == FIRST
+
+
+def test_members_that_cannot_be_started_in_place_of_a_lost_holder_are_counted():
+    roster = a_roster()
+    roster.handle(MemberEnded(FIRST, "killed"))
+
+    found = [roster.handle(MemberEnded(Member(ROLE, life), "no node")) for life in range(1, 6)]
+
+    assert [type(commands[-1]) for commands in found] == [StartMember] * 4 + [GiveUp]

@@ -60,7 +60,7 @@ class FakeLink:
     def forget(self, name):
         FakeLink.forgotten = name
 
-    def be(self, dp_rank, generation):
+    def be(self, dp_rank, generation, node):
         self.rank = dp_rank, 0, generation
 
     def watch(self, *_):

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.gate import Gate
+from omniload.actors.ray.hosts.beside_ranks import Moves
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.processes import Process
 from omniload.actors.ray.standing import Standing
@@ -46,6 +47,7 @@ class FakeCrew:
         self.planner = SimpleNamespace(released_to=Method(), outstanding=Method())
         self.board = SimpleNamespace(read=dict)
         self.changed = threading.Condition()
+        self.follows_ranks, self.moves = False, Moves("home")
         self.placing = SimpleNamespace(
             away=list,
             crowded=list,
