@@ -1,4 +1,4 @@
-"""The fetcher under any sequence of wishes and answers keeps its promises."""
+"""The fetcher under any sequence of requests and answers keeps its promises."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +98,7 @@ class Simulation:
 
 
 @given(SETTINGS, st.lists(WISHES | ANSWERS, max_size=40))
-def test_no_prefetch_overtakes_a_reader_and_every_wish_ends(settings, steps):
+def test_no_prefetch_overtakes_a_reader_and_every_request_ends(settings, steps):
     simulation = Simulation(settings)
     for kind, first, second in steps:
         if kind == "want":

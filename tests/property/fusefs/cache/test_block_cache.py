@@ -52,7 +52,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
         self.cache = BlockCache(CAPACITY)
         self.blocks = OrderedDict()
         self.waiting = {}
-        self.belief = PageCacheEstimate(1 << 16)
+        self.estimate = PageCacheEstimate(1 << 16)
         self.fills = []
 
     def used(self):
@@ -80,7 +80,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
             assert block.data.done() == (self.blocks[key] is not None)
             assert block is self.waiting.get(key, block)
             return
-        self.belief.asked(key)
+        self.estimate.asked(key)
         has_room = self.make_room(size_of(key))
         assert (block is not None, is_mine) == (has_room, has_room)
         if has_room:
@@ -93,7 +93,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
         together = data.draw(
             st.lists(st.sampled_from(sorted(self.waiting)), min_size=1, unique=True)
         )
-        fill = Fill(together, kept=self.belief.will_keep(together))
+        fill = Fill(together, kept=self.estimate.will_keep(together))
         self.fills.append(fill)
         self.cache.fill(dict(fill.views()))
 
@@ -121,7 +121,7 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
                 continue
             fill.unserved[key] = max(0, fill.unserved[key] - size)
             if fill.kept and not any(fill.unserved.values()):
-                self.belief.took(tuple(fill.unserved))
+                self.estimate.took(tuple(fill.unserved))
                 self.release(fill)
 
     @rule(wanted=st.lists(keys, max_size=3))
@@ -153,9 +153,9 @@ class BlockCacheBesideModel(RuleBasedStateMachine):
     @invariant()
     def what_the_kernel_has_lies_nowhere_else(self):
         served = {key for key in KEYS if self.cache.is_served(key)}
-        assert served == {key for key in KEYS if self.belief.has(key)}
+        assert served == {key for key in KEYS if self.estimate.has(key)}
         assert not served & self.blocks.keys()
-        assert self.cache.kernel.num_invalidations == self.belief.num_invalidations
+        assert self.cache.kernel.num_invalidations == self.estimate.num_invalidations
 
     @invariant()
     def memory_goes_with_the_last_of_its_blocks(self):

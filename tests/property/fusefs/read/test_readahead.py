@@ -25,21 +25,21 @@ def test_nothing_is_fetched_beyond_a_window_of_what_was_read(steps, first, large
 def test_blocks_reach_no_further_either_and_are_whole_where_nothing_limits_them(
     steps, first, largest, together, block
 ):
-    guesses = SpeculativeReads(block, 2 * block, 64, most_bytes=together)
+    speculative = SpeculativeReads(block, 2 * block, 64, most_bytes=together)
     ahead = ReadAhead(
         first_bytes=first,
         largest_bytes=largest,
         all_bytes=together,
         most_streams=5,
         block_bytes=block,
-        speculative=guesses,
+        speculative=speculative,
     )
     furthest = 0
     for process, offset, size in steps:
         furthest = max(furthest, offset + size)
         for command in ahead.handle(Read(process, offset, size)):
             assert 0 <= command.start < command.stop <= furthest + largest
-        assert guesses.speculative_bytes <= min(guesses.read_bytes, together)
+        assert speculative.speculative_bytes <= min(speculative.read_bytes, together)
 
 
 @given(
@@ -48,8 +48,8 @@ def test_blocks_reach_no_further_either_and_are_whole_where_nothing_limits_them(
 )
 def test_scattered_blocks_never_bring_in_more_than_twice_what_was_read(places, wide):
     """Each by a process of its own, so that none is a stream; the parts of a block in any order."""
-    guesses = SpeculativeReads(40, wide, 40 * 31, most_bytes=10_000)
-    ahead = ReadAhead(first_bytes=10, largest_bytes=1000, block_bytes=40, speculative=guesses)
+    speculative = SpeculativeReads(40, wide, 40 * 31, most_bytes=10_000)
+    ahead = ReadAhead(first_bytes=10, largest_bytes=1000, block_bytes=40, speculative=speculative)
     read, brought = set(), set()
     for process, (place, order) in enumerate(places):
         read.add(place)
@@ -68,32 +68,36 @@ def test_scattered_blocks_never_bring_in_more_than_twice_what_was_read(places, w
     st.lists(st.tuples(st.booleans(), st.integers(0, 99), st.integers(1, 7)), max_size=60),
     st.integers(0, 150),
 )
-def test_guesses_are_what_a_model_says(steps, lent_bytes):
-    guesses = SpeculativeReads(10, 40, 995, most_bytes=120, budget=SpeculationBudget(lent_bytes))
-    read, guessed, came_true = set(), set(), 0
+def test_speculative_blocks_are_what_a_model_says(steps, lent_bytes):
+    speculative = SpeculativeReads(
+        10, 40, 995, most_bytes=120, budget=SpeculationBudget(lent_bytes)
+    )
+    read, unread, came_true = set(), set(), 0
     for widens, first, num_blocks in steps:
         start, stop = 10 * first, 10 * (first + num_blocks)
         blocks = set(range(first, first + num_blocks)) & set(range(100))
-        guesses.read(start, stop)
+        speculative.read(start, stop)
         read |= blocks
-        came_true += len(guessed & blocks)
-        guessed -= blocks
+        came_true += len(unread & blocks)
+        unread -= blocks
         if widens:
-            wide_start, wide_stop = guesses.widened(start, stop)
+            wide_start, wide_stop = speculative.widened(start, stop)
             assert wide_start <= start < stop <= wide_stop
-            guessed |= set(range(wide_start // 10, min(100, -(-wide_stop // 10)))) - read
-        assert (guesses.read_bytes, guesses.speculative_bytes) == (
+            unread |= set(range(wide_start // 10, min(100, -(-wide_stop // 10)))) - read
+        assert (speculative.read_bytes, speculative.speculative_bytes) == (
             10 * len(read),
-            10 * len(guessed),
+            10 * len(unread),
         )
-        assert len(guessed) <= min(12, lent_bytes // 10 + came_true + len(read))
+        assert len(unread) <= min(12, lent_bytes // 10 + came_true + len(read))
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 30)), max_size=80),
     st.integers(0, 200),
 )
-def test_all_files_together_guess_no_more_than_the_purse_and_twice_what_was_read(steps, lent_bytes):
+def test_all_files_together_fetch_no_more_than_the_budget_and_twice_what_was_read(
+    steps, lent_bytes
+):
     """Files are closed and opened anew, too: what they owed is gone."""
     budget, gone = SpeculationBudget(lent_bytes), 0
     files = {}
@@ -102,13 +106,13 @@ def test_all_files_together_guess_no_more_than_the_purse_and_twice_what_was_read
         if closes and number in files:
             gone += files.pop(number).speculative_bytes
             continue
-        guesses = files.setdefault(
+        speculative = files.setdefault(
             number, SpeculativeReads(10, 40, 255, most_bytes=120, budget=budget)
         )
-        before = guesses.read_bytes
-        guesses.read(10 * block, 10 * block + 10)
-        guesses.widened(10 * block, 10 * block + 10)
-        read_bytes += guesses.read_bytes - before
+        before = speculative.read_bytes
+        speculative.read(10 * block, 10 * block + 10)
+        speculative.widened(10 * block, 10 * block + 10)
+        read_bytes += speculative.read_bytes - before
         unread = gone + sum(each.speculative_bytes for each in files.values())
         assert unread <= lent_bytes + 2 * read_bytes
 

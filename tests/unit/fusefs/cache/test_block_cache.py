@@ -1,4 +1,4 @@
-"""Block cache, byte budget and strands: what holds whatever the store does."""
+"""Block cache, byte budget and executors: what holds whatever the store does."""
 
 import threading
 from collections import OrderedDict
@@ -226,15 +226,15 @@ def test_a_taker_waits_until_another_gives_back():
     assert budget.used_bytes == 5
 
 
-def test_a_strand_keeps_order_though_many_threads_serve_it():
+def test_an_executor_keeps_order_though_many_threads_serve_it():
     seen = []
     with ThreadPoolExecutor(4) as pool:
-        strands = [SerialExecutor(pool) for _ in range(3)]
+        executors = [SerialExecutor(pool) for _ in range(3)]
         for i in range(50):
-            for name, strand in enumerate(strands):
-                strand.submit(lambda name=name, i=i: seen.append((name, i)))
-        for strand in strands:
-            strand.join()
+            for name, executor in enumerate(executors):
+                executor.submit(lambda name=name, i=i: seen.append((name, i)))
+        for executor in executors:
+            executor.join()
 
     for name in range(3):
         assert [i for who, i in seen if who == name] == list(range(50))
@@ -258,114 +258,114 @@ def test_the_longest_directory_that_covers_a_path_decides_its_striping():
 
 
 def test_the_kernel_has_what_it_took_until_it_asks_again():
-    belief = PageCacheEstimate(10)
-    belief.took("abc")
+    estimate = PageCacheEstimate(10)
+    estimate.took("abc")
 
-    belief.asked("d")
-    assert [belief.has(key) for key in "abcd"] == [True, True, True, False]
-    belief.asked("b")
+    estimate.asked("d")
+    assert [estimate.has(key) for key in "abcd"] == [True, True, True, False]
+    estimate.asked("b")
 
-    assert not any(map(belief.has, "abcd"))
-    assert [belief.lost(key) for key in "abcd"] == [True, True, True, False]
+    assert not any(map(estimate.has, "abcd"))
+    assert [estimate.lost(key) for key in "abcd"] == [True, True, True, False]
 
 
 def test_a_block_that_was_lost_and_taken_again_is_there():
-    belief = PageCacheEstimate(10)
-    belief.took("a")
-    belief.asked("a")
+    estimate = PageCacheEstimate(10)
+    estimate.took("a")
+    estimate.asked("a")
 
-    belief.took("a")
+    estimate.took("a")
 
-    assert belief.has("a")
-    assert belief.lost("a")
+    assert estimate.has("a")
+    assert estimate.lost("a")
 
 
 def test_what_is_remembered_has_a_limit():
-    belief = PageCacheEstimate(3)
-    belief.took("abcd")
-    assert [belief.has(key) for key in "abcd"] == [False, True, True, True]
+    estimate = PageCacheEstimate(3)
+    estimate.took("abcd")
+    assert [estimate.has(key) for key in "abcd"] == [False, True, True, True]
 
-    belief.asked("b")
-    belief.took("ef")
-    belief.asked("e")
+    estimate.asked("b")
+    estimate.took("ef")
+    estimate.asked("e")
 
-    assert [belief.lost(key) for key in "abcdef"] == [False, False, False, True, True, True]
-
-
-def taken_and_lost(belief, keys):
-    belief.took(keys)
-    belief.asked(keys[0])
+    assert [estimate.lost(key) for key in "abcdef"] == [False, False, False, True, True, True]
 
 
-def withheld_of(belief, number):
+def taken_and_lost(estimate, keys):
+    estimate.took(keys)
+    estimate.asked(keys[0])
+
+
+def withheld_of(estimate, number):
     """Tell which of the next blocks the kernel is not trusted with."""
-    return [i for i in range(number) if not belief.will_keep([f"next {i}"])]
+    return [i for i in range(number) if not estimate.will_keep([f"next {i}"])]
 
 
 def test_blocks_fetched_together_stay_here_where_one_of_them_was_lost():
-    belief = PageCacheEstimate(10, first_caution=1)
-    assert belief.will_keep("ab")
-    taken_and_lost(belief, "b")
-    assert withheld_of(belief, 1) == [0]
+    estimate = PageCacheEstimate(10, first_caution=1)
+    assert estimate.will_keep("ab")
+    taken_and_lost(estimate, "b")
+    assert withheld_of(estimate, 1) == [0]
 
-    assert not belief.will_keep("ab")
-    assert belief.will_keep("ac")
+    assert not estimate.will_keep("ab")
+    assert estimate.will_keep("ac")
 
 
 def test_after_each_loss_twice_as_many_blocks_are_withheld():
-    belief = PageCacheEstimate(10, first_caution=2)
-    assert (belief.num_invalidations, withheld_of(belief, 12)) == (0, [])
+    estimate = PageCacheEstimate(10, first_caution=2)
+    assert (estimate.num_invalidations, withheld_of(estimate, 12)) == (0, [])
 
     for number, withheld in enumerate((2, 4, 8, 16), 1):
-        taken_and_lost(belief, "a")
-        assert (belief.num_invalidations, withheld_of(belief, 20)) == (
+        taken_and_lost(estimate, "a")
+        assert (estimate.num_invalidations, withheld_of(estimate, 20)) == (
             number,
             list(range(withheld)),
         )
 
 
 def test_how_many_are_withheld_has_a_limit():
-    belief = PageCacheEstimate(10, first_caution=1000)
+    estimate = PageCacheEstimate(10, first_caution=1000)
     for _ in range(3):
-        taken_and_lost(belief, "a")
+        taken_and_lost(estimate, "a")
 
-    assert withheld_of(belief, 2000) == list(range(1024))
+    assert withheld_of(estimate, 2000) == list(range(1024))
 
 
 def test_a_kernel_that_keeps_as_many_as_were_withheld_is_trusted_again():
-    belief = PageCacheEstimate(100, first_caution=2)
+    estimate = PageCacheEstimate(100, first_caution=2)
     for _ in range(2):
-        taken_and_lost(belief, "a")
-    assert withheld_of(belief, 12) == [0, 1, 2, 3]
+        taken_and_lost(estimate, "a")
+    assert withheld_of(estimate, 12) == [0, 1, 2, 3]
 
-    belief.took(range(8))
-    belief.asked(5)
+    estimate.took(range(8))
+    estimate.asked(5)
 
-    assert withheld_of(belief, 12) == [0, 1]
+    assert withheld_of(estimate, 12) == [0, 1]
 
 
 def test_blocks_that_were_fetched_together_are_withheld_together():
-    belief = PageCacheEstimate(10, first_caution=2)
-    taken_and_lost(belief, "x")
+    estimate = PageCacheEstimate(10, first_caution=2)
+    taken_and_lost(estimate, "x")
 
-    assert [belief.will_keep(keys) for keys in ("a", "bcd", "e")] == [False, False, True]
+    assert [estimate.will_keep(keys) for keys in ("a", "bcd", "e")] == [False, False, True]
 
 
 steps = st.lists(st.tuples(st.sampled_from(["took", "asked"]), st.integers(0, 12)), max_size=60)
 
 
 @given(steps, st.integers(1, 6))
-def test_belief_is_what_a_model_says(steps, most):
-    belief, taken, lost = PageCacheEstimate(most), [], []
+def test_the_estimate_is_what_a_model_says(steps, most):
+    estimate, taken, lost = PageCacheEstimate(most), [], []
     for what, key in steps:
         if what == "took":
-            belief.took([key])
+            estimate.took([key])
             taken = list(OrderedDict.fromkeys([*taken, key]))[-most:]
         else:
-            belief.asked(key)
+            estimate.asked(key)
             if key in taken:
                 lost = list(OrderedDict.fromkeys([*lost, *taken]))[-most:]
                 taken = []
 
-        assert [k for k in range(13) if belief.has(k)] == sorted(taken)
-        assert [k for k in range(13) if belief.lost(k)] == sorted(lost)
+        assert [k for k in range(13) if estimate.has(k)] == sorted(taken)
+        assert [k for k in range(13) if estimate.lost(k)] == sorted(lost)

@@ -28,7 +28,7 @@ def test_a_read_that_is_continued_is_a_stream():
     assert fetched(an_ahead(), 1, 500, 510) == [(), (Fetch(520, 540),)]
 
 
-def test_after_a_doubt_all_that_lies_ahead_is_fetched_again():
+def test_after_an_invalidation_all_that_lies_ahead_is_fetched_again():
     ahead = an_ahead(largest_bytes=80)
     fetched(ahead, 1, *range(500, 600, 10))
     assert fetched(ahead, 1, 600) == [()]
@@ -212,38 +212,38 @@ def test_read_ahead_that_is_off_brings_in_no_block():
     assert fetched(an_ahead(largest_bytes=0, block_bytes=40), 1, 400, 410) == [(), ()]
 
 
-def a_guessing_ahead(most_bytes=1000, **changes):
-    guesses = SpeculativeReads(40, 160, 1600, most_bytes=most_bytes)
-    return an_ahead(**{"first_bytes": 10, "block_bytes": 40, "speculative": guesses} | changes)
+def a_speculating_ahead(most_bytes=1000, **changes):
+    speculative = SpeculativeReads(40, 160, 1600, most_bytes=most_bytes)
+    return an_ahead(**{"first_bytes": 10, "block_bytes": 40, "speculative": speculative} | changes)
 
 
-def test_as_much_may_be_guessed_as_was_read():
-    ahead = a_guessing_ahead(largest_bytes=400)
+def test_as_much_may_be_speculated_as_was_read():
+    ahead = a_speculating_ahead(largest_bytes=400)
 
     # Three blocks are read before three more may come with the fourth.
     assert fetched(ahead, 1, 80, 400)[1] == (Fetch(400, 440),)
     assert fetched(ahead, 2, 720, 1200) == [(Fetch(640, 800),), (Fetch(1200, 1240),)]
 
 
-def test_a_guess_that_is_read_earns_another():
-    ahead = a_guessing_ahead(largest_bytes=400)
+def test_a_speculative_block_that_is_read_earns_another():
+    ahead = a_speculating_ahead(largest_bytes=400)
     fetched(ahead, 1, 80, 400)
-    fetched(ahead, 2, 720)  # guesses three
+    fetched(ahead, 2, 720)  # three of them speculative
 
     assert fetched(ahead, 3, 640) == [(Fetch(640, 680),)]  # in case it is held no more
     assert fetched(ahead, 4, 960) == [(Fetch(960, 1120),)]
 
 
-def test_a_guess_ends_where_a_block_is_known_already():
-    ahead = a_guessing_ahead(largest_bytes=400)
+def test_speculation_ends_where_a_block_is_known_already():
+    ahead = a_speculating_ahead(largest_bytes=400)
     fetched(ahead, 1, 760, 80)
 
     assert fetched(ahead, 2, 640) == [(Fetch(640, 760),)]
 
 
-def test_nothing_is_guessed_where_memory_has_no_room_for_it():
-    narrow = a_guessing_ahead(largest_bytes=400, most_bytes=80)
-    shared = a_guessing_ahead(largest_bytes=159)
+def test_nothing_is_speculated_where_memory_has_no_room_for_it():
+    narrow = a_speculating_ahead(largest_bytes=400, most_bytes=80)
+    shared = a_speculating_ahead(largest_bytes=159)
 
     for ahead in (narrow, shared):
         starts = range(80, 1600, 160)
@@ -252,39 +252,39 @@ def test_nothing_is_guessed_where_memory_has_no_room_for_it():
 
 
 def test_wide_blocks_end_with_the_file():
-    guesses = SpeculativeReads(40, 160, 250, most_bytes=1000)
-    guesses.read(0, 160)
-    guesses.read(200, 240)
+    speculative = SpeculativeReads(40, 160, 250, most_bytes=1000)
+    speculative.read(0, 160)
+    speculative.read(200, 240)
 
-    assert guesses.widened(200, 240) == (160, 280)
-    assert (guesses.read_bytes, guesses.speculative_bytes) == (200, 80)
+    assert speculative.widened(200, 240) == (160, 280)
+    assert (speculative.read_bytes, speculative.speculative_bytes) == (200, 80)
 
 
-def test_nothing_is_guessed_for_what_lies_behind_the_end():
+def test_nothing_is_speculated_for_what_lies_behind_the_end():
     for size_bytes in (0, 250):
-        guesses = SpeculativeReads(
+        speculative = SpeculativeReads(
             40, 160, size_bytes, most_bytes=1000, budget=SpeculationBudget(1000)
         )
 
-        assert guesses.widened(440, 480) == (440, 480)
-        assert guesses.speculative_bytes == 0
+        assert speculative.widened(440, 480) == (440, 480)
+        assert speculative.speculative_bytes == 0
 
 
 def a_lending(budget, **changes):
     return SpeculativeReads(40, 160, 1600, **{"most_bytes": 1000, "budget": budget} | changes)
 
 
-def test_a_purse_lends_what_is_not_earned_yet():
-    guesses = a_lending(SpeculationBudget(200))
-    ahead = an_ahead(first_bytes=10, block_bytes=40, speculative=guesses, largest_bytes=400)
+def test_a_budget_lends_what_is_not_earned_yet():
+    speculative = a_lending(SpeculationBudget(200))
+    ahead = an_ahead(first_bytes=10, block_bytes=40, speculative=speculative, largest_bytes=400)
 
-    # Three guessed for one read, six for two: four are lent.
+    # Three for one read, six for two: four are lent.
     assert fetched(ahead, 1, 200, 400) == [(Fetch(160, 320),), (Fetch(320, 480),)]
     # Nine for three: one is left, two are short. A fourth read earns what is missing.
     assert fetched(ahead, 2, 640, 960) == [(Fetch(640, 680),), (Fetch(960, 1120),)]
 
 
-def test_guesses_that_come_true_fill_the_purse_for_other_files():
+def test_speculative_blocks_that_are_read_refund_the_budget_of_other_files():
     budget = SpeculationBudget(120)
     one, two, three = (a_lending(budget) for _ in range(3))
     assert one.widened(160, 200) == (160, 320)
@@ -296,26 +296,26 @@ def test_guesses_that_come_true_fill_the_purse_for_other_files():
     assert two.widened(160, 200) == (160, 200)
 
 
-def test_who_reads_a_little_of_many_files_empties_the_purse():
+def test_who_reads_a_little_of_many_files_empties_the_budget():
     budget, brought = SpeculationBudget(480), 0
     for _ in range(100):
-        guesses = a_lending(budget)
-        guesses.read(160, 200)
-        start, stop = guesses.widened(160, 200)
+        speculative = a_lending(budget)
+        speculative.read(160, 200)
+        start, stop = speculative.widened(160, 200)
         brought += stop - start
 
     assert brought == 100 * 40 + 6 * 120
 
 
 def test_what_is_lent_is_kept_within_memory_too():
-    guesses = a_lending(SpeculationBudget(480), most_bytes=120)
+    speculative = a_lending(SpeculationBudget(480), most_bytes=120)
 
-    assert guesses.widened(160, 200) == (160, 320)
-    assert guesses.widened(400, 440) == (400, 440)
+    assert speculative.widened(160, 200) == (160, 320)
+    assert speculative.widened(400, 440) == (400, 440)
 
 
-def test_short_reads_earn_no_guesses():
-    ahead = a_guessing_ahead(largest_bytes=400)
+def test_short_reads_earn_no_speculation():
+    ahead = a_speculating_ahead(largest_bytes=400)
     for number, at in enumerate(range(80, 1600, 40)):
         fetched(ahead, number, at, size=9)
 

@@ -127,20 +127,20 @@ def test_an_outage_while_bytes_are_brought_is_told_as_one(store, files):
         assert file.reader.read(0, 5000) == OLD
 
 
-def test_what_a_body_has_published_is_at_hand_whatever_lies_at_its_path(store, files):
+def test_what_an_open_file_has_published_is_at_hand_whatever_lies_at_its_path(store, files):
     with files.open("f") as opened:
-        body = OpenFile(files, SpoolPlace(), "f", opened)
-        body.truncate(0)
-        body.write(0, b"written here")
-        body.flush()
+        file = OpenFile(files, SpoolPlace(), "f", opened)
+        file.truncate(0)
+        file.write(0, b"written here")
+        file.flush()
         assert store.reads == 1, "the old content"
 
         store.publish("f", b"written away")
-        assert body.read(0, 100, 1) == b"written here"
-        assert shown_at(files, "f", body.version) is Shown.ANOTHER
+        assert file.read(0, 100, 1) == b"written here"
+        assert shown_at(files, "f", file.version) is Shown.ANOTHER
         store.publish("f", b"written here")
-        assert shown_at(files, "f", body.version) is Shown.SAME
-        body.close()
+        assert shown_at(files, "f", file.version) is Shown.SAME
+        file.close()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_a_body_has_published_is_at_hand_whatever_lies_at_its_path(store, f
 def test_what_another_mount_publishes_in_the_same_moment_is_not_taken_for_the_own(
     store, files, data
 ):
-    body = OpenFile(files, SpoolPlace(), "f", files.open("f"))
+    file = OpenFile(files, SpoolPlace(), "f", files.open("f"))
     publish = files.publish
 
     def published_over(*arguments, **named):
@@ -162,12 +162,12 @@ def test_what_another_mount_publishes_in_the_same_moment_is_not_taken_for_the_ow
 
     files.publish = published_over
     for written in (b"from here", b"striped" * 2000):
-        body.truncate(0)
-        body.write(0, written)
-        body.flush()
+        file.truncate(0)
+        file.write(0, written)
+        file.flush()
 
-        assert body.size_bytes == len(written)
-        assert shown_at(files, "f", body.version) is Shown.ANOTHER
+        assert file.size_bytes == len(written)
+        assert shown_at(files, "f", file.version) is Shown.ANOTHER
         with contextlib.suppress(OSError):  # ESTALE: its objects went with it
-            assert body.read(0, 100_000, 1) == written
-    body.close()
+            assert file.read(0, 100_000, 1) == written
+    file.close()

@@ -139,7 +139,7 @@ def test_prefetch_goes_in_the_order_it_was_wanted():
     assert [c.blocks[0] for c in commands] == list(order)
 
 
-def test_a_wish_for_what_is_on_its_way_asks_nobody_again():
+def test_a_request_for_what_is_on_its_way_asks_nobody_again():
     fetcher = a_fetcher()
     (command,) = want(fetcher, HOT, block(0))
 

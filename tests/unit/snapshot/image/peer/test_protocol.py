@@ -174,7 +174,7 @@ def test_an_answer_to_an_earlier_question_brings_nobody_back():
 
 
 @pytest.mark.parametrize("failed_before", [False, True])
-def test_a_peer_that_lied_is_left_alone_for_long_whatever_it_answers(failed_before):
+def test_a_peer_that_sent_corrupt_bytes_is_left_alone_for_long_whatever_it_answers(failed_before):
     breaker = CircuitBreaker()
     if failed_before:
         breaker.handle(PeerFailed(A, 0.0))
