@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, BinaryIO, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -231,12 +230,7 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

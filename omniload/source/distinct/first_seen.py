@@ -16,7 +16,6 @@ Shape suffixes:
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
@@ -91,12 +90,7 @@ class FirstSeen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     def add(self, keys_N: NDArray[np.uint64], records_N: NDArray[np.int64]) -> None:
