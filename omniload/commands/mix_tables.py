@@ -16,6 +16,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import by_epochs
 from omniload.mix.schedule import boundaries, weights_at
 from omniload.mix.schema.stages import said_epochs
+from omniload.plan.forecast.sizes import repetitions_of
 from omniload.source.estimate import SourceProfile
 from omniload.source.survey.documents import LengthHistogram
 from omniload.source.survey.duplicates import Duplicates
@@ -44,8 +45,6 @@ _PAIRS_SHOWN = 10
 _WARNINGS_SHOWN = 10
 """Sources of which the same is said."""
 _MUCH_REPEATED = 0.01
-# Beyond about four epochs repeated data help less and less: Muennighoff et al., 2023.
-_MOST_EPOCHS = 4
 
 
 def shares_table(mix: MixConfig) -> Table:
@@ -275,7 +274,8 @@ def _sentences(file: Path, stats: Stats) -> Iterator[str]:
 
 def _warnings(stats: Stats) -> Iterator[str]:
     found, names = stats.duplicates, [source.name for source in stats.sources]
-    repeated, bad, often = list[str](), list[str](), list[str]()
+    repeated, bad = list[str](), list[str]()
+    often = repetitions_of(names, (source.epochs for source in stats.sources))
     for s, source in enumerate(stats.sources):
         if found.repeated_S[s] > _MUCH_REPEATED * max(int(found.documents_S[s]), 1):
             repeated.append(
@@ -289,11 +289,6 @@ def _warnings(stats: Stats) -> Iterator[str]:
                 else "mend them, or leave them out with on_error: {policy: skip}"
             )
             bad.append(f"{source.bad:,} records of {source.name} cannot be decoded; {remedy}")
-        if source.epochs > _MOST_EPOCHS:
-            often.append(
-                f"{source.name} is gone through {source.epochs:.1f} times, more than {_MOST_EPOCHS}; "
-                "lower its weight, add data or train for fewer steps"
-            )
     # Of a thousand sources most may deserve the same warning: nobody reads it a thousand times.
     for same in (repeated, bad, often):
         yield from same[:_WARNINGS_SHOWN]

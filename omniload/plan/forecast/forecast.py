@@ -20,7 +20,7 @@ from omniload.base.units import format_bytes
 from omniload.mix.config import LARGEST_STEP, MixConfig
 from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance_methods import balance
-from omniload.plan.forecast.sizes import SourceSizes
+from omniload.plan.forecast.sizes import SourceSizes, repetitions_of
 from omniload.plan.records import StepPlan
 from omniload.plan.strategies import costs_of_rows
 
@@ -36,7 +36,6 @@ __all__ = [
     "warnings_of_a_step",
 ]
 
-_MOST_EPOCHS = 4
 _MUCH_MEMORY_BYTES = 16 << 30
 """More than the nodes of a small cluster can spare."""
 _WORTH_A_WARNING = 0.01
@@ -235,17 +234,8 @@ def warnings_of(
         names: Names of the sources.
         expected: What the run will draw.
         steps: Some of its steps, planned.
-
-    Source:
-        Muennighoff et al., "Scaling Data-Constrained Language Models" (2023), on repetition:
-        up to about four epochs it costs little, beyond that it helps less and less.
     """
-    warnings = [
-        f"{name} is gone through {epochs:.1f} times, more than {_MOST_EPOCHS}; "
-        "lower its weight, add data or train for fewer steps"
-        for name, epochs in zip(names, expected.total.epochs_S.tolist(), strict=True)
-        if epochs > _MOST_EPOCHS
-    ]
+    warnings = repetitions_of(names, expected.total.epochs_S.tolist())
     if expected.ends_early and expected.wanted_S is None:
         warnings.append(
             f"mix.stop ends the run before step {expected.total.stop:,}; raise weights evenly with the "

@@ -4,7 +4,7 @@ Shape suffixes:
     S  sources
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
 
-__all__ = ["SourceSizes"]
+__all__ = ["SourceSizes", "repetitions_of"]
+
+_MOST_EPOCHS = 4
+"""Times that a source is gone through, beyond which a user is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +48,18 @@ class SourceSizes:
         tokens_per_sample_S = np.where(lengths_S > 0, np.minimum(lengths_S, epoch_S), tokens_S)
         samples_S = np.where(lengths_S > 0, epoch_S / tokens_per_sample_S, records_S)
         return cls(samples_S=samples_S, tokens_per_sample_S=tokens_per_sample_S)
+
+
+def repetitions_of(names: Iterable[str], epochs_S: Iterable[float]) -> list[str]:
+    """Return what a user should know of sources that are gone through too often, each with its remedy.
+
+    Source:
+        Muennighoff et al., "Scaling Data-Constrained Language Models" (2023): up to about four epochs
+        repetition costs little, beyond that it helps less and less.
+    """
+    return [
+        f"{name} is gone through {epochs:.1f} times, more than {_MOST_EPOCHS}; "
+        "lower its weight, add data or train for fewer steps"
+        for name, epochs in zip(names, epochs_S, strict=True)
+        if epochs > _MOST_EPOCHS
+    ]
