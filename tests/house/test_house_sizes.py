@@ -64,7 +64,7 @@ LONGER = {
         "starts a node of Ray without the processes that no data plane asks, and with what its workers are forked from",
     ),
     "omniload/actors/ray/processes.py": (195, "every way in which a process is seen to end"),
-    "omniload/actors/ray/plane.py": (221, "opens and closes every actor"),
+    "omniload/actors/ray/plane.py": (225, "opens and closes every actor"),
     "omniload/actors/ray/scaling/mover.py": (
         280,
         "every step of a move, what undoes it, and what is dropped after it",

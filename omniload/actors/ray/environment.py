@@ -5,6 +5,7 @@ takes ``ray`` from here. Child processes inherit what is set: all processes of a
 share one token, and no other process of the machine can join.
 """
 
+import atexit
 import os
 import secrets
 import sys
@@ -34,6 +35,7 @@ os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
 _EXCEPTHOOK = None if "ray" in sys.modules else sys.excepthook
 
 import ray  # noqa: E402 -- behind what it reads as it is imported
+from ray._private import auto_init_hook  # noqa: E402
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # noqa: E402
 from ray.exceptions import RayActorError, RayError, RayTaskError  # noqa: E402
 
@@ -41,6 +43,13 @@ if _EXCEPTHOOK is not None:
     # Ray's own tells its head of an error before it prints it: where the head has died, a rank that ends by that very
     # error would print nothing and hang until Ray ends it a minute later.
     sys.excepthook = _EXCEPTHOOK
+
+
+@atexit.register  # behind Ray's own, which was registered as it was imported: so this comes before it
+def _start_no_ray() -> None:
+    """Have a thread that calls Ray once it was left raise: the call would start another Ray, as the process ends."""
+    auto_init_hook.enable_auto_connect = False
+
 
 __all__ = [
     "RayActorError",

@@ -1,5 +1,6 @@
 """The Ray runtime: every role an actor, batches through the shared-memory object store."""
 
+import atexit
 import os
 import threading
 from collections.abc import Sequence
@@ -106,6 +107,8 @@ class RayPlane(DataPlane):
         except BaseException:
             self._opened.close()
             raise
+        # Before Ray's own end of the process, by which the plane would replace all that ends with it.
+        atexit.register(self.close)
 
     def _start(self, spec: PlaneSpec, shares: Sequence[LoaderShare]) -> None:
         # All processes start together; what they need of each other is handed over afterwards.
@@ -199,6 +202,7 @@ class RayPlane(DataPlane):
         with self._closing:  # whoever closes as well waits for the end of the first
             if not self._closed:
                 self._closed = True
+                atexit.unregister(self.close)
                 self._opened.close()
 
     def _end_cluster(self, *_: object) -> None:

@@ -331,3 +331,38 @@ def test_a_rank_that_catches_no_error_prints_it_and_ends_though_the_head_of_its_
     # Ray's own hook tells the head first, and Ray ends the process after a minute of that, without a word.
     assert "UnavailableError: Ray's gcs_server ended with -9" in faults
     assert rank.returncode == 1
+
+
+_ENDS = """
+import os, signal, sys, omniload
+loader = omniload.open(sys.argv[1], runtime="ray", arrays="numpy")
+for step, _ in enumerate(loader):
+    if step == 3:
+        HOW
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("break", ""),
+        ("raise RuntimeError('mine')", "RuntimeError: mine"),
+        ("os.kill(os.getpid(), signal.SIGINT)", "KeyboardInterrupt"),
+    ],
+    ids=["ends", "fails", "interrupted"],
+)
+def test_a_process_that_ends_without_closing_its_plane_ends_it_and_starts_no_other_ray(
+    tmp_path, how, said
+):
+    write_mix(tmp_path / "mix.yaml", a_corpus(tmp_path))
+    script = _ENDS.replace("HOW", how)
+
+    # Where Ray has what it starts of its own accord, at a call of a process that has left it.
+    env = os.environ | {"RAY_TMPDIR": str(tmp_path / "rays")}
+    with running(script, tmp_path / "mix.yaml", stderr=subprocess.PIPE, env=env) as process:
+        _, faults = process.communicate(timeout=_LONG_S)
+
+    assert said in faults
+    assert "is replaced" not in faults
+    assert not (tmp_path / "rays").exists()
