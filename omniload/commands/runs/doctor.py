@@ -147,21 +147,17 @@ def diagnose(looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str]
     share = _waited_share(first, last)
     if last.has_ended:
         # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
-        return Diagnosis(
-            findings=(_closed(last, now_s, logs),),
-            looks=len(looks),
-            seconds=seconds,
-            waited_share=share,
-        )
-    found = [
-        *_ended(last, now_s),
-        *_in_trouble(last, logs),
-        *_held_up(looks, share),
-        *_behind(last),
-        *_tried_again(first, last),
-        *_begun_again(last),
-        *_unsaved(last),
-    ]
+        found = [_closed(last, now_s, logs)]
+    else:
+        found = [
+            *_ended(last, now_s),
+            *_in_trouble(last, logs),
+            *_held_up(looks, share),
+            *_behind(last),
+            *_tried_again(first, last),
+            *_begun_again(last),
+            *_unsaved(last),
+        ]
     return Diagnosis(findings=tuple(found), looks=len(looks), seconds=seconds, waited_share=share)
 
 
