@@ -100,7 +100,7 @@ def test_a_stage_of_the_mix_has_its_readers_before_it_begins():
     long = {"lengths": [2_000] * 60, "token_s": 6.9e-6}
     sources = {"web": some_costs(**long), "code": some_costs(**long | {"token_s": 1e-8})}
 
-    def readers_after(steps, *, stage_at):
+    def found(steps, *, stage_at=600):
         stages = [before, {"from_step": stage_at, "weights": {"web": 1}}]
         mix = a_mix(
             rows=16,
@@ -109,11 +109,12 @@ def test_a_stage_of_the_mix_has_its_readers_before_it_begins():
             runtime={"kind": "ray", "prefetch_steps": 4, "loaders": 1},
         )
         job = a_job(mix, cores=8.0, step_s=0.1, steps=steps)
-        return simulate(job, planned(a_profile(sources=sources), job)).readers
+        return simulate(job, planned(a_profile(sources=sources), job))
 
-    assert readers_after(200, stage_at=600) == 0  # half a minute has to pass first
-    assert readers_after(550, stage_at=600) == 3
-    assert readers_after(550, stage_at=6_000) == 0
+    assert found(200).readers == 0  # half a minute has to pass first
+    assert found(550).readers == 3
+    assert found(550, stage_at=6_000).readers == 0
+    assert found(700).waits.longest_s < 0.1  # two seconds where nothing is foreseen
 
 
 @pytest.mark.parametrize(("cores", "readers"), [(2.0, 2), (4.0, 4), (16.0, 8)])
