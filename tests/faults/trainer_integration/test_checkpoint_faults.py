@@ -4,29 +4,18 @@ import pytest
 
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.trainer.killed_saves import killed_saves
-from tests.support.trainer.moe_builders import (
-    a_batch,
-    a_config,
-    a_microbatch,
-    a_model,
-    an_optimizer,
-    rows_of,
-)
+from tests.support.trainer.moe_builders import a_config, a_run
 from trainer_integration.checkpoint import checkpoints as checkpoint_module
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.file_digests import read_sealed_json, write_sealed_json
 from trainer_integration.checkpoint.folder import steps_in
-from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "next_step": 1}
 
 
 @pytest.fixture
 def run():
-    model = a_model()
-    optimizer = an_optimizer(model)
-    train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]))
-    return model, optimizer
+    return a_run()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
 from tests.support.trainer import moe_cases
-from tests.support.trainer.moe_cases import ALONE, full_rows, random_packings
+from tests.support.trainer.moe_cases import ALONE, farthest, full_rows, random_packings
 from tests.support.trainer.moe_group import Ranks
 from trainer_integration.moe.parallel.crossover_table import last_below
 
@@ -23,11 +23,6 @@ MESHES = [(2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4)]
 def unbroken():
     """Losses of three steps by one rank that saves nothing."""
     return [result.figures.loss for result in moe_cases.losses(ALONE, steps=3)]
-
-
-def farthest(found, expected):
-    assert found.keys() == expected.keys()
-    return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
 
 
 @pytest.mark.parametrize(("dp", "sp"), MESHES)

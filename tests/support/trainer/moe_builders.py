@@ -11,7 +11,7 @@ from trainer_integration.config import OptimizerConfig
 from trainer_integration.moe.config import MoEConfig
 from trainer_integration.moe.model import MoETransformer
 from trainer_integration.training.optimizer import FlatAdamW
-from trainer_integration.training.step import use_one_thread
+from trainer_integration.training.step import StepResult, train_step, use_one_thread
 
 use_one_thread()
 
@@ -92,6 +92,19 @@ def rows_of(step: int, *, num_rows: int = 4, vocab_size: int = 50) -> list[Row]:
         documents_of(lengths[r % 4], seed=100 * step + r, vocab_size=vocab_size)
         for r in range(num_rows)
     ]
+
+
+def train_on(model: MoETransformer, optimizer: FlatAdamW, step: int) -> StepResult:
+    return train_step(model, optimizer, a_batch(step, [a_microbatch(rows_of(step))]))
+
+
+def a_run(*, seed: int = 0, steps: int = 1) -> tuple[MoETransformer, FlatAdamW]:
+    """Return a model and its optimiser after so many steps."""
+    model = a_model(seed=seed)
+    optimizer = an_optimizer(model)
+    for step in range(steps):
+        train_on(model, optimizer, step)
+    return model, optimizer
 
 
 def a_text(length: int, *, vocab_size: int = 50) -> Document:

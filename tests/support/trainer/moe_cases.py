@@ -41,6 +41,12 @@ def dp_place(groups):
     )
 
 
+def farthest(found, expected):
+    """Return the largest difference of values of the same name."""
+    assert found.keys() == expected.keys()
+    return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
+
+
 def model_of(groups, *, transport="a2a", dtype=torch.float64, fsdp=False, weights=None, **changes):
     config = a_config(**({"init_std": 0.2, "num_kv_heads": 4} | changes))
     parallel = {"dp": dp_place(groups)[1], "sp": groups.sp.size, "fsdp": fsdp}

@@ -10,7 +10,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.plane.corpora import a_corpus
 from tests.support.trainer import moe_cases
 from tests.support.trainer.moe_builders import documents_of
-from tests.support.trainer.moe_cases import ALONE
+from tests.support.trainer.moe_cases import ALONE, farthest
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +29,6 @@ def evaluation(tmp_path):
 def unbroken():
     """Losses of three steps by one rank that saves nothing."""
     return [result.figures.loss for result in moe_cases.losses(ALONE, steps=3)]
-
-
-def farthest(found, expected):
-    assert found.keys() == expected.keys()
-    return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
 
 
 @pytest.mark.parametrize(("dp", "sp"), MESHES)

@@ -16,7 +16,14 @@ from fusefs.tools.fsck import verify
 from omniload.base.errors import IntegrityError, StateError
 from tests.support.fusefs.builders import contents
 from tests.support.hdfs.cluster import why_not
-from tests.support.trainer.processes.striped_rank import STRIPING, Job, empty, full, run
+from tests.support.trainer.processes.striped_rank import (
+    STRIPING,
+    Job,
+    empty,
+    full,
+    require_loads,
+    run,
+)
 from trainer_integration.checkpoint.striped.place import open_striped, read_index
 from trainer_integration.checkpoint.striped.writer import load_striped, save_striped
 
@@ -39,19 +46,13 @@ def store(cluster):
     return f"{cluster.url}/{name}"
 
 
-def assert_loads(files, folder):
-    target = empty()
-    load_striped(target, files, folder)
-    assert all(torch.equal(target[name], tensor) for name, tensor in full().items())
-
-
 def test_what_ranks_saved_to_hdfs_loads_here_and_one_lost_object_is_named(cluster, store):
     url = f"omnifs://runs/a::{store}"
     run(Job(what="save", url=url, world_size=2, environment=dict(cluster.client_environment())))
     files, folder = open_striped(url, STRIPING)
 
     assert set(read_index(files, folder).files) == {SHARD, "shard-00001-of-00002.safetensors"}
-    assert_loads(files, folder)
+    require_loads(files, folder)
     assert verify(files, read_data=True, grace_s=-60).faults == []
 
     export = ["export", f"{folder}/{SHARD}", f"{store}/plain/{SHARD}", "--store", store]

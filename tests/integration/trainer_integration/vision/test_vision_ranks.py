@@ -12,7 +12,7 @@ from omniload.client import Client
 from omniload.plan.place_tree import ClientPlaceTree
 from tests.support.drawn import a_drawn_mix
 from tests.support.trainer import vision_cases
-from tests.support.trainer.moe_cases import ALONE
+from tests.support.trainer.moe_cases import ALONE, farthest
 from trainer_integration.moe.parallel.collectives import Peers
 from trainer_integration.vision.model import VisionInputs
 
@@ -34,11 +34,6 @@ def steps_of(folder, strategy, dp):
 
 def a_step(folder, strategy, dp):
     return [batches[0].microbatches for batches in steps_of(folder, strategy, dp)]
-
-
-def farthest(found, expected):
-    assert found.keys() == expected.keys()
-    return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
 
 
 def test_gradients_are_those_of_one_rank_wherever_images_are_encoded(ranks, tmp_path):

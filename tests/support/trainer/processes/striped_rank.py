@@ -65,6 +65,13 @@ def empty(rows=ROWS):
     return {name: torch.zeros_like(tensor) for name, tensor in full(rows).items()}
 
 
+def require_loads(files, folder):
+    """Find that a checkpoint loads whole, here, without ranks."""
+    target = empty()
+    load_striped(target, files, folder)
+    assert all(torch.equal(target[name], tensor) for name, tensor in full().items())
+
+
 def _sharded(tensors, world_size):
     mesh = init_device_mesh("cpu", (world_size,))
     placed = {"rows": Shard(0), "columns": Shard(1), "bias": Replicate()}

@@ -11,33 +11,13 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 from omniload.base.errors import StateError
-from tests.support.trainer.moe_builders import (
-    a_batch,
-    a_config,
-    a_microbatch,
-    a_model,
-    an_optimizer,
-    rows_of,
-)
+from tests.support.trainer.moe_builders import a_config, a_run, train_on
 from trainer_integration.checkpoint import checkpoints
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.folder import path_of, steps_in
 from trainer_integration.checkpoint.saving import ALONE
-from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
-
-
-def a_run(*, seed=0, steps=2):
-    model = a_model(seed=seed)
-    optimizer = an_optimizer(model)
-    for step in range(steps):
-        train_on(model, optimizer, step)
-    return model, optimizer
-
-
-def train_on(model, optimizer, step):
-    return train_step(model, optimizer, a_batch(step, [a_microbatch(rows_of(step))]))
 
 
 def checkpoints_in(folder, **changes):
@@ -45,7 +25,7 @@ def checkpoints_in(folder, **changes):
 
 
 def test_a_run_that_is_resumed_goes_on_to_the_last_bit(tmp_path):
-    model, optimizer = a_run()
+    model, optimizer = a_run(steps=2)
     checkpoints_in(tmp_path).save(2, model, optimizer, LOADER)
     resumed, resumed_optimizer = a_run(seed=9, steps=0)
 
@@ -66,7 +46,7 @@ def test_a_run_that_is_resumed_goes_on_to_the_last_bit(tmp_path):
 
 
 def test_loading_into_a_used_optimiser_replaces_its_state(tmp_path):
-    model, optimizer = a_run()
+    model, optimizer = a_run(steps=2)
     checkpoints_in(tmp_path).save(2, model, optimizer, LOADER)
     weights = model.embedding_VD.detach().clone()
     train_on(model, optimizer, 2)
@@ -78,7 +58,7 @@ def test_loading_into_a_used_optimiser_replaces_its_state(tmp_path):
 
 
 def test_saving_does_not_disturb_the_run(tmp_path):
-    quiet, saved = a_run(), a_run()
+    quiet, saved = a_run(steps=2), a_run(steps=2)
     checkpoints_in(tmp_path).save(2, saved[0], saved[1], LOADER)
 
     expected, found = train_on(*quiet, 2), train_on(*saved, 2)
@@ -88,7 +68,7 @@ def test_saving_does_not_disturb_the_run(tmp_path):
 
 
 def test_nothing_in_a_checkpoint_needs_pickle(tmp_path):
-    model, optimizer = a_run()
+    model, optimizer = a_run(steps=2)
 
     path = checkpoints_in(tmp_path).save(2, model, optimizer, LOADER)
 

@@ -6,17 +6,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from omniload.base.errors import StateError
 from tests.support.trainer.fake_gpus import a_rank_of_many, fake_tensors
-from tests.support.trainer.moe_builders import (
-    a_batch,
-    a_config,
-    a_microbatch,
-    a_model,
-    an_optimizer,
-    rows_of,
-)
+from tests.support.trainer.moe_builders import a_config, a_model, a_run, an_optimizer, train_on
 from trainer_integration.checkpoint.checkpoints import Checkpoints
 from trainer_integration.checkpoint.saving import BackgroundSaver
-from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "next": 1}
 WAIT_S = 30
@@ -38,10 +30,7 @@ class HeldUp(Checkpoints):
 
 @pytest.fixture
 def run():
-    model = a_model()
-    optimizer = an_optimizer(model)
-    train_step(model, optimizer, a_batch(0, [a_microbatch(rows_of(0))]))
-    return model, optimizer
+    return a_run()
 
 
 def test_what_is_trained_while_a_save_is_written_is_not_in_it(run, tmp_path):
@@ -51,7 +40,7 @@ def test_what_is_trained_while_a_save_is_written_is_not_in_it(run, tmp_path):
     before = [p.detach().clone() for p in model.parameters()]
 
     saver.start(1, checkpoints.tensors_at(1, model, optimizer), LOADER, {"tokens": 5})
-    train_step(model, optimizer, a_batch(1, [a_microbatch(rows_of(1))]))
+    train_on(model, optimizer, 1)
     assert not saver.is_ready
     checkpoints.may_write.set()
     assert saver.finish().step == 1

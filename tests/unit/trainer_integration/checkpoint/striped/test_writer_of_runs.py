@@ -7,17 +7,9 @@ from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from tests.support.fusefs.builders import object_paths, some_files
 from tests.support.fusefs.faulty_store import FaultyStore, Outage
-from tests.support.trainer.moe_builders import (
-    a_batch,
-    a_config,
-    a_microbatch,
-    a_model,
-    an_optimizer,
-    rows_of,
-)
+from tests.support.trainer.moe_builders import a_config, a_run, train_on
 from trainer_integration.checkpoint.place import FolderPlace, StorePlace, is_store, place_of
 from trainer_integration.checkpoint.striped.writer import StripedCheckpoints, save_striped
-from trainer_integration.training.step import train_step
 
 LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
 
@@ -26,18 +18,6 @@ LOADER = {"version": 1, "cursors": {"web": [3, 1 << 40]}, "note": "caf\u00e9"}
 def files():
     with some_files() as built:
         yield built
-
-
-def a_run(*, seed=0, steps=1):
-    model = a_model(seed=seed)
-    optimizer = an_optimizer(model)
-    for step in range(steps):
-        train_on(model, optimizer, step)
-    return model, optimizer
-
-
-def train_on(model, optimizer, step):
-    return train_step(model, optimizer, a_batch(step, [a_microbatch(rows_of(step))]))
 
 
 def checkpoints_in(files, folder="run", **changes):
