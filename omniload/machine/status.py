@@ -148,7 +148,8 @@ def has_doubled(told: int, count: int) -> bool:
 
 def said_of_skipped(source: str, count: int) -> str:
     """Return what is said of a source of which so many bad records were skipped."""
+    times = "once" if count == 1 else f"{count} times"
     return (
-        f"source {source}: records that cannot be decoded were skipped {count} times so far; told again at "
+        f"source {source}: records that cannot be decoded were skipped {times} so far; told again at "
         f"{1 << count.bit_length()}; its loader's lines, and `omniload mix stats`, say what is wrong with the first"
     )

@@ -30,6 +30,7 @@ _WAITED = "wait_seconds_total"
 _SHOWN_SHARE = 0.02
 """Share of the time that ranks may wait: what the paper's users bear, and the report's target."""
 _BEHIND_STEPS = 2
+_STOPPED = "where ps -o stat= -p {0} says T, kill -CONT {0} has it go on"
 _OLD_S = 5.0
 """A status this old belongs to a plane that has ended, or whose process is stopped."""
 _UNSAVED_S = 3600.0
@@ -180,7 +181,8 @@ def _ended(last: PlaneStatus, now_s: float) -> Iterator[Finding]:
             role=f"process {last.pid} on {last.host}",
             what="The plane has ended, or the process that opened it is stopped.",
             seen=f"the last status is {age_s:.0f} s old; it is written once a second",
-            do=f"see whether process {last.pid} runs on {last.host}; what follows is of its last moment",
+            do=f"look at process {last.pid} on {last.host}: {_STOPPED.format(last.pid)}; where it says nothing, "
+            "it has ended, and the trainer's output says why. What follows is of its last moment",
         )
 
 
@@ -193,8 +195,7 @@ def _in_trouble(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Finding]
         do = f"read {role.log}" if role.log else f"look at process {role.pid}"
         if role.state == "stopped":
             what = f"{role.name} gives no sign of life: it is stopped, or its machine is too busy to run it."
-            where = f"process {role.pid}" + (f" on {role.host}" if role.host else "")
-            do = f"look at {where}: where ps -o stat= -p {role.pid} says T, kill -CONT {role.pid} has it go on"
+            do = f"look at process {role.pid} on {role.host or 'its host'}: {_STOPPED.format(role.pid)}"
         yield Finding(
             role=role.name,
             what=what,

@@ -21,7 +21,7 @@ def test_ten_thousand_reads_with_a_bad_record_each_are_a_dozen_lines_and_the_las
     assert figures.read()[SKIPPED + "web"] == 10_000
     assert len(caplog.messages) == 14  # at 1, 2, 4, ... 8,192
     assert caplog.messages[0].startswith("source web: ")
-    assert "1 times so far; told again at 2" in caplog.messages[0]
+    assert "skipped once so far; told again at 2" in caplog.messages[0]
     assert "8192 times so far; told again at 16384" in caplog.messages[-1]
 
 

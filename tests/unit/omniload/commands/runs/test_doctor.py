@@ -240,6 +240,7 @@ def test_a_plane_that_was_closed_is_told_as_such_and_no_rank_of_its_last_moment_
     assert killed[0].what.startswith(
         "The plane has ended, or the process that opened it is stopped"
     )
+    assert "where ps -o stat= -p 1 says T, kill -CONT 1 has it go on" in killed[0].do
     assert len(killed) > 1
 
 
