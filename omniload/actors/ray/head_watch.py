@@ -116,9 +116,9 @@ class Raylet:
         """
         if self._held is not None and self._held.has_ended():
             raise UnavailableError(
-                f"Ray has ended on this host: its raylet, process {self._pid}, was killed or has failed, and this rank "
-                "has no batches without it; where ranks come and go, end it and join again, else start again from the "
-                "last checkpoint"
+                f"Ray has ended on this host: its raylet, process {self._pid}, has ended with the process that opened "
+                "the data plane, whose output says why, or was killed. This rank has no batches without it; where "
+                "ranks come and go, end it and join again, else start again from the last checkpoint"
             )
 
     def close(self) -> None:

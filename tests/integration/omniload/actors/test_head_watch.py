@@ -105,7 +105,7 @@ def test_a_raylet_that_is_killed_is_named_at_once():
     process.kill()
     process.communicate()
 
-    with pytest.raises(UnavailableError, match=f"its raylet, process {process.pid}, was killed"):
+    with pytest.raises(UnavailableError, match=f"its raylet, process {process.pid}, has ended"):
         raylet.check()
     raylet.close()
     Raylet(process.pid).check()  # one that is not seen is not told of
