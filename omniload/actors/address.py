@@ -16,6 +16,7 @@ from pydantic import Field
 from omniload.base.config import StrictModel
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.machine.messages import ResizeAsked
+from omniload.machine.progress import rank_name
 from omniload.plan.world import World
 
 __all__ = ["Gather", "Head", "HostPlace", "Hosts", "NodeTerms", "PlaneAddress", "check_rank"]
@@ -158,11 +159,16 @@ class PlaneAddress(StrictModel):
                 roles[there] = (*roles.get(there, ()), name)
         return roles if self.elsewhere else {}
 
-    def constructors_away_from(self, host: str) -> dict[str, tuple[str, ...]]:
-        """Return the data constructors of every other host that ``roles_away_from`` names."""
-        away = self.roles_away_from(host)
-        on = {name: self.host_of.get(name, self.host) for name in self.dp_ranks_of}
-        return {there: tuple(n for n, h in on.items() if h == there) for there in away}
+    def waited_for_away_from(self, host: str) -> dict[str, tuple[str, ...]]:
+        """Return whom others wait for on every other host that ``roles_away_from`` names, be it never heard of."""
+        found: dict[str, tuple[str, ...]] = {}
+        for there, roles in self.roles_away_from(host).items():
+            own = [n for n in self.dp_ranks_of if self.host_of.get(n, self.host) == there]
+            # Where constructors are beside their ranks: ranks that come and go are on any host.
+            ranks = [r for n in own for r in self.dp_ranks_of[n]] if self.host_of else []
+            names = [rank_name(r, cp, self.cp_size) for r in ranks for cp in range(self.cp_size)]
+            found[there] = tuple(dict.fromkeys((*roles, *own, *names)))
+        return found
 
     def constructor_of(self, dp_rank: int) -> str:
         """Return the name of the data constructor that serves a rank."""

@@ -113,7 +113,11 @@ class Together(OpenClient):
         return client
 
     def _join(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
-        from omniload.actors.ray.environment import use_given_token, use_token  # noqa: PLC0415 -- an extra
+        from omniload.actors.ray.environment import (  # noqa: PLC0415 -- an extra
+            miss_hosts_soon,
+            use_given_token,
+            use_token,
+        )
         from omniload.actors.ray.hosts.members import MemberNode, listening_of  # noqa: PLC0415
         from omniload.actors.ray.joining import handle_in  # noqa: PLC0415
         from omniload.actors.ray.layout import store_bytes  # noqa: PLC0415
@@ -125,6 +129,8 @@ class Together(OpenClient):
         if muster.head is None:
             # Its invitation comes all the same, and tells what rank 0 counts.
             raise self._disagreement(meeting.invitation())
+        # A rank that is cut off would leave Ray for as long as its connections are given: two minutes.
+        miss_hosts_soon()
         starts_node = muster.first_of.get(host_id()) == self.launch.rank
         if starts_node:
             # Ready for the first data constructor of the host; more processes are started as they come.

@@ -13,10 +13,11 @@ other waits for it.
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
@@ -46,7 +47,8 @@ __all__ = [
     "wait_for_ranks",
 ]
 
-_LEAVE_S = 10.0
+_LEAVE_S, _STUCK_S = 10.0, 12.0
+"""Longest wait for a last note, and for a rendezvous that keeps to no limit of its own."""
 _KINDS: tuple[type[OmniloadError], ...] = (
     ConfigError,
     UnavailableError,
@@ -54,6 +56,7 @@ _KINDS: tuple[type[OmniloadError], ...] = (
     IntegrityError,
 )
 Note = TypeVar("Note", bound=StrictModel)
+Answer = TypeVar("Answer")
 
 
 class Failure(StrictModel):
@@ -205,6 +208,8 @@ class Meeting:
     place: Place
     timeout_s: float
     """Longest wait for what another rank is to do next."""
+    _is_stuck: threading.Event = field(default_factory=threading.Event, init=False, compare=False)
+    """Set once the rendezvous has not answered on the way out: nothing more is asked of it."""
 
     def post(self, key: str, text: str) -> bool:
         """Write a note of this opening; see ``Rendezvous.post``."""
@@ -215,9 +220,28 @@ class Meeting:
         rank, text = self.launch.rank, Failure.of(error).model_dump_json()
         owed = ("hosts", "plane") if rank == 0 else ("here", "node", "joined")
         # What was posted before stays: a note is written once, so that only what is owed says why.
-        with suppress(OmniloadError):  # nobody is there to read it, or nothing can be written
+
+        def tell() -> None:
             for key in owed:
                 self.post(key if rank == 0 else f"{key}/{rank}", text)
+
+        self._on_the_way_out(tell)
+
+    def _on_the_way_out(self, ask: Callable[[], Answer]) -> Answer | None:
+        """Return what the rendezvous answers; ``None`` for nothing: a store that is cut off may keep to no limit."""
+        answers: list[Answer] = []
+
+        def run() -> None:
+            with suppress(OmniloadError):  # nobody is there to read it, or nothing can be written
+                answers.append(ask())
+
+        if not self._is_stuck.is_set():
+            leaving = threading.Thread(target=run, name="omniload-leaves", daemon=True)
+            leaving.start()
+            leaving.join(_STUCK_S)
+            if leaving.is_alive():
+                self._is_stuck.set()
+        return answers[0] if answers else None
 
     # What rank 0 does.
 
@@ -281,16 +305,14 @@ class Meeting:
 
     def wait_until_left(self, ranks: Iterable[int]) -> None:
         """Wait until ranks have said their last, for ten seconds each at most."""
-        with suppress(UnavailableError):
-            for rank in ranks:
-                # The first that is late is the last that is waited for: a job of a thousand killed ranks ends at once.
-                if self.rendezvous.read(f"{self.prefix}/left/{rank}", _LEAVE_S) is None:
-                    return
+        for rank in ranks:
+            # The first that is late is the last that is waited for: a job of a thousand killed ranks ends at once.
+            if self._last_read(f"left/{rank}") is None:
+                return
 
     def end(self) -> None:
         """Say that the plane has ended."""
-        with suppress(UnavailableError):
-            self.post("ended", "{}")
+        self._on_the_way_out(lambda: self.post("ended", "{}"))
 
     # What the others do.
 
@@ -321,13 +343,15 @@ class Meeting:
 
     def wait_until_ended(self) -> None:
         """Wait until the plane has ended, for ten seconds at most."""
-        with suppress(UnavailableError):
-            self.rendezvous.read(f"{self.prefix}/ended", _LEAVE_S)
+        self._last_read("ended")
 
     def leave(self) -> None:
         """Say that this rank has asked its last."""
-        with suppress(UnavailableError):
-            self.post(f"left/{self.launch.rank}", "{}")
+        self._on_the_way_out(lambda: self.post(f"left/{self.launch.rank}", "{}"))
+
+    def _last_read(self, key: str) -> str | None:
+        place = f"{self.prefix}/{key}"
+        return self._on_the_way_out(lambda: self.rendezvous.read(place, _LEAVE_S))
 
     def _once(self, key: str, note: Arrival | Joined) -> None:
         if not self.post(f"{key}/{self.launch.rank}", note.model_dump_json()):

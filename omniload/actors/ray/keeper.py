@@ -272,7 +272,11 @@ class Keeper:
 
 
 def _why(error: BaseException | None) -> str:
-    return f"its process has ended ({type(error).__name__})"
+    name = type(error).__name__
+    # By its name: Ray has had it for some releases only.
+    if name == "ActorUnschedulableError":
+        return f"the host that it is to be on is gone, or cut off ({name})"
+    return f"its process has ended ({name})"
 
 
 def opened(

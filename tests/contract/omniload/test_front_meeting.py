@@ -1,5 +1,6 @@
 """Ranks of several hosts meet: who starts a node where, and what each is told that goes wrong."""
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -109,3 +110,30 @@ def test_a_second_process_of_one_rank_is_refused(rank):
 
     with pytest.raises(ConfigError, match="another process has joined as rank 1"):
         rank(1).arrive()
+
+
+class Stuck(FolderRendezvous):
+    """A store that is cut off: it keeps to no limit."""
+
+    asked, released = 0, threading.Event()
+
+    def post(self, key, text):
+        self.asked += 1
+        self.released.wait()
+
+    read = post
+
+
+def test_a_rank_that_ends_leaves_a_store_that_never_answers(rank, tmp_path, monkeypatch):
+    monkeypatch.setattr(meetings, "_STUCK_S", 0.05)
+    stuck = Stuck(tmp_path)
+    side = dataclasses.replace(rank(1), rendezvous=stuck)
+
+    side.leave()
+    side.wait_until_ended()
+    side.fail(UnavailableError("cut off"))
+    side.wait_until_left([2, 3])
+    side.end()
+
+    assert stuck.asked == 1  # whoever has not answered once is asked nothing more
+    stuck.released.set()

@@ -17,7 +17,15 @@ import yaml
 from omniload.actors.reaper_process import MARKS
 from tests.house.modules import ROOT
 from tests.support.plane.corpora import a_mixed_corpus
-from tests.support.plane.two_hosts import ADDRESSES, begin_ray, on, two_hosts, wait_for_ray
+from tests.support.plane.two_hosts import (
+    ADDRESSES,
+    begin_ray,
+    cut,
+    mend,
+    on,
+    two_hosts,
+    wait_for_ray,
+)
 
 pytestmark = [
     pytest.mark.ray,
@@ -94,11 +102,11 @@ def test_torchrun_on_two_hosts_hands_out_the_samples_of_one_process_on_ports_of_
 
 
 @contextmanager
-def two_ranks(hosts, mix, mark, scratch):
+def two_ranks(hosts, mix, mark, scratch, **more):
     """A rank on each host, without an agent, that train on until something ends them."""
     job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29512", "WORLD_SIZE": "2"}
     job |= {MARKS: mark, "TMPDIR": str(scratch)}
-    keywords = json.dumps({"bind": "auto", "plan": "tells its first"})
+    keywords = json.dumps({"bind": "auto", "plan": "tells its first"} | more)
     ranks = [
         on(
             host,
@@ -225,3 +233,52 @@ def test_a_ray_that_runs_already_is_used_on_both_hosts_and_outlives_the_plane(
         assert samples(found) == alone
         assert [node.poll() for node in nodes] == [None, None]
         assert list(scratch.glob("omniload-ray-*")) == []
+
+
+def told_first(ranks):
+    """Wait until each rank has a batch."""
+    for rank in ranks:
+        assert rank.stdout.readline().startswith('{"pid"'), rank.communicate()[1][-3000:]
+
+
+@pytest.mark.soak  # 10 s: as long as a rank waits before it says so
+def test_hosts_that_are_cut_off_for_less_than_the_limit_go_on_where_they_were(hosts, mix, scratch):
+    steps = 600  # more than are taken while the wire is cut
+    words = [sys.executable, str(RANK), str(mix), json.dumps({"steps": steps})]
+    whole = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
+
+    with two_ranks(hosts, mix, "", scratch, steps=steps) as ranks:
+        told_first(ranks)
+        cut(hosts[1])
+        try:
+            assert "its host, or the way to it, does not answer" in lines_of_waits(ranks)[0]
+        finally:
+            mend(hosts[1])
+        done = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+
+    found = [result for out, _ in done for result in results_of(out)]
+    assert [len(result.get("seen", ())) for result in found] == [steps] * 2, found
+    assert samples(found) == samples(results_of(whole.stdout))
+
+
+def lines_of_waits(ranks):
+    """Return the first line by which each rank says that it waits."""
+    lines = [next((said for said in rank.stderr if "has waited" in said), "") for rank in ranks]
+    assert all(lines), "ranks ended, and none has waited"
+    return lines
+
+
+@pytest.mark.soak  # 80 s: Ray takes as long to give a host up
+def test_hosts_that_are_cut_off_for_longer_end_while_they_are_and_say_why(hosts, mix, scratch):
+    with two_ranks(hosts, mix, "", scratch) as ranks:
+        told_first(ranks)
+        cut(hosts[1])
+        try:
+            done = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+        finally:
+            mend(hosts[1])
+
+    errors = [result for out, _ in done for result in results_of(out)]
+    assert [error["error"] for error in errors] == ["UnavailableError"] * 2, done
+    assert "the host that it is to be on is gone, or cut off" in errors[0]["message"]
+    assert "is out of reach, its host or the way to it" in errors[1]["message"]

@@ -132,7 +132,7 @@ def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:
     """Return the heartbeats of this host, to post to, and those of all hosts, to read."""
     here = FolderBoard(folder)
     roles_away = address.roles_away_from(host_id())
-    waited_for = address.constructors_away_from(host_id())
+    waited_for = address.waited_for_away_from(host_id())
     return here, HostsBoard(here, roles_away, waited_for) if roles_away else here
 
 

@@ -77,9 +77,9 @@ def test_every_host_has_its_own_node_and_folder_and_roles_that_tell_of_it():
         "A": ("planner", "loader-0"),
         "C": ("constructor-2",),
     }
-    assert address.constructors_away_from("B") == {
-        "A": ("constructor-0",),
-        "C": ("constructor-2",),
+    assert address.waited_for_away_from("B") == {
+        "A": ("planner", "loader-0", "constructor-0", "rank dp=0"),
+        "C": ("constructor-2", "rank dp=2"),
     }
     with pytest.raises(UnavailableError, match="no node on this host"):
         address.on_host("D")

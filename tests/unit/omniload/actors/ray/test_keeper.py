@@ -191,3 +191,14 @@ def test_ray_is_told_of_an_end_behind_all_that_the_end_calls_for():
     keeper.close()
 
     assert found == ["end", "start", "bury"]
+
+
+class ActorUnschedulableError(Exception):
+    """As Ray's, of an actor that is to be on a node that is gone."""
+
+
+def test_a_role_whose_host_is_gone_is_told_as_that(crew, caplog):
+    crew.actors[FIRST].stay.answers[0].set_exception(ActorUnschedulableError())
+    crew.done.get(timeout=LIMIT_S)
+
+    assert "the host that it is to be on is gone, or cut off" in caplog.messages[0]
