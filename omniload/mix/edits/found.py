@@ -123,6 +123,14 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
             f"{reopened:.0f} on; "
             f"go on from a checkpoint of step {reopened:.0f} or before"
         )
+    if state.mix_revision < due:
+        # Also where a later edit undoes it from the same step on: steps are planned under one revision each.
+        first = min(history.edits[state.mix_revision :], key=lambda edit: edit.step)
+        raise StateError(
+            f"the mix state before step {state.step} is of revision {state.mix_revision} of the mix, and the edits of "
+            f"its run make it {due}: edit {first.revision} was made afterwards and holds from step {first.step} on; go "
+            f"on from a checkpoint of step {first.step} or before"
+        )
     for revision, where in ((due, "its run"), (num_carried, "the state itself")):
         if state.mix_revision != revision:
             raise StateError(
