@@ -19,7 +19,7 @@ from snapshot.oci.layout import OciLayout
 from snapshot.oci.registry import Registry
 from snapshot.oci.store import MirroredStore
 from snapshot.oci.transport import RegistrySettings, Transport
-from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
+from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, an_index, zran_friendly
 from tests.support.snapshot.registries.fake import FakeRegistry, serving
 
 TAR = a_tar(a_member("big", zran_friendly(4_000_000)))
@@ -36,8 +36,7 @@ def fake():
 
 @pytest.fixture
 def index(tmp_path):
-    store = OciLayout.create(tmp_path / "layout")
-    return index_layer(store, a_layer(store, TAR, "tar"), IndexCache(tmp_path / "indexes"))
+    return an_index(tmp_path, TAR)
 
 
 def client(fake):

@@ -8,8 +8,11 @@ import tarfile
 import numpy as np
 import orjson
 
+from snapshot.image.layer.index_cache import IndexCache
+from snapshot.image.layer.index_making import index_layer
 from snapshot.oci.digest import digest_of
 from snapshot.oci.image import resolve
+from snapshot.oci.layout import OciLayout
 from snapshot.oci.manifest import MANIFEST_TYPE, Descriptor
 from tests.support.snapshot.registries.contract import CONFIG, push
 
@@ -19,6 +22,7 @@ __all__ = [
     "a_member",
     "a_tar",
     "an_image",
+    "an_index",
     "read_stream",
     "zran_friendly",
 ]
@@ -75,6 +79,12 @@ def a_layer(store, blob, compression="gzip", **annotations):
     return Descriptor(
         media_type=media_type, digest=digest_of(blob), size=len(blob), annotations=annotations
     )
+
+
+def an_index(folder, tar):
+    """Return the index of a layer of its own layout in a folder."""
+    store = OciLayout.create(folder / "layout")
+    return index_layer(store, a_layer(store, tar, "tar"), IndexCache(folder / "indexes"))
 
 
 def an_image(store, layers, tag="v", command=("/bin/true",)):

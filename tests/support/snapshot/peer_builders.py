@@ -6,12 +6,9 @@ from contextlib import contextmanager
 
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
-from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.index_making import index_layer
 from snapshot.image.peer.node import PeerNode, PeerSettings
-from snapshot.oci.layout import OciLayout
 from tests.support.ports import free_ports
-from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
+from tests.support.snapshot.image_builders import a_member, a_tar, an_index, zran_friendly
 
 __all__ = [
     "BLOCKS",
@@ -30,8 +27,7 @@ BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]
 
 
 def peer_index(folder):
-    store = OciLayout.create(folder / "layout")
-    return index_layer(store, a_layer(store, TAR, "tar"), IndexCache(folder / "indexes"))
+    return an_index(folder, TAR)
 
 
 def peer_refs(index, numbers=range(10)):
@@ -40,6 +36,8 @@ def peer_refs(index, numbers=range(10)):
 
 class HandTier:
     """A tier by hand: what it has, whom it lets through, what it was asked."""
+
+    contents = BLOCKS
 
     def __init__(self, has=range(99), gate=None, error=None):
         self.has, self.gate, self.error = set(has), gate, error
@@ -52,7 +50,7 @@ class HandTier:
             assert self.gate.wait(20)
         if self.error is not None:
             raise self.error
-        found = {ref.digest: BLOCKS[ref.number] for ref in blocks if ref.number in self.has}
+        found = {ref.digest: self.contents[ref.number] for ref in blocks if ref.number in self.has}
         return found, sum(map(len, found.values()))
 
     @property

@@ -12,37 +12,13 @@ from snapshot.image.block.fetcher import BlockWanted, Fetcher, FetchSettings
 from snapshot.image.block.loader import BlockLoader, RegistryTier
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import BLOCK, block_refs
-from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.index_making import index_layer
 from snapshot.oci.layout import OciLayout
-from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
-
-TAR = a_tar(a_member("big", zran_friendly(6_000_000)))
-BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]
-
-
-class Tier:
-    """A tier by hand: what it holds, whom it lets through, what it was asked."""
-
-    def __init__(self, error=None, has=range(99), gate=None):
-        self.error, self.has, self.gate, self.asked = error, set(has), gate, []
-        self.arrived = threading.Semaphore(0)
-
-    def fetch(self, index, blocks):
-        self.asked.append([ref.number for ref in blocks])
-        self.arrived.release()
-        if self.gate is not None:
-            assert self.gate.wait(20)
-        if self.error is not None:
-            raise self.error
-        found = {r.digest: BLOCKS[r.number] for r in blocks if r.number in self.has}
-        return found, sum(map(len, found.values()))
+from tests.support.snapshot.peer_builders import BLOCKS, HandTier, peer_index
 
 
 @pytest.fixture
 def index(tmp_path):
-    store = OciLayout.create(tmp_path / "layout")
-    return index_layer(store, a_layer(store, TAR, "tar"), IndexCache(tmp_path / "indexes"))
+    return peer_index(tmp_path)
 
 
 @pytest.fixture
@@ -60,7 +36,7 @@ def make():
 
 
 def test_a_block_is_fetched_once_and_then_at_hand(index, make):
-    tier = Tier()
+    tier = HandTier()
     loader = make(registry=tier)
     assert loader.cached(index, 2) is None
 
@@ -85,7 +61,7 @@ def wanted_announces(monkeypatch, asked):
 
 
 def test_many_readers_of_a_block_make_one_request(index, make, monkeypatch):
-    tier = Tier(gate=threading.Event())
+    tier = HandTier(gate=threading.Event())
     loader = make(registry=tier)
     found, asked = [], threading.Semaphore(0)
     wanted_announces(monkeypatch, asked)
@@ -107,7 +83,7 @@ def test_many_readers_of_a_block_make_one_request(index, make, monkeypatch):
 
 
 def test_memory_has_a_cap_and_the_disk_gives_what_it_dropped(index, make, tmp_path):
-    tier = Tier()
+    tier = HandTier()
     loader = make(registry=tier, disk=BlockStore(tmp_path / "blocks", 64 << 20))
     for number in range(6):
         loader.block(index, number)
@@ -118,11 +94,11 @@ def test_memory_has_a_cap_and_the_disk_gives_what_it_dropped(index, make, tmp_pa
 
     assert sum(again.cached(index, number) is not None for number in range(6)) == 3
     assert len(tier.asked) == 6
-    assert again.bytes_of["disk"] == len(TAR)
+    assert again.bytes_of["disk"] == sum(map(len, BLOCKS[:6]))
 
 
 def test_what_the_near_tier_lacks_comes_from_the_far_one(index, make):
-    near, far = Tier(has={0}), Tier()
+    near, far = HandTier(has={0}), HandTier()
     loader = make(peer=near, registry=far)
 
     assert [loader.block(index, number) for number in (0, 1)] == BLOCKS[:2]
@@ -140,7 +116,7 @@ def test_what_the_near_tier_lacks_comes_from_the_far_one(index, make):
     ],
 )
 def test_a_block_that_no_tier_has_is_an_error_and_is_asked_for_anew(index, make, error, kind):
-    tier = Tier(error=error, has=())
+    tier = HandTier(error=error, has=())
     loader = make(registry=tier)
     for _ in range(2):
         with pytest.raises(kind):
@@ -152,7 +128,7 @@ def test_a_block_that_no_tier_has_is_an_error_and_is_asked_for_anew(index, make,
 
 
 def test_prefetched_blocks_come_in_one_request_and_are_at_hand(index, make):
-    tier = Tier()
+    tier = HandTier()
     loader = make(registry=tier)
 
     loader.prefetch(index, list(block_refs(index, (0, 1, 2))))
@@ -164,7 +140,7 @@ def test_prefetched_blocks_come_in_one_request_and_are_at_hand(index, make):
 
 def test_a_reader_is_served_while_prefetch_holds_all_the_slots_it_may(index, make):
     gate = threading.Event()
-    tier = Tier(gate=gate)
+    tier = HandTier(gate=gate)
     settings = FetchSettings(tiers=("registry",), slots=2, reserved_slots=1, coalesce_bytes=1)
     loader = make(registry=tier, settings=settings)
     loader.prefetch(index, list(block_refs(index, (0, 1, 2))))
@@ -180,7 +156,7 @@ def test_a_reader_is_served_while_prefetch_holds_all_the_slots_it_may(index, mak
 
 
 def test_closing_tells_those_who_wait(index, make):
-    tier = Tier(gate=threading.Event())
+    tier = HandTier(gate=threading.Event())
     loader = make(registry=tier)
     errors = []
 
@@ -204,7 +180,7 @@ def test_closing_tells_those_who_wait(index, make):
 
 
 def test_hot_blocks_are_fetched_once_whoever_wants_them_meanwhile(index, make):
-    tier = Tier()
+    tier = HandTier()
     loader = make(registry=tier)
 
     loader.prefetch(index, list(block_refs(index, range(3))))
@@ -230,7 +206,8 @@ def test_the_registry_tier_leaves_out_only_the_block_that_is_wrong(index, tmp_pa
 def test_who_is_told_hears_of_each_block_that_came_or_did_not(index):
     settled = []
     loader = BlockLoader(
-        {"registry": Tier(has={0})}, on_settled=lambda digest, came: settled.append((digest, came))
+        {"registry": HandTier(has={0})},
+        on_settled=lambda digest, came: settled.append((digest, came)),
     )
     refs = list(block_refs(index, (0, 3)))
 
@@ -248,16 +225,10 @@ def test_who_is_told_hears_of_each_block_that_came_or_did_not(index):
 SMALL = [bytes([n]) * (40 << 10) for n in range(1, 9)]
 
 
-class SmallBlocks(Tier):
+class SmallBlocks(HandTier):
     """Blocks of 40 KiB, as an image with many small files has them."""
 
-    def fetch(self, index, blocks):
-        self.asked.append([ref.number for ref in blocks])
-        self.arrived.release()
-        if self.gate is not None:
-            assert self.gate.wait(20)
-        found = {r.digest: SMALL[r.number] for r in blocks if r.number in self.has}
-        return found, sum(map(len, found.values()))
+    contents = SMALL
 
 
 @pytest.fixture

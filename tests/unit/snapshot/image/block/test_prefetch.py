@@ -8,10 +8,7 @@ from omniload.base.errors import UnavailableError
 from snapshot.image.block.prefetch import Outstanding, Prefetched, prefetch_blocks
 from snapshot.image.block.store import BlockStore
 from snapshot.image.layer.index import block_refs
-from snapshot.image.layer.index_cache import IndexCache
-from snapshot.image.layer.index_making import index_layer
-from snapshot.oci.layout import OciLayout
-from tests.support.snapshot.image_builders import a_layer, a_member, a_tar, zran_friendly
+from tests.support.snapshot.image_builders import a_member, a_tar, an_index, zran_friendly
 
 TAR = a_tar(a_member("big", zran_friendly(6_000_000)))
 MIB = 1 << 20
@@ -35,8 +32,7 @@ class Tier:
 
 @pytest.fixture
 def index(tmp_path):
-    store = OciLayout.create(tmp_path / "layout")
-    return index_layer(store, a_layer(store, TAR, "tar"), IndexCache(tmp_path / "indexes"))
+    return an_index(tmp_path, TAR)
 
 
 @pytest.fixture
