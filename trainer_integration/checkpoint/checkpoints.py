@@ -112,11 +112,11 @@ class Checkpoints(Saving[Path]):
                     process_group=self._group,
                     no_dist=self._group is None,
                 )
-            seals = self._gathered_seals(partial)
+            digests = self._gathered_digests(partial)
             fault = None
             if self._rank == 0:
                 about: JsonObject = {"loader": dict(loader_state), "progress": dict(progress)}
-                fault = self._fault_of_commit(partial, final, seals, about)
+                fault = self._fault_of_commit(partial, final, digests, about)
             self._require_committed(final, fault)
         except NoRoomError:
             if self._rank == 0:  # all ranks leave a save together, so none still writes
@@ -166,16 +166,16 @@ class Checkpoints(Saving[Path]):
         self,
         partial: Path,
         final: Path,
-        seals: dict[str, FileDigest],
+        digests: dict[str, FileDigest],
         about: JsonObject,
     ) -> NoRoomError | None:
         """Commit, and return the error of a disk that is full by now: all ranks must hear of it."""
         try:
-            self._commit(partial, final, seals, about)
+            self._commit(partial, final, digests, about)
         except OSError as error:
             if not is_full(error):
                 raise
-            need = sum(seal.size_bytes for seal in seals.values())
+            need = sum(digest.size_bytes for digest in digests.values())
             return no_room(str(final), need, self._room(), str(error))
         return None
 
@@ -196,13 +196,13 @@ class Checkpoints(Saving[Path]):
             _log.warning("removing %s, left by an interrupted save", entry)
             shutil.rmtree(entry)
 
-    def _gathered_seals(self, partial: Path) -> dict[str, FileDigest]:
-        """Have every rank read its own file back; return the seals of all on rank 0, which commits, else none."""
+    def _gathered_digests(self, partial: Path) -> dict[str, FileDigest]:
+        """Have every rank read its own file back; return the digests of all on rank 0, which commits, else none."""
         own = sorted(partial.glob(f"shard-{self._rank + 1:05d}-*.safetensors"))
         # A rank that was dealt no tensor has written no file.
-        seal = FileDigest.of(own[0]) if own else FileDigest(size_bytes=-1, xxh3=0)
+        digest = FileDigest.of(own[0]) if own else FileDigest(size_bytes=-1, xxh3=0)
         # Two signed halves: a checksum does not fit a signed 64-bit element.
-        row = torch.tensor([seal.size_bytes, seal.xxh3 >> 32, seal.xxh3 & 0xFFFFFFFF])
+        row = torch.tensor([digest.size_bytes, digest.xxh3 >> 32, digest.xxh3 & 0xFFFFFFFF])
         rows = [torch.empty_like(row) for _ in range(self._world_size)]
         if self._group is None:
             rows = [row]
@@ -221,17 +221,17 @@ class Checkpoints(Saving[Path]):
         self,
         partial: Path,
         final: Path,
-        seals: dict[str, FileDigest],
+        digests: dict[str, FileDigest],
         about: JsonObject,
     ) -> None:
         write_synced(partial / LOADER, orjson.dumps(about["loader"]))
-        seals = {**seals, LOADER: FileDigest.of(partial / LOADER)}
+        digests = {**digests, LOADER: FileDigest.of(partial / LOADER)}
         meta: JsonObject = {
             "version": VERSION,
             "world_size": self._world_size,
             "model": self._model_config,
             "progress": about["progress"],
-            "files": {name: seal.to_json() for name, seal in seals.items()},
+            "files": {name: digest.to_json() for name, digest in digests.items()},
         }
         write_sealed_json(partial / META, meta)
         # DCP has synced the shards, and the two files were written synced; their names are not on storage yet.

@@ -38,7 +38,7 @@ class FileDigest:
 
     @classmethod
     def of(cls, file: Path) -> Self:
-        """Read ``file`` and return its seal."""
+        """Read ``file`` and return its digest."""
         digest, size_bytes = xxhash.xxh3_64(), 0
         with open_file(file) as stream:
             while data := stream.read(_READ_BYTES):
@@ -84,7 +84,7 @@ class FileDigest:
             case {"size_bytes": int(size_bytes), "xxh3": str(xxh3)}:
                 return cls(size_bytes=size_bytes, xxh3=int(xxh3, 16))
             case _:
-                raise ValueError(f"{value!r} is not a seal; it needs size_bytes and xxh3")
+                raise ValueError(f"{value!r} is no digest of a file; it needs size_bytes and xxh3")
 
 
 def write_synced(file: Path, data: bytes) -> None:

@@ -53,10 +53,10 @@ def loader_state_of(path: Path) -> JsonObject:
     require_version(meta, VERSION, of=f"checkpoint {path}")
     files = meta["files"]
     assert isinstance(files, dict), "the digest of meta.json fits, so its form does"
-    seals = {name: FileDigest.from_json(seal) for name, seal in files.items()}
-    sizes = (seal.size_fault_in(path / name) for name, seal in sorted(seals.items()))
+    digests = {name: FileDigest.from_json(digest) for name, digest in files.items()}
+    sizes = (digest.size_fault_in(path / name) for name, digest in sorted(digests.items()))
     # The state is read whole, as the data plane opens with it; ranks compare every byte of the tensors as they load.
-    fault = seals[LOADER].fault_in(path / LOADER) or next(filter(None, sizes), None)
+    fault = digests[LOADER].fault_in(path / LOADER) or next(filter(None, sizes), None)
     if fault is not None:
         raise IntegrityError(f"{fault}; resume from an earlier checkpoint")
     state: JsonObject = orjson.loads((path / LOADER).read_bytes())

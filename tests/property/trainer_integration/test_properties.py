@@ -76,14 +76,14 @@ def test_the_learning_rate_stays_between_zero_and_its_peak_and_rises_then_falls(
 
 @settings(deadline=None)
 @given(st.binary(min_size=1, max_size=300), st.data())
-def test_any_flipped_bit_breaks_the_seal(tmp_path_factory, data, draw):
-    file = tmp_path_factory.mktemp("seal") / "data"
+def test_any_flipped_bit_changes_the_digest(tmp_path_factory, data, draw):
+    file = tmp_path_factory.mktemp("digest") / "data"
     file.write_bytes(data)
-    seal = FileDigest.of(file)
+    digest = FileDigest.of(file)
     bit = draw.draw(st.integers(0, 8 * len(data) - 1))
     spoilt = bytearray(data)
     spoilt[bit // 8] ^= 1 << bit % 8
 
     file.write_bytes(spoilt)
 
-    assert seal.fault_in(file) is not None
+    assert digest.fault_in(file) is not None

@@ -17,7 +17,7 @@ def test_a_seal_survives_json():
 
 @pytest.mark.parametrize("value", [None, 3, {}, {"size_bytes": "5", "xxh3": "00"}])
 def test_what_is_not_a_seal_is_refused(value):
-    with pytest.raises(ValueError, match="is not a seal"):
+    with pytest.raises(ValueError, match="is no digest of a file"):
         FileDigest.from_json(value)
 
 
