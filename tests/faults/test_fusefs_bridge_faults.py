@@ -8,17 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from fusefs.bridge.process.handover import take
-from fusefs.mounts.lifecycle import MountConfig, start, umount
+from fusefs.mounts.lifecycle import start, umount
 from fusefs.stores.url import open_store
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import ConfigError, StateError
-from tests.support.fusefs.model import TINY, fast_directory
+from tests.support.fusefs.bridge import places
 from tests.support.mount_table import once_mounts_allow
 
 pytestmark = [
@@ -34,23 +35,13 @@ SPAN = 64 << 10
 BRIDGES = ["pyfuse3", "device"]
 
 
+config_of = partial(places.config_of, bridge="device")
+
+
 @pytest.fixture
 def place():
-    base = fast_directory("fusefs-bridge-")
-    for name in ("store", "mount"):
-        (base / name).mkdir()
-    yield base
-    subprocess.run(["fusermount3", "-uzq", base / "mount"], check=False)
-    shutil.rmtree(base)
-
-
-def config_of(place, **settings):
-    return MountConfig(
-        store=str(place / "store"),
-        mountpoint=str(place / "mount"),
-        files=TINY,
-        **{"bridge": "device", **settings},
-    )
+    with places.a_place("bridge") as base:
+        yield base
 
 
 class Reader(threading.Thread):

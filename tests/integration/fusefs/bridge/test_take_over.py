@@ -3,8 +3,6 @@
 import contextlib
 import mmap
 import os
-import shutil
-import subprocess
 import threading
 
 import orjson
@@ -12,13 +10,14 @@ import pytest
 
 from fusefs.bridge.process.handover import take
 from fusefs.bridge.process.launch import start_daemon
-from fusefs.mounts.lifecycle import MountConfig, start, umount
+from fusefs.mounts.lifecycle import start, umount
 from fusefs.stores.local.store import LocalStore
 from fusefs.tools.fsck import verify
 from fusefs.tree.namespace import StripedFiles
 from omniload.base.errors import StateError
 from tests.support.fusefs.bridge import example
-from tests.support.fusefs.model import TINY, Pair, fast_directory, run
+from tests.support.fusefs.bridge.places import a_place, config_of
+from tests.support.fusefs.model import Pair, run
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.fusefs.unprivileged import NOBODY, run_unprivileged
 
@@ -29,21 +28,12 @@ NOBODY_ID = 65534
 
 @pytest.fixture
 def place():
-    base = fast_directory("fusefs-take-")
-    base.chmod(0o755)
-    for name in ("store", "mount", "model"):
-        (base / name).mkdir()
+    with a_place("take", "model") as base:
+        base.chmod(0o755)
         if os.getuid() == 0:
-            os.chown(base / name, NOBODY_ID, NOBODY_ID)
-    yield base
-    subprocess.run(["fusermount3", "-uzq", base / "mount"], check=False)
-    shutil.rmtree(base)
-
-
-def config_of(place, **settings):
-    return MountConfig(
-        store=str(place / "store"), mountpoint=str(place / "mount"), files=TINY, **settings
-    )
+            for folder in base.iterdir():
+                os.chown(folder, NOBODY_ID, NOBODY_ID)
+        yield base
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import click.testing
@@ -21,13 +22,14 @@ from fusefs.bridge.process import handover, launch
 from fusefs.bridge.process.unmount_notice import UnmountClient, UnmountNotifier, _address
 from fusefs.bridge.process.unmount_notice import umount as unmount
 from fusefs.cli import command
-from fusefs.mounts.lifecycle import MountConfig, is_watched, start, umount
+from fusefs.mounts.lifecycle import is_watched, start, umount
 from omniload.base.errors import (
     IntegrityError,
     StateError,
     UnavailableError,
 )
-from tests.support.fusefs.model import TINY, fast_directory
+from tests.support.fusefs.bridge import places
+from tests.support.fusefs.model import TINY
 from tests.support.fusefs.proof import NO_MOUNT, WHY_NO_MOUNT
 from tests.support.mount_table import once_mounts_allow
 
@@ -41,22 +43,13 @@ def marked(test):
     return test
 
 
+config_of = partial(places.config_of, bridge="device")
+
+
 @pytest.fixture
 def place():
-    base = fast_directory("fusefs-umount-")
-    for name in ("store", "mount", "cache"):
-        (base / name).mkdir()
-    yield base
-    subprocess.run(["fusermount3", "-uzq", base / "mount"], check=False)
-    shutil.rmtree(base)
-
-
-def config_of(place, **settings):
-    return MountConfig(
-        store=str(place / "store"),
-        mountpoint=str(place / "mount"),
-        **{"files": TINY, "bridge": "device", **settings},
-    )
+    with places.a_place("umount", "cache") as base:
+        yield base
 
 
 def cli(*words):

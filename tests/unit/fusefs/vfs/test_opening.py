@@ -7,26 +7,11 @@ import pytest
 
 from fusefs.bridge.api.protocol import ROOT_INODE, Change
 from fusefs.bridge.api.waiting import run_blocking
-from fusefs.tree.open_versions import OpenVersion
 from fusefs.vfs.file.open_file import SpoolPlace
 from fusefs.vfs.session import STATS_INODE
 from fusefs.vfs.store_filesystem import StoreFileSystem
 from omniload.base.errors import StateError
-from tests.support.fusefs.bridge.mount import DATA, Mount
-
-
-@pytest.fixture
-def mount():
-    made = Mount()
-    made.files.write_file("f", DATA)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def local(monkeypatch):
-    """Give every version a local copy."""
-    monkeypatch.setattr(OpenVersion, "local_copy", lambda _: os.open(os.devnull, os.O_RDONLY))
+from tests.support.fusefs.bridge.mount import DATA
 
 
 def test_the_page_cache_is_kept_over_opens_of_the_same_version(mount):

@@ -18,23 +18,6 @@ from omniload.base.errors import UnavailableError
 from tests.support.fusefs.bridge.mount import DATA, Mount, held
 
 
-@pytest.fixture
-def mount():
-    made = Mount()
-    made.files.write_file("f", DATA)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def local(monkeypatch):
-    """Give every version a local copy."""
-    monkeypatch.setattr(
-        "fusefs.tree.open_versions.OpenVersion.local_copy",
-        lambda _: os.open(os.devnull, os.O_RDONLY),
-    )
-
-
 def write(mount, opened, data):
     run_blocking(mount.shown.write(opened.handle, 0, data))
     run_blocking(mount.shown.flush(opened.handle))

@@ -6,7 +6,6 @@ import os
 import threading
 from pathlib import Path
 
-import fsspec
 import pyarrow as pa
 import pytest
 
@@ -15,14 +14,6 @@ from omniload.source import files, patterns
 from omniload.source.files import digest_of, reading
 from omniload.source.formats.opening import spec_of
 from omniload.source.patterns import find_files
-
-
-@pytest.fixture
-def memory():
-    store = fsspec.filesystem("memory")
-    yield store
-    store.store.clear()
-    store.pseudo_dirs[:] = [""]
 
 
 def written(folder, *names):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,14 +17,6 @@ from omniload.source.patterns import FileNames, find_files
 
 LINES = FileNames(suffixes=frozenset({".jsonl"}), compressed=True)
 LISTED = FileNames(suffixes=frozenset({".x"}), manifest="list.json")
-
-
-@pytest.fixture
-def memory():
-    store = fsspec.filesystem("memory")
-    yield store
-    store.store.clear()
-    store.pseudo_dirs[:] = [""]
 
 
 def written(folder, *names):

@@ -1,0 +1,30 @@
+"""Where tests of daemons mount: a store and a mount point beside it, on a fast disk, taken away at the end."""
+
+import contextlib
+import shutil
+import subprocess
+
+from fusefs.mounts.lifecycle import MountConfig
+from tests.support.fusefs.model import TINY, fast_directory
+
+
+@contextlib.contextmanager
+def a_place(name, *more):
+    """Make a folder that has ``store`` and ``mount``, and folders of ``more`` names."""
+    base = fast_directory(f"fusefs-{name}-")
+    for each in ("store", "mount", *more):
+        (base / each).mkdir()
+    try:
+        yield base
+    finally:
+        subprocess.run(["fusermount3", "-uzq", base / "mount"], check=False)
+        shutil.rmtree(base)
+
+
+def config_of(place, **settings):
+    """Return how such a place is mounted, by small files unless ``settings`` say otherwise."""
+    return MountConfig(
+        store=str(place / "store"),
+        mountpoint=str(place / "mount"),
+        **{"files": TINY, **settings},
+    )
