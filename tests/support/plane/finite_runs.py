@@ -4,16 +4,32 @@ from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
+from hypothesis import strategies as st
+
 from omniload.machine import queue
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.simulation import Simulation
 
-__all__ = ["MANY", "memberships", "simulated"]
+__all__ = ["MANY", "memberships", "places", "simulated"]
 
 MANY = 1 << 30
 """More steps, and more tokens, than any such run has."""
+
+
+@st.composite
+def places(draw: st.DrawFn, most_kills: int = 0) -> dict[str, Any]:
+    """Return everything that must not matter: ranks, roles, and how often they are lost."""
+    return {
+        "dp": draw(st.sampled_from([1, 2, 3, 8])),
+        "num_loaders": draw(st.integers(1, 3)),
+        "num_constructors": draw(st.integers(1, 4)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
+        "kills": draw(st.sampled_from([0, most_kills])),
+        "planner_kills": draw(st.sampled_from([0, most_kills])),
+    }
 
 
 def simulated(

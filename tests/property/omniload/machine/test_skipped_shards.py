@@ -16,6 +16,8 @@ from tests.property.omniload.machine.test_edits import (
     STEPS,
     keys_by_step,
     mixes,
+    require_decided_and_resumed,
+    require_replayed,
     simulated,
     six_epochs,
     skipping,
@@ -27,9 +29,8 @@ from tests.property.omniload.machine.test_edits import (
 from tests.property.omniload.machine.test_edits import changes as other_changes
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
-from tests.support.plane.edits.promises import require_journal_folds, taken_in
+from tests.support.plane.edits.promises import taken_in
 from tests.support.plane.reference import SHARDS, reference_digests, shard_of
-from tests.support.plane.simulation import Simulation
 
 steps = st.none() | st.integers(0, STEPS - 1)
 
@@ -57,28 +58,13 @@ def test_a_run_that_leaves_shards_out_is_what_mix_and_edits_decide_and_goes_on_i
 ):
     run, digests = simulated(mix, lengths, world, changes=asked)
 
-    assert digests == reference_digests(run.history, lengths, num_steps=STEPS)
-    assert run.published == list(range(STEPS))
-    require_journal_folds(run)
-
-    at = data.draw(st.sampled_from(sorted(run.states)))
-    state = taken_in(run, at, run.history)
-    resumed, rest = simulated(mix, lengths, other, state=state, edits=run.history.edits)
-    assert rest == digests[at:]
-    assert all(resumed.states[step] == run.states[step] for step in resumed.states)
+    require_decided_and_resumed(run, digests, lengths, other, data)
 
 
 @few(10, soak=200)
 @given(mixes(), changes(), worlds(), six_epochs)
 def test_a_replay_that_knows_them_from_the_start_gives_the_same_steps(mix, asked, world, lengths):
-    history = History(mix)
-    for change, step in asked:
-        with suppress(ConfigError):
-            history = history.edited(change, 3 if step is None else step)
-
-    replay = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, edits=history.edits, **world)
-
-    assert replay.run() == reference_digests(history, lengths, num_steps=STEPS)
+    require_replayed(mix, asked, world, lengths)
 
 
 @given(mixes(), worlds(), three_epochs, st.integers(0, STEPS - 2), st.integers(1, SHARDS - 1))

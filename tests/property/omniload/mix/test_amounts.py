@@ -14,7 +14,7 @@ from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Starved, membership_of
 from tests.support.plane.builders import a_mix, tokens_of
 from tests.support.plane.edits.promises import require_journal_folds
-from tests.support.plane.finite_runs import MANY, memberships, simulated
+from tests.support.plane.finite_runs import MANY, memberships, places, simulated
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.trained import trained
 
@@ -56,21 +56,7 @@ def worlds(draw, whole_epochs=False):
         mix={"amounts": wanted},
         runtime={"prefetch_steps": draw(st.sampled_from([1, 2, 4, 13]))},
     )
-    return {"mix": mix, "epochs": epochs, **draw(places())}
-
-
-@st.composite
-def places(draw):
-    """Everything that must not matter."""
-    return {
-        "dp": draw(st.sampled_from([1, 2, 3, 8])),
-        "num_loaders": draw(st.integers(1, 3)),
-        "num_constructors": draw(st.integers(1, 4)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
-        "kills": draw(st.sampled_from([0, 2])),
-        "planner_kills": draw(st.sampled_from([0, 2])),
-    }
+    return {"mix": mix, "epochs": epochs, **draw(places(most_kills=2))}
 
 
 def wanted_of(world, source):
@@ -96,7 +82,7 @@ def wanted_of(world, source):
         position += 1
 
 
-@given(worlds(), st.integers(1, 20), places(), st.data())
+@given(worlds(), st.integers(1, 20), places(most_kills=2), st.data())
 def test_of_every_source_exactly_its_amount_is_trained_on_wherever_the_run_is_resumed(
     world, first_read, elsewhere, data
 ):

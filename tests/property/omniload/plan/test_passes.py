@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix, tokens_of
 from tests.support.plane.edits.promises import require_journal_folds
-from tests.support.plane.finite_runs import MANY, memberships, simulated
+from tests.support.plane.finite_runs import MANY, memberships, places, simulated
 from tests.support.plane.simulation import Simulation
 from tests.support.plane.trained import steps_of, trained
 
@@ -23,18 +23,6 @@ LENGTH = 16
 
 records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
 epochs = st.lists(records, max_size=12).map(lambda rows: [*rows, [9]])
-
-
-@st.composite
-def places(draw):
-    """Everything that must not matter."""
-    return {
-        "dp": draw(st.sampled_from([1, 2, 3, 8])),
-        "num_loaders": draw(st.integers(1, 3)),
-        "num_constructors": draw(st.integers(1, 4)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
-    }
 
 
 @st.composite

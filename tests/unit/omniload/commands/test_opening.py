@@ -186,12 +186,9 @@ def test_a_tokenizer_that_is_not_there_is_told_once_with_its_line(tmp_path):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
-    (tmp_path / "chats.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": "a"}]}\n{"messages": "hello"}\n'
-    )
-    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    file = tmp_path / "mix.yaml"
+def a_mix_of_chats(folder):
+    (folder / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    file = folder / "mix.yaml"
     file.write_text(
         "version: 1\nseed: 1\ntokenizer: {type: bytes}\n"
         "sources:\n"
@@ -200,6 +197,14 @@ def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
         "mix: {stages: [{from_step: 0, weights: {sft: 1}}]}\n"
         "pack: {length: 16}\nbatch: {tokens: 64, micro_tokens: 64}\n"
     )
+    return file
+
+
+def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
+    (tmp_path / "chats.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}]}\n{"messages": "hello"}\n'
+    )
+    file = a_mix_of_chats(tmp_path)
 
     with pytest.raises(ConfigError) as caught:
         find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"), file)
@@ -210,16 +215,7 @@ def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
 def test_a_blank_line_among_conversations_is_no_sample_to_a_check_either(tmp_path):
     said = '{"messages": [{"role": "user", "content": "a"}]}\r\n'
     (tmp_path / "chats.jsonl").write_bytes(f"{said}\r\n{said}".encode())
-    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    file = tmp_path / "mix.yaml"
-    file.write_text(
-        "version: 1\nseed: 1\ntokenizer: {type: bytes}\n"
-        "sources:\n"
-        "  sft:\n    type: jsonl\n    path: chats.jsonl\n    text: messages\n"
-        "    transforms: [{type: chat, template: plain.jinja, loss: all}]\n"
-        "mix: {stages: [{from_step: 0, weights: {sft: 1}}]}\n"
-        "pack: {length: 16}\nbatch: {tokens: 64, micro_tokens: 64}\n"
-    )
+    file = a_mix_of_chats(tmp_path)
 
     (found,) = find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"), file)
 
