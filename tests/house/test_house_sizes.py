@@ -22,7 +22,7 @@ LONGER = {
         "what a role says, in memory, in a file and in its log",
     ),
     "omniload/actors/address.py": (
-        200,
+        210,
         "where a plane is, which ranks it serves there, who may come",
     ),
     "omniload/actors/local/plane.py": (
@@ -30,7 +30,7 @@ LONGER = {
         "every role and rank of one process, which know each other: opened, changed, closed, and the ways between them",
     ),
     "omniload/actors/ray/keeper.py": (
-        295,
+        300,
         "carries out every command of the roster, hears of ends, and what loaders are added or retired",
     ),
     "omniload/actors/ray/actors.py": (
