@@ -234,7 +234,7 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     drawn_before(name, config, units, opened.files, spec.base_dir)
     first, unseen = _first_of(config, opened)
     begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path
-    lengths_N = _first_lengths(spec, name, opened.format, first, begins)
+    lengths_N, spoilt = _first_lengths(spec, name, opened.format, first, begins)
     # A record that conditions leave out counts for nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     mean = float(lengths_N.mean()) if lengths_N is not None and len(lengths_N) else 0.0
@@ -244,7 +244,7 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
         or opened.format.doubt()
         or _images_not_read(config, first)
         or _ids_unknown(spec, opened.format, first)
-        or _left_out(first)
+        or _left_out(first, spoilt)
     ):
         doubt = f"sources.{name}: {found}"
     spread, times = Spread(), 1.0
@@ -269,11 +269,11 @@ def _looked_at(spec: PlaneSpec, name: str, files: tuple[ShardFile, ...]) -> Foun
     )
 
 
-def _left_out(first: Records) -> str:
+def _left_out(first: Records, spoilt: Sequence[str]) -> str:
     """Say what is wrong with those of the first records that are left out; empty where there are none."""
-    count, of = np.count_nonzero(first.bad_B), len(first.bad_B)
-    said = f"{count:,} of its first {of:,} records are left out, as on_error says; the first: {first.reason}"
-    return said if count else ""
+    count, reason = np.count_nonzero(first.bad_B) + len(spoilt), first.reason or "".join(spoilt[:1])
+    said = f"{count:,} of its first {len(first.bad_B):,} records are left out, as on_error says"
+    return f"{said}; the first: {reason}" if count else ""
 
 
 def _ids_unknown(spec: PlaneSpec, record_format: Format, first: Records) -> str:
@@ -316,10 +316,10 @@ def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
 
 def _first_lengths(
     spec: PlaneSpec, name: str, record_format: Format, records: Records, path: str
-) -> NDArray[np.integer[Any]] | None:
+) -> tuple[NDArray[np.integer[Any]] | None, list[str]]:
     """Return the tokens of each of the first records that can be used, its transforms tried; ``None``: not known.
 
-    ``path`` names the file that they are of.
+    And what is wrong, record by record, where no sample can be made. ``path`` names the file that they are of.
 
     Raises:
         ConfigError: One of them cannot be used; with the policy ``skip``, none of them can.
@@ -327,26 +327,26 @@ def _first_lengths(
     source = spec.mix.sources[name]
     skips = source.on_error.policy == "skip"
     if records.reason and not (skips and not records.bad_B.all()):
-        raise _unusable(name, records.reason)
+        raise _unusable(name, records.reason, skips=skips)
     rows = np.flatnonzero(records.usable_B)[:_FIRST_RECORDS]
     if not len(rows):
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), []
     if not record_format.holds_text and not source.transforms:
-        return records.column.lengths_N[rows]
+        return records.column.lengths_N[rows], []
     tokenizer = tokenizer_of(spec.mix, spec.base_dir)
     if record_format.holds_text and tokenizer is None:
-        return None  # told already by whoever asks for the tokenizer
+        return None, []  # told already by whoever asks for the tokenizer
     if source.transforms and (not source.image_members or ENCODED in records.others):
         pipeline = open_pipeline(name, source, spec.mix.tokenizer, spec.base_dir)
         samples = pipeline.of_records(records, rows)
-        if samples.bad_N is not None and not (skips and not samples.bad_N.all()):
-            first = record_format.name_of_record(int(rows[samples.bad_N.argmax()]))
-            raise _unusable(name, f"{path}: {first}: {samples.reason}")
-        return samples.tokens.lengths_N
+        bad = [] if samples.bad_N is None else rows[samples.bad_N].tolist()
+        spoilt = [f"{path}: {record_format.name_of_record(row)}: {samples.reason}" for row in bad]
+        if spoilt and not (skips and len(bad) < len(rows)):
+            raise _unusable(name, spoilt[0], skips=skips)
+        return samples.tokens.lengths_N, spoilt
     assert tokenizer is not None, "it holds text"
-    column = records.column
-    texts = take(as_binary(column), rows, column.values_V.dtype)
-    return tokenizer.encode(text_array(texts)).lengths_N
+    texts = take(as_binary(records.column), rows, records.column.values_V.dtype)
+    return tokenizer.encode(text_array(texts)).lengths_N, []
 
 
 def _why_nothing(
@@ -393,8 +393,8 @@ def _why_nothing(
     return f"{key}: none of its first {tried:,} records of {records:,} {why}; {remedy}, unless others stand further on"
 
 
-def _unusable(name: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"sources.{name}: {reason}; correct the type or the key, mend the record, or leave out what cannot "
-        "be read with on_error: {policy: skip}"
-    )
+def _unusable(name: str, reason: str, *, skips: bool) -> ConfigError:
+    of_all = "none of its first records can be used: " if skips else ""
+    remedy = "" if skips else ", or leave out what cannot be read with on_error: {policy: skip}"
+    mend = f"correct the type or the key, mend the record{remedy}"
+    return ConfigError(f"sources.{name}: {of_all}{reason}; {mend}")

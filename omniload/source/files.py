@@ -39,6 +39,7 @@ __all__ = [
 _LARGEST_NAME = 1_024
 _READ_BYTES = 1 << 30
 """Bytes of one call; memory for all of them is taken before it is known how many there are."""
+_FILLED_BYTES = 9
 _SAYS_NO_RANGES = "support range requests"
 """As fsspec says that a server sent a whole file."""
 _REFUSALS = frozenset(
@@ -210,9 +211,19 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
         remedy = "get the rights to it, and try again"
         remedy = remedy if isinstance(error, PermissionError) else "try again"
         raise UnavailableError(f"{where}: cannot be read: {said(error)}; {remedy}") from error
-    raise IntegrityError(
-        f"{where}: cannot be decoded: {error}; the file is cut short or corrupt, replace it"
-    ) from error
+    remedy = "the file is cut short or corrupt, replace it"
+    if _ends_in_zeros(file):
+        remedy = (
+            f"it ends in zeros, as gzip alone bears: write it anew, gzip -dc {file.path} | gzip"
+        )
+    raise IntegrityError(f"{where}: cannot be decoded: {error}; {remedy}") from error
+
+
+def _ends_in_zeros(file: ShardFile) -> bool:
+    """Whether a file of gzip was filled up behind its end: its check and its length are no more than eight."""
+    if not file.path.endswith((".gz", ".tgz")) or file.size_bytes < _FILLED_BYTES:
+        return False
+    return not any(file.read_range(file.size_bytes - _FILLED_BYTES, file.size_bytes))
 
 
 def is_outage(error: Exception) -> bool:

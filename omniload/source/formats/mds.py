@@ -135,6 +135,11 @@ def _require_column(file: ShardFile, described: MdsShard, config: MdsSource) -> 
         raise ConfigError(
             f"{file.path}: has no column {config.column!r}; it has {', '.join(described.columns)[:300]}"
         )
+    if described.columns.count(config.column) > 1:
+        raise ConfigError(
+            f"{file.path}: has more than one column {config.column!r}; it has {', '.join(described.columns)[:300]}: "
+            "name another, or write the shard anew"
+        )
     encoding = described.encodings[described.columns.index(config.column)]
     kind, _, rest = encoding.partition(":")
     if config.holds_text and kind not in {"str", "bytes"}:

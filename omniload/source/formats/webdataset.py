@@ -60,7 +60,8 @@ class WebDatasetFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: WebDatasetSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._config = files, config
-        kind = f"webdataset/{config.unit}"
+        # The 2: an index of a release before knows of no hard links.
+        kind = f"webdataset/2/{config.unit}"
         self._units = index_of(files, self._index, kind=kind, cache=cache)
 
     @override
@@ -134,6 +135,13 @@ class WebDatasetFormat(IndexedFormat):
 
     def _text(self, sample: _Sample, data: memoryview, start: int) -> str:
         extension = self._config.text
+        read = {extension, *self._config.images}
+        for name, each in sample.members.items():
+            if each.is_link and read & {name, name.rpartition(".")[2]}:
+                raise BadLineError(
+                    f".{name} is a hard link, whose bytes lie elsewhere in the archive; pack it with tar "
+                    "--hard-dereference"
+                )
         if sample.twice:
             raise BadLineError(f"has two members .{sample.twice}")
         member = sample.members.get(extension)
@@ -225,6 +233,8 @@ def _samples(members: Iterator[Member]) -> Iterator[_Sample]:
             if current is not None:
                 yield current
             current = _Sample(key=key, start=member.header, members={})
+        if member.is_link and extension in current.members:
+            continue  # a file that was packed twice
         if extension in current.members:
             # Told as a bad record when it is read: the archive is not refused for one.
             current.twice = extension

@@ -264,7 +264,7 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         # Not passed over: what a file with one has given to runs that skip bad lines would change under them.
         raise BadLineError(
             "begins with a byte-order mark; save the file as UTF-8 without one, or take it off: "
-            "sed -i '1s/^\\xef\\xbb\\xbf//' FILE"
+            "sed -i 's/^\\xef\\xbb\\xbf//' FILE"
         )
     try:
         text = line.decode()

@@ -20,8 +20,13 @@ _ZEROS = bytes(_BLOCK)
 _ADLER = 65_521
 # ``7`` is a file that was to lie in one piece; to a reader it is a file.
 _FILES = frozenset({b"0", b"\0", b"7"})
-_EMPTY = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
+_HARD_LINK = b"1"
+_EMPTY = frozenset({_HARD_LINK, b"2", b"3", b"4", b"5", b"6"})
 """Links, devices, folders, pipes: they hold no bytes."""
+_SPARSE = b"GNU.sparse."
+"""Begins the keys by which pax says that a member is a map of a file's parts, and the parts."""
+_LOOK_BEHIND = 64 << 10
+"""Bytes behind the end that are looked at: writers fill up to 10 KiB with zeros, and some drives to 64."""
 _LARGEST_HEADER = 1 << 20
 _LARGEST_NAME = 4_096
 
@@ -37,6 +42,8 @@ class Member:
     """First byte of what it holds."""
     stop: int
     """The byte after."""
+    is_link: bool = False
+    """Whether it is a hard link: a file, whose bytes are those of another member."""
 
     @property
     def next(self) -> int:
@@ -78,14 +85,15 @@ class TarBytes:
 
 
 def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
-    """Walk over the files of an archive.
+    """Walk over the files of an archive; hard links are files too, whose bytes lie elsewhere in it.
 
     Args:
         archive: The archive, or whole members of it.
         ends: Whether a block of zeros must end it.
 
     Raises:
-        IntegrityError: It is cut short, a header's checksum is wrong, or a header says what cannot be.
+        IntegrityError: It is cut short, a header's checksum is wrong, a header says what cannot be, or another archive
+            lies behind its end.
     """
     at, began = archive.at, None
     said: dict[str, str] = {}
@@ -95,8 +103,7 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
         header = archive.read(at, _BLOCK, "a header")
         # One block of zeros is an end: writers leave the second one out, or many behind it.
         if header == _ZEROS:
-            if began is not None:
-                raise archive.fault(at, "an end, where a member was announced")
+            _require_end(archive, at, began, ends=ends)
             return
         kind, size = header[156:157], _size(archive, at, header)
         if archive.digest is not None:
@@ -117,14 +124,29 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
             header=began,
             start=body,
             stop=body + (size if kind in _FILES else 0),
+            is_link=kind == _HARD_LINK,
         )
         if member.stop > archive.stop:
             raise archive.fault(
                 at, f"a member of {format_bytes(size)}, and {archive.stop - body} bytes are left"
             )
-        if kind in _FILES:
+        if kind in _FILES or member.is_link:
             yield member
         at, began, said = member.next, None, {}
+
+
+def _require_end(archive: TarBytes, at: int, began: int | None, *, ends: bool) -> None:
+    """Refuse an end in mid-member, and what lies behind one: samples of a second archive would be missing unsaid."""
+    if began is not None:
+        raise archive.fault(at, "an end, where a member was announced")
+    if not ends:
+        return
+    behind = archive.fetch(at, min(archive.stop, at + _LOOK_BEHIND))
+    if any(behind):
+        raise IntegrityError(
+            f"{archive.path}: byte {at} of {archive.stop}: an end, and more behind it, which would not be read; name "
+            "archives one by one, for behind each other they are none (tar --concatenate joins them)"
+        )
 
 
 def _size(archive: TarBytes, at: int, header: bytes) -> int:
@@ -192,6 +214,11 @@ def _pairs(archive: TarBytes, body: int, data: bytes) -> Iterator[tuple[str, str
         key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
         if not equals or len(record) != length or not record.endswith(b"\n"):
             raise archive.fault(body + at, "a pax record that is none")
+        if key.startswith(_SPARSE):
+            raise archive.fault(
+                body + at,
+                f"a sparse member ({key.decode(errors='replace')!a}), whose bytes are not its file's",
+            )
         if key in {b"path", b"size"}:
             yield key.decode(), _text(archive, body + at, value)
         at += length

@@ -84,7 +84,11 @@ def token_ids(
 
 
 def nulls_of(column: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
-    """Return which rows of a column are null, ``[B]``."""
+    """Return which rows of a column are null, ``[B]``: also those that a dictionary has a null for."""
+    if pa.types.is_dictionary(column.type):
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        if any(chunk.dictionary.null_count for chunk in chunks):
+            column = column.cast(column.type.value_type)
     if not column.null_count:
         return np.zeros(len(column), np.bool_)
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False), np.bool_)

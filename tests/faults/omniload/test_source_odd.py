@@ -1,0 +1,204 @@
+"""Shards as other tools leave them, odd and not damaged: nothing of theirs is lost without a word."""
+
+import gzip
+import io
+import json
+import subprocess
+import tarfile
+
+import orjson
+import pyarrow as pa
+import pytest
+import yaml
+
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.commands.opening import find_sources, open_spec
+from omniload.mix.config import ByteTokenizer
+from omniload.mix.sources import ArrowSource, JsonlSource, MdsSource, OnError, WebDatasetSource
+from omniload.source.source import open_source
+from tests.support.plane.sources.source_contract import expected_tokens, samples
+from tests.support.plane.sources.source_kinds import KINDS
+
+SKIP = OnError(policy="skip")
+TARS = WebDatasetSource(type="webdataset", path="*.tar", text="txt", on_error=SKIP)
+LINES = JsonlSource(type="jsonl", path="*.jsonl*", on_error=SKIP)
+
+
+def block_of(folder, config):
+    tokenizer = ByteTokenizer(type="bytes")
+    source = open_source("web", config, seed=1, tokenizer=tokenizer, base_dir=folder)
+    return source.read(0, source.positions_per_epoch)
+
+
+def tar_of(*members, kind=tarfile.PAX_FORMAT):
+    """Return an archive of names with what they hold, what they link to, or pax headers beside that."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=kind) as archive:
+        for name, held, *headers in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(held, bytes):
+                info.size = len(held)
+            else:
+                info.type, info.linkname = tarfile.LNKTYPE, held
+            info.pax_headers = dict(*headers)
+            archive.addfile(info, io.BytesIO(held if isinstance(held, bytes) else b""))
+    return out.getvalue()
+
+
+def test_a_hard_link_of_an_archive_is_a_bad_record_as_its_bytes_lie_elsewhere(tmp_path):
+    members = ("a.txt", b"one"), ("b.txt", "a.txt"), ("c.json", "a.txt"), ("c.txt", b"three")
+    (tmp_path / "a.tar").write_bytes(tar_of(*members))
+
+    block = block_of(tmp_path, TARS)
+
+    assert sorted(samples(block)) == [expected_tokens("one"), expected_tokens("three")]
+    assert block.skipped == 1
+    assert "sample 'b'" in block.table.reason
+    assert ".txt is a hard link" in block.table.reason
+    assert "--hard-dereference" in block.table.reason
+
+
+def test_a_file_that_was_packed_twice_is_read_once(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one")
+    subprocess.run(
+        ["tar", "--create", "--file", "a.tar", "a.txt", "./a.txt"], cwd=tmp_path, check=True
+    )
+
+    block = block_of(tmp_path, TARS)
+
+    assert (samples(block), block.skipped) == ([expected_tokens("one")], 0)
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_archives_that_lie_behind_each_other_are_refused(tmp_path, kind):
+    (tmp_path / "a.tar").write_bytes(
+        tar_of(("a.txt", b"one"), kind=kind) + tar_of(("b.txt", b"two"))
+    )
+
+    with pytest.raises(IntegrityError, match=r"a\.tar: byte 1024 of .*: an end, and more behind"):
+        block_of(tmp_path, TARS)
+
+
+def test_zeros_behind_the_end_of_an_archive_are_none(tmp_path):
+    (tmp_path / "a.tar").write_bytes(tar_of(("a.txt", b"one")) + bytes(100_000))
+
+    assert samples(block_of(tmp_path, TARS)) == [expected_tokens("one")]
+
+
+def test_a_sparse_member_is_refused_in_the_form_of_pax_too(tmp_path):
+    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+    (tmp_path / "a.tar").write_bytes(tar_of(("b.txt", b"two"), ("a.txt", b"1\n0\n3\n", sparse)))
+
+    with pytest.raises(IntegrityError, match=r"a sparse member \('GNU\.sparse\.major'\)"):
+        block_of(tmp_path, TARS)
+
+
+def test_gzip_in_several_members_is_read_and_zeros_behind_them_are_told_with_what_to_do(tmp_path):
+    parts = [gzip.compress(part) for part in (b'{"text": "o', b'ne"}\n', b"", b'{"text": "two"}')]
+    shard = tmp_path / "a.jsonl.gz"
+    shard.write_bytes(b"".join(parts))
+    whole = samples(block_of(tmp_path, LINES))
+    shard.write_bytes(b"".join(parts) + bytes(512))
+
+    with pytest.raises(IntegrityError, match=r"it ends in zeros, .* gzip -dc .* \| gzip"):
+        block_of(tmp_path, LINES)
+
+    assert sorted(whole) == sorted([expected_tokens("one"), expected_tokens("two")])
+    again = subprocess.run(["gzip", "-dc", shard], capture_output=True, check=False).stdout
+    shard.write_bytes(gzip.compress(again))
+    assert samples(block_of(tmp_path, LINES)) == whole
+
+
+def test_gzip_that_is_cut_short_is_not_taken_for_one_that_was_filled_up(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n')[:-6])
+
+    with pytest.raises(IntegrityError, match="cut short or corrupt, replace it"):
+        block_of(tmp_path, LINES)
+
+
+def test_a_null_that_a_dictionary_holds_is_a_null(tmp_path):
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0]), pa.array(["one", None]))
+    schema = pa.schema([("text", texts.type)])
+    with pa.ipc.new_stream(tmp_path / "a.arrow", schema) as stream:
+        stream.write_batch(pa.record_batch([texts], schema=schema))
+
+    block = block_of(
+        tmp_path, ArrowSource(type="arrow", path="*.arrow", text="text", on_error=SKIP)
+    )
+
+    assert (samples(block), block.skipped) == ([expected_tokens("one")] * 2, 2)
+
+
+def test_dictionaries_that_grow_from_batch_to_batch_are_read_whole(tmp_path):
+    kind = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema([("text", kind)])
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    with pa.ipc.new_stream(tmp_path / "a.arrow", schema, options=options) as stream:
+        for indices, texts in (([0, 1], "ab"), ([2, 0], "abc"), ([3, 1], "abcd")):
+            column = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), list(texts))
+            stream.write_batch(pa.record_batch([column], schema=schema))
+
+    block = block_of(tmp_path, ArrowSource(type="arrow", path="*.arrow", text="text"))
+
+    assert sorted(samples(block)) == sorted(map(expected_tokens, "abcadb"))
+
+
+def test_a_column_that_an_index_of_mds_names_twice_is_refused(tmp_path):
+    kind = KINDS["mds"]()
+    kind.write(tmp_path / "part-0.mds", ["a", "b"])
+    index = json.loads((tmp_path / "index.json").read_text())
+    names = index["shards"][0]["column_names"]
+    index["shards"][0]["column_names"] = ["text" if name != "text" else name for name in names]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+
+    with pytest.raises(ConfigError, match="has more than one column 'text'; it has text, text"):
+        block_of(tmp_path, MdsSource(type="mds", path=".", text="text"))
+
+
+def test_the_remedy_for_a_byte_order_mark_mends_every_line(tmp_path):
+    shard = tmp_path / "a.jsonl"
+    # As `cat` leaves files of some editors.
+    shard.write_bytes(b'{"text": "one"}\n' + b'\xef\xbb\xbf{"text": "two"}\r\n' * 2)
+    before = block_of(tmp_path, LINES)
+
+    command = before.table.reason.partition("take it off: ")[2].replace("FILE", "a.jsonl")
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+
+    assert before.skipped == 2
+    assert block_of(tmp_path, LINES).skipped == 0
+
+
+def found_in(folder, rows, **source):
+    (folder / "a.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    (folder / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    )
+    mix = {
+        "version": 1,
+        "seed": 1,
+        "tokenizer": {"type": "bytes"},
+        "sources": {"web": {"type": "jsonl", "path": "a.jsonl", **source}},
+        "mix": {"stages": [{"from_step": 0, "weights": {"web": 1}}]},
+        "pack": {"length": 64},
+        "batch": {"tokens": 128, "micro_tokens": 64},
+    }
+    (folder / "mix.yaml").write_text(yaml.safe_dump(mix))
+    (found,) = find_sources(open_spec(folder / "mix.yaml", dp=1, cache_dir=None))
+    return found
+
+
+def test_a_check_counts_conversations_that_no_sample_can_be_made_of(tmp_path):
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": messages} for messages in (said, [], said, None, [None], said)]
+    chat = {"text": "messages", "transforms": [{"type": "chat", "template": "t.jinja"}]}
+
+    found = found_in(tmp_path, rows, **chat, on_error={"policy": "skip"})
+
+    assert "3 of its first 6 records are left out, as on_error says" in found.doubt
+
+
+def test_a_source_that_skips_is_not_told_to_skip(tmp_path):
+    with pytest.raises(ConfigError, match="none of its first records can be used: ") as caught:
+        found_in(tmp_path, [{"title": "no text"}] * 3, on_error={"policy": "skip"})
+
+    assert "on_error" not in str(caught.value)
