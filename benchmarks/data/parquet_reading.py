@@ -161,7 +161,8 @@ them at most), as the planner asks for tokens, with their positions, their UTF-8
 shuffled within blocks of four row groups, less what the tokenizer takes; shuffled ones where they lie, as views, so
 that what it costs to fetch each from there is the tokenizer's. pyarrow's iter_batches gives 65,536 rows at a time as it
 comes, mapped with memory_map=True, or 1,024; nothing is looked at or shuffled. Of parts each is what functions take
-within a read, less those they call; decoding is Arrow's, or of lines zstd and the parser. The same duties by pyarrow
+within a read, less those they call; decoding is Arrow's, or of lines zstd and the parser, and what is laid end to end
+of Parquet is looked at meanwhile. The same duties by pyarrow
 alone are a row group decoded as a whole, validated, copied out of the room that its decoder leaves, and shown in parts;
 shuffled, four row groups as one array, taken in an order of numpy: copied, for pyarrow takes no views. Load of the
 machine by other work as this began: {load}."""

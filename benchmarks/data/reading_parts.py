@@ -19,7 +19,7 @@ from omniload.source.parsing import compressed, lines
 __all__ = ["PARTS", "SAME", "parts_of"]
 
 PARTS = ("decoding", "checks", "laid end to end", "order and views", "all else")
-"""What is told apart; decoding of lines is decompressing and parsing."""
+"""What is told apart; decoding of lines is decompressing and parsing. Texts of Parquet are checked while laid."""
 SAME = "pyarrow, same duties"
 """What a reader takes that does the same by pyarrow alone; of Parquet only."""
 _PLACES: tuple[tuple[str, Any, str], ...] = (
@@ -30,7 +30,10 @@ _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("decoding", jsonl, "text_bytes"),
     *(("checks", parquet, name) for name in ("is_utf8", "nulls_of", "text_bytes", "_are_within")),
     *(("checks", lines, name) for name in ("is_utf8", "_are_apart", "_are_flat")),
-    *(("laid end to end", columns.Layer, name) for name in ("__init__", "lay", "finish")),
+    *(
+        ("laid end to end", columns.Layer, name)
+        for name in ("__init__", "lay_values", "lay_texts", "finish")
+    ),
     ("laid end to end", columns.Pieces, "take"),
     ("order and views", columns.Pieces, "texts"),
     ("order and views", Order, "block_of"),

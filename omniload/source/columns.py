@@ -26,6 +26,7 @@ __all__ = [
     "held_together",
     "is_utf8",
     "lengths_bytes",
+    "lying",
     "take",
     "text_array",
     "text_bytes",
@@ -41,11 +42,14 @@ _MOST_PIECES = 16
 """Units of a block that stay where they are; every read that is not in their order shows all of them."""
 _PIECE_BYTES = 1 << 31
 """What a view reaches less than."""
-_WITHIN_CHARACTER = -64
-"""Bytes of a character of several, but its first, are below this as signed ones."""
+_WITHIN_CHARACTER, _CHARACTER_BYTES = -64, 4
+"""Bytes of a character of several, but its first, are below this as signed ones; and how many it has at most."""
+_WINDOW_BYTES = 1 << 17
+"""Bytes that are copied and looked at together: what a core has in its nearest caches."""
 _LEAST_ROOM = 1 << 16
 _SLACK = 4
 """Part of texts that room beyond them may be."""
+_END_BYTES = 8
 
 
 def as_binary(column: Ragged) -> pa.LargeBinaryArray:
@@ -236,37 +240,62 @@ class Layer:
     row group, which it has moved about as it grew.
     """
 
-    def __init__(self, likely_bytes: int, dtype: np.dtype[Any]) -> None:
-        """Begin with room for so many bytes; more of them are moved, as seldom as twice the room each time allows."""
+    def __init__(self, likely_bytes: int, dtype: np.dtype[Any], likely_count: int = 0) -> None:
+        """Begin with room for so many bytes, and sequences; more are moved, as seldom as twice the room each time."""
         self._values_V = _room(
             max(likely_bytes, _LEAST_ROOM) // dtype.itemsize * dtype.itemsize
         ).view(dtype)
-        self._ends: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
-        self._at = 0
+        self._ends = _room(_END_BYTES * (likely_count + 1)).view(np.int64)
+        self._ends[0] = 0
+        self._at = self._count = 0
 
     def lay(self, column: Ragged) -> None:
         """Copy a column behind what is there."""
-        stop = self._at + len(column.values_V)
+        self.lay_values(column.values_V, column.offsets)
+
+    def lay_values(self, values_V: NDArray[Any], ends: NDArray[np.signedinteger[Any]]) -> None:
+        """Copy a column behind what is there; of its boundaries the first may be any, see ``lying``."""
+        self._begun(values_V, ends)[:] = values_V
+
+    def lay_texts(self, values_V: NDArray[np.uint8], ends: NDArray[np.signedinteger[Any]]) -> bool:
+        """Copy texts behind what is there, and say whether they are UTF-8: each byte is looked at as it is copied."""
+        return is_utf8(values_V, ends, self._begun(values_V, ends))
+
+    def _begun(self, values_V: NDArray[Any], ends: NDArray[np.signedinteger[Any]]) -> NDArray[Any]:
+        """Count a column as laid, and return the room that its values are to be copied to."""
+        at, first = self._at, self._count + 1
+        stop, last = at + len(values_V), self._count + len(ends)
         if stop > len(self._values_V):
-            grown_V = _room(max(stop, 2 * len(self._values_V)) * self._values_V.itemsize).view(
-                self._values_V.dtype
-            )
-            grown_V[: self._at] = self._values_V[: self._at]
-            self._values_V = grown_V
-        self._values_V[self._at : stop] = column.values_V
-        self._ends.append(column.offsets[1:] + self._at)
-        self._at = stop
+            self._values_V = _grown(self._values_V, at, stop)
+        if last > len(self._ends):
+            self._ends = _grown(self._ends, first, last)
+        behind = self._ends[first:last]
+        behind[:] = ends[1:]
+        behind += at - int(ends[0])
+        self._at, self._count = stop, last - 1
+        return self._values_V[at:stop]
 
     def finish(self) -> Ragged:
         """Return all columns as one; nothing is laid any more."""
-        values_V = self._values_V[: self._at]
-        dtype = values_V.dtype
-        least = _LEAST_ROOM // dtype.itemsize
-        # Room beyond that stays taken for as long as the values are held: of much of it they are moved once more.
-        if len(self._values_V) > max(least, self._at + self._at // _SLACK):
-            values_V = _room(self._at * dtype.itemsize).view(dtype)
-            values_V[:] = self._values_V[: self._at]
-        return Ragged(values_V=values_V, offsets=np.concatenate(self._ends))
+        return Ragged(
+            values_V=_fitted(self._values_V, self._at),
+            offsets=_fitted(self._ends, self._count + 1),
+        )
+
+
+def _grown(held_V: NDArray[Any], used: int, wanted: int) -> NDArray[Any]:
+    grown_V = _room(max(wanted, 2 * len(held_V)) * held_V.itemsize).view(held_V.dtype)
+    grown_V[:used] = held_V[:used]
+    return grown_V
+
+
+def _fitted(held_V: NDArray[Any], used: int) -> NDArray[Any]:
+    """Return what is used of some room, moved once more where much room lies beyond: it stays taken for as long."""
+    if len(held_V) <= max(_LEAST_ROOM // held_V.itemsize, used + used // _SLACK):
+        return held_V[:used]
+    values_V = _room(used * held_V.itemsize).view(held_V.dtype)
+    values_V[:] = held_V[:used]
+    return values_V
 
 
 def _room(size_bytes: int) -> NDArray[np.uint8]:
@@ -283,17 +312,49 @@ def text_array(column: Ragged) -> pa.LargeStringArray:
     )
 
 
-def is_utf8(column: Ragged) -> bool:
-    """Whether every sequence of bytes is a text: all of them are one, and none begins within a character."""
-    values_V = column.values_V
+def is_utf8(
+    values_V: NDArray[np.uint8],
+    ends: NDArray[np.signedinteger[Any]],
+    into_V: NDArray[np.uint8] | None = None,
+) -> bool:
+    """Whether every sequence of bytes is a text: all of them are one, and none begins within a character.
+
+    Args:
+        values_V: The bytes.
+        ends: Where sequences begin, and the last ends; see ``lying``.
+        into_V: Where the bytes are copied to on the way, if they are.
+    """
+    signed_V, size = values_V.view(np.int8), len(values_V)
+    begin, first, last = 0, size, 0
+    while begin < size:
+        stop = min(begin + _WINDOW_BYTES, size)
+        if into_V is not None:
+            into_V[begin:stop] = values_V[begin:stop]
+        # Much of most text is ASCII, which is four times as quick to tell as UTF-8.
+        if np.minimum.reduce(signed_V[begin:stop]) < 0:
+            # Up to where a character begins; one has four bytes at most, and what has more is found to be none.
+            for _ in range(_CHARACTER_BYTES - 1):
+                if stop < size and signed_V[stop] < _WITHIN_CHARACTER:
+                    stop -= 1
+            if not _is_text(values_V[begin:stop]):
+                return False
+            first, last = min(first, begin), stop
+        begin = stop
+    origin = ends[0]
+    # Of the same type: else all of them are cast.
+    inside = slice(*ends.searchsorted(np.array((first, last), ends.dtype) + origin).tolist())
+    begins = ends[inside] - origin if origin else ends[inside]
+    return not (signed_V[begins] < _WITHIN_CHARACTER).any()
+
+
+def _is_text(values_V: NDArray[np.uint8]) -> bool:
     ends = pa.py_buffer(np.array([0, len(values_V)]))
     try:
         # One text of all bytes: of many short ones Arrow's look at each takes most of the time.
         pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(values_V)).validate(full=True)
     except pa.ArrowInvalid:
         return False
-    begins = column.offsets[1 : np.searchsorted(column.offsets, len(values_V))]
-    return not (values_V.view(np.int8)[begins] < _WITHIN_CHARACTER).any()
+    return True
 
 
 def text_bytes(texts: pa.Array) -> Ragged:
@@ -304,17 +365,29 @@ def text_bytes(texts: pa.Array) -> Ragged:
     return _shown(texts, wide, np.dtype(np.uint8))
 
 
-def _shown(strings: pa.Array, wide: type[np.signedinteger[Any]], dtype: np.dtype[Any]) -> Ragged:
-    """Show Arrow's strings, whose offsets are of the type ``wide``, as a column; only offsets are copied."""
+def lying(
+    strings: pa.Array, wide: type[np.signedinteger[Any]]
+) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger[Any]]]:
+    """Show the bytes of Arrow's strings, and their boundaries as Arrow counts: the first may be any; none is copied.
+
+    Args:
+        strings: The strings.
+        wide: Type of their offsets.
+    """
     _, offsets, values = strings.buffers()
     # Arrow leaves the buffer out where no string has a byte.
     if not len(strings) or values is None:
-        return Ragged(values_V=np.empty(0, dtype), offsets=np.zeros(len(strings) + 1, np.int64))
+        return np.empty(0, np.uint8), np.zeros(len(strings) + 1, wide)
     # A slice has the buffers of the whole array, and begins somewhere in them.
     ends = np.frombuffer(offsets, wide, len(strings) + 1, strings.offset * np.dtype(wide).itemsize)
-    first, stop = int(ends[0]), int(ends[-1])
-    begins = np.subtract(ends, first, dtype=np.int64)
+    return np.frombuffer(values, np.uint8)[ends[0] : ends[-1]], ends
+
+
+def _shown(strings: pa.Array, wide: type[np.signedinteger[Any]], dtype: np.dtype[Any]) -> Ragged:
+    """Show Arrow's strings, whose offsets are of the type ``wide``, as a column; only offsets are copied."""
+    values_V, ends = lying(strings, wide)
+    begins = np.subtract(ends, ends[0], dtype=np.int64)
     return Ragged(
-        values_V=np.frombuffer(values, np.uint8)[first:stop].view(dtype),
+        values_V=values_V.view(dtype),
         offsets=begins if dtype.itemsize == 1 else begins // dtype.itemsize,
     )

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ParquetSource
-from omniload.source.columns import PLAIN_TEXTS, Layer, Pieces, drained, is_utf8, text_bytes
+from omniload.source.columns import PLAIN_TEXTS, Layer, Pieces, drained, is_utf8, lying, text_bytes
 from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.format import (
@@ -60,6 +59,7 @@ _LEAST_SHARED = 4
 """Rows for each text of a dictionary from which on it is quicker to read numbers into it."""
 _MOST_TIMES, _ROOM_BYTES = 16, 64 << 20
 """Times the bytes of its file, or else bytes, that room for the texts of a row group is made at first, at most."""
+_NO_TABLE = pa.table({})
 _IMAGES_AT_ONCE = 16
 """Rows whose images are decoded before what they take is looked at."""
 
@@ -88,8 +88,8 @@ class ParquetFormat(Format):
         """The same, to read what its dictionaries hold and numbers into them."""
         self._shares_texts = True
         """Whether rows had texts in common where that was looked at last, so that dictionaries are worth it."""
-        self._lies_plain = False
-        """Whether texts of the opened shard are given as they lie."""
+        self._leaf: int | None = None
+        """Where the texts of the opened shard stand among its columns; ``None`` where they do not come as they lie."""
 
     @override
     def units(self) -> UnitTable:
@@ -110,7 +110,7 @@ class ParquetFormat(Format):
             table = (
                 opened.read_row_group(group, columns=columns, use_threads=False)
                 if columns
-                else pa.table({})
+                else _NO_TABLE
             )
             images = self._images_of(opened, group, self._files[shard].path)
             column = self._texts(table) if laid is None else laid[0]
@@ -124,7 +124,7 @@ class ParquetFormat(Format):
         records = (
             records_of(column, where, self._holds, kept_B, self._texts_in)
             if laid is None
-            else replace(laid_out(*laid, where, kept_B, self._texts_in), is_own=True)
+            else laid_out(*laid, where, kept_B, self._texts_in, is_own=True)
         )
         others = {name: table[other] for name, other in config.columns.items()}
         keys = None if self._key is None else table[self._key]
@@ -213,10 +213,10 @@ class ParquetFormat(Format):
         What the dictionary holds is looked at once, and each text copied once, to where it stays. Where nearly every
         row has a text of its own that takes a fifth longer, and the source is read without it from then on.
         """
-        column = self._texts_in[0]
-        metadata = shard.metadata.row_group(group)
-        if not (self._lies_plain and self._shares_texts and _is_indexed(metadata, column)):
+        chunk = self._chunk_of(shard, group) if self._shares_texts else None
+        if chunk is None or not _is_indexed(chunk):
             return None
+        column = self._texts_in[0]
         if self._indexed is None:
             self._indexed = _open(self._files[number], metadata=shard.metadata, indexed=[column])
         table = self._indexed.read_row_group(group, columns=[column], use_threads=False)
@@ -228,7 +228,7 @@ class ParquetFormat(Format):
             held, null_B = text_bytes(chunk.dictionary), nulls_of(chunk)
             places_B = chunk.indices.fill_null(0).to_numpy().astype(np.int64)
             # Arrow does not look. Whoever decodes the row group as a whole tells what is wrong with it.
-            if not (is_utf8(held) and _are_within(places_B, len(held))):
+            if not (is_utf8(held.values_V, held.offsets) and _are_within(places_B, len(held))):
                 return None
             # One more, of no bytes, is what stands where a row is null.
             places_B[null_B] = len(held)
@@ -246,31 +246,42 @@ class ParquetFormat(Format):
         whenever that outgrows its room, and pages that it moves to are new ones. ``None`` where texts do not come as
         they lie, or one is not UTF-8: the row group is then read as a whole.
         """
-        if not self._lies_plain:
+        chunk = self._chunk_of(shard, group)
+        if chunk is None:
             return None
-        column, metadata = self._texts_in[0], shard.metadata.row_group(group)
         # Of lengths and values as they are written; of a dictionary it is less than they take.
-        size_bytes, rows = _size_of(metadata, column), metadata.num_rows
+        size_bytes, rows = chunk.total_uncompressed_size, chunk.num_values
         # A damaged footer claims more than any file holds.
         most_bytes = max(_MOST_TIMES * file_bytes, _ROOM_BYTES)
-        at_once = _rows_at_once(rows, size_bytes)
+        column, at_once = self._texts_in[0], _rows_at_once(rows, size_bytes)
         layer, nulls = None, []
         for batch in shard.iter_batches(
             at_once, row_groups=[group], columns=[column], use_threads=False
         ):
-            texts = text_bytes(batch.column(0))
-            if not is_utf8(texts):
-                return None
+            texts = batch.column(0)
+            values_V, ends = lying(texts, PLAIN_TEXTS[texts.type])
             if layer is None:
                 # As if all were like the first, where that is more; and a little.
-                likely_bytes = len(texts.values_V) * rows // max(1, len(texts)) * 17 // 16
+                likely_bytes = len(values_V) * rows // max(1, len(texts)) * 17 // 16
                 likely_bytes = min(max(size_bytes, likely_bytes), most_bytes)
-                layer = Layer(likely_bytes, np.dtype(np.uint8))
-            layer.lay(texts)
-            nulls.append(nulls_of(batch.column(0)))
+                layer = Layer(likely_bytes, np.dtype(np.uint8), min(rows, most_bytes // 8))
+            if not layer.lay_texts(values_V, ends):
+                return None
+            nulls.append(nulls_of(texts))
         if layer is None:
             return None
         return layer.finish(), np.concatenate(nulls)
+
+    def _chunk_of(self, shard: pq.ParquetFile, group: int) -> pq.ColumnChunkMetaData | None:
+        """Return what a footer says of the texts of a row group, which come as they lie; ``None`` where they do not.
+
+        Neither where a damaged footer has another column in its place: whoever reads the row group as a whole tells.
+        """
+        metadata, leaf = shard.metadata.row_group(group), self._leaf
+        if leaf is None or leaf >= metadata.num_columns:
+            return None
+        chunk = metadata.column(leaf)
+        return chunk if chunk.path_in_schema == self._texts_in[0] else None
 
     def _texts(self, table: pa.Table) -> pa.ChunkedArray:
         return texts_in(table, self._texts_in, self._holds)
@@ -281,10 +292,7 @@ class ParquetFormat(Format):
             self._opened = self._indexed = None
             self._opened = shard, _open(self._files[shard])
             # Worked out here: a schema of Arrow is made of that of Parquet whenever it is asked for.
-            self._lies_plain = (
-                len(self._texts_in) == 1
-                and self._opened[1].schema_arrow.field(self._texts_in[0]).type in PLAIN_TEXTS
-            )
+            self._leaf = _leaf_of(self._opened[1], self._texts_in)
         return self._opened[1]
 
     def _index(self, file: ShardFile) -> FileUnits:
@@ -321,22 +329,28 @@ def _rows_at_once(rows: int, size_bytes: int) -> int:
     return max(1, min(rows, whole if min(rows, whole) <= most else at_once))
 
 
-def _is_indexed(group: pq.RowGroupMetaData, column: str) -> bool:
+def _leaf_of(shard: pq.ParquetFile, names: Sequence[str]) -> int | None:
+    """Return where a column of texts stands that come as they lie; ``None`` where they do not, or are of several."""
+    name, *others = names
+    if others or shard.schema_arrow.field(name).type not in PLAIN_TEXTS:
+        return None
+    return next(i for i in range(len(shard.schema)) if shard.schema.column(i).path == name)
+
+
+def _is_indexed(chunk: pq.ColumnChunkMetaData) -> bool:
     """Whether the rows of a column are numbers into a dictionary, by what its pages take.
 
-    False also where a damaged footer has the column under another name, and where what does not fit the dictionary is
-    written by differences, as parquet-rs and parquet-java do in pages of version 2: Arrow reads no numbers from those.
+    False also where what does not fit the dictionary is written by differences, as parquet-rs and parquet-java do in
+    pages of version 2: Arrow reads no numbers from those.
     """
-    chunks = (group.column(i) for i in range(group.num_columns))
-    chunk = next((each for each in chunks if each.path_in_schema == column), None)
-    if chunk is None or not chunk.has_dictionary_page:
+    if not chunk.has_dictionary_page:
         return False
     if any(encoding.startswith("DELTA") for encoding in chunk.encodings):
         return False
     of_dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
     of_rows = chunk.total_compressed_size - of_dictionary
     # Of what does not fit a dictionary the pages hold texts, and are larger than that.
-    return bool(of_rows <= _INDEX_BYTES * group.num_rows + _HEADS_BYTES)
+    return bool(of_rows <= _INDEX_BYTES * chunk.num_values + _HEADS_BYTES)
 
 
 def _are_within(places_B: NDArray[np.int64], count: int) -> bool:

@@ -150,15 +150,17 @@ def laid_out(
     where: RowsAt | str,
     kept_B: NDArray[np.bool_] | None,
     named: Sequence[str] = (),
+    *,
+    is_own: bool = False,
 ) -> Records:
-    """Show a column that lies end to end as records; a null is a bad one."""
+    """Show a column that lies end to end as records; a null is a bad one. ``is_own`` as of ``Records``."""
     bad_B = null_B if kept_B is None else null_B & kept_B
     reason = (
         f"{row_at(where, int(bad_B.argmax()))}: {said_of_columns(named)}is null"
         if bad_B.any()
         else ""
     )
-    return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
+    return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B, is_own=is_own)
 
 
 def texts_in(

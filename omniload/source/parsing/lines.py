@@ -115,7 +115,11 @@ class PlainTexts:
             leniently or not at all, or has no text.
         """
         whole = Ragged(values_V=data, offsets=np.array([0, len(data)]))
-        if not (_are_apart(data, ends) and _are_flat(data, ends) and is_utf8(whole)):
+        if not (
+            _are_apart(data, ends)
+            and _are_flat(data, ends)
+            and is_utf8(whole.values_V, whole.offsets)
+        ):
             return None
         try:
             found = self._decoder.decode_lines(data.data)

@@ -58,7 +58,7 @@ class SampleBlock:
                 subs_N=subs_N,
                 lengths_N=lengths_N.astype(np.int32),
                 metadata=metadata_of(others),
-                bad_N=np.sort(bad_N),
+                bad_N=np.sort(bad_N) if len(bad_N) else bad_N,
                 reason=reason if len(bad_N) else "",
             ),
             tokens=tokens,

@@ -194,17 +194,43 @@ def test_pieces_show_texts_where_they_lie_in_whatever_order():
     assert pieces.values[0].address == columns_[0].values_V.ctypes.data
 
 
-@given(st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=6))
-def test_bytes_are_texts_where_python_reads_each_of_them(parts):
+@given(
+    st.lists(st.binary(max_size=6) | st.text(max_size=6).map(str.encode), max_size=6),
+    st.sampled_from([4, 5, 8, 1 << 17]),
+    st.sampled_from([0, 3]),
+    st.booleans(),
+)
+def test_bytes_are_texts_where_python_reads_each_of_them(parts, window, before, is_laid):
+    """Whatever is looked at together, wherever Arrow's strings begin in its buffer, and copied on the way or not."""
     column = Ragged.of([np.frombuffer(part, np.uint8) for part in parts], np.uint8)
+    ends = (column.offsets + before).astype(np.int32)
+    layer = Layer(0, np.dtype(np.uint8))
+    patched = pytest.MonkeyPatch()
+    patched.setattr(columns, "_WINDOW_BYTES", window)
 
-    assert is_utf8(column) == all(_is_text(part) for part in parts)
+    looked = (layer.lay_texts if is_laid else is_utf8)(column.values_V, ends)
+    patched.undo()
+
+    assert looked == all(_is_text(part) for part in parts)
+    if is_laid and looked:
+        laid = layer.finish()
+        assert [laid[i].tobytes() for i in range(len(laid))] == parts
 
 
-def test_a_character_that_is_cut_in_two_is_no_text():
-    column = Ragged(values_V=np.frombuffer("é".encode(), np.uint8), offsets=np.array([0, 1, 2]))
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_character_over_the_edge_of_what_is_looked_at_together_is_one(monkeypatch, before):
+    monkeypatch.setattr(columns, "_WINDOW_BYTES", 4)
+    column = texts_column("a" * before + "😀é")
 
-    assert not is_utf8(column)
+    assert is_utf8(column.values_V, column.offsets)
+
+
+@pytest.mark.parametrize("text", ["é", "a€", "aaa😀"])
+def test_a_character_that_is_cut_in_two_is_no_text(text):
+    size = len(text.encode())
+    values_V, ends = np.frombuffer(text.encode(), np.uint8), np.array([0, size - 1, size])
+
+    assert not is_utf8(values_V, ends)
 
 
 def _is_text(part):

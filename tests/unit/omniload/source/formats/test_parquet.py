@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.mix.sources import ParquetSource
-from omniload.source.columns import text_bytes
+from omniload.source.columns import lying
 from omniload.source.formats import parquet
 from omniload.source.formats.parquet import ParquetFormat
 from omniload.source.index import IndexCache
@@ -342,7 +342,7 @@ def test_whole_pages_are_decoded_at_once_unless_they_are_large(
         monkeypatch.setattr(parquet, name, size)
     decoded = []
     monkeypatch.setattr(
-        parquet, "text_bytes", lambda texts: decoded.append(len(texts)) or text_bytes(texts)
+        parquet, "lying", lambda texts, wide: decoded.append(len(texts)) or lying(texts, wide)
     )
     shard(["a" * letters] * 10, "text", group_rows=10, use_dictionary=False)
 
@@ -358,7 +358,7 @@ def test_rows_that_share_texts_are_copied_out_of_their_dictionary_which_is_looke
 ):
     looked = []
     monkeypatch.setattr(
-        parquet, "is_utf8", lambda column: looked.append(len(column.values_V)) or True
+        parquet, "is_utf8", lambda values_V, _: looked.append(len(values_V)) or True
     )
     path = shard(SHARED * 30, "text", group_rows=60)
     reader = opened("text", holds_text=True)
