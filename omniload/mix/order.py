@@ -37,6 +37,8 @@ from omniload.mix.config import ShuffleConfig
 
 __all__ = ["ORDER_VERSION", "BlockOrder", "Located", "Order", "Span", "sorted_places"]
 
+_AT_ONCE = 1 << 15
+"""Draws that are looked at together."""
 ORDER_VERSION = 1
 """Enters every key; raised when the order of the same seed changes."""
 
@@ -126,6 +128,8 @@ class Order:
         self._ordered_U: NDArray[np.int64] = self._units_U
         self._block_offsets: NDArray[np.int64] = np.zeros(1, np.int64)
         self._kept: tuple[int, int, BlockOrder] | None = None
+        self._rising: NDArray[np.int64] = np.arange(0)
+        """Rows of the largest block so far that stay in order: new ones would be new pages of memory each time."""
 
     @property
     def fingerprint(self) -> str:
@@ -198,12 +202,14 @@ class Order:
         if self._method in {"block", "units", "full"}:
             rows_B = self._permutation(end - first, epoch, "rows", block)
         else:
-            rows_B = np.arange(end - first)
+            if len(self._rising) < end - first:
+                self._rising = np.arange(end - first)
+            rows_B = self._rising[: end - first]
         return BlockOrder(units_U=units_U, rows_B=rows_B)
 
     def let_go(self) -> None:
         """Let go of the order of the rows that were asked for last."""
-        self._kept = None
+        self._kept, self._rising = None, np.arange(0)
 
     def locate(self, start: int, stop: int) -> Located:
         """Find the unit and row of every position from ``start`` to ``stop``.
@@ -272,13 +278,21 @@ def sorted_places(draws_B: NDArray[np.uint64]) -> NDArray[np.int64]:
     Places are sorted as the low bits of their draws, which costs a third of an ``argsort``, or a sixth where they are
     millions; what those bits covered is looked at where draws agree in all others.
     """
-    bits = np.uint64(max(1, (len(draws_B) - 1).bit_length()))
+    count = len(draws_B)
+    bits = np.uint64(max(1, (count - 1).bit_length()))
     covered = (np.uint64(1) << bits) - np.uint64(1)
     mixed_B = draws_B & ~covered
-    mixed_B |= np.arange(len(draws_B), dtype=np.uint64)
+    # A few at a time, in the cache of a core: as many more arrays of all draws would be new pages of memory.
+    for start in range(0, count, _AT_ONCE):
+        stop = min(start + _AT_ONCE, count)
+        mixed_B[start:stop] |= np.arange(start, stop, dtype=np.uint64)
     mixed_B.sort()
-    heads_B = mixed_B >> bits
-    alike = np.flatnonzero(heads_B[1:] == heads_B[:-1])
+    found = []
+    for start in range(0, count, _AT_ONCE):
+        # One more: the first of the next few may be like the last of these.
+        part = mixed_B[start : start + _AT_ONCE + 1]
+        found.append(np.flatnonzero((part[1:] ^ part[:-1]) <= covered) + start)
+    alike = np.concatenate(found) if found else np.arange(0)
     mixed_B &= covered
     places_B = mixed_B.view(np.int64)
     if len(alike):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniload.mix import order as order_module
 from omniload.mix.config import ShuffleConfig
 from omniload.mix.order import Order, sorted_places
 
@@ -116,15 +117,22 @@ def test_first_rows_of_a_block_are_uniform_over_epochs():
 @given(
     st.lists(st.tuples(st.sampled_from([0, 2**64 - 64]), st.integers(0, 63)), min_size=2),
     st.lists(st.integers(0, 2**64 - 1)),
+    st.sampled_from([1, 2, 5, 1 << 15]),
 )
-def test_places_of_draws_are_those_of_a_stable_sort(near, far):
+def test_places_of_draws_are_those_of_a_stable_sort(near, far, at_once):
+    """Wherever what is looked at together ends, also between draws that are alike."""
     # Alike in all bits but a few low ones, or in every bit: what draws of a source are once in a long while.
     draws = np.array([*(high + low for high, low in near), *far], np.uint64)
+    patched = pytest.MonkeyPatch()
+    patched.setattr(order_module, "_AT_ONCE", at_once)
 
-    assert sorted_places(draws).tolist() == np.argsort(draws, kind="stable").tolist()
+    places = sorted_places(draws)
+    patched.undo()
+
+    assert places.tolist() == np.argsort(draws, kind="stable").tolist()
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 5_000])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5_000, 70_000])
 def test_places_of_any_number_of_draws_are_those_of_a_stable_sort(count):
     draws = np.random.Philox(key=count).random_raw(count) >> np.uint64(50)
 

@@ -23,6 +23,18 @@ def test_without_shuffle_records_come_as_stored():
     assert pairs(order, 0, 6) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
 
 
+def test_rows_that_stay_in_order_are_those_of_the_largest_block_until_they_are_let_go_of():
+    order = an_order(shuffle=ShuffleConfig(method="none"))
+    largest = order.block_of(0, 2).rows_B
+
+    assert [order.block_of(0, block).rows_B.tolist() for block in (0, 1, 2, 3)] == [
+        list(range(rows)) for rows in (3, 2, 4, 1)
+    ]
+    assert np.shares_memory(order.block_of(1, 0).rows_B, largest)
+    order.let_go()
+    assert not np.shares_memory(order.block_of(1, 0).rows_B, largest)
+
+
 def test_a_record_is_numbered_within_its_shard_whatever_the_units():
     order = an_order(rows=(3, 0, 2, 4, 1), shards=(0, 0, 0, 2, 2))
 
