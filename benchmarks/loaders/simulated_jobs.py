@@ -20,8 +20,7 @@ from omniload.actors.address import PlaneAddress
 from omniload.actors.opening import open_plane, runtime_of
 from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.joining import handle_in
-from omniload.actors.ray.measuring.probe import by_role
-from omniload.actors.ray.measuring.spent import spent_by
+from omniload.actors.ray.measuring.spent import by_role, spent_by
 from omniload.actors.ray.plane import RayPlane
 from omniload.client import Client
 from omniload.simulation.figures import Waits

@@ -109,7 +109,7 @@ class SmallPlane:
     """A small plane that ran, and was simulated."""
 
     spent_s: Mapping[str, float]
-    """Processor seconds of a step, by role."""
+    """Processor seconds of a step of one process of each role."""
     simulated: Simulated
     """Where messages cost nothing."""
 
@@ -117,14 +117,15 @@ class SmallPlane:
         """Return a message of a role: what is in it, and what it took beyond what is known."""
         step_s = self.simulated.seconds / self.simulated.steps
         found = next(figures for figures in self.simulated.roles if figures.role == role)
-        beyond_s = max(0.0, self.spent_s[role] - found.cores * step_s)
+        # Of several ranks one is measured, and all are alike.
+        known_s = found.cores * step_s / found.count
         # A role that had none in all these steps took what it took for one at most.
-        messages_step = found.messages_step or 1 / self.simulated.steps
+        messages_step = found.messages_step / found.count or 1 / self.simulated.steps
         return _Message(
-            seconds=beyond_s / messages_step,
-            size_bytes=found.message_bytes_step / messages_step,
-            batches=found.batches_step / messages_step,
-            known_s=found.cores * step_s / messages_step,
+            seconds=max(0.0, self.spent_s[role] - known_s) / messages_step,
+            size_bytes=found.message_bytes_step / found.count / messages_step,
+            batches=found.batches_step / found.count / messages_step,
+            known_s=known_s / messages_step,
         )
 
 
@@ -250,8 +251,7 @@ def costs_by_role(
         few: The plane of few tokens a step.
         short: The same with fewer steps a window.
         many: The one of many tokens.
-        clock: Cores of each role in use at rest. Those of the rank's process are its plane's, and counted with the
-            node: a rank alone has what any process of a plane has at least.
+        clock: Cores of each role in use at rest. Those of the opener are counted with the node.
         least_s: What an end takes in a loop of calls: none takes less, but for what passes a node.
     """
     found = even_roles(least_s)
@@ -260,11 +260,9 @@ def costs_by_role(
         least = 0.0 if role == "node" else least_s
         costs = (_costs_of_planner if role == "planner" else _costs_of)(messages, least)
         found[role] = costs.model_copy(update={"clock": max(0.0, clock[role])})
-    # The process of the ranks has the keeper too, which a job has once, beside Ray and not in each rank.
-    at_rest = found["node"].clock + found["rank"].clock
+    # It has the keeper, which a job has once, beside Ray.
+    at_rest = found["node"].clock + max(0.0, clock["opener"])
     found["node"] = found["node"].model_copy(update={"clock": at_rest})
-    least = min(found[role].clock for role in ("planner", "loader", "constructor"))
-    found["rank"] = found["rank"].model_copy(update={"clock": least})
     # Small planes have none: it is a process that reads and answers, as a loader is.
     found["reader"] = found["loader"]
     return found

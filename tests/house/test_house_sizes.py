@@ -70,8 +70,8 @@ LONGER = {
         "every step of a move, what undoes it, and what is dropped after it",
     ),
     "omniload/actors/ray/measuring/probe.py": (
-        335,
-        "planes side by side, the process of each, and ranks at speed, at rest and with pauses",
+        390,
+        "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",
     ),
     "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (

@@ -3,16 +3,21 @@
 What a message takes is not seen in a loop of calls: in a plane every end is woken for one message, in threads, with
 caches that other processes have used meanwhile. So processor time is that of the processes of a real plane.
 
-Planes that are compared are open side by side, each on a Ray of its own below a process that is its ranks. They are
-driven in turns, a short while each: what the machine does beside them is no difference between them then. The first
-rests alone, once the others have ended: where nothing else runs, a wake-up takes twice as long. Then its ranks take
-steps after pauses, as those of a job do that train in between: a process that has rested finds other caches.
+Planes that are compared are open side by side, each on a Ray of its own below a process that has all its ranks but
+one. They are driven in turns, a short while each: what the machine does beside them is no difference between them
+then. The first rests alone, once the others have ended: where nothing else runs, a wake-up takes twice as long. Then
+its ranks take steps after pauses, as those of a job do that train in between: a process that has rested finds other
+caches.
+
+The last rank has a process of its own, as every rank of a job has, and is the one that is measured; the others are in
+the process that opened the plane. Several in one process are woken for one of them, and find the windows of the others
+there: of two ranks each takes a sixth less then, of eight a third.
 """
 
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -21,12 +26,15 @@ from typing import Any
 
 import psutil
 
+from omniload.actors.address import PlaneAddress
 from omniload.actors.plane import PlaneSpec, RankHandle
+from omniload.actors.ray.joining import handle_in
 from omniload.actors.ray.measuring.calls import Call, measured_calls
 from omniload.actors.ray.measuring.spent import (
     Paced,
     PlaneSpent,
     Spent,
+    by_role,
     cores_at_rest,
     kept_waiting_s,
     memory_of,
@@ -38,24 +46,23 @@ from omniload.actors.ray.measuring.spent import (
 from omniload.actors.ray.plane import RayPlane
 from omniload.base.errors import OmniloadError, UnavailableError
 
-__all__ = ["Probed", "by_role", "probe"]
+__all__ = ["Probed", "probe"]
 
-_TURN_S, _TURNS, _REST_S = 0.4, 7, 2.0
-"""How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes twice."""
-_RESTS = 3
-"""As Ray starts a process ahead of its need now and then, which takes as much as half a core for two seconds."""
+_TURN_S, _TURNS, _REST_S, _RESTS = 0.4, 7, 2.0, 3
+"""How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes twice; Ray starts
+a process ahead of its need now and then, which takes as much as half a core for two seconds."""
 _LEAST_TURNS, _MOST_S = 3, 60.0
 """Turns that are enough where they take long, as with samples of a few tokens or beside much else."""
-_WARM_TURNS = 1
-"""Turns before those: pages of the object store are touched, and heaps have grown, by then."""
+_WARM_TURNS = 2
+"""Turns before those: the first finds how many steps there are in a turn, and by the end of the second pages of the
+object store are touched, and heaps have grown."""
 _LEAST_WINDOWS = 2
 """Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
 _FILLS_S = 0.3
 """Buffers of a plane whose rank asks for nothing are full by then."""
-_PAUSE_S, _PACES = 0.04, 4
-"""How long a rank rests before a batch, and how often ranks do so for a while."""
-_APART_S, _TOGETHER_S = 0.6, 0.3
-"""How long that is at least, where each rests by itself and where they get at their windows together."""
+_PAUSE_S, _PACES, _APART_S, _TOGETHER_S = 0.04, 4, 0.6, 0.3
+"""How long a rank rests before a batch, how often ranks do so for a while, and how long that is, where one does so by
+itself and where all get at their windows together."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
 """How long a plane is waited for, which has limits of its own that are shorter."""
 
@@ -67,7 +74,7 @@ class Probed:
     planes: tuple[PlaneSpent, ...]
     """In the order they were asked for."""
     clock: Mapping[str, float]
-    """Cores in use while nobody asks for anything; the process of the ranks also has the keeper of the plane."""
+    """Cores in use while nobody asks for anything, by role; ``opener`` has the keeper of the plane."""
     paced_step_s: Mapping[str, float]
     """Processor time of a step of the first plane, by role, where its ranks rested before they got at a window."""
     takes_s: tuple[float, ...]
@@ -92,7 +99,7 @@ def probe(specs: Sequence[PlaneSpec], calls: int) -> Probed:
         UnavailableError: Ray did not start, or a plane was lost.
     """
     with ExitStack() as opened:
-        planes = [opened.enter_context(closing(_Beside(spec))) for spec in specs]
+        planes = [opened.enter_context(closing(_Beside(_serve, spec))) for spec in specs]
         for plane in planes:
             # All before any is waited for: they end side by side, as they open.
             opened.callback(plane.stop)
@@ -137,14 +144,20 @@ def _asked(planes: "Sequence[_Beside]", what: object) -> list[Any]:
 
 
 class _Beside:
-    """A plane in a process of its own, which is all its ranks; it ends with this one, whose pipe it reads."""
+    """What runs in a process of its own; it ends with this one, whose pipe it reads."""
 
-    def __init__(self, spec: PlaneSpec) -> None:
+    def __init__(self, serve: Callable[..., None], *arguments: object) -> None:
+        """Have ``serve`` answer at the other end of a pipe, its last argument."""
         spawn = multiprocessing.get_context("spawn")
         self._pipe, its = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(spec, its), daemon=False)
+        self._process = spawn.Process(target=serve, args=(*arguments, its), daemon=False)
         self._process.start()
         its.close()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid or 0
 
     def ask(self, what: object) -> None:
         """Ask for something that is measured."""
@@ -191,9 +204,13 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
     try:
         with ExitStack() as opened:
             plane = opened.enter_context(RayPlane(spec))
-            ranks = range(spec.tree.size_of("dp"))
-            handles = [opened.enter_context(closing(plane.handle(rank))) for rank in ranks]
-            driven = _Driven(plane, spec, handles)
+            *others, last = range(spec.tree.size_of("dp"))
+            window = spec.mix.steps_at_once
+            address = plane.address.model_dump_json()
+            alone = opened.enter_context(closing(_Beside(_serve_rank, address, last, window)))
+            handles = [opened.enter_context(closing(plane.handle(rank))) for rank in others]
+            alone.answer(_OPENS_S)
+            driven = _Driven(spec, plane.pids(), _Ranks(handles, window), alone)
             pipe.send(True)
             while True:
                 match pipe.recv():
@@ -202,9 +219,9 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
                     case "turn":
                         pipe.send(driven.turn())
                     case "apart":
-                        pipe.send(driven.paces(driven.handles, _APART_S))
+                        pipe.send(driven.pace(_APART_S, together=False))
                     case "together":
-                        pipe.send(driven.paces(driven.handles[:1], _TOGETHER_S))
+                        pipe.send(driven.pace(_TOGETHER_S, together=True))
                     case ("calls", calls):
                         node_bytes = sum(map(memory_of, rays_own()))
                         pipe.send((measured_calls(calls), node_bytes))
@@ -214,20 +231,95 @@ def _serve(spec: PlaneSpec, pipe: Connection) -> None:
         pass  # nobody asks any more: the opener says why, and was interrupted with this process
 
 
-class _Driven:
-    """A plane whose ranks take steps, or none."""
+class _Ranks:
+    """Ranks of one process, which take the same steps one after the other."""
 
-    def __init__(self, plane: RayPlane, spec: PlaneSpec, handles: Sequence[RankHandle]) -> None:
-        self._roles = {pid: name.partition("-")[0] for name, pid in plane.pids().items()}
-        self._roles[os.getpid()] = "rank"
-        self._window, self._ahead = spec.mix.steps_at_once, spec.mix.steps_ahead
-        self.handles, self._numbers = handles, count(handles[0].first_step)
+    def __init__(self, handles: Sequence[RankHandle], window: int) -> None:
+        self._handles, self._window = handles, window
+        self._numbers = count(handles[0].first_step if handles else 0)
+        self._opens_at: list[int] = []
 
-    def _take(self, steps: int) -> None:
+    def take(self, steps: int) -> None:
+        """Take so many steps."""
         for step in islice(self._numbers, steps):
-            for handle in self.handles:
+            for handle in self._handles:
                 handle.take(step)
                 handle.taken(step)
+
+    def look(self) -> None:
+        """Take a window, and see which of its steps each rank has to ask for: the first windows are short."""
+        by_rank: list[list[float]] = [[] for _ in self._handles]
+        for step in islice(self._numbers, self._window):
+            for handle, spent_s in zip(self._handles, by_rank, strict=True):
+                began_s = time.thread_time()
+                handle.take(step)
+                spent_s.append(time.thread_time() - began_s)
+                handle.taken(step)
+        # Others are at hand, and take a hundredth of that.
+        self._opens_at = [spent_s.index(max(spent_s)) for spent_s in by_rank]
+
+    def pace(self, resting: int, windows: int) -> tuple[list[float], list[float]]:
+        """Take windows, the first ranks with a pause before they get at one, and once more in it.
+
+        Returns:
+            Of batches that were at hand then, the processor time of each; of windows, the time beside processor time.
+        """
+        takes_s: list[float] = []
+        opens_s: list[float] = []
+        for _ in range(windows):
+            for place, step in enumerate(islice(self._numbers, self._window)):
+                for number, (handle, first) in enumerate(
+                    zip(self._handles, self._opens_at, strict=True)
+                ):
+                    if number < resting and place == first:
+                        opens_s.append(_opened(handle, step))
+                    elif number < resting and place == (first + 1) % self._window:
+                        takes_s.append(_taken_after_a_pause(handle, step))
+                    else:
+                        handle.take(step)
+                    handle.taken(step)
+        return takes_s, opens_s
+
+
+def _serve_rank(address: str, rank: int, window: int, pipe: Connection) -> None:
+    """Join a plane as one rank, and take steps as asked for, until the other end of the pipe is closed."""
+    try:
+        with closing(handle_in(PlaneAddress.model_validate_json(address), rank)) as handle:
+            ranks = _Ranks([handle], window)
+            pipe.send(True)
+            while True:
+                match pipe.recv():
+                    case ("take", steps):
+                        ranks.take(steps)
+                        pipe.send(True)
+                    case ("look",):
+                        ranks.look()
+                        pipe.send(True)
+                    case ("pace", windows):
+                        pipe.send(ranks.pace(1, windows))
+    except OmniloadError as error:
+        pipe.send(error)
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass  # nobody asks any more: the opener says why, and was interrupted with this process
+
+
+class _Driven:
+    """A plane, the ranks of this process, and the one beside it."""
+
+    def __init__(
+        self, spec: PlaneSpec, pids: Mapping[str, int], ranks: _Ranks, alone: _Beside
+    ) -> None:
+        self._roles = {pid: name.partition("-")[0] for name, pid in pids.items()}
+        self._roles |= {os.getpid(): "opener", alone.pid: "rank"}
+        self._window, self._ahead = spec.mix.steps_at_once, spec.mix.steps_ahead
+        self._ranks, self._alone = ranks, alone
+        self._steps = _LEAST_WINDOWS * self._window
+        """Of a turn."""
+
+    def _take(self, steps: int) -> None:
+        self._alone.ask(("take", steps))
+        self._ranks.take(steps)
+        self._alone.answer(_ANSWERS_S)
 
     def rest(self) -> Spent:
         """Take none."""
@@ -238,70 +330,43 @@ class _Driven:
         return self._since(began, 0)
 
     def turn(self) -> Spent:
-        """Take steps for a while."""
+        """Take steps for a while: as many as the turn before took that long for, and the least in the first."""
         # What is built already goes first: what comes after it is made as fast as it is taken.
         self._take(self._ahead + self._window)
-        began, steps = self._begun(), 0
-        while time.perf_counter() - began.at_s < _TURN_S or steps < _LEAST_WINDOWS * self._window:
-            self._take(self._window)
-            steps += self._window
-        return self._since(began, steps)
+        began, steps = self._begun(), self._steps
+        self._take(steps)
+        spent = self._since(began, steps)
+        windows = round(_TURN_S / spent.seconds * steps / self._window)
+        self._steps = max(_LEAST_WINDOWS, windows) * self._window
+        return spent
 
-    def paces(self, resting: Sequence[RankHandle], seconds: float) -> Paced:
-        """Take windows for a while, some ranks with a pause before they get at one, and once more in it."""
-        opens_at = self._opens_at()
-        takes_s: list[float] = []
-        opens_s: list[float] = []
-        began, steps = self._begun(), 0
-        while not steps or time.perf_counter() - began.at_s < seconds:
-            for place, step in enumerate(islice(self._numbers, self._window)):
-                for handle, first in zip(self.handles, opens_at, strict=True):
-                    if handle in resting and place == first:
-                        opens_s.append(_opened(handle, step))
-                    elif handle in resting and place == (first + 1) % self._window:
-                        takes_s.append(_taken_after_a_pause(handle, step))
-                    else:
-                        handle.take(step)
-                    handle.taken(step)
-            steps += self._window
-        return Paced(
-            spent=self._since(began, steps), takes_s=tuple(takes_s), opens_s=tuple(opens_s)
-        )
+    def pace(self, seconds: float, *, together: bool) -> Paced:
+        """Have the rank beside rest before it gets at a window; ``together``, those of this process as well."""
+        self._alone.ask(("look",))
+        self._ranks.look()
+        self._alone.answer(_ANSWERS_S)
+        windows = max(1, round(seconds / (2 * _PAUSE_S)))
+        began = self._begun()
+        self._alone.ask(("pace", windows))
+        # The first of this process rests for all of them: they are one thread.
+        self._ranks.pace(int(together), windows)
+        takes_s, opens_s = self._alone.answer(_ANSWERS_S)
+        spent = self._since(began, windows * self._window)
+        return Paced(spent=spent, takes_s=tuple(takes_s), opens_s=tuple(opens_s))
 
-    def _opens_at(self) -> list[int]:
-        """Take the steps of a window; return which of them each rank had to ask for: the first windows are short."""
-        by_rank: list[list[float]] = [[] for _ in self.handles]
-        for step in islice(self._numbers, self._window):
-            for handle, spent_s in zip(self.handles, by_rank, strict=True):
-                began_s = time.thread_time()
-                handle.take(step)
-                spent_s.append(time.thread_time() - began_s)
-                handle.taken(step)
-        # Others are at hand, and take a hundredth of that.
-        return [spent_s.index(max(spent_s)) for spent_s in by_rank]
+    def _begun(self) -> tuple[dict[int, float], float]:
+        """Return the clocks of the processes of the plane, and of this machine."""
+        # Looking at all of them takes some milliseconds, which are in neither while.
+        return self._spent(), time.perf_counter()
 
-    def _begun(self) -> "_Begun":
-        # Its own last, and first as a while ends: looking at the others, which takes some milliseconds, is in neither.
-        below = self._spent_below()
-        return _Begun(below | {os.getpid(): time.process_time()}, time.perf_counter())
+    def _since(self, began: tuple[Mapping[int, float], float], steps: int) -> Spent:
+        seconds, now = time.perf_counter() - began[1], self._spent()
+        return Spent(seconds=seconds, steps=steps, by_role=by_role(began[0], now, self._roles))
 
-    def _since(self, began: "_Begun", steps: int) -> Spent:
-        own_s, seconds = time.process_time(), time.perf_counter() - began.at_s
-        now = self._spent_below() | {os.getpid(): own_s}
-        return Spent(seconds=seconds, steps=steps, by_role=by_role(began.spent, now, self._roles))
-
-    def _spent_below(self) -> dict[int, float]:
-        """Return the processor seconds of each process of the plane but this one so far."""
-        return {each.pid: spent_by(each) for each in psutil.Process().children(recursive=True)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """Clocks as a while begins."""
-
-    spent: Mapping[int, float]
-    """Processor seconds by process."""
-    at_s: float
+    def _spent(self) -> dict[int, float]:
+        """Return the processor seconds of each process of the plane so far."""
+        below = {each.pid: spent_by(each) for each in psutil.Process().children(recursive=True)}
+        return below | {os.getpid(): time.process_time()}
 
 
 def _opened(handle: RankHandle, step: int) -> float:
@@ -320,16 +385,3 @@ def _taken_after_a_pause(handle: RankHandle, step: int) -> float:
     began_s = time.thread_time()
     handle.take(step)
     return time.thread_time() - began_s
-
-
-def by_role(
-    before: Mapping[int, float], now: Mapping[int, float], roles: Mapping[int, str]
-) -> dict[str, float]:
-    """Return what each role had of processors meanwhile; ``node`` is what processes of no role had.
-
-    One that has ended, as workers do that nobody needed, would have had less than nothing: it is left out.
-    """
-    found = dict.fromkeys((*roles.values(), "node"), 0.0)
-    for pid in before.keys() & now.keys():
-        found[roles.get(pid, "node")] += now[pid] - before[pid]
-    return found

@@ -13,6 +13,7 @@ __all__ = [
     "Paced",
     "PlaneSpent",
     "Spent",
+    "by_role",
     "cores_at_rest",
     "kept_waiting_s",
     "memory_of",
@@ -47,7 +48,10 @@ class Paced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneSpent:
-    """Processor time of a plane, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``."""
+    """Processor time of a plane, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``, ``opener``.
+
+    That of ``rank`` is of one, in a process of its own; the others are in that of ``opener``.
+    """
 
     steps: int
     """That were taken at full speed."""
@@ -91,6 +95,19 @@ def spent_by(process: psutil.Process) -> float:
         found = process.cpu_times()
         return float(found.user + found.system)
     return 0.0
+
+
+def by_role(
+    before: Mapping[int, float], now: Mapping[int, float], roles: Mapping[int, str]
+) -> dict[str, float]:
+    """Return what each role had of processors meanwhile; ``node`` is what processes of no role had.
+
+    One that has ended, as workers do that nobody needed, would have had less than nothing: it is left out.
+    """
+    found = dict.fromkeys((*roles.values(), "node"), 0.0)
+    for pid in before.keys() & now.keys():
+        found[roles.get(pid, "node")] += now[pid] - before[pid]
+    return found
 
 
 def kept_waiting_s() -> float:

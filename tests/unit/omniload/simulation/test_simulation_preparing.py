@@ -18,7 +18,14 @@ from tests.support.plane.builders import a_mix
 from tests.support.plane.profiles import a_job, a_profile, some_costs
 
 FREE = even_roles(0.0)
-AT_REST = {"planner": 0.03, "loader": 0.02, "constructor": 0.01, "rank": 0.2, "node": 0.1}
+AT_REST = {
+    "planner": 0.03,
+    "loader": 0.02,
+    "constructor": 0.01,
+    "rank": 0.005,
+    "node": 0.1,
+    "opener": 0.2,
+}
 _SIZES = {"few": (16, 16), "short": (16, 4), "many": (64, 16)}
 """Rows of a step, and steps ahead."""
 
@@ -131,11 +138,22 @@ def test_a_role_that_had_no_message_took_what_it_took_for_one_at_most():
     assert all(0 <= costs.end_s < 1 for costs in found.values())
 
 
-def test_what_the_plane_of_the_rank_does_by_the_clock_is_of_the_node_and_a_rank_does_the_least():
+def test_what_the_opener_of_a_plane_does_by_the_clock_is_of_the_node():
     found = costs_by_role(*planes_of(FREE), clock=AT_REST, least_s=0.0)
 
     assert found["node"].clock == pytest.approx(0.1 + 0.2)
-    assert found["rank"].clock == found["constructor"].clock == 0.01
+    assert found["rank"].clock == 0.005
+
+
+def test_of_several_ranks_one_is_measured_and_stands_for_all():
+    few = planes_of(even_roles(1e-3))[0]
+    rank, *others = sorted(few.simulated.roles, key=lambda of: of.role != "rank")
+    figures = ("cores", "messages_step", "message_bytes_step", "batches_step")
+    four = replace(rank, count=4, **{name: 4 * getattr(rank, name) for name in figures})
+
+    found = replace(few, simulated=replace(few.simulated, roles=(four, *others)))
+
+    assert found.message_of("rank") == few.message_of("rank")
 
 
 @pytest.mark.parametrize(("times", "found_times"), [(1.5, 1.5), (0.5, 1.0), (30.0, 4.0)])

@@ -1,4 +1,4 @@
-"""What the roles of small planes had of processors meanwhile."""
+"""Ranks of a small plane: which of their steps come after a rest, and how many steps there are in a turn."""
 
 import time
 from itertools import pairwise
@@ -9,17 +9,10 @@ import pytest
 pytest.importorskip("ray")
 
 from omniload.actors.ray.measuring import probe
-from omniload.actors.ray.measuring.probe import by_role
+from omniload.actors.ray.measuring.probe import _Driven, _Ranks
+from omniload.actors.ray.measuring.spent import Spent
 
 WINDOW = 8
-
-
-def test_a_worker_that_ended_meanwhile_takes_nothing_off_what_the_others_of_its_role_had():
-    roles = {1: "loader", 2: "rank"}
-
-    found = by_role({1: 5.0, 2: 1.0, 3: 2.0, 4: 7.0}, {1: 6.0, 2: 1.5, 3: 2.25, 5: 9.0}, roles)
-
-    assert found == {"loader": 1.0, "rank": 0.5, "node": 0.25}
 
 
 class ARank:
@@ -38,20 +31,75 @@ class ARank:
         pass
 
 
-@pytest.mark.parametrize("resting", [1, 2])
+@pytest.mark.parametrize("resting", [0, 1, 2])
 def test_ranks_rest_before_a_window_and_before_a_batch_of_it_wherever_their_windows_begin(
     monkeypatch, resting
 ):
     done = []
     monkeypatch.setattr(probe.time, "sleep", lambda _: done.append("rest"))
-    ranks = [ARank(asks_at, done) for asks_at in (3, 7)]
-    mix = SimpleNamespace(steps_at_once=WINDOW, steps_ahead=2 * WINDOW)
-    driven = probe._Driven(SimpleNamespace(pids=dict), SimpleNamespace(mix=mix), ranks)
+    handles = [ARank(asks_at, done) for asks_at in (3, 7)]
+    ranks = _Ranks(handles, WINDOW)
+    ranks.look()
 
-    found = driven.paces(ranks[:resting], 1e-9)
+    takes_s, opens_s = ranks.pace(resting, 1)
 
     rested = [then for before, then in pairwise(done) if before == "rest"]
-    expected = [(ranks[0], 11), (ranks[0], 12), (ranks[1], 15), (ranks[1], 8)]
+    expected = [(handles[0], 11), (handles[0], 12), (handles[1], 15), (handles[1], 8)]
     assert set(rested) == set(expected[: 2 * resting])
-    assert len(found.opens_s) == len(found.takes_s) == resting
-    assert found.spent.steps == WINDOW
+    assert len(opens_s) == len(takes_s) == resting
+
+
+class Alone:
+    """A rank beside this process, that does as it is asked at once."""
+
+    pid = 7
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, what):
+        self.asked.append(what)
+
+    def answer(self, limit_s):
+        return [1e-4], [2e-4]
+
+
+def a_plane(alone, ranks):
+    mix = SimpleNamespace(steps_at_once=WINDOW, steps_ahead=2 * WINDOW)
+    return _Driven(SimpleNamespace(mix=mix), {"loader-0": 5}, ranks, alone)
+
+
+def test_a_turn_has_as_many_steps_as_the_one_before_took_its_time_for(monkeypatch):
+    alone = Alone()
+    plane = a_plane(alone, _Ranks([], WINDOW))
+    # Two windows took a quarter of a turn, the next eight as much again.
+    spent = iter([(0.1, 16), (0.1, 64), (40.0, 256)])
+    monkeypatch.setattr(
+        _Driven,
+        "_since",
+        lambda *_: Spent(**dict(zip(("seconds", "steps"), next(spent), strict=True)), by_role={}),
+    )
+
+    for _ in range(3):
+        plane.turn()
+
+    assert alone.asked[1::2] == [("take", 16), ("take", 64), ("take", 256)]
+
+
+def test_the_rank_beside_rests_by_itself_or_together_with_those_of_the_opener(monkeypatch):
+    done = []
+    monkeypatch.setattr(probe.time, "sleep", lambda _: done.append("rest"))
+    alone = Alone()
+    plane = a_plane(alone, _Ranks([ARank(3, done)], WINDOW))
+
+    apart = plane.pace(0.16, together=False)
+    assert "rest" not in done
+    together = plane.pace(0.16, together=True)
+
+    assert done.count("rest") == 4
+    assert alone.asked == [("look",), ("pace", 2)] * 2
+    assert apart.takes_s == together.takes_s == (1e-4,)
+    assert apart.opens_s == (2e-4,)
+    assert apart.spent.steps == 2 * WINDOW
+    assert apart.spent.by_role.keys() == {"loader", "rank", "opener", "node"}
+    assert apart.spent.by_role["opener"] > 0

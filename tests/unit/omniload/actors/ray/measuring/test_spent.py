@@ -8,6 +8,7 @@ import pytest
 from omniload.actors.ray.measuring.spent import (
     Paced,
     Spent,
+    by_role,
     cores_at_rest,
     kept_waiting_s,
     memory_of,
@@ -93,3 +94,11 @@ def test_where_ranks_rest_ranks_are_of_whiles_in_which_each_came_alone_and_all_e
     found = paced_step(whiles(0.55, 0.95), whiles(0.25, 0.125), {"rank": 0.1, "node": 0.05})
 
     assert found == pytest.approx({"rank": 0.05, "node": 0.01})
+
+
+def test_a_worker_that_ended_meanwhile_takes_nothing_off_what_the_others_of_its_role_had():
+    roles = {1: "loader", 2: "rank"}
+
+    found = by_role({1: 5.0, 2: 1.0, 3: 2.0, 4: 7.0}, {1: 6.0, 2: 1.5, 3: 2.25, 5: 9.0}, roles)
+
+    assert found == {"loader": 1.0, "rank": 0.5, "node": 0.25}
