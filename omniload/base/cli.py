@@ -3,7 +3,8 @@
 Our own are listed here, those of other distributions come from entry points. A command that
 is over in a tenth of a second must not spend a third of it on looking through metadata.
 
-Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted.
+Exit codes: 0 done, 1 a fault of ours, 2 configuration, 3 unavailable, 4 state, 5 integrity; 130 interrupted;
+141 nobody reads what is written, as behind ``| head``.
 """
 
 import atexit
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["DURATION", "FiniteRange", "Verbs", "main"]
 
 _GROUP = "omniload.commands"
+_UNREAD_EXIT = 141
+"""Of a command whose reader has gone, as a shell has it of one that SIGPIPE ended."""
 _OURS = {
     "env": (
         "snapshot.commands.env:command",
@@ -257,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")
     # At the very end, and behind all that others have done then: what is left goes with the process.
     atexit.register(gc.freeze)
+    written = sys.stdout
     try:
         refuse_namesake()
         code = omniload.main(
@@ -269,6 +273,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED_EXIT)
+    except SystemExit as end:
+        # Where a pipe has no reader both click, which puts another stream there, and rich end with 1.
+        is_unread = sys.stdout is not written or isinstance(end.__context__, BrokenPipeError)
+        sys.exit(_UNREAD_EXIT if is_unread else end.code)
     except Exception as error:  # noqa: BLE001 -- the outermost loop: every error is told and ends it
         sys.exit(_tell(error))
     # Out of its standalone mode click hands on what a verb returned, and ends nothing.

@@ -1,5 +1,6 @@
 """Ctrl-C at a command that is still being imported, or that is over."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -77,6 +78,32 @@ def test_a_command_that_is_interrupted_as_it_is_imported_ends_with_130_and_no_tr
 
 def test_a_command_that_is_interrupted_as_its_process_ends_has_no_traceback():
     assert ended(_AT_END) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("words", ["mix schema", "mix --help", "mix check mix.yaml"])
+def test_a_command_that_nobody_reads_to_its_end_is_no_fault_of_ours(words, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "mix.yaml").write_text(
+        "version: 2\nseed: 1\ntokenizer: {type: bytes}\nsources: {a: {type: jsonl, path: a.jsonl}}\n"
+        "mix: {stages: [{from_step: 0, weights: {a: 1}}]}\npack: {length: 8}\nbatch: {tokens: 8, micro_tokens: 8}\n"
+    )
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "omniload", *words.split()]
+    try:
+        done = subprocess.run(
+            command,
+            stdout=writes,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        os.close(writes)
+
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_installed_command_is_that_of_the_module():
