@@ -7,8 +7,10 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
+from omniload.base.linux.kept_waiting import kept_waiting_s
 from omniload.simulation.profile import Profile, SourceCosts
 from omniload.source.formats.opening import open_format
 from omniload.source.index import IndexCache
@@ -26,6 +29,7 @@ from omniload.source.source import RecordSource, Source, open_source
 
 __all__ = [
     "Shown",
+    "cores_of",
     "line_through",
     "measure_sources",
     "measure_threads",
@@ -201,33 +205,55 @@ def _looked_at(source: Source, records: int) -> SampleBlock:
 
 
 def measure_threads(spec: PlaneSpec) -> float:
-    """Return how many cores two threads of a process get that read; the best of some tries."""
+    """Return how many cores two threads of a process get that read, where nothing else wants them."""
     # A source of its own for each thread: a loader never reads one source in two at once.
     sources = [_opened(spec, name) for name in [*spec.mix.names, *spec.mix.names][:2]]
     for source in sources:
         source.read(0, 1)
-    # The best, not the mean: what else the machine does can only take of it.
-    got = max(_cores_of_two(sources) for _ in range(_REPEATS))
-    return float(np.clip(got, 1.0, len(os.sched_getaffinity(0))))
+    works = [partial(_read_next, source, cycle(_starts(source))) for source in sources]
+    # As one sum: of a thread that had little of a busy machine little is known in a single try.
+    tries = [each for _ in range(_REPEATS) for each in _spent_at_once(works)]
+    return float(np.clip(cores_of(tries, len(works)), 1.0, len(os.sched_getaffinity(0))))
 
 
-def _cores_of_two(sources: Sequence[Source]) -> float:
+def _starts(source: Source) -> range:
+    return range(0, max(1, source.positions_per_epoch - _LARGE_READ), _LARGE_READ)
+
+
+def _read_next(source: Source, starts: Iterator[int]) -> None:
+    start = next(starts)
+    source.read(start, start + _LARGE_READ)
+
+
+def cores_of(tries: Sequence[tuple[float, float]], threads: int) -> float:
+    """Return the cores that so many threads get at once.
+
+    Args:
+        tries: Of each thread in each try, its processor seconds, and those in which others did not keep it waiting.
+        threads: How many worked at once.
+    """
+    return threads * sum(own for own, _ in tries) / max(1e-9, sum(free for _, free in tries))
+
+
+def _spent_at_once(works: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
+    """Work in some threads for a while; return for each what ``cores_of`` wants."""
     until_s = time.perf_counter() + _THREADS_S
+    found: list[tuple[float, float]] = []
 
-    def read(source: Source) -> None:
-        end = max(1, source.positions_per_epoch - _LARGE_READ)
-        at = 0
+    def run(work: Callable[[], object]) -> None:
+        began_s, own_s, kept_s = time.perf_counter(), time.thread_time(), kept_waiting_s()
         while time.perf_counter() < until_s:
-            source.read(at, at + _LARGE_READ)
-            at = (at + _LARGE_READ) % end
+            work()
+        own_s, kept_s = time.thread_time() - own_s, kept_waiting_s() - kept_s
+        # What else the machine does is no lock that they wait for.
+        found.append((own_s, time.perf_counter() - began_s - kept_s))
 
-    began_s, spent_s = time.perf_counter(), time.process_time()
-    threads = [threading.Thread(target=read, args=(source,)) for source in sources]
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return (time.process_time() - spent_s) / (time.perf_counter() - began_s)
+    return found
 
 
 def _processor() -> str:

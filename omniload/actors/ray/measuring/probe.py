@@ -36,7 +36,6 @@ from omniload.actors.ray.measuring.spent import (
     Spent,
     by_role,
     cores_at_rest,
-    kept_waiting_s,
     memory_of,
     paced_step,
     rays_own,
@@ -45,6 +44,7 @@ from omniload.actors.ray.measuring.spent import (
 )
 from omniload.actors.ray.plane import RayPlane
 from omniload.base.errors import OmniloadError, UnavailableError
+from omniload.base.linux.kept_waiting import kept_waiting_s
 
 __all__ = ["Probed", "probe"]
 

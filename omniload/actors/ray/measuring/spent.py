@@ -15,7 +15,6 @@ __all__ = [
     "Spent",
     "by_role",
     "cores_at_rest",
-    "kept_waiting_s",
     "memory_of",
     "paced_step",
     "rays_own",
@@ -108,13 +107,6 @@ def by_role(
     for pid in before.keys() & now.keys():
         found[roles.get(pid, "node")] += now[pid] - before[pid]
     return found
-
-
-def kept_waiting_s() -> float:
-    """Return how long this thread has waited for a core so far: for other work, or for its own; 0 if nothing tells."""
-    with suppress(OSError, IndexError):
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
-    return 0.0
 
 
 def cores_at_rest(rests: Sequence[Spent]) -> dict[str, float]:

@@ -10,7 +10,6 @@ from omniload.actors.ray.measuring.spent import (
     Spent,
     by_role,
     cores_at_rest,
-    kept_waiting_s,
     memory_of,
     paced_step,
     spent_at_full_speed,
@@ -37,14 +36,6 @@ def test_a_process_that_has_ended_has_nothing():
 
     assert spent_by(ended) == 0
     assert memory_of(ended) == 0
-
-
-def test_a_thread_has_waited_for_a_core_no_less_than_before():
-    before_s = kept_waiting_s()
-
-    sum(range(100_000))
-
-    assert 0 <= before_s <= kept_waiting_s()
 
 
 def a_turn(loader_s, node_s, *, seconds=0.5, steps=10):
