@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 from omniload.actors.reaper_process import MARKS
-from tests.house.modules import ROOT
-from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.plane.two_hosts import (
     ADDRESSES,
     begin_ray,
@@ -31,7 +30,6 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
 ]
-RANK = ROOT / "tests" / "support" / "plane" / "processes" / "front_rank.py"
 LIMIT_S = 240
 GONE_S = 10
 """Longest that anything of a plane may outlive its owner."""
@@ -45,29 +43,7 @@ def hosts():
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    model = a_mixed_corpus(folder)
-    (folder / "mix.yaml").write_text(
-        yaml.safe_dump(model.model_dump(mode="json", exclude_none=True))
-    )
-    return folder / "mix.yaml"
-
-
-def environment(**more):
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
-    return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
-
-
-def results_of(text):
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-
-
-def samples(results):
-    steps = {}
-    for result in results:
-        for step, tokens in result["seen"]:
-            steps.setdefault(step, []).extend(map(tuple, tokens))
-    return {step: sorted(rows) for step, rows in steps.items()}
+    return a_mix_file(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """``omniload.open`` in several processes: whatever the launcher, the samples of one process."""
 
 import json
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.house.modules import ROOT
-from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of, samples
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.ray
-RANK = ROOT / "tests" / "support" / "plane" / "processes" / "front_rank.py"
 COLD_PYTHON = SimpleNamespace(path=sys.executable, for_launchers={})
 LIMIT_S = 240
 MEETING_S = 120
@@ -23,22 +20,7 @@ MEETING_S = 120
 
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    model = a_mixed_corpus(folder)
-    (folder / "mix.yaml").write_text(
-        yaml.safe_dump(model.model_dump(mode="json", exclude_none=True))
-    )
-    return folder / "mix.yaml"
-
-
-def environment(**more):
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
-    return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
-
-
-def results_of(outputs):
-    lines = [line for text in outputs for line in text.splitlines() if line.startswith("{")]
-    return [json.loads(line) for line in lines]
+    return a_mix_file(tmp_path_factory.mktemp("corpus"))
 
 
 def ranks(python, mix, variables, keywords):
@@ -54,7 +36,7 @@ def ranks(python, mix, variables, keywords):
         for v, k in zip(variables, keywords, strict=True)
     ]
     done = [process.communicate(timeout=LIMIT_S) for process in processes]
-    results = results_of(out for out, _ in done)
+    results = [result for out, _ in done for result in results_of(out)]
     assert len(results) == len(processes), [err[-2000:] for _, err in done]
     return results
 
@@ -73,18 +55,9 @@ def torchrun(python, mix, num=2, *, rendezvous="static", **keywords):
         timeout=LIMIT_S,
         check=False,
     )
-    results = results_of([done.stdout])
+    results = results_of(done.stdout)
     assert len(results) == num, done.stderr[-3000:]
     return results
-
-
-def samples(results):
-    """Return the rows of every step over all ranks, in an order that does not depend on placement."""
-    steps = {}
-    for result in results:
-        for step, tokens in result["seen"]:
-            steps.setdefault(step, []).extend(map(tuple, tokens))
-    return {step: sorted(rows) for step, rows in steps.items()}
 
 
 @pytest.fixture(scope="module")

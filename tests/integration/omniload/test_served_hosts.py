@@ -17,7 +17,7 @@ import yaml
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.base.errors import UnavailableError
 from tests.house.modules import ROOT
-from tests.support.plane.corpora import a_mixed_corpus
+from tests.support.plane.front_ranks import RANK, a_mix_file, environment, results_of
 from tests.support.plane.two_hosts import (
     ADDRESSES,
     begin_bare_node,
@@ -33,7 +33,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: network namespaces need root"),
 ]
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
-FRONT = PROCESS.with_name("front_rank.py")
 STEPS = 10
 LIMIT_S = 120
 
@@ -51,25 +50,17 @@ def scratch():
         yield Path(folder)
 
 
-def environment(**more):
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
-    return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
-
-
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    content = a_mixed_corpus(folder).model_dump(mode="json", exclude_none=True)
-    content["runtime"] |= {"loaders": 1, "bind": "10.77.0.0/16", "ports": "22000-22063"}
-    (folder / "mix.yaml").write_text(yaml.safe_dump(content))
-    return folder / "mix.yaml"
+    return a_mix_file(folder, loaders=1, bind="10.77.0.0/16", ports="22000-22063")
 
 
 @pytest.fixture(scope="module")
 def unbroken(warm_python, mix):
-    words = [warm_python.path, str(FRONT), str(mix), json.dumps({"steps": STEPS})]
+    words = [warm_python.path, str(RANK), str(mix), json.dumps({"steps": STEPS})]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
-    (result,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    (result,) = results_of(done.stdout)
     return {step: sorted(map(tuple, rows)) for step, rows in result["seen"]}
 
 
