@@ -37,6 +37,7 @@ LONGER = {
         396,
         "three roles, how each begins, and what all of them answer",
     ),
+    "omniload/actors/ray/head_watch.py": (165, "the head of a Ray, and the raylet of a host"),
     "omniload/actors/ray/hosts/members.py": (180, "hosts of a job, and of a rank that joins alone"),
     "omniload/actors/ray/hosts/boards.py": (
         195,

@@ -95,7 +95,7 @@ class RayHandle(RankHandle):
         self._lock: FileLock | None = None
         self._line, self._opener, self._is_told = LifelineEnd(""), Opener(0, ""), False
         ranks = math.prod(address.sizes_with(asked).values())
-        self._head, self._raylet = HeadWatch(address.cluster, ranks, time.monotonic()), Raylet(0)
+        self._head, self._raylet = HeadWatch(address.cluster, ranks), Raylet(0)
         try:
             if asked is None:  # else the planner is asked first
                 if not self._is_guest:

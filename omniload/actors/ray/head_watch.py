@@ -21,6 +21,8 @@ _MOST_LOOKS = 100
 """A second, by all ranks together: each is a connection that the head takes."""
 _RAREST_S = 25.0
 """A cut of 25 s is borne by any rank then, as a lifeline bears it."""
+_LATE_S = 1.0
+"""A look that is later says that its own process did not run; ten that are less late together say nothing."""
 _SILENT_S = 50.0
 """Ray ends a process whose head it has not reached for a minute, with a line of its own: ours comes before."""
 _CREDENTIALS = struct.Struct("3i")
@@ -39,48 +41,52 @@ class HeadWatch:
         self,
         address: str,
         ranks: int,
-        now_s: float,
+        now_s: Callable[[], float] = time.monotonic,
         *,
         draw: Callable[[], float] = random.random,
         answers: Callable[[str, float], bool] = answers,
     ) -> None:
-        """Have a head that answers at ``now_s``.
+        """Have a head that answers now.
 
         Args:
             address: Host and port of the head.
             ranks: Those that look at it, each for itself.
-            now_s: Seconds of a clock that never goes back.
+            now_s: A clock that never goes back.
             draw: Returns a number from 0 to 1, by which ranks that were started together look apart.
             answers: Tells whether somebody takes connections at an address within so many seconds.
         """
         self._address, self._every_s = address, between_looks_s(ranks)
-        self._draw, self._answers = draw, answers
-        self._answered_s, self._has_missed, self._is_lost = now_s, False, False
-        self.look_at_s = now_s + draw() * self._every_s
+        self._now_s, self._draw, self._answers = now_s, draw, answers
+        self._answered_s, self._has_missed, self._is_lost = now_s(), False, False
+        self.look_at_s = self._answered_s + draw() * self._every_s
         """When the next look is due."""
 
-    def look(self, now_s: float) -> None:
+    def look(self) -> None:
         """Look, if it is time to; takes up to some seconds."""
+        now_s = self._now_s()
         if now_s < self.look_at_s:
             return
         # A process that was stopped, or had no core, has not been without an answer for so long.
-        self._answered_s += now_s - self.look_at_s
+        if (late_s := now_s - self.look_at_s) > _LATE_S:
+            self._answered_s += late_s
         if self._answers(self._address, _EVERY_S):
             # Ranks that a cut has kept waiting would come together from now on.
             part = self._draw() if self._has_missed else 1.0
             self._answered_s, self._has_missed, self._is_lost = now_s, False, False
             self.look_at_s = now_s + part * self._every_s
         else:
-            # From the last answer on, not from the first that was missed: Ray's minute begins there.
-            self._has_missed, self._is_lost = True, now_s - self._answered_s >= _SILENT_S
+            # From the last answer on, not from the first that was missed: Ray's minute begins there. Up to the end of
+            # this look: where the way is cut it takes as long as it may. If longer, the process was stopped in it.
+            silent_s = now_s - self._answered_s + min(self._now_s() - now_s, _EVERY_S)
+            self._has_missed, self._is_lost = True, silent_s >= _SILENT_S
             self.look_at_s = now_s + _EVERY_S
 
     def watch(self, left: threading.Event) -> None:
-        """Look in a thread of its own until ``left`` is set; by the clock ``time.monotonic``."""
+        """Look in a thread of its own until ``left`` is set."""
 
         def look() -> None:
-            while not left.wait(max(0.0, self.look_at_s - time.monotonic())):
-                self.look(time.monotonic())
+            while not left.wait(max(0.0, self.look_at_s - self._now_s())):
+                self.look()
 
         threading.Thread(target=look, name="omniload-head-watch", daemon=True).start()
 

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 
@@ -19,6 +18,13 @@ from omniload.base.errors import UnavailableError
 WATCHES = 64
 SECONDS = 100
 LIMIT_S = 60
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
 
 
 def taken(server):
@@ -42,12 +48,13 @@ def address_of(server):
     return "{}:{}".format(*server.getsockname())
 
 
-def seconds_of(server, watches):
+def seconds_of(server, watches, clock):
     """Have watches look for a while; return how many connections the server had in each second."""
     found = Counter()
     for tick in range(10 * SECONDS):
+        clock.now_s = tick / 10
         for watch in watches:
-            watch.look(tick / 10)
+            watch.look()
         found[tick // 10] += taken(server)
     return [found[second] for second in range(SECONDS)]
 
@@ -57,23 +64,28 @@ def test_a_head_has_few_connections_of_many_ranks_and_never_all_at_once(
     server, ranks, looks_a_second
 ):
     draw = random.Random(1).random
-    watches = [HeadWatch(address_of(server), ranks, 0.0, draw=draw) for _ in range(WATCHES)]
+    clock, address = Clock(), address_of(server)
+    watches = [HeadWatch(address, ranks, clock, draw=draw) for _ in range(WATCHES)]
 
-    found = seconds_of(server, watches)
+    found = seconds_of(server, watches, clock)
 
     assert sum(found) / SECONDS == pytest.approx(looks_a_second, rel=0.1)
     assert max(found) < WATCHES // 2
 
 
 def test_a_head_whose_process_has_ended_is_lost(server):
-    watch = HeadWatch(address_of(server), 8, 0.0)
-    watch.look(5.0)
+    clock = Clock()
+    watch = HeadWatch(address_of(server), 8, clock)
+    clock.now_s = 5.0
+    watch.look()
     server.close()
 
     for second in range(10, 55, 5):
-        watch.look(float(second))
+        clock.now_s = float(second)
+        watch.look()
         watch.check()
-    watch.look(55.0)
+    clock.now_s = 55.0
+    watch.look()
 
     with pytest.raises(UnavailableError, match=r"head of .* at 127\.0\.0\.1:\d+ has taken no conn"):
         watch.check()
@@ -86,7 +98,7 @@ def test_a_watch_looks_in_a_thread_of_its_own_until_its_rank_has_left():
         looked.set()
         return True
 
-    HeadWatch("10.0.0.1:1", 8, time.monotonic() - LIMIT_S, answers=answers).watch(left)
+    HeadWatch("10.0.0.1:1", 8, draw=lambda: 0.0, answers=answers).watch(left)
     (thread,) = set(threading.enumerate()) - before
 
     assert looked.wait(LIMIT_S)
