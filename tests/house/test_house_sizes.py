@@ -85,7 +85,7 @@ LONGER = {
         "reads ahead, reads again, stands by, answers, looks for shards, and hands sources over",
     ),
     "omniload/actors/roles/sources.py": (
-        260,
+        265,
         "opens a source, has as many read it as are asked for, and cuts its reads",
     ),
     "omniload/actors/roles/planner.py": (365, "one thread that speaks to every other role"),

@@ -173,6 +173,8 @@ class SourceReaders:
     def look(self, ahead: Ahead | None = None) -> None:
         """Look whether fewer would do, and who is to be there for what is ahead: of that no read tells."""
         self._tell(partial(Looked, ahead=ahead))
+        for source in list(self._sources.values()):
+            source.look()
 
     def drop(self, sources: Sequence[int]) -> None:
         """End the readers of sources that are served no more."""

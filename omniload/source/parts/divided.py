@@ -48,6 +48,8 @@ _LOST_MOST = 5
 _AGAIN_S = 600.0
 """After so long it is tried: memory may be there again, or whatever ended them be over."""
 _LOG = get_logger(__name__)
+_LOOK_S = 1.0
+"""From one look at readers that no read has asked to the next."""
 _LEAVE_S = 1.0
 """A read that takes longer is left alone: nobody hears of it."""
 
@@ -161,6 +163,8 @@ class DividedSource(Source):
         self._lost, self._closed = 0, False
         self._again_s = 0.0
         """When others are started again, where many were lost."""
+        self._look_s = 0.0
+        """When those that no read has asked are looked at."""
         self._reads = threading.Lock()
         self._ends = threading.Lock()
 
@@ -170,6 +174,25 @@ class DividedSource(Source):
         Those that are missing are started with the next read, or ``at_once``, as those that are too many end.
         """
         self._wanted, self._at_once = readers, at_once
+        self._settle()
+
+    def look(self) -> None:
+        """Replace readers that are there ahead of reads and have ended: no read would notice before it waits for them.
+
+        Nobody is waited for; of readers that a read has asked it does nothing.
+        """
+        if not self._at_once or self._clock.now_s() < self._look_s:
+            return
+        if not self._reads.acquire(blocking=False):
+            return  # a read looks at them
+        try:
+            self._look_s = self._clock.now_s() + _LOOK_S
+            for reader in list(self._others):
+                reader.facts()
+        except (OmniloadError, CancelledError) as error:
+            self._lose(error)
+        finally:
+            self._reads.release()
         self._settle()
 
     @property
@@ -232,6 +255,8 @@ class DividedSource(Source):
                 self._shards.add(part.traffic)
         # Those that were lost count in a row: a host that ends a process now and then is lived with.
         self._lost = 0
+        if len(others) == self._most():
+            self._at_once = False  # from now on reads notice who is lost
         beyond_s = max(0.0, max(part.busy_s for part in parts) - mine_s)
         return merged([mine, *(part.block for part in parts)]), beyond_s, readers
 
@@ -287,8 +312,8 @@ class DividedSource(Source):
         return len(self._others) > self._most()
 
     def _is_missing(self) -> bool:
-        """Tell whether some are to be started before a read wants them; others than those that are lost."""
-        return self._at_once and self._lost == 0 and len(self._others) < self._most()
+        """Tell whether some are to be started before a read wants them."""
+        return self._at_once and not self.lost and len(self._others) < self._most()
 
     def _lose(self, error: Exception) -> None:
         """Begin anew with other readers; one that is lost may have taken others along."""

@@ -81,6 +81,8 @@ class RayReader(PartReader):
         if not ray.wait([self._opening], timeout=0)[0]:
             self._require_opens()
             return None
+        if self._held is not None and self._held.has_ended():
+            raise ReaderLostError(f"{self._name} has ended")
         facts: SourceFacts = self._got(self._opening)
         return facts
 

@@ -200,6 +200,60 @@ def test_readers_that_are_to_be_there_at_once_are_started_before_a_read_and_the_
     assert [reader.is_closed for reader in started] == [True, True]
 
 
+class EndedReader(Reader):
+    """A reader that has ended though nobody has asked it for anything, or not."""
+
+    def facts(self):
+        if next(self.fate) == "ended":
+            raise ReaderLostError("it was killed")
+        return self.source.facts
+
+
+def ahead_of_reads(fates, readers=3):
+    """A source whose readers are there before a read, and what has a second pass and looks."""
+    units, fate, started, clock = [[[u, 1]] for u in range(6)], cycle(fates), [], FakeClock()
+
+    def start(number):
+        started.append(EndedReader(a_source(units, "block", 6)[0], fate))
+        return started[-1]
+
+    source = DividedSource(a_source(units, "block", 6)[0], 1, start, clock=clock)
+    source.divide(readers, at_once=True)
+
+    def look():
+        clock.advance(1.0)
+        source.look()
+        return len([reader for reader in started if not reader.is_closed])
+
+    return source, started, look
+
+
+def test_readers_that_end_before_the_first_read_are_started_again_so_that_it_is_theirs():
+    source, started, look = ahead_of_reads(["there", "ended", *["there"] * 60])
+
+    assert (look(), len(started)) == (2, 4)
+    assert (look(), len(started)) == (2, 4)
+    source.read(0, 6)
+
+    assert source.so_far.readers == 3
+
+
+def test_readers_that_end_again_and_again_before_the_first_read_are_left_alone_like_others():
+    source, started, look = ahead_of_reads(["ended"], readers=2)
+
+    assert [look() for _ in range(8)] == [1, 1, 1, 1, 1, 0, 0, 0]
+    assert (len(started), source.lost) == (6, 6)
+    source.close()
+    assert look() == 0
+
+
+def test_readers_that_reads_ask_are_not_looked_at_besides():
+    source, _, look = ahead_of_reads([*["there"] * 2, *["ended"] * 9])
+    source.read(0, 6)
+
+    assert look() == 2
+
+
 def test_fewer_that_are_wanted_as_a_read_ends_are_fewer_at_once(monkeypatch):
     source, started = divided(lambda: a_source([[[1]], [[2]]], "block", 2)[0], 3)
     looks = []

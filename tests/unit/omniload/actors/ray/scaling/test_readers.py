@@ -17,7 +17,7 @@ class Cluster:
 
     def __init__(self):
         self.answers, self.ended_by_ray, self.now_s = {"process": "its process"}, 0, 100.0
-        self.is_stopped, self.killed, self.let_go = False, 0, 0
+        self.is_stopped, self.has_ended, self.killed, self.let_go = False, False, 0, 0
 
     def get_runtime_context(self):
         return SimpleNamespace(get_node_id=lambda: "0" * 56)
@@ -39,7 +39,10 @@ class Cluster:
     def held(self, process):
         assert process == "its process"
         return SimpleNamespace(
-            is_stopped=lambda: self.is_stopped, kill=self._kill, close=self._close
+            is_stopped=lambda: self.is_stopped,
+            has_ended=lambda: self.has_ended,
+            kill=self._kill,
+            close=self._close,
         )
 
     def _kill(self):
@@ -88,6 +91,16 @@ def test_a_reader_that_goes_on_opens_its_source_however_long_that_takes(cluster)
     cluster.answers["open"] = "facts"
 
     assert reader.facts() == "facts"
+
+
+def test_a_reader_that_has_ended_since_it_opened_its_source_is_lost_before_a_read_asks_it(cluster):
+    cluster.answers["open"] = "facts"
+    reader = a_reader()
+    assert reader.facts() == "facts"
+    cluster.has_ended = True
+
+    with pytest.raises(ReaderLostError, match="loader-0-reader-0-1 has ended"):
+        reader.facts()
 
 
 def test_a_reader_that_runs_is_ended_by_ray_alone_which_says_nothing_of_it_then(cluster):
