@@ -74,7 +74,7 @@ LONGER = {
         390,
         "planes side by side, the process of each, that of a rank, and ranks at speed, at rest and with pauses",
     ),
-    "omniload/actors/ray/scaling/shell.py": (190, "one look at every loader, and every change"),
+    "omniload/actors/ray/scaling/shell.py": (195, "one look at every loader, and every change"),
     "omniload/actors/roles/constructor.py": (
         230,
         "builds, asks again, and serves ranks that change",

@@ -13,6 +13,7 @@ The planner knows steps and has no clock; a loader has one, and hears which step
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -124,7 +125,12 @@ def _coming(history: History, steps: list[int]) -> Coming | None:
     # An edit may add sources behind all others: until then they have no share.
     width = max(map(len, shares))
     of_S = zip(*(each + (0.0,) * (width - len(each)) for each in shares), strict=True)
-    rising = {s: its for s, its in enumerate(of_S) if max(its) > its[0] + _LEAST_RISE}
+    # From any of the steps on: what falls to begin with rises above what it has fallen to.
+    rising = {
+        s: its
+        for s, its in enumerate(of_S)
+        if any(a + _LEAST_RISE < b for a, b in zip(accumulate(its, min), its, strict=True))
+    }
     if not rising:
         return None
     drawn_S = _drawn_last(history, steps[0], [s for s, its in rising.items() if its[0] == 0])

@@ -186,7 +186,9 @@ class History:
     def greatest_shares(self, start: int, stop: int) -> dict[str, float]:
         """Return the greatest share of each source at any step from ``start`` to ``stop``, as far as is known."""
         # Between these steps shares rise or fall, and nothing else, so that they are greatest at one of them.
-        between = {edit.step for edit in self.edits} | set(boundaries(self.at(stop)))
+        changes = {edit.step for edit in self.edits} | set(boundaries(self.at(stop)))
+        # The last of before a change, too: an edit cuts a ramp off.
+        between = {k for change in changes for k in (change - 1, change)}
         greatest: dict[str, float] = {}
         for step in (start, *sorted(k for k in between if start < k < stop), stop):
             for name, share in self.shares_at(step).items():

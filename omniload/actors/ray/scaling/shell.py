@@ -3,8 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Mapping
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
 
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeat_board import Activity
@@ -27,6 +27,7 @@ from omniload.machine.scaler import (
     WorkMeter,
 )
 from omniload.machine.scaling.coming import Pace
+from omniload.mix.edits.history import History
 
 __all__ = ["SCALER", "Scaling"]
 
@@ -58,6 +59,8 @@ class Scaling:
         self._scaler = Scaler(least=scaling.least, most=scaling.most, cost_S=cost_S)
         self._meter = WorkMeter()
         self._planned, self._pace = 0, Pace()
+        self._heard = crew.spec.history
+        """As the planner had it last, where it was asked."""
         self.activity = Activity(SCALER, log=log, host=host_here())
         self.activity.figures.note(loaders=len(crew.sources_of))
         self.activity.figures.count("loader_changes_total", 0)
@@ -94,7 +97,7 @@ class Scaling:
         beats, now_s = crew.board.read(), time.monotonic()
         busy_S, tokens_S = self._meter.since_last(now_s)
         step, ahead = self._steps(beats, now_s)
-        history = crew.spec.history
+        history = self._history()
         number_of = {name: s for s, name in enumerate(history.latest.names)}
         shares, soon = history.shares_at(step), history.greatest_shares(step, step + ahead)
         return LoadersSeen(
@@ -112,19 +115,37 @@ class Scaling:
             ),
         )
 
+    def _history(self) -> History:
+        """Return the mix and its edits, as far as is known.
+
+        Of a stage that waits for epochs only the planner knows that it has begun: it is asked while one waits.
+        """
+        known = max(self._crew.spec.history, self._heard, key=lambda each: len(each.edits))
+        if any(stage.waits for stage in known.latest.mix.stages):
+            heard = self._asked(PLANNER, lambda planner: planner.history.remote())
+            self._heard = known if heard is None else heard
+            known = max(known, self._heard, key=lambda each: len(each.edits))
+        return known
+
     def _ask(self, role: str) -> None:
-        """Take in what a loader has done; one that is lost or busy is asked again at the next look."""
+        """Take in what a loader has done."""
+        member = self._crew.holders.get(role)
+        work = self._asked(role, lambda loader: loader.work.remote())
+        if member is not None and work is not None:
+            self._meter.see(member.name, work)
+
+    def _asked(self, role: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 -- Ray's answers have no static type
+        """Return what the holder of a role says; ``None`` where it is lost or busy: it is asked again later."""
         member = self._crew.holders.get(role)
         actor = None if member is None else self._crew.actors.get(member)
-        if member is None or actor is None:
-            return
+        if actor is None:
+            return None
         try:
-            work = answer_to(actor.work.remote(), role, limit_s=_LOOK_S, check=self._gate.check)
+            return answer_to(ask(actor), role, limit_s=_LOOK_S, check=self._gate.check)
         except UnavailableError as error:
             self._gate.check()
             _LOG.debug("%s does not say what it does: %s", role, error)
-            return
-        self._meter.see(member.name, work)
+            return None
 
     def _planner_of(self, beats: Mapping[str, Progress]) -> tuple[Task, ...]:
         planner = beats.get(self._crew.holders[PLANNER].name)

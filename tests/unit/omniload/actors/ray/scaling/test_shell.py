@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -19,6 +20,8 @@ from omniload.machine.progress import Progress, Task
 from omniload.machine.replacement import Member
 from omniload.machine.scaler import MergeLoader, MoveSources, SplitLoader
 from omniload.mix.edits.history import History
+from omniload.mix.edits.stages import with_begun
+from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
 
 WHY = "loader-0 keeps 1.20 cores busy, or soon will"
@@ -98,14 +101,14 @@ STAGES = [
 def run(monkeypatch):
     """Run the shell over a script of commands until the last has been carried out."""
 
-    def run(*script, work=dict, error=None, beats=None):
+    def run(*script, work=dict, error=None, beats=None, crew=None):
         mover, scaler = FakeMover(), FakeScaler(*script)
         mover.error = error
         monkeypatch.setattr(shell, "answer_to", lambda answer, role, **_: answer())
         monkeypatch.setattr(shell, "Mover", lambda *_: mover)
         monkeypatch.setattr(shell, "Scaler", lambda **_: scaler)
         monkeypatch.setattr(shell, "_LOOK_S", 0.001)
-        crew = a_crew(work)
+        crew = crew or a_crew(work)
         crew.board.read = beats or crew.board.read
         scaling = Scaling(crew, None, Gate(), {}, None)
         assert scaler.ended.wait(10)
@@ -191,6 +194,30 @@ def test_a_stage_is_seen_ahead_also_where_a_step_takes_longer_than_from_look_to_
     # Six steps before it are 72 s; the first two say how long a step takes.
     soon = [seen.soon_S[1] for seen in scaler.seen[:10]]
     assert soon == pytest.approx([0.25] * 3 + [0.5] * 7)
+
+
+def test_a_stage_that_waits_for_epochs_counts_once_the_planner_has_begun_it(run):
+    waits = {"from_epochs": {"code": 1}, "weights": {"code": 1, "web": 3}}
+    mix = a_mix(version=2, mix={"stages": [STAGES[0], waits]})
+    state = replace(MixState.start(2), step=2, cursors_S=((10, 0, 0), (0, 0, 0)))
+    begun = with_begun(History(mix), state, (10, 10))
+    answers = iter([UnavailableError("planner+1 has died"), History(mix), begun])
+    crew = a_crew(dict)
+    crew.spec = SimpleNamespace(mix=mix, history=History(mix))
+
+    def history():
+        answer = next(answers)  # and is asked no more once none waits
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    crew.actors[Member(PLANNER, 1)] = SimpleNamespace(history=Method(history))
+    move = MoveSources(role="loader-0", sources=(0,), to="loader-1", why=WHY)
+
+    _, _, scaler = run(*[move] * 4, crew=crew)
+
+    assert len(begun.edits) == 1
+    assert [seen.shares_S[1] for seen in scaler.seen[:4]] == [0.25, 0.25, 0.75, 0.75]
 
 
 def test_a_loader_that_is_lost_is_asked_again_later(run, caplog):
