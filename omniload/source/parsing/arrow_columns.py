@@ -29,7 +29,7 @@ from omniload.source.parsing.token_lists import (
     nulls_of,
     row_at,
     said_of_columns,
-    token_column,
+    token_records,
 )
 
 __all__ = [
@@ -132,12 +132,14 @@ def records_of(
         named: Names that the column has in the file, for reasons; several where it is made of several.
 
     Raises:
-        IntegrityError: A token id is null, negative or too large.
+        IntegrityError: A token id is negative or too large.
     """
+    if holds == "tokens":
+        return token_records(column, where, kept_B, named)
     if holds.startswith("nested") and not _is_text(column.type):
         chunks = [_as_json(chunk, holds) for chunk in column.chunks]
         column = pa.chunked_array(chunks, pa.large_string())
-    found = token_column(column, where, named) if holds == "tokens" else _text_column(column)
+    found = _text_column(column)
     # Some text is not UTF-8: which of them is looked for row by row, as no column of Arrow's tells.
     if found is None:
         return _checked(column, where, kept_B, named)

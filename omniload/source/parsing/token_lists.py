@@ -16,6 +16,7 @@ from typing_extensions import override
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import drained
+from omniload.source.formats.format import Records
 
 __all__ = [
     "RowsAt",
@@ -23,8 +24,8 @@ __all__ = [
     "nulls_of",
     "row_at",
     "said_of_columns",
-    "token_column",
     "token_ids",
+    "token_records",
 ]
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -94,22 +95,40 @@ def nulls_of(column: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
-def token_column(column: pa.ChunkedArray, where: RowsAt | str, named: Sequence[str]) -> Ragged:
-    """Show lists of token ids as records.
+def token_records(
+    column: pa.ChunkedArray,
+    where: RowsAt | str,
+    kept_B: NDArray[np.bool_] | None,
+    named: Sequence[str],
+) -> Records:
+    """Show lists of token ids as records; one that is null, or holds a null, is a bad one.
 
     Args:
         column: The lists.
         where: Its place, for reasons.
+        kept_B: Which rows conditions leave; what is wrong with another is all one.
         named: What it is called there; nothing where it has no name.
 
     Raises:
-        IntegrityError: A token id is null, negative or too large; with its row.
+        IntegrityError: A token id is negative or too large; with its row.
     """
-    parts, start = [], 0
+    parts, holed, start = [], [np.zeros(0, np.bool_)], 0
     for chunk in column.chunks:
-        parts.append(_ragged(chunk, _Place(where, start, named)))
+        part, holed_B = _ragged(chunk, _Place(where, start, named))
+        parts.append(part)
+        holed.append(holed_B)
         start += len(chunk)
-    return drained(parts, np.dtype(np.int32))
+    null_B = nulls_of(column)
+    bad_B = null_B | np.concatenate(holed)
+    if kept_B is not None:
+        bad_B &= kept_B
+    reason = ""
+    if bad_B.any():
+        first = int(bad_B.argmax())
+        fault = "is null" if null_B[first] else "holds a null among its token ids; write integers"
+        reason = f"{row_at(where, first)}: {said_of_columns(named)}{fault}"
+    found = drained(parts, np.dtype(np.int32))
+    return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
 
 
 def ids_of_rows(
@@ -144,11 +163,11 @@ class _Place:
         return row_at(self.where, self.start + row) + (f": {column}" if column else "")
 
 
-def _ragged(lists: pa.Array, place: _Place) -> Ragged:
-    """Show a list array as token ids; int32 is not copied.
+def _ragged(lists: pa.Array, place: _Place) -> tuple[Ragged, NDArray[np.bool_]]:
+    """Show a list array as token ids, and which lists hold a null; int32 without nulls is not copied.
 
     Raises:
-        IntegrityError: One is null, negative or too large; ``place`` names the row.
+        IntegrityError: One is negative or too large; ``place`` names the row.
     """
     values = lists.flatten()
     if pa.types.is_fixed_size_list(lists.type) or lists.null_count:
@@ -158,13 +177,13 @@ def _ragged(lists: pa.Array, place: _Place) -> Ragged:
         stored = lists.offsets.to_numpy()
         # A slice begins somewhere in the values; ``flatten`` has cut them there.
         offsets = stored.astype(np.int64) - int(stored[0])
+    holed_B = np.zeros(len(lists), np.bool_)
     if values.null_count:
-        first = int(nulls_of(values).argmax())
-        row = int(np.searchsorted(offsets[1:], first, side="right"))
-        raise IntegrityError(
-            f"{place.of(row)}: {values.null_count} token ids are null; write integers"
-        )
-    return Ragged(values_V=_ids(values.to_numpy(), offsets[1:], place), offsets=offsets)
+        nulls = np.flatnonzero(nulls_of(values))
+        holed_B[np.searchsorted(offsets[1:], nulls, side="right")] = True
+        # In place of them a token id, so that those of the other rows are looked at.
+        values = values.fill_null(0)
+    return Ragged(values_V=_ids(values.to_numpy(), offsets[1:], place), offsets=offsets), holed_B
 
 
 def _ids(ids_V: NDArray[Any], ends_N: NDArray[np.int64], place: _Place) -> NDArray[np.int32]:

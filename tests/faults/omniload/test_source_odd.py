@@ -129,6 +129,20 @@ def test_a_null_that_a_dictionary_holds_is_a_null(tmp_path):
     assert (samples(block), block.skipped) == ([expected_tokens("one")] * 2, 2)
 
 
+def test_a_null_among_token_ids_spoils_its_own_record_alone(tmp_path):
+    rows = pa.array([[1, 2], [3, None], [4]], pa.list_(pa.int32()))
+    schema = pa.schema([("ids", rows.type)])
+    with pa.ipc.new_stream(tmp_path / "a.arrow", schema) as stream:
+        stream.write_batch(pa.record_batch([rows], schema=schema))
+    source = {"type": "arrow", "path": "*.arrow", "tokens": "ids"}
+
+    block = block_of(tmp_path, ArrowSource(**source, on_error=SKIP))
+
+    assert (sorted(samples(block)), block.skipped) == ([(1, 2), (4,)], 1)
+    with pytest.raises(IntegrityError, match=r"row 1: column 'ids' holds a null .*policy: skip"):
+        block_of(tmp_path, ArrowSource(**source))
+
+
 def test_dictionaries_that_grow_from_batch_to_batch_are_read_whole(tmp_path):
     kind = pa.dictionary(pa.int32(), pa.string())
     schema = pa.schema([("text", kind)])

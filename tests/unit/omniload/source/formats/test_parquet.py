@@ -131,12 +131,17 @@ def test_ids_that_are_no_token_ids_are_named_with_their_row_group(shard, opened,
         opened().read_unit(1)
 
 
-def test_null_ids_are_an_integrity_error(shard, opened):
-    shard(pa.array([[1], [], [2, None]], pa.list_(pa.int32())), group_rows=3)
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int64())], ids=str)
+def test_a_list_that_holds_a_null_is_a_bad_record_as_a_null_list_is(shard, opened, kind):
+    path = shard(pa.array([[1], [], [2, None], None, [None], [3, 4]], kind), group_rows=6)
 
-    said = "row group 0: row 2: column 'tokens': 1 token ids are null"
-    with pytest.raises(IntegrityError, match=said):
-        opened().read_unit(0)
+    records = opened().read_unit(0)
+
+    said = "column 'tokens' holds a null among its token ids; write integers"
+    assert records.reason == f"{path}: row group 0: row 2: {said}"
+    assert records.bad_B.tolist() == [False, False, True, True, True, False]
+    found = sequences(records)
+    assert [found[row] for row in (0, 1, 5)] == [[1], [], [3, 4]]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ KEPT_B = np.array([False, True, False, True])
         (texts_of(NOT_UTF8, b"a", None, NOT_UTF8), "text", "a file: row 3: is not UTF-8"),
         (texts_of(NOT_UTF8, b"a", None, b"b"), "text", ""),
         (pa.array([None, [1], [2], None]), "tokens", "a file: row 3: is null"),
+        (pa.array([[None], [1], [2], None]), "tokens", "a file: row 3: is null"),
+        (pa.array([None, [1], [2], [3, None]]), "tokens", "a file: row 3: holds a null among"),
         (pa.array([None, ["x"], ["y"], None]), "nested", "a file: row 3: is null"),
     ],
 )
