@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 _FIRST_READ = 16
-"""Records read before anything is known of their length: a record may hold a million tokens."""
+"""Records read before anything is known of their length, of one epoch: a record may hold a million tokens, and that
+of a few would be tokenized once for each epoch."""
 _LARGEST_READ = 1 << 16
 _FEW_READ, _MOST_GROWTH = 256, 16
 """Records of a read, or times those that were seen, before all were: of sorted files the first say little."""
@@ -162,10 +163,12 @@ class SampleQueue:
     def ask(self, tokens: int, *, epoch: int, end: float) -> tuple[int, int]:
         """Ask for about ``tokens`` more tokens, of a few epochs of so many records at most; return the raw positions.
 
+        Of a source of which nothing was seen that is one epoch.
+
         Nothing from position ``end`` on is asked for.
         """
         start, stop = self.next_range(tokens)
-        stop = min(stop, start + max(4 * epoch, _SMALL_READ))
+        stop = min(stop, start + (max(4 * epoch, _SMALL_READ) if self._seen_positions else epoch))
         if self._seen_positions < epoch:
             stop = min(stop, start + max(_FEW_READ, _MOST_GROWTH * self._seen_positions))
         # Carried pieces are of a known place, and no step is planned before all of them are read again.

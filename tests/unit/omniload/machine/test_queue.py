@@ -96,6 +96,14 @@ def test_of_a_source_that_was_gone_through_enough_is_known():
     assert a_queue(*[1] * 16).ask(10**9, epoch=16, end=math.inf) == (16, 16 + 1024)
 
 
+@pytest.mark.parametrize(("epoch", "first"), [(1, 1), (3, 3), (16, 16), (10**6, 16)])
+def test_a_first_read_goes_over_no_record_twice(epoch, first):
+    queue = SampleQueue.at(7)
+
+    assert queue.ask(10**9, epoch=epoch, end=math.inf) == (7, 7 + first)
+    assert queue.ask(10**9, epoch=epoch, end=8) == (7, 8)
+
+
 def test_records_that_gave_nothing_do_not_stop_the_reading():
     queue = SampleQueue.at(0)
     queue.report(replace(a_table([]), stop=100), (0, 0, 0))
