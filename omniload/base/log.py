@@ -25,6 +25,7 @@ from omniload.base.errors import StateError
 from omniload.base.message_text import log_text
 
 __all__ = [
+    "ONCE",
     "RoleLog",
     "RoleLogs",
     "get_logger",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 _ROOT = "omniload"
+ONCE = {"once": True}
+"""``extra`` of a line that says no more when it is said again: a command shows it once, a log of a role each time."""
 _LARGEST_FILE_BYTES = 4 << 20
 """A role keeps this file and the one before it."""
 _LONGEST_LINE = 16 << 10
@@ -50,6 +53,24 @@ class _Discreet(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         return log_text(super().format(record))
+
+
+class _NotAgain(logging.Filter):
+    """Leaves out what was said before of what is said ``ONCE``: a command may open a source many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not hasattr(record, "once"):
+            return True
+        text = record.getMessage()
+        if text in self._said:
+            return False
+        self._said.add(text)
+        return True
 
 
 class RoleLog(RotatingFileHandler):
@@ -256,6 +277,7 @@ def set_up_logging(level: str = "INFO", *, role: str = "") -> None:
                 f"%(asctime)s %(levelname)s {role + ' ' if role else ''}%(name)s: %(message)s"
             )
         )
+    handler.addFilter(_NotAgain())
     logger = logging.getLogger(_ROOT)
     # What hands lines to roles stays: roles may begin before logging is set up.
     logger.handlers[:] = [handler, *(h for h in logger.handlers if h is _TO_ROLES)]

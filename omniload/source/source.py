@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import ConfigError, IntegrityError
-from omniload.base.log import get_logger
+from omniload.base.log import ONCE, get_logger
 from omniload.mix.config import SourceConfig, TokenizerConfig
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
@@ -307,7 +307,8 @@ class RecordSource(Source):
     def _leave_out(self, reason: str) -> None:
         """Tell of the first, by which others like it are found: counts alone do not say what is wrong."""
         if not self._reason:
-            _LOG.warning("sources.%s: %s; it is left out, as on_error says", self.name, reason)
+            said = "sources.%s: %s; it is left out, as on_error says"
+            _LOG.warning(said, self.name, reason, extra=ONCE)
         self._reason = reason
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.log import ONCE
 from omniload.commands.opening import find_sources, open_spec
 from omniload.mix.config import ByteTokenizer
 from omniload.mix.sources import ArrowSource, JsonlSource, MdsSource, OnError, WebDatasetSource
@@ -127,6 +128,17 @@ def test_a_null_that_a_dictionary_holds_is_a_null(tmp_path):
     )
 
     assert (samples(block), block.skipped) == ([expected_tokens("one")] * 2, 2)
+
+
+def test_bad_records_are_told_of_once_however_often_their_source_is_opened(tmp_path, caplog):
+    (tmp_path / "a.jsonl").write_bytes(b'{"title": "no text"}\n')
+
+    assert [block_of(tmp_path, LINES).skipped for _ in range(2)] == [1, 1]
+
+    # A program of somebody's hears of each; where a command has set up standard error, of the first alone.
+    first, again = caplog.records
+    assert first.getMessage() == again.getMessage()
+    assert first.__dict__.items() >= ONCE.items()
 
 
 def test_a_null_among_token_ids_spoils_its_own_record_alone(tmp_path):

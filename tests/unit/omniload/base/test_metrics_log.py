@@ -8,7 +8,7 @@ from unittest.mock import Mock
 from prometheus_client import generate_latest
 
 from omniload.base import metrics
-from omniload.base.log import get_logger, set_up_logging
+from omniload.base.log import ONCE, get_logger, set_up_logging
 
 
 def test_every_metric_opens_with_the_projects_name_and_ends_in_its_unit():
@@ -69,6 +69,21 @@ def test_lines_tell_level_role_and_module(monkeypatch, project_logger):
 
     assert out.getvalue().endswith("WARNING rank 1 omniload.test: source web: 3 records\n")
     assert out.getvalue().count("\n") == 1
+
+
+def test_what_is_said_once_is_not_said_again_by_the_same_words(monkeypatch, project_logger):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    set_up_logging()
+    logger = get_logger("omniload.test")
+
+    for name in ("web", "web", "code"):
+        logger.warning("%s has a bad record", name, extra=ONCE)
+        logger.warning("%s is slow", name)
+
+    said = [line.partition("omniload.test: ")[2] for line in out.getvalue().splitlines()]
+    web, slow = "web has a bad record", "web is slow"
+    assert said == [web, slow, slow, "code has a bad record", "code is slow"]
 
 
 def test_setting_up_twice_writes_every_line_once(monkeypatch, project_logger):
