@@ -24,6 +24,7 @@ from omniload.source.formats.format import IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.arrow_columns import records_of
+from omniload.source.parsing.beginnings import said_of_beginning
 from omniload.source.parsing.compressed import (
     chunks_of,
     codec_of,
@@ -41,6 +42,7 @@ __all__ = ["FORMAT", "CsvFormat"]
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _BOM = b"\xef\xbb\xbf"
 _LARGEST_HEADER = 1 << 20
+_HEAD_BYTES = 16
 
 
 class CsvFormat(IndexedFormat):
@@ -154,6 +156,8 @@ class CsvFormat(IndexedFormat):
         plain = codec_of(file) is None
         with reading(file, "rows"), stream_of(file) as stream:
             for chunk in digested(digest, chunks_of(stream)):
+                if not rows.at and (said := said_of_beginning(chunk[:_HEAD_BYTES].to_pybytes())):
+                    raise ConfigError(f"{file.path}: {said}")
                 rows.take(np.frombuffer(chunk, np.uint8))
                 if not plain:
                     require_held_whole(file, rows.at)

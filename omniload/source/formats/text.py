@@ -20,6 +20,7 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
+from omniload.source.parsing.beginnings import said_of_beginning
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "TextFormat"]
@@ -37,8 +38,6 @@ _BEGINNINGS = (
     (b"PAR1", "a Parquet file"),
     (b"\x1f\x8b", "compressed by gzip"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
-    (b"BZh", "compressed by bzip2"),
-    (b"\xfd7zXZ\x00", "compressed by xz"),
     (b"PK\x03\x04", "a zip archive"),
     (b"%PDF-", "a PDF"),
 )
@@ -116,6 +115,8 @@ def _fault_of(data: bytes) -> str:
         kind = "a tar archive"
     if kind is not None:
         return f"is {kind}, not text; unpack it, or choose the type that reads it"
+    if said := said_of_beginning(data):
+        return said
     at = data.find(0)
     return (
         f"holds a byte 0 at {at:,}, as no text does; leave it out of the pattern" if at >= 0 else ""

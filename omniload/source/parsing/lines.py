@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import is_utf8
+from omniload.source.parsing.beginnings import said_of_beginning
 
 __all__ = [
     "LARGEST_DEPTH",
@@ -161,12 +162,10 @@ def _are_flat(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
 
 _LINES_OF_LIST = "of a file that is one list, write a line for each object: jq -c '.[]' FILE"
 _BEGUN = {
-    b"\x1f\x8b": "is compressed by gzip; give the file a name that ends in .gz",
-    b"\x28\xb5\x2f\xfd": "is compressed by zstd; give the file a name that ends in .zst",
     b"[": f"begins a list that goes over several lines; {_LINES_OF_LIST}",
     b"{": "begins an object that goes over several lines; write each on a line of its own: jq -c . FILE",
 }
-"""What a line begins with that is none, though the file is sound; one letter where it is the whole line."""
+"""What a line is that is none, though the file is sound."""
 
 
 def object_of(line: bytes | memoryview) -> dict[str, object] | None:
@@ -260,9 +259,8 @@ def _leniently(line: bytes, strict: orjson.JSONDecodeError) -> object:
         BadLineError: It is no JSON in the wider sense either; says what strict JSON said.
     """
     refusal = BadLineError(f"is not JSON: {strict}")
-    for magic, what in _BEGUN.items():
-        if line.startswith(magic) if len(magic) > 1 else line.strip() == magic:
-            raise BadLineError(what)
+    if what := said_of_beginning(line) or _BEGUN.get(line.strip()):
+        raise BadLineError(what)
     # Told by itself: an editor shows nothing there, and the line looks sound.
     if line.startswith(_BOM):
         # Not passed over: what a file with one has given to runs that skip bad lines would change under them.

@@ -1,8 +1,10 @@
 """Shards as other tools leave them, odd and not damaged: nothing of theirs is lost without a word."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import subprocess
 import tarfile
 
@@ -15,7 +17,15 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.log import ONCE
 from omniload.commands.opening import find_sources, open_spec
 from omniload.mix.config import ByteTokenizer
-from omniload.mix.sources import ArrowSource, JsonlSource, MdsSource, OnError, WebDatasetSource
+from omniload.mix.sources import (
+    ArrowSource,
+    CsvSource,
+    JsonlSource,
+    MdsSource,
+    OnError,
+    TextSource,
+    WebDatasetSource,
+)
 from omniload.source.source import open_source
 from tests.support.plane.sources.source_contract import expected_tokens, samples
 from tests.support.plane.sources.source_kinds import KINDS
@@ -192,6 +202,49 @@ def test_the_remedy_for_a_byte_order_mark_mends_every_line(tmp_path):
 
     assert before.skipped == 2
     assert block_of(tmp_path, LINES).skipped == 0
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-le"])
+def test_the_remedy_for_lines_in_another_coding_mends_every_line(tmp_path, coding):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "tö"}\n', encoding=coding)
+    before = block_of(tmp_path, LINES)
+
+    what, _, command = before.table.reason.partition("; write it as UTF-8: ")
+    command = command.replace("FILE", "a.jsonl").replace("NEW", "b.jsonl")
+    subprocess.run(f"{command} && rm a.jsonl", shell=True, cwd=tmp_path, check=True)
+
+    assert what.endswith(f"a.jsonl:1: is {coding.upper().replace('-LE', 'LE')}")
+    assert before.skipped >= 2
+    block = block_of(tmp_path, LINES)
+    assert sorted(samples(block)) == sorted([expected_tokens("one"), expected_tokens("tö")])
+
+
+def test_lines_that_bzip2_has_packed_are_told_as_that_with_what_unpacks_them(tmp_path):
+    (tmp_path / "a.jsonl.bz2").write_bytes(bz2.compress(b'{"text": "one"}\n'))
+
+    with pytest.raises(IntegrityError, match=r"is compressed by bzip2, .* unpack it: bunzip2 FILE"):
+        block_of(tmp_path, JsonlSource(type="jsonl", path="a.jsonl.bz2"))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("text\none\n".encode("utf-16"), "is UTF-16; write it as UTF-8: iconv"),
+        ("text\none\n".encode("utf-32"), "is UTF-32; write it as UTF-8: iconv"),
+        (bz2.compress(b"text\none\n"), "is compressed by bzip2, which is not read; unpack it"),
+        (lzma.compress(b"text\none\n"), "is compressed by xz, which is not read; unpack it"),
+    ],
+)
+def test_tables_and_texts_of_another_coding_are_told_by_its_name(tmp_path, written, said):
+    (tmp_path / "a.csv").write_bytes(written)
+    (tmp_path / "a.txt").write_bytes(written)
+
+    with pytest.raises(ConfigError, match=said):
+        block_of(tmp_path, CsvSource(type="csv", path="a.csv", text="text"))
+    assert (
+        said
+        in block_of(tmp_path, TextSource(type="text", path="a.txt", on_error=SKIP)).table.reason
+    )
 
 
 def found_in(folder, rows, **source):
