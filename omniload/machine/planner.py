@@ -119,7 +119,7 @@ class Planner:
         self.history = History(self.mix, self.edits)
         self._queues = queues_of(self.state.widened(len(self.names)))
         self.overlong_S = [0] * len(self._queues)
-        self._bad = BadRecords.of(self._queues, self.state)
+        self._bad = BadRecords(queues=self._queues)
         self._resumed = self.state
         self._steps = PlannedSteps.of((self.state, *self.known))
         self._ranks = RankSteps.at(self.world.ranks(), max(self.state.step, self.world.step))
@@ -169,8 +169,6 @@ class Planner:
             require_samples(resumed, source, self.names[source], table)
         queue.report(table, state.cursors_S[source], reported.size_bytes)
         self._metadata.add(source, table)
-        if len(table.bad_N):
-            self._bad.sources.add(source)
         return tuple(self._advance((source,)))
 
     @property
@@ -200,7 +198,7 @@ class Planner:
             # Numbers of sources never move: one that is added is the last.
             self._queues.append(SampleQueue.at(0))
             self.overlong_S.append(0)
-        self._demand = self._starved = None  # found under the mix of before
+        self._demand = self._starved = self._bad.excess = None  # found under the mix of before
         return (KeepEdits(history=self.history), *self._advance(range(len(self._queues))))
 
     def _resize(self, asked: ResizeAsked) -> tuple[PlannerCommand, ...]:
@@ -247,23 +245,22 @@ class Planner:
         Args:
             changed: Sources of which another amount is known than when this was called last.
         """
-        commands, demand = list[PlannerCommand](), self._demand
-        over = self._bad.behind_known(self.history, self.state, self.positions_per_epoch_S)
-        for s in (s for s in changed if s not in over):
+        demand, commands = self._demand, self._enter(changed)
+        for s in (s for s in changed if s not in self._bad.over):
             require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
-        commands += self._enter()
         self._recount(changed)
         while not self._ended and (room := self._room()):
             # Also behind the last step: a run that is resumed there would plan for ever.
             is_last = self.num_steps is not None and self.state.step >= self.num_steps
             needed = self._demanded()
-            over = self._bad.behind_known(self.history, self.state, self.positions_per_epoch_S)
-            if needed.short and not is_last and not over:
+            if needed.short and not is_last:
                 break
             found = Exhausted() if is_last else self._window(room)
             if isinstance(found, Starved):
                 self._starved = source = found.source
-                self._bad.excess = over.get(source)
+                self._bad.excess = self._bad.over.get(source)
+                if self._bad.excess is not None:
+                    break
                 queue, epoch = self._queues[source], self.positions_per_epoch_S[source]
                 require_below_cap(self.history, self.names[source], queue, epoch, needed.step)
                 commands += self._read(source, queue.tokens + needed.needs_S[source])
@@ -273,7 +270,7 @@ class Planner:
                 commands.append(EndOfData(step=self.state.step))
                 break
             self._starved = None
-            commands += [*self._publish(found), *self._enter()]
+            commands += [*self._publish(found), *self._enter(())]
             changed = range(len(self._queues))
         if (excess := self._bad.excess) is not None and self._ranks.slowest >= self.state.step:
             raise excess  # and not before: every step up to there is that of any other run
@@ -283,10 +280,11 @@ class Planner:
             commands += self._top_up(changed)
         return commands
 
-    def _enter(self) -> list[PlannerCommand]:
+    def _enter(self, changed: Iterable[int]) -> list[PlannerCommand]:
         self.state, read_again = enter_step(self._queues, self.history, self.state)
         for s in read_again:
             self._metadata.forget(s, self._queues[s].table.stop)
+        self._bad.look(changed, self.history, self.state, self.positions_per_epoch_S)
         begun = with_begun(self.history, self.state, self.positions_per_epoch_S)
         if begun is self.history:
             return []
@@ -333,7 +331,9 @@ class Planner:
 
     def _is_short(self, source: int, tokens: int) -> bool:
         queue = self._queues[source]
-        is_known = queue.tokens >= tokens and queue.table.stop >= queue.reach
+        # Of one with too many bad records enough is known: no step goes past all of them.
+        is_known = queue.tokens >= tokens or source in self._bad.over
+        is_known = is_known and queue.table.stop >= queue.reach
         return not is_known and queue.table.stop < self._end_of(source)  # of hundreds few are
 
     def _end_of(self, source: int) -> float:

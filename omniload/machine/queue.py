@@ -148,12 +148,16 @@ class SampleQueue:
         self.tokens -= int(table.lengths_N[:count].sum())
         self.table = table.of_samples(slice(count, None))
 
-    def pass_to(self, position: int) -> NDArray[np.int64]:
-        """Return the positions of the bad records before one, of those that were not passed before."""
+    def bad_before(self, position: int) -> NDArray[np.int64]:
+        """Return the positions of the bad records before one, of those that were not passed."""
         known_N = self.table.bad_N
-        if len(known_N):
-            self.table = self.table.bad_from(position)
-        return known_N[: len(known_N) - len(self.table.bad_N)]
+        if not len(known_N) or known_N[0] >= position:
+            return known_N[:0]
+        return known_N[: known_N.searchsorted(position)]
+
+    def pass_to(self, position: int) -> None:
+        """Forget the bad records before a position."""
+        self.table = self.table.bad_from(position)
 
     @property
     def is_asked(self) -> bool:

@@ -176,15 +176,35 @@ class BadRecords:
 
     queues: Sequence[SampleQueue]
     """What is known of each source; grows as sources are added."""
-    sources: set[int]
-    """Those that may have any, few of hundreds; only these are looked at."""
+    over: dict[int, IntegrityError] = field(default_factory=dict)
+    """Sources of which too many are known, and what ends the run: a step that asks for more of one than is known goes
+    past them all."""
     excess: IntegrityError | None = None
     """Why there is no further step, once that is known."""
+    _sources: set[int] = field(default_factory=set)
+    """Those that may have any, few of hundreds; only these are looked at."""
+    _revision: int = -1
+    """Revision of the mix that they were looked at under."""
 
-    @classmethod
-    def of(cls, queues: Sequence[SampleQueue], state: MixState) -> Self:
-        """Go on from a state."""
-        return cls(queues=queues, sources={s for s, count in enumerate(state.bad_S) if count})
+    def look(
+        self, changed: Iterable[int], history: History, state: MixState, records_S: Sequence[int]
+    ) -> None:
+        """Find again which of the sources that have changed are ``over``.
+
+        Steps change nothing of it: what they go past is in the state from then on. Where edits begin to hold, other
+        shards may be left out, of any source.
+        """
+        if state.mix_revision != self._revision:
+            self._revision, changed = state.mix_revision, range(len(self.queues))
+        for s in changed:
+            known_N = self.queues[s].table.bad_N
+            if len(known_N) or state.bad_of(s):
+                self._sources.add(s)
+            if s in self._sources:
+                of_epoch = _by_epoch(state, s, known_N, records_S[s])
+                self.over.pop(s, None)
+                if (excess := self._excess(history, s, of_epoch, records_S[s])) is not None:
+                    self.over[s] = excess
 
     def behind(
         self, history: History, before: MixState, after: MixState, records_S: Sequence[int]
@@ -194,42 +214,34 @@ class BadRecords:
         Where they are more than a source of so many records may have, ``excess`` says so from then on.
         """
         passed, counts = dict[int, int](), dict[int, int]()
-        # A source that is read ahead of its edit has no cursor yet.
-        for s in sorted(s for s in self.sources if s < len(after.cursors_S)):
-            passed_N = self.queues[s].pass_to(after.cursors_S[s][0])
+        for s in sorted(self._sources):
+            # A source that is read ahead of its edit has no cursor yet.
+            if s >= len(after.cursors_S) or after.cursors_S[s] == before.cursors_S[s]:
+                continue
+            position, records = after.cursors_S[s][0], records_S[s]
+            passed_N = self.queues[s].bad_before(position)
             if len(passed_N):
                 passed[s] = len(passed_N)
-            of_epoch = _by_epoch(before, s, passed_N, records_S[s])
-            self.excess = self.excess or self._excess(history, s, of_epoch, records_S[s])
-            counts[s] = of_epoch[after.cursors_S[s][0] // records_S[s]]
+            elif s not in self.over and before.cursors_S[s][0] // records == position // records:
+                continue  # as most steps of most sources are
+            of_epoch = _by_epoch(before, s, passed_N, records)
+            if s in self.over and self.excess is None:
+                self.excess = self._excess(history, s, of_epoch, records)
+            counts[s] = of_epoch[position // records]
+        if self.excess is None:  # else the step is not taken: an edit may yet make it another one
+            for s in passed:
+                self.queues[s].pass_to(after.cursors_S[s][0])
         return passed, after.with_bad(counts)
-
-    def behind_known(
-        self, history: History, before: MixState, records_S: Sequence[int]
-    ) -> dict[int, IntegrityError]:
-        """Return what ``excess`` is behind all that is known of a source, by the sources of which it is any."""
-        known = {
-            s: _by_epoch(before, s, self.queues[s].table.bad_N, records_S[s]) for s in self.sources
-        }
-        found = {s: self._excess(history, s, known[s], records_S[s]) for s in known}
-        return {s: excess for s, excess in found.items() if excess is not None}
 
     def _excess(
         self, history: History, source: int, of_epoch: Counter[int], records: int
     ) -> IntegrityError | None:
         name = history.latest.names[source]
-        declared = history.latest.sources.get(name)
-        if declared is None or max(of_epoch.values(), default=0) <= (
-            most := declared.on_error.most_of(records)
-        ):
+        declared, most = history.latest.sources.get(name), max(of_epoch.values(), default=0)
+        if declared is None or most <= declared.on_error.most_of(records):
             return None
         reason = self.queues[source].table.reason or "told in the log as it was left out"
-        # The first that is one too many: how many more are known hangs on how far loaders have read.
-        return IntegrityError(
-            f"sources.{name}: {most + 1} records could not be decoded, more than on_error.limit "
-            f"{declared.on_error.said_of(records)}; the last that was found: {reason}; mend the files or raise the "
-            "limit"
-        )
+        return declared.on_error.excess(name, records, reason)
 
 
 def _by_epoch(
@@ -244,9 +256,7 @@ def _by_epoch(
 
 def of_next(asked: ResizeAsked, generation: int) -> ResizeAsked:
     """Return what a rank of ``generation`` asks for: of the next one, where it does not say which."""
-    if asked.generation is not None:
-        return asked
-    return replace(asked, generation=generation + 1)
+    return asked if asked.generation is not None else replace(asked, generation=generation + 1)
 
 
 def next_world(held: World, asked: ResizeAsked, mix: MixConfig, within: range) -> World:

@@ -167,7 +167,7 @@ class MixState:
         return floors
 
     def digest(self) -> str:
-        """Return a digest of every value: equal states, and no others, have equal digests."""
+        """Return a digest of all that decides what is drawn next: not of ``bad_S``, which not all releases know."""
         digest = hashlib.blake2b(digest_size=16)
         # Of one width and byte order: a journal is gone on with on any machine.
         digest.update(np.asarray([self.step, self.mix_revision], "<i8").tobytes())
@@ -178,8 +178,6 @@ class MixState:
         # Credits may pass 64 bits while weights move.
         digest.update(repr(self.credits_S).encode())
         digest.update(self.carried.to_bytes())
-        if self.bad_S:  # behind what is of any length: by its name it is told from that
-            digest.update(b"bad" + np.asarray(self.bad_S, "<i8").tobytes())
         return digest.hexdigest()
 
     def to_json(

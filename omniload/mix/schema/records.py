@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from omniload.base.config import StrictModel
+from omniload.base.errors import IntegrityError
 from omniload.base.units import parse_count
 
 __all__ = [
@@ -81,6 +82,14 @@ class OnError(StrictModel):
         if isinstance(self.limit, int):
             return str(self.limit)
         return f"{self.limit} ({self.most_of(records):,} of {records:,} records)"
+
+    def excess(self, name: str, records: int, reason: str) -> IntegrityError:
+        """Return what ends a run that would go past more bad records of a source than it may have."""
+        # The first that is one too many: how many more are known hangs on how far loaders have read.
+        return IntegrityError(
+            f"sources.{name}: {self.most_of(records) + 1} records could not be decoded, more than on_error.limit "
+            f"{self.said_of(records)}; the last that was found: {reason}; mend the files or raise the limit"
+        )
 
 
 class ShuffleConfig(StrictModel):

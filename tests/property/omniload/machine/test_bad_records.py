@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.machine.messages import (
     AppendJournal,
+    ChangeAsked,
     LoaderReplaced,
     PublishPlans,
     ReadAhead,
@@ -17,7 +18,9 @@ from omniload.machine.messages import (
     Started,
     StepTaken,
 )
+from omniload.mix.edits.edit import SetWeights
 from omniload.mix.journal.records import StepRecord
+from omniload.mix.schema.records import OnError
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix, a_planner, a_table
 
@@ -223,3 +226,61 @@ def test_a_source_of_bad_records_alone_is_not_read_to_its_end():
     with pytest.raises(IntegrityError, match=r"101 records .* on_error\.limit 100; .* is none"):
         planner.handle(reported(read, bad, 10**6))
     assert read.stop < 1_000
+
+
+def a_skipping_mix(names, limit, **changes):
+    source = {"type": "parquet", "tokens": "tokens", "on_error": {"policy": "skip", "limit": limit}}
+    sources = {name: {**source, "path": f"{name}/*.parquet"} for name in names}
+    return a_mix(sources=sources, rows=2, length=10, micro_rows=1, **changes)
+
+
+def all_read(planner, commands, records_S):
+    """Answer each read as a whole; return what the planner said."""
+    said, commands = [], list(commands)
+    while commands:
+        said.append(command := commands.pop(0))
+        if isinstance(command, ReadAhead):
+            commands += planner.handle(reported(command, records_S[command.source], 10**6))
+    return said
+
+
+def test_an_edit_before_ranks_come_to_the_end_has_the_run_go_on_with_its_count():
+    """It was over in this life, though whoever resumed it went on."""
+    records_S = [[10] * 40, [10, None, 10, None] * 10]
+    mix = a_skipping_mix(SOURCES, 1, runtime={"prefetch_steps": 8}, pack={"lookahead_rows": 0})
+    planner = a_planner(mix, epoch=[40, 40])
+    plans = all_read(planner, planner.handle(Started()), records_S)
+    end = planner.planned
+    assert 0 < end < 8, "the steps before the end are there, and the end is known"
+
+    change = ChangeAsked(change=SetWeights(weights={"web": 0.0}))
+    plans += all_read(planner, planner.handle(change), records_S)
+    for step in range(20):
+        plans += all_read(planner, planner.handle(StepTaken(step=step, dp_rank=0)), records_S)
+
+    assert planner.planned > 20
+    state = MixState.from_json(planner.state_at(20), SOURCES, planner.fingerprint)
+    assert state.bad_of(1) == sum(c.bad.get(1, 0) for c in plans if isinstance(c, AppendJournal))
+
+
+def test_of_many_sources_only_the_one_that_was_reported_is_looked_at_again(monkeypatch):
+    """Of 1,000 sources with bad records a step took seconds in place of 0.1 s."""
+    names = [f"s{i:02}" for i in range(30)]
+    planner = a_planner(a_skipping_mix(names, 100), epoch=[100] * 30)
+    records_S = [[None, 10] * 50] * 30
+    reads = [
+        command
+        for command in all_read(planner, planner.handle(Started()), records_S)
+        if isinstance(command, ReadAhead) and command.source == 7
+    ]
+    looked, most_of = [], OnError.most_of
+    monkeypatch.setattr(OnError, "most_of", lambda *given: looked.append(given) or most_of(*given))
+
+    said = planner.handle(StepTaken(step=0, dp_rank=0))
+    passed = sum(len(c.bad) for c in said if isinstance(c, AppendJournal))
+    assert len(looked) <= passed, "a step looks at those of which it goes past any"
+
+    looked.clear()
+    more = replace(reads[-1], start=reads[-1].stop, stop=reads[-1].stop + 4)
+    planner.handle(reported(more, records_S[7], 4))
+    assert len(looked) == 1

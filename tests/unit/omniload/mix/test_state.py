@@ -49,10 +49,11 @@ def test_bad_records_are_part_of_a_state_where_there_are_any():
     assert saved["bad"] == {"code": 3}
     assert saved["version"] == STATE_VERSION
     assert MixState.from_json(saved, NAMES, PRINT).bad_S == state.bad_S == (0, 3)
-    assert state.digest() != a_state().digest()
+    # By it a release that knows none of them goes on behind this one's journal.
+    assert state.digest() == a_state().digest()
     assert state.widened(3).bad_of(1) == 3
     # Without any it is the state of a release that counted none.
-    assert state.with_bad({1: 0}).digest() == a_state().digest()
+    assert state.with_bad({1: 0}).to_json(NAMES, PRINT) == a_state().to_json(NAMES, PRINT)
     assert "bad" not in a_state().to_json(NAMES, PRINT)
 
 
