@@ -30,7 +30,7 @@ from omniload.source.parsing.compressed import (
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.image_cells import encoded_columns
 from omniload.source.parsing.lines import BadLineError, text_of
-from omniload.source.parsing.tar_members import Member, TarBytes, members_of
+from omniload.source.parsing.tar_members import Link, Member, TarBytes, members_of
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "WebDatasetFormat"]
@@ -38,6 +38,11 @@ __all__ = ["FORMAT", "WebDatasetFormat"]
 _WINDOW_BYTES = 64 << 10
 _IMAGES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "webp"})
 """What members are called that are most likely images, of the kinds that can be decoded."""
+_ELSEWHERE: dict[Link, tuple[str, str]] = {
+    "hard": (" in the archive", "--hard-dereference"),
+    "symbolic": ("", "--dereference"),
+}
+"""Where the bytes of a link lie, and the option by which tar packs those in its place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,8 +65,8 @@ class WebDatasetFormat(IndexedFormat):
         self, files: Sequence[ShardFile], config: WebDatasetSource, cache: IndexCache | None = None
     ) -> None:
         self._files, self._config = files, config
-        # The 2: an index of a release before knows of no hard links.
-        kind = f"webdataset/2/{config.unit}"
+        # The 3: an index of a release before knows of no links, or of hard ones alone.
+        kind = f"webdataset/3/{config.unit}"
         self._units = index_of(files, self._index, kind=kind, cache=cache)
 
     @override
@@ -137,10 +142,10 @@ class WebDatasetFormat(IndexedFormat):
         extension = self._config.text
         read = {extension, *self._config.images}
         for name, each in sample.members.items():
-            if each.is_link and read & {name, name.rpartition(".")[2]}:
+            if each.link is not None and read & {name, name.rpartition(".")[2]}:
+                lies, option = _ELSEWHERE[each.link]
                 raise BadLineError(
-                    f".{name} is a hard link, whose bytes lie elsewhere in the archive; pack it with tar "
-                    "--hard-dereference"
+                    f".{name} is a {each.link} link, whose bytes lie elsewhere{lies}; pack it with tar {option}"
                 )
         if sample.twice:
             raise BadLineError(f"has two members .{sample.twice}")
@@ -233,7 +238,7 @@ def _samples(members: Iterator[Member]) -> Iterator[_Sample]:
             if current is not None:
                 yield current
             current = _Sample(key=key, start=member.header, members={})
-        if member.is_link and extension in current.members:
+        if member.link == "hard" and extension in current.members:
             continue  # a file that was packed twice
         if extension in current.members:
             # Told as a bad record when it is read: the archive is not refused for one.

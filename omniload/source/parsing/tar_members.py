@@ -7,21 +7,25 @@ is a key, and still one that leads out of a folder is refused, for whatever wrot
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import xxhash
 
 from omniload.base.errors import IntegrityError
 from omniload.base.units import format_bytes
 
-__all__ = ["Member", "TarBytes", "members_of"]
+__all__ = ["Link", "Member", "TarBytes", "members_of"]
+
+Link: TypeAlias = Literal["hard", "symbolic"]
+"""What stands in an archive for a file whose bytes lie elsewhere."""
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _ADLER = 65_521
 # ``7`` is a file that was to lie in one piece; to a reader it is a file.
 _FILES = frozenset({b"0", b"\0", b"7"})
-_HARD_LINK = b"1"
-_EMPTY = frozenset({_HARD_LINK, b"2", b"3", b"4", b"5", b"6"})
+_LINKS: dict[bytes, Link] = {b"1": "hard", b"2": "symbolic"}
+_EMPTY = frozenset({*_LINKS, b"3", b"4", b"5", b"6"})
 """Links, devices, folders, pipes: they hold no bytes."""
 _SPARSE = b"GNU.sparse."
 """Begins the keys by which pax says that a member is a map of a file's parts, and the parts."""
@@ -42,8 +46,8 @@ class Member:
     """First byte of what it holds."""
     stop: int
     """The byte after."""
-    is_link: bool = False
-    """Whether it is a hard link: a file, whose bytes are those of another member."""
+    link: Link | None = None
+    """Which link it is: its bytes are those of another member, or of a file that may be in no archive."""
 
     @property
     def next(self) -> int:
@@ -85,7 +89,7 @@ class TarBytes:
 
 
 def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
-    """Walk over the files of an archive; hard links are files too, whose bytes lie elsewhere in it.
+    """Walk over the files of an archive; links are files too, whose bytes lie elsewhere.
 
     Args:
         archive: The archive, or whole members of it.
@@ -124,13 +128,13 @@ def members_of(archive: TarBytes, *, ends: bool = True) -> Iterator[Member]:
             header=began,
             start=body,
             stop=body + (size if kind in _FILES else 0),
-            is_link=kind == _HARD_LINK,
+            link=_LINKS.get(kind),
         )
         if member.stop > archive.stop:
             raise archive.fault(
                 at, f"a member of {format_bytes(size)}, and {archive.stop - body} bytes are left"
             )
-        if kind in _FILES or member.is_link:
+        if kind in _FILES or member.link is not None:
             yield member
         at, began, said = member.next, None, {}
 

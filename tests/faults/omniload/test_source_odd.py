@@ -69,6 +69,24 @@ def test_a_hard_link_of_an_archive_is_a_bad_record_as_its_bytes_lie_elsewhere(tm
     assert "--hard-dereference" in block.table.reason
 
 
+def test_a_symbolic_link_of_an_archive_is_a_bad_record_until_tar_packs_what_it_leads_to(tmp_path):
+    (tmp_path / "store").write_bytes(b"one")
+    (tmp_path / "b.txt").write_bytes(b"two")
+    (tmp_path / "a.txt").symlink_to("store")
+    (tmp_path / "b.json").symlink_to("store")
+    pack = ["tar", "--create", "--file", "a.tar", "--sort=name", "a.txt", "b.txt", "b.json"]
+    subprocess.run(pack, cwd=tmp_path, check=True)
+    before = block_of(tmp_path, TARS)
+
+    option = before.table.reason.rpartition("pack it with tar ")[2]
+    subprocess.run([*pack, option], cwd=tmp_path, check=True)
+
+    assert (samples(before), before.skipped) == ([expected_tokens("two")], 1)
+    assert "sample 'a' at byte 0: .txt is a symbolic link, " in before.table.reason
+    again = sorted(samples(block_of(tmp_path, TARS)))
+    assert again == sorted([expected_tokens("one"), expected_tokens("two")])
+
+
 def test_a_file_that_was_packed_twice_is_read_once(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one")
     subprocess.run(
