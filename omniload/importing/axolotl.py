@@ -85,13 +85,7 @@ def _read(document: object, asked: Asked) -> Imported:
     if not weights:
         top.refuse("datasets", "names no dataset")
     found.stages.append((0, weights))
-    epochs = top.number("num_epochs")
-    if epochs is not None and epochs != 1:
-        found.stop = "never"
-        asked.report.note(
-            "num_epochs",
-            f"is {epochs:g}: mix.stop is never; mix plan says the steps of an epoch",
-        )
+    _end(top, found, asked)
     if held := top.number("val_set_size"):
         if held < 1:
             found.splits["eval"] = held
@@ -109,6 +103,23 @@ def _read(document: object, asked: Asked) -> Imported:
         )
     _read_rest(top)
     return found
+
+
+def _end(top: Fields, found: Imported, asked: Asked) -> None:
+    """Read when a run ends. Without a word of it, it goes through each dataset once."""
+    epochs, steps = top.number("num_epochs"), top.number("max_steps", least=-1)
+    # As the trainer below axolotl has it: steps that are said stand above epochs.
+    if steps is not None and steps > 0:
+        found.stop = "never"
+        asked.report.note("max_steps", f"is {steps:g}, above num_epochs: train for so many steps")
+    elif epochs == 0:
+        top.refuse("num_epochs", "is 0; give more, or max_steps")
+    elif epochs is not None and epochs != 1:
+        found.epochs = epochs
+        asked.report.note(
+            "num_epochs",
+            f"is {epochs:g}: mix.amounts goes through each dataset so often; mix plan says in how many steps",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

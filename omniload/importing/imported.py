@@ -63,6 +63,8 @@ class Imported:
     """First step and weights of each stage."""
     level: Literal["token", "sample"] = "token"
     stop: Literal["never", "first_exhausted", "all_exhausted", "each_once"] = "never"
+    epochs: float | None = None
+    """Times that a run goes through each source before it ends, in place of weights."""
     sequences: bool = False
     """Whether a row is cut from the documents of one source, laid end to end, and weights count such rows."""
     documents: Literal["joined", "apart"] = "joined"
@@ -143,7 +145,7 @@ def mix_text(
     step = max(1, step // row) * row
     micro = sizes["micro_tokens"] or found.micro_tokens or step // _PARTS_A_STEP
     content: JsonObject = {
-        "version": 1,
+        "version": 1 if found.epochs is None else 2,
         "seed": sizes["seed"] if sizes["seed"] is not None else found.seed or 0,
         **({} if tokenizer is None else {"tokenizer": dict(tokenizer)}),
         "sources": {
@@ -154,13 +156,7 @@ def mix_text(
             for name, source in found.sources.items()
         },
         **({"splits": dict(found.splits)} if found.splits else {}),
-        "mix": {
-            "level": "sequence" if found.sequences else found.level,
-            "stop": found.stop,
-            "stages": [
-                {"from_step": first, "weights": dict(weights)} for first, weights in found.stages
-            ],
-        },
+        "mix": _drawn(found),
         "pack": {"length": row, "method": found.method, "overlong": found.overlong},
         "batch": {"tokens": step, "micro_tokens": min(step, max(1, micro // row) * row)},
     }
@@ -169,6 +165,19 @@ def mix_text(
     body = yaml.safe_dump(content, sort_keys=False, width=_WIDTH, allow_unicode=True)
     # Notes quote the other file; sources keep their URLs whole, as a run needs them.
     return without_secrets(head) + body
+
+
+def _drawn(found: Imported) -> JsonObject:
+    """Return what is drawn: amounts where the tool says epochs, and else stages of weights."""
+    if found.epochs is not None:
+        return {"amounts": {name: {"epochs": found.epochs} for name in found.sources}}
+    return {
+        "level": "sequence" if found.sequences else found.level,
+        "stop": found.stop,
+        "stages": [
+            {"from_step": first, "weights": dict(weights)} for first, weights in found.stages
+        ],
+    }
 
 
 def _of_rows(source: JsonObject, row: int, documents: str) -> JsonObject:

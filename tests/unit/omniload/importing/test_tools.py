@@ -11,6 +11,7 @@ from omniload.importing.fields import Report
 from omniload.importing.imported import Asked, mix_text
 from omniload.importing.tools import TOOLS, read_as, tool_of
 from omniload.mix.config import MixConfig
+from omniload.mix.schema.amounts import Amount
 from omniload.mix.schema.transforms import MessageNames
 
 SIZES = {"row_tokens": 64, "step_tokens": 640, "micro_tokens": None, "seed": None}
@@ -883,11 +884,27 @@ class TestAxolotl:
 
         assert said in str(raised.value)
 
-    def test_several_epochs_repeat(self, folder):
-        mix, notes = imported(folder, "axolotl", AXOLOTL | {"num_epochs": 3})
+    @pytest.mark.parametrize("epochs", [3, 0.5])
+    def test_epochs_other_than_one_are_amounts_of_every_dataset(self, folder, epochs):
+        mix, notes = imported(folder, "axolotl", AXOLOTL | {"num_epochs": epochs})
 
-        assert mix.mix.stop == "never"
-        assert "num_epochs: is 3" in notes
+        amount = Amount(epochs=epochs)
+        assert mix.mix.amounts == {"notes": amount, "chats": amount}
+        assert f"num_epochs: is {epochs:g}: mix.amounts goes through each dataset so often" in notes
+
+    @pytest.mark.parametrize("epochs", [{}, {"num_epochs": 3}], ids=str)
+    def test_steps_stand_above_epochs(self, folder, epochs):
+        mix, notes = imported(folder, "axolotl", AXOLOTL | epochs | {"max_steps": 500})
+
+        assert (mix.mix.amounts, mix.mix.stop) == (None, "never")
+        assert "max_steps: is 500, above num_epochs: train for so many steps" in notes
+
+        mix, _ = imported(folder, "axolotl", AXOLOTL | {"num_epochs": 1, "max_steps": -1})
+        assert mix.mix.stop == "each_once"
+
+    def test_no_epochs_are_refused(self, folder):
+        with pytest.raises(ConfigError, match="num_epochs: is 0; give more, or max_steps"):
+            imported(folder, "axolotl", AXOLOTL | {"num_epochs": 0})
 
     @pytest.mark.parametrize(
         ("change", "said"),
