@@ -48,6 +48,8 @@ SOMETIMES = (
     "a better place turns out to be none",
     "somebody is lost while a better place is tried",
     "a constructor is killed with a step built",
+    "a constructor moves to a better place with a step built",
+    "a constructor is lost while another one is started in a better place",
     "a constructor asks for fewer steps than its ranks have meanwhile",
     "a planner is killed",
     "a planner dies between two commands",

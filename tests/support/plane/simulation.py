@@ -129,6 +129,8 @@ class Simulation:
     """Loaders that stand by for each."""
     places: int = 0
     """Times that a better place is found for a member, whoever it is; at most two."""
+    constructor_moves: int = 0
+    """Times that a better place is found for a data constructor, as its ranks are there."""
     moves: int = 0
     """Times that a source is moved to another loader in mid-run."""
     impatient: bool = False
@@ -210,6 +212,10 @@ class Simulation:
     _states: list[MixState] = field(init=False)
     """What the journal leads through."""
     constructors_killed: int = field(default=0, init=False)
+    _absent: set[int] = field(default_factory=set, init=False)
+    """Constructors that were lost while one was started in a better place, until that one is there."""
+    _building: set[Member] = field(init=False)
+    """Constructors that were started and not ended."""
     killed: int = field(default=0, init=False)
     """Loaders that were killed while they held a role."""
     _tried: set[Member] = field(default_factory=set, init=False)
@@ -257,7 +263,9 @@ class Simulation:
         self._linked = [Way(0, number, 0) for number in self._role]
         self._serving = list(self._linked)
         roles = {f"loader-{i}": self.shadows for i in range(self.num_loaders)}
-        self._roster = Roster(roles=roles)
+        builders = [f"constructor-{i}" for i in range(min(self.num_constructors, self.dp))]
+        self._roster = Roster(roles=roles | dict.fromkeys(builders, 0))
+        self._building = {Member(role) for role in builders}
         self._replace(self._roster.begin())
         self._look()
         assert not self.resizes or self.mix.runtime.elastic
@@ -290,6 +298,7 @@ class Simulation:
             (self._change, int(bool(self.changes))),
             (self._resize, int(bool(self.resizes))),
             (self._find_place, self.places),
+            (self._move_constructor, self.constructor_moves),
         ]
 
     def _plan_deed(self, deed: Callable[[], None]) -> None:
@@ -372,8 +381,8 @@ class Simulation:
         if self.trace is not None and message.to:
             self._note(message.to, message.name, message.content)
         message.receiver(*message.content)
-        # What loaders and the planner hear reaches ranks by way of constructors alone.
-        return not message.to or message.to.startswith("constructor")
+        # What loaders and the planner hear reaches ranks by way of constructors alone; the keeper may end one.
+        return not message.to or message.to.startswith(("constructor", "keeper"))
 
     def served_and_kept(self) -> list[int]:
         """Return the steps that a constructor holds although it was told that every rank has them."""
@@ -530,14 +539,35 @@ class Simulation:
             self._replace(self._roster.handle(MemberEnded(holder, "killed")))
 
     def _kill_constructor(self) -> None:
-        """Kill a constructor; another takes its place at once, and the planner hears of it later."""
+        """Kill a constructor; another takes its place at once, or the one that is on its way to a better place.
+
+        The planner hears of it later.
+        """
         if self.constructors_killed < self.constructor_kills:
             self.constructors_killed += 1
             number = self._random.randrange(len(self._constructors))
-            ranks = self._first_served[number].dp_ranks
-            new = replace(self._constructors[number], dp_ranks=ranks)
-            self._constructors[number] = new
-            self._send(self._link_constructor, number, new, to="planner")
+            self._absent.add(number)
+            self._constructors[number] = self._a_constructor(number)
+            if (holder := self._roster.holder_of(f"constructor-{number}")) is not None:
+                self._replace(self._roster.handle(MemberEnded(holder, "killed")))
+
+    def _a_constructor(self, number: int) -> DataConstructor:
+        """Return a constructor that nobody has told anything."""
+        return replace(self._constructors[number], dp_ranks=self._first_served[number].dp_ranks)
+
+    def _build_from_now_on(self, number: int) -> None:
+        """Have another constructor hold a role; the planner hears of it later."""
+        self._absent.discard(number)
+        new = self._constructors[number] = self._a_constructor(number)
+        self._send(self._link_constructor, number, new, to="planner")
+        if self.constructor_moves:
+            self._send(self._look)
+
+    def _move_constructor(self) -> None:
+        """Find a better place for a constructor: its next life is started there, and it goes on until that one may."""
+        number = self._places.randrange(len(self._constructors))
+        if (holder := self._roster.holder_of(f"constructor-{number}")) is not None:
+            self._try(self._roster.handle(PlaceFound(holder, may_hold=True)))
 
     def _kill_planner(self) -> None:
         """Kill the planner. What it was told and asked, and nobody has written down, is gone."""
@@ -605,8 +635,16 @@ class Simulation:
     def _replace(self, commands: Sequence[RosterCommand]) -> None:
         for command in commands:
             match command:
+                case StartMember(member=member) if member.role.startswith("constructor-"):
+                    self._building.add(member)
+                    if member in self._tried:
+                        self._send(self._member_is_ready, member, to="keeper")
+                    else:
+                        self._replace(self._roster.handle(MemberReady(member)))
                 case StartMember(member=member):
                     self._send(self._member_is_ready, member, to="keeper")
+                case HandOver(member=member) if member.role.startswith("constructor-"):
+                    self._build_from_now_on(int(member.role.removeprefix("constructor-")))
                 case HandOver(member=member):
                     number = int(member.role.removeprefix("loader-"))
                     self._lives[number].append(SourceLoader(names=self._names))
@@ -616,6 +654,7 @@ class Simulation:
                     assert member not in self._roster.members(), (
                         "it is ended, and may be handed a role"
                     )
+                    self._building.discard(member)
                 case GiveUp(why=why):
                     raise AssertionError(why)
 
@@ -629,7 +668,10 @@ class Simulation:
         """Find a better place for a member, which may be the holder, or one that is starting."""
         number = self._places.randrange(self.num_loaders)
         members = [m for m in self._roster.members() if m.role == f"loader-{number}"]
-        for command in self._roster.handle(PlaceFound(self._places.choice(members))):
+        self._try(self._roster.handle(PlaceFound(self._places.choice(members))))
+
+    def _try(self, commands: Sequence[RosterCommand]) -> None:
+        for command in commands:
             assert isinstance(command, StartMember), "until it stands by nobody else is touched"
             self._tried.add(command.member)
             # Long enough that others are lost meanwhile: a process on another host takes seconds.
@@ -649,19 +691,28 @@ class Simulation:
             self._saw("a better place turns out to be none", member.role)
             self._replace(self._roster.handle(MemberEnded(member, "no data there")))
             return
+        is_built = member.role.startswith("constructor-")
+        if is_tried and is_built and self._roster.holder_of(member.role) is None:
+            self._saw("a constructor is lost while another one is started in a better place")
         commands = self._roster.handle(MemberReady(member))
-        if is_tried and any(isinstance(command, EndMember) for command in commands):
+        if is_tried and is_built and len(commands) > 1:
+            number = int(member.role.removeprefix("constructor-"))
+            if self._constructors[number].num_steps:
+                self._saw("a constructor moves to a better place with a step built", member.role)
+        elif is_tried and any(isinstance(command, EndMember) for command in commands):
             self._saw("a shadow is replaced by one in a better place", member.role)
         elif is_tried and commands == ():
             self._saw("somebody is lost while a better place is tried", member.role)
         self._replace(commands)
 
     def missing(self) -> list[str]:
-        """Return the roles of which there are not as many members as are wanted."""
+        """Return the roles that have not as many members as are wanted, and constructors that are left over."""
         there = Counter(member.role for member in self._roster.members())
         wanted = 1 + self.shadows
         roles = [f"loader-{number}" for number in range(self.num_loaders)]
-        return [role for role in roles if there[role] != wanted or not self._roster.is_whole()]
+        missing = [role for role in roles if there[role] != wanted or not self._roster.is_whole()]
+        builders = {m for m in self._roster.members() if m.role.startswith("constructor-")}
+        return missing + [member.name for member in self._building ^ builders]
 
     def _hand_over(self, number: int, sources: Sequence[int]) -> None:
         """Have the planner hand sources over to the last life of a loader, and later those who ask for them."""
@@ -793,7 +844,7 @@ class Simulation:
                 self._send(self._fetch, number, constructor, command, to=f"constructor-{number}")
 
     def _fetch(self, number: int, constructor: DataConstructor, fetch: FetchSlices) -> None:
-        if self._constructors[number] is not constructor:
+        if self._constructors[number] is not constructor or number in self._absent:
             return  # it was killed
         ways = [self._serving[request.source] for request in fetch.requests]
         loaders = [self._lives[way.number][way.life] for way in ways]
