@@ -166,6 +166,7 @@ class Keeper:
         of = dict(zip(self._crew.dp_ranks_of, nodes, strict=True))
         for member in self._crew.moves.wanted(self._crew.holders, generation, of):
             self._carry(self._roster.handle(PlaceFound(member, may_hold=True)))
+            self._crew.moves.stay(member.role)
 
     def _carry(self, commands: Iterable[RosterCommand]) -> None:
         ended: list[Member] = []

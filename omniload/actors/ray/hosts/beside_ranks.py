@@ -98,6 +98,10 @@ class Moves:
                 found.append(holders[role])
         return found
 
+    def stay(self, role: str) -> None:
+        """Forget the move of a role for which nobody was started, as others were being: who follows next is at home."""
+        self._next.pop(role, None)
+
     def away(self) -> list[Member]:
         """Return the members that are not at home."""
         return [member for member, node in self._node_of.items() if node != self._home]

@@ -101,6 +101,28 @@ def test_a_member_that_was_replaced_before_its_process_was_known_is_ended_by_tha
     assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
 
 
+def test_a_constructor_that_follows_a_lost_one_is_at_home_also_where_a_move_came_too_late():
+    made, first = FakeCrew(), Member("constructor-0")
+    made.planner.nodes_of_ranks = Method()
+    made.follows_ranks, made.dp_ranks_of, made.sources_of = True, {first.role: (0,)}, {}
+    made.holders, made.actors = {first.role: first}, {first: made.actor()}
+    start, placed = made.start, queue.Queue()
+    made.start = lambda member: (start(member), placed.put(made.moves.place(member)))
+    keeper = Keeper(made, Roster(roles={first.role: 0}), Standing(made), Gate(), None)
+    keeper.begin()
+
+    made.actors[first].stay.answers[0].set_exception(UnavailableError("killed"))
+    assert placed.get(timeout=LIMIT_S) == "home"
+    # While that one is started, the ranks of the one before it are told to be elsewhere.
+    made.planner.nodes_of_ranks.asked.get(timeout=LIMIT_S).set_result((1, ["away"]))
+    made.planner.nodes_of_ranks.asked.get(timeout=LIMIT_S)  # it was heard
+    second = Member(first.role, 1)
+    made.actors[second].stay.answers[0].set_exception(UnavailableError("killed"))
+
+    assert placed.get(timeout=LIMIT_S) == "home"
+    keeper.close()
+
+
 def test_records_that_the_planner_skips_in_its_process_are_told_of_in_that_of_the_ranks(caplog):
     made, looked = FakeCrew(), queue.Queue()
     beat = Progress(name="planner", pid=7, beat_s=1.0, tasks=(), figures={f"{SKIPPED}web": 3.0})

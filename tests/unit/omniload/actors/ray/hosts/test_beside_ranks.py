@@ -106,3 +106,12 @@ def test_a_move_that_nobody_was_started_for_is_forgotten(moves):
     wanted(moves, FIRST, HOME)
 
     assert moves.place(SECOND) == HOME
+
+
+def test_a_move_that_the_roster_did_not_make_is_none_for_whoever_follows(moves):
+    wanted(moves, FIRST, AWAY)
+    moves.stay(ROLE)
+
+    assert moves.place(SECOND) == HOME
+    moves.forget(FIRST)
+    assert wanted(moves, SECOND, AWAY) == [SECOND]
