@@ -27,6 +27,8 @@ PLANS_READ_AHEAD = 4
 plan wait for a read."""
 _MOST_STEPS = 16
 """At which shares are told: seven changes of the mix, or three ramps."""
+_BENDS = 8
+"""Parts of a cosine ramp that are taken to be straight: as one, shares are up to 0.09 off, and a rise by half."""
 _LEAST_RISE = 1e-6
 _AVERAGE_S = 30.0
 _PAUSE_S, _PAUSE_STEPS = 5.0, 4.0
@@ -116,8 +118,14 @@ def _changes(history: History, step: int) -> set[int]:
 def _steps_from(history: History, step: int) -> list[int]:
     """Return a step, and those behind it between which shares move evenly."""
     # The last of before a change, too: what jumps at a step is not on its way there.
-    each = {k for change in _changes(history, step) for k in (change - 1, change) if k > step}
-    return [step, *sorted(each)[: _MOST_STEPS - 1]]
+    each = {k for change in _changes(history, step) for k in (change - 1, change)} | {
+        stage.from_step + stage.ramp_steps * part // _BENDS
+        for mix in (history.at(step), history.latest)
+        for stage in mix.mix.stages
+        if stage.ramp == "cosine" and not stage.waits
+        for part in range(1, _BENDS)
+    }
+    return [step, *sorted(k for k in each if k > step)[: _MOST_STEPS - 1]]
 
 
 def _coming(history: History, steps: list[int]) -> Coming | None:

@@ -71,6 +71,28 @@ def test_a_source_that_falls_first_is_seen_to_rise_behind_that():
     assert [each.rise(2, 590, 601).step for each in coming] == [601, 601]
 
 
+@given(st.integers(1, 900), st.integers(0, 2_100), st.integers(1, 400))
+def test_a_cosine_ramp_is_told_of_by_parts_that_are_all_but_straight(ramp, step, ahead):
+    stages = [
+        {"from_step": 0, "weights": {"code": 9, "web": 1}},
+        {
+            "from_step": 1_000,
+            "weights": {"code": 1, "web": 9},
+            "ramp_steps": ramp,
+            "ramp": "cosine",
+        },
+    ]
+    history = History(a_mix(sources=("code", "web"), version=2, mix={"stages": stages}))
+    found = Foresight().at(history, step)
+
+    rise = None if found.coming is None else found.coming.rise(1, found.step, found.step + ahead)
+
+    now, then = (history.shares_at(k)["web"] for k in (found.step, found.step + ahead))
+    told = (now, now) if rise is None else (rise.now, rise.then)
+    assert abs(told[0] - now) < 0.008
+    assert abs(told[1] - then) < 0.008
+
+
 @given(
     weights,
     st.lists(gaps, max_size=2),
