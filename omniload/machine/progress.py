@@ -95,7 +95,8 @@ class Progress:
 class Watched:
     """The last heartbeat of a role, and for how long whoever looks at it has seen no other."""
 
-    beat_s: float
+    beat_s: float | None = None
+    """``None`` until there is one."""
     silent_s: float = 0.0
     stopped_s: float | None = None
     """Since it was first seen stopped; ``None`` while it runs."""
@@ -104,8 +105,11 @@ class Watched:
     call_s: float = 0.0
     """For how long it has been seen."""
 
-    def see(self, progress: Progress, *, is_stopped: bool, passed_s: float) -> None:
-        """Note another look."""
+    def see(self, progress: Progress | None, *, is_stopped: bool, passed_s: float) -> None:
+        """Note another look, also at one that has not begun."""
+        if progress is None:
+            self.silent_s += passed_s
+            return
         if not is_stopped:
             self.stopped_s = None
         else:

@@ -43,6 +43,8 @@ _SETTLES_S = 1.0
 """Whoever takes over has the processors for so long, before another one that is to stand by is started behind it."""
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
+_BEGINS_S = 900.0
+"""Without a first heartbeat for so long a member is lost; a cluster may have to find it a node before it begins."""
 _LOST_IN_A_ROW = 5
 """Members of one role that may be lost while no step is released; the next one would be lost too."""
 
@@ -371,14 +373,10 @@ class Roster:
             return tuple(commands)
         for member in self.members():
             progress = seen.beats.get(member.name)
-            if progress is None:
-                continue  # it has not begun: its end, or that it stands ready, is told
-            beat = self._beats.setdefault(member, Watched(progress.beat_s))
+            beat = self._beats.setdefault(member, Watched())
             beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
-            if (why := self._why_lost(progress, beat)) is not None:
-                commands += self._lose(member, why)
-            if self._gave_up:
-                break  # whoever is lost beside is not replaced: the plane ends
+            if not self._gave_up and (why := self._why_lost(progress, beat)) is not None:
+                commands += self._lose(member, why)  # none beside one that ends the plane
         return tuple(commands)
 
     def _settle(self, passed_s: float) -> Iterable[RosterCommand]:
@@ -388,7 +386,9 @@ class Roster:
                 role.settles_s -= passed_s
                 yield from self._fill(name)
 
-    def _why_lost(self, progress: Progress, beat: Watched) -> str | None:
+    def _why_lost(self, progress: Progress | None, beat: Watched) -> str | None:
+        if progress is None:
+            return f"it has not begun in {_BEGINS_S:.0f} s" if beat.silent_s >= _BEGINS_S else None
         process = f"process {progress.pid}"
         # First what the kernel knows: it is said within a tenth of a second, silence only after many.
         if beat.stopped_s is not None and beat.stopped_s >= _STOPPED_S:

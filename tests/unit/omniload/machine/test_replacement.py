@@ -190,6 +190,16 @@ def test_a_member_without_heartbeats_is_replaced_and_one_with_them_is_not():
     assert ended == EndMember(FIRST, "process 7 gave no heartbeat for 10 s")
 
 
+def test_a_member_that_never_begins_is_replaced_as_if_it_had_ended():
+    roster = a_roster()
+    roster.handle(MemberEnded(FIRST, "killed"))
+    looked = (MembersSeen(now_s=100.0 + tenths / 10, beats={}) for tenths in range(9_003))
+
+    found = [command for seen in looked for command in roster.handle(seen)]
+
+    assert found == [EndMember(SECOND, "it has not begun in 900 s"), StartMember(THIRD)]
+
+
 def test_time_in_which_the_roster_itself_did_not_run_says_nothing_of_others():
     assert looks(a_roster(), seconds=3600, beat=1.0, every_s=30.0) == []
     assert looks(a_roster(), seconds=3600, stopped=[FIRST.name], every_s=30.0) == []
