@@ -228,10 +228,10 @@ class BadRecords:
             if s in self.over and self.excess is None:
                 self.excess = self._excess(history, s, of_epoch, records)
             counts[s] = of_epoch[position // records]
-        if self.excess is None:  # else the step is not taken: an edit may yet make it another one
-            for s in passed:
-                self.queues[s].pass_to(after.cursors_S[s][0])
-        return passed, after.with_bad(counts)
+        # Where there is one the step is not taken: an edit may yet make it another one.
+        for s in passed if self.excess is None else ():
+            self.queues[s].pass_to(after.cursors_S[s][0])
+        return passed, replace(after, bad_S=before.bad_S).with_bad(counts)  # not its window's
 
     def _excess(
         self, history: History, source: int, of_epoch: Counter[int], records: int

@@ -284,3 +284,21 @@ def test_of_many_sources_only_the_one_that_was_reported_is_looked_at_again(monke
     more = replace(reads[-1], start=reads[-1].stop, stop=reads[-1].stop + 4)
     planner.handle(reported(more, records_S[7], 4))
     assert len(looked) == 1
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_steps_that_are_planned_together_count_on_from_one_another(ahead):
+    """Each had the count of before the first, maybe of an epoch before: a run within its limit ended."""
+    epoch = [10, None, None, *[10] * 17]
+    mix = a_skipping_mix(["web"], 2, runtime={"prefetch_steps": ahead})
+    planner = a_planner(mix, epoch=[len(epoch)])
+    plans = all_read(planner, planner.handle(Started()), [epoch])
+    for step in range(60):
+        plans += all_read(planner, planner.handle(StepTaken(step=step, dp_rank=0)), [epoch])
+
+    after = [c.after for c in plans if isinstance(c, AppendJournal)]
+    assert len(after) >= 60
+    for state in after:
+        number, place = divmod(state.cursors_S[0][0], len(epoch))
+        gone_past = [record_at(epoch, number * len(epoch) + at) for at in range(place)]
+        assert state.bad_of(0) == gone_past.count(None)
