@@ -245,8 +245,9 @@ def _row_text(row: _Row, capacity: int, tokenizer: Tokenizer | None) -> list[obj
     documents = row.documents
     lengths = [document.length for document in documents]
     sources = [document.source_number for document in documents]
+    held = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
     title = (
-        f"rank {row.dp_rank}, microbatch {row.microbatch}, row {row.row}: {len(documents)} documents, "
+        f"rank {row.dp_rank}, microbatch {row.microbatch}, row {row.row}: {held}, "
         f"{row.padding} of {capacity:,} tokens padding"
     )
     bounds = ", ".join(map(str, row.cu_seqlens))

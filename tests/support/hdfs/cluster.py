@@ -237,6 +237,8 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
     (folder / "web/webapps/static").mkdir()
     (folder / "conf/log4j.properties").write_text(
         "log4j.rootLogger=WARN,c\nlog4j.appender.c=org.apache.log4j.ConsoleAppender\n"
+        # As Hadoop's own file has it: of a client standard output is the command's.
+        "log4j.appender.c.target=System.err\n"
         "log4j.appender.c.layout=org.apache.log4j.PatternLayout\n"
         "log4j.appender.c.layout.ConversionPattern=%d %p %c{1}: %m%n\n"
     )

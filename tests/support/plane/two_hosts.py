@@ -119,7 +119,7 @@ def begin_bare_node(host, *head, folder, env, python=sys.executable):
         host,
         *(python, ROOT / "tests" / "support" / "plane" / "processes" / "ray_node.py"),
         *(ADDRESSES[host.endswith("b")] if host else "127.0.0.1", folder, *head),
-        env=env | _OF_RAY,
+        env=env | _OF_RAY | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
