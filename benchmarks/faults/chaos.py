@@ -279,6 +279,7 @@ def main(  # noqa: PLR0913 -- options
     if report:
         options = " ".join(
             [f"--faults {count}", *(f"--role {r}" for r in roles), *(f"--kind {k}" for k in kinds)]
+            + [f"--ranks {ranks} --loaders {loaders} --sources {sources}"]
             + ([] if url is None else [f"--sources-at {url}"])
         )
         path = write_report(
