@@ -44,7 +44,7 @@ _SETTLES_S = 1.0
 _LONGEST_LOOK_S = 1.0
 """A longer time between two looks is one in which the roster's own process did not run: it says nothing of others."""
 _BEGINS_S = 900.0
-"""Without a first heartbeat for so long a member is lost; a cluster may have to find it a node before it begins."""
+"""Without a first heartbeat for so long one that is started is lost; a cluster may have to find it a node first."""
 _LOST_IN_A_ROW = 5
 """Members of one role that may be lost while no step is released; the next one would be lost too."""
 
@@ -294,8 +294,7 @@ class Roster:
 
     def _start_instead_of(self, member: Member, may_hold: bool) -> tuple[RosterCommand, ...]:
         role = self._roles.get(member.role)
-        # One after the other: where to start the next one is known once this one is there. And as for any other one,
-        # not while the holder settles; whoever looks for places finds this one again.
+        # One after the other, and not while the holder settles; whoever looks for places finds this one again.
         if role is None or role.starting or role.settles_s > 0:
             return ()
         if member not in (role.members() if may_hold and not role.shadows else role.standing_by):
@@ -360,8 +359,7 @@ class Roster:
         if role.holder is not None and role.settles_s > 0:
             return ()
         # Those in place of others count: where the one before them is lost meanwhile, they are its next.
-        lacking = 1 + role.shadows - len(role.members())
-        return tuple(role.start(name) for _ in range(lacking))
+        return tuple(role.start(name) for _ in range(1 + role.shadows - len(role.members())))
 
     def _see(self, seen: MembersSeen) -> tuple[RosterCommand, ...]:
         """Count, in time in which the roster itself ran, how long each member is silent or stopped."""
@@ -372,7 +370,9 @@ class Roster:
         if passed_s > _LONGEST_LOOK_S:
             return tuple(commands)
         for member in self.members():
-            progress = seen.beats.get(member.name)
+            progress, role = seen.beats.get(member.name), self._roles.get(member.role)
+            if progress is None and (role is None or member not in role.starting):
+                continue  # heartbeats of some other hosts are read there alone
             beat = self._beats.setdefault(member, Watched())
             beat.see(progress, is_stopped=member.name in seen.stopped, passed_s=passed_s)
             if not self._gave_up and (why := self._why_lost(progress, beat)) is not None:

@@ -200,6 +200,13 @@ def test_a_member_that_never_begins_is_replaced_as_if_it_had_ended():
     assert found == [EndMember(SECOND, "it has not begun in 900 s"), StartMember(THIRD)]
 
 
+def test_a_holder_whose_heartbeats_are_read_on_another_host_is_left_alone():
+    roster = a_roster()
+
+    for tenths in range(20_000):
+        assert roster.handle(MembersSeen(now_s=100.0 + tenths / 10, beats={})) == ()
+
+
 def test_time_in_which_the_roster_itself_did_not_run_says_nothing_of_others():
     assert looks(a_roster(), seconds=3600, beat=1.0, every_s=30.0) == []
     assert looks(a_roster(), seconds=3600, stopped=[FIRST.name], every_s=30.0) == []
