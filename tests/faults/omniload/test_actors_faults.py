@@ -76,12 +76,12 @@ def batches_of(spec, count):
         return list(islice(client, count))
 
 
-def until_error(spec, kind, match):
-    """Return the steps handed out before the error came."""
+def until_error(spec, kind, match, hand_out=lambda batch: batch):
+    """Return the steps handed out before the error came; `hand_out` sees each batch."""
     steps = []
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         with pytest.raises(kind, match=match):
-            steps.extend(batch.step for batch in islice(client, 500))
+            steps.extend(hand_out(batch).step for batch in islice(client, 500))
         with pytest.raises(kind, match=match):  # and it stays so
             client.next_batch()
     return steps
@@ -92,9 +92,20 @@ def until_error(spec, kind, match):
 )
 @pytest.mark.parametrize("read", [0, 3])
 def test_an_error_in_the_middle_of_reading_reaches_the_client(tmp_path, faults, kind, heard, read):
-    faults[read] = kind("the shard is damaged")
+    handed_out = threading.Event()
 
-    steps = until_error(a_spec(tmp_path), heard, "the shard is damaged")
+    def damaged(block):
+        # An error ends the plane at once, steps that lie ready or not: a later read waits for the first step.
+        assert read == 0 or handed_out.wait(timeout=30)
+        raise kind("the shard is damaged")
+
+    faults[read] = damaged
+
+    def hand_out(batch):
+        handed_out.set()
+        return batch
+
+    steps = until_error(a_spec(tmp_path), heard, "the shard is damaged", hand_out)
 
     assert faults == {}
     assert steps == list(range(len(steps)))
