@@ -29,8 +29,8 @@ from omniload.mix.schema.tokenizers import (
     TokenizerConfig,
 )
 from omniload.source.byte_pairs.files import TOKENIZER_JSON, read_tokenizer
+from omniload.source.byte_pairs.token_bytes import TokenBytes, marked_ranges
 from omniload.source.columns import text_bytes
-from omniload.source.parsing.token_bytes import TokenBytes, marked_ranges
 
 __all__ = ["PANIC", "BpeEncoder", "ByteEncoder", "Tokenizer", "doubt_of_ids", "open_tokenizer"]
 

@@ -22,7 +22,7 @@ from omniload.base.ragged import Ragged
 from omniload.mix.schema.tokenizers import EncodingName
 from omniload.source.byte_pairs.encodings import ENCODINGS
 from omniload.source.byte_pairs.files import RANKS, parse_ranks, read_tokenizer
-from omniload.source.parsing.token_bytes import marked_ranges
+from omniload.source.byte_pairs.token_bytes import marked_ranges
 from omniload.source.tokenize import PANIC, Tokenizer
 
 __all__ = ["TiktokenEncoder", "open_tiktoken"]

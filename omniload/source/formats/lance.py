@@ -32,8 +32,8 @@ from omniload.source.parsing.arrow_columns import (
     require_table,
     texts_in,
     with_keys,
-    with_others,
 )
+from omniload.source.parsing.further_columns import with_others
 from omniload.source.parsing.image_cells import with_images
 from omniload.source.parsing.lance_stores import IN_ITS_PLACE, SCHEMES, url_in
 from omniload.source.parsing.token_lists import RowsAt

@@ -14,8 +14,9 @@ Shape suffixes:
     N  samples of a unit        K  columns of differing size
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,13 @@ from omniload.source.parsing.arrow_columns import records_of
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.mds_index import MdsShard, shards_in
 from omniload.source.parsing.shard_lists import read_json
-from omniload.source.parsing.token_lists import RowsAt, ids_of_rows, row_at
+from omniload.source.parsing.token_lists import (
+    RowsAt,
+    fault_of,
+    row_at,
+    rows_of_ids,
+    said_of_columns,
+)
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MdsFormat"]
@@ -103,8 +110,7 @@ class MdsFormat(IndexedFormat):
                 pa.chunked_array([text_array(values)]), where, "text", named=(self._config.column,)
             )
         encoding = described.encodings[described.columns.index(self._config.column)]
-        column = _ids(values, encoding, self._config.dtype, (where, self._config.column))
-        return Records(column=column, bad_B=np.zeros(len(column), np.bool_))
+        return _ids(values, encoding, self._config.dtype, (where, self._config.column))
 
     def _index(self, file: ShardFile) -> FileUnits:
         described = self._of_path[file.path]
@@ -240,12 +246,33 @@ def _column(
     return Ragged(values_V=values, offsets=ends)
 
 
-def _ids(values: Ragged, encoding: str, dtype: str | None, place: tuple[RowsAt, str]) -> Ragged:
-    """Read the arrays of a column; ``place`` is that of its samples, and its name.
+@dataclass(slots=True, kw_only=True)
+class _Faults:
+    """Which samples of a unit hold no token ids, and what is wrong with the first of them."""
 
-    Raises:
-        IntegrityError: One of them is none.
+    bad_N: NDArray[np.bool_]
+    first: int = -1
+    said: str = ""
+
+    def note(self, wrong_N: NDArray[np.bool_], say: Callable[[int], str]) -> None:
+        """Take in samples that are wrong; what is said of one before stands."""
+        if wrong_N.any():
+            at = int(wrong_N.argmax())
+            if self.first < 0 or at < self.first:
+                self.first, self.said = at, say(at)
+            self.bad_N |= wrong_N
+
+
+def _ids(values: Ragged, encoding: str, dtype: str | None, place: tuple[RowsAt, str]) -> Records:
+    """Read the arrays of a column; what is none, or holds something else than token ids, is a bad record.
+
+    Args:
+        values: The bytes of each sample.
+        encoding: What the index says of the column.
+        dtype: Type of ids where they are bytes.
+        place: That of the samples, and the name of the column.
     """
+    faults = _Faults(bad_N=np.zeros(len(values), np.bool_))
     kind, _, rest = encoding.partition(":")
     named, _, shape = rest.partition(":")
     starts, stops = values.offsets[:-1].copy(), values.offsets[1:]
@@ -255,30 +282,34 @@ def _ids(values: Ragged, encoding: str, dtype: str | None, place: tuple[RowsAt, 
         types = [np.dtype(dtype) if kind == "bytes" else _DTYPE_OF_NAME[named]]
         chosen = np.zeros(len(values), np.int64)
     else:
-        codes = _bytes_at(values, starts, place)
+        codes = _bytes_at(values, starts, faults)
+        faults.note(
+            ~np.isin(codes, list(_DTYPE_OF_CODE)),
+            lambda at: f"is of type {codes[at]}, where integers belong; name another column",
+        )
+        codes[faults.bad_N] = next(iter(_DTYPE_OF_CODE))
         found = np.unique(codes).tolist()
-        if strange := [code for code in found if code not in _DTYPE_OF_CODE]:
-            at = int((codes == strange[0]).argmax())
-            raise IntegrityError(
-                f"{_said_at(place, at)}: an array of type {strange[0]}, where integers belong; name another column"
-            )
         types = [np.dtype(_DTYPE_OF_CODE[code]) for code in found]
         chosen = np.searchsorted(found, codes)
         starts += 1
     if kind == "ndarray" and not shape:
-        codes = _bytes_at(values, starts, place)
+        codes = _bytes_at(values, starts, faults)
         # The shape: how many numbers in the upper bits of its code, in the lower ones how wide each is.
         starts += 1 + (codes >> 2) * (1 << (codes & 3))
-    return _cast(values.values_V, starts, stops, types, chosen, place)
+    column = _cast(values.values_V, starts, stops, types, chosen, faults)
+    reason = ""
+    if faults.said:
+        where, name = place
+        reason = f"{row_at(where, faults.first)}: {said_of_columns([name])}{faults.said}"
+    return Records(column=column, bad_B=faults.bad_N, reason=reason)
 
 
-def _bytes_at(
-    values: Ragged, places: NDArray[np.int64], place: tuple[RowsAt, str]
-) -> NDArray[np.int64]:
-    if (places >= values.offsets[1:]).any():
-        at = int((places >= values.offsets[1:]).argmax())
-        raise IntegrityError(f"{_said_at(place, at)}: its array is cut short; replace the shard")
-    return values.values_V[places].astype(np.int64)
+def _bytes_at(values: Ragged, places: NDArray[np.int64], faults: _Faults) -> NDArray[np.int64]:
+    faults.note(places >= values.offsets[1:], lambda _: "has an array that is cut short")
+    if not len(values.values_V):
+        return np.zeros(len(places), np.int64)
+    # Of those that are cut short any byte.
+    return values.values_V[np.minimum(places, len(values.values_V) - 1)].astype(np.int64)
 
 
 def _cast(
@@ -287,50 +318,42 @@ def _cast(
     stops: NDArray[np.int64],
     types: list[np.dtype[Any]],
     chosen: NDArray[np.int64],
-    place: tuple[RowsAt, str],
+    faults: _Faults,
 ) -> Ragged:
-    """Read ranges of bytes as integers, each of the type that was chosen for it."""
+    """Read ranges of bytes as token ids, each of the type that was chosen for it; of what is wrong nothing."""
     widths = np.array([each.itemsize for each in types] or [1], np.int64)[chosen]
     sizes = stops - starts
-    if ((sizes < 0) | (sizes % widths != 0)).any():
-        at = int(((sizes < 0) | (sizes % widths != 0)).argmax())
-        raise IntegrityError(
-            f"{_said_at(place, at)}: its array has {sizes[at]} bytes of ids of {widths[at]}; replace the shard"
-        )
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes // widths)))
-    # Nearly always: a writer gives a column one type.
-    if len(types) == 1:
-        found, _ = gather_ranges(data, starts, stops)
-        return Ragged(
-            values_V=ids_of_rows(found.view(types[0]), offsets[1:], place[0], [place[1]]),
-            offsets=offsets,
-        )
-    ids = np.empty(int(offsets[-1]), np.int32)
+    faults.note(
+        (sizes < 0) | (sizes % widths != 0),
+        lambda at: f"has an array of {sizes[at]} bytes, of ids of {widths[at]}",
+    )
+    starts = np.where(faults.bad_N, stops, starts)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum((stops - starts) // widths)))
+    ids = np.empty(0 if len(types) == 1 else int(offsets[-1]), np.int32)
     for number, dtype in enumerate(types):
         mine = np.flatnonzero(chosen == number)
         found, ends = gather_ranges(data, starts[mine], stops[mine])
-        # By the place in the column, not among those of one type.
-        owners = np.repeat(mine, np.diff(ends) // dtype.itemsize)
-        part = _ids_owned(found.view(dtype), owners, place)
-        inside = np.arange(len(part)) - np.repeat(
-            ends[:-1] // dtype.itemsize, np.diff(ends) // dtype.itemsize
-        )
+        ids_V, ends = found.view(dtype), ends // dtype.itemsize
+        part, wrong_B = rows_of_ids(ids_V, ends)
+        wrong_N = np.zeros(len(chosen), np.bool_)
+        wrong_N[mine[wrong_B]] = True
+        faults.note(wrong_N, partial(_fault_of_owner, ids_V, ends, mine))
+        # Nearly always: a writer gives a column one type.
+        if len(types) == 1:
+            return part
+        counts = np.diff(ends)
+        inside = np.arange(len(ids_V)) - np.repeat(ends[:-1], counts)
         # Back to the places of their samples.
-        ids[np.repeat(offsets[mine], np.diff(ends) // dtype.itemsize) + inside] = part
+        ids[np.repeat(offsets[mine], counts) + inside] = part.values_V
     return Ragged(values_V=ids, offsets=offsets)
 
 
-def _ids_owned(
-    ids_V: NDArray[Any], owners_V: NDArray[np.int64], place: tuple[RowsAt, str]
-) -> NDArray[np.int32]:
-    """Show integers as token ids, each of a sample of its own number."""
-    ends_N = np.cumsum(np.bincount(owners_V))
-    return ids_of_rows(ids_V, ends_N, place[0], [place[1]])
-
-
-def _said_at(place: tuple[RowsAt, str], sample: int) -> str:
-    where, column = place
-    return f"{row_at(where, sample)}: column {column!r}"
+def _fault_of_owner(
+    ids_V: NDArray[Any], ends: NDArray[np.int64], mine: NDArray[np.int64], sample: int
+) -> str:
+    """Say what is wrong with the ids of a sample, by its place in the column, not among those of one type."""
+    at = int(np.searchsorted(mine, sample))
+    return fault_of(ids_V[ends[at] : ends[at + 1]])
 
 
 def _shards(files: Sequence[ShardFile]) -> tuple[ShardFile, ...]:

@@ -31,7 +31,7 @@ from omniload.source.formats.format import FIRST_BYTES, FIRST_RECORDS, IndexedFo
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.cutting import cuts, require_sizes
-from omniload.source.parsing.token_lists import token_ids
+from omniload.source.parsing.token_lists import RowsAt, id_records
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MegatronFormat"]
@@ -105,9 +105,9 @@ class MegatronFormat(IndexedFormat):
             places = _places(file, start, stop)
             first, last = int(places.bytes_N[0]), int(places.bytes_N[-1])
             data = file.read_range(first, last) if last > first else b""
-        ids = token_ids(np.frombuffer(data, places.dtype), f"{file.path}: {where}")
         offsets = (places.bytes_N - first) // places.dtype.itemsize
-        return _records(Ragged(values_V=ids, offsets=offsets))
+        at = RowsAt(where=file.path, first=start, word="document")
+        return id_records(np.frombuffer(data, places.dtype), offsets, at)
 
     def _index(self, file: ShardFile) -> FileUnits:
         (index,) = file.beside

@@ -9,7 +9,7 @@ Shape suffixes:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from math import prod
 from tokenize import TokenError
@@ -31,7 +31,7 @@ from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.parsing.cutting import cuts, require_sizes
 from omniload.source.parsing.litdata import refuse_chunks
-from omniload.source.parsing.token_lists import token_ids
+from omniload.source.parsing.token_lists import RowsAt, id_records
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "NumpyFormat"]
@@ -88,21 +88,22 @@ class NumpyFormat(IndexedFormat):
                 f"{file.path}: {where} hold {len(offsets) - 1} records, {rows} in the index; "
                 "the file is not the one that was indexed, start anew"
             )
-        return self._records(self._checked(ids, file, where), offsets)
+        first = int(np.searchsorted(self._units.shards_U, shard))
+        return self._records(ids, offsets, file, int(self._units.rows_U[first:unit].sum()))
 
     @override
     def first_records(self) -> Records:
         # By its records, not by its size: an empty array has a header.
         filled = np.flatnonzero(self._units.rows_U)
         if not len(filled):
-            return self._records(np.empty(0, np.int32), np.zeros(1, np.int64))
+            return Records(column=Ragged.of([]), bad_B=np.zeros(0, np.bool_))
         shard = int(self._units.shards_U[filled[0]])
         file = self._files[shard]
         ids, layout = self._first_ids(shard)
         offsets = self._offsets(ids, layout)
         if layout.start + ids.nbytes < file.size_bytes:
             offsets = offsets[:-1]  # the last may be cut off
-        return self._records(self._checked(ids[: offsets[-1]], file, "its first ids"), offsets)
+        return self._records(ids[: offsets[-1]], offsets, file, 0)
 
     @override
     def doubt(self) -> str:
@@ -152,12 +153,6 @@ class NumpyFormat(IndexedFormat):
             data = file.read_range(layout.start, layout.start + size * layout.dtype.itemsize)
         return np.frombuffer(data, layout.dtype), layout
 
-    def _checked(self, ids_V: NDArray[Any], file: ShardFile, where: str) -> NDArray[np.int32]:
-        """Show ids of a shard as token ids; raises ``IntegrityError`` where they are none."""
-        flat = self._config.dtype is not None
-        remedy = "write the shard anew" + ", or correct dtype and header" * flat
-        return token_ids(ids_V, f"{file.path}: {where}", remedy)
-
     def _layout_of(self, shard: int) -> _Layout:
         if self._layout is None or self._layout[0] != shard:
             self._layout = shard, _layout(self._files[shard], self._config)
@@ -173,13 +168,18 @@ class NumpyFormat(IndexedFormat):
             stops = stops[stops < len(ids_V)]
         return np.concatenate(([0], stops, [len(ids_V)] if len(ids_V) else [])).astype(np.int64)
 
-    def _records(self, ids_V: NDArray[np.int32], offsets: NDArray[np.int64]) -> Records:
-        column = Ragged(values_V=ids_V, offsets=offsets)
-        others: dict[str, Ragged] = {}
-        if self._config.rows_hold_documents:
-            starts = np.flatnonzero(ids_V == self._config.end_of_document) + 1
-            others[DOCUMENT_STARTS] = starts_in(starts, offsets)
-        return Records(column=column, bad_B=np.zeros(len(column), np.bool_), others=others)
+    def _records(
+        self, ids_V: NDArray[Any], offsets: NDArray[np.int64], file: ShardFile, before: int
+    ) -> Records:
+        """Show ids of a shard as records, ``before`` of which lie before them."""
+        config = self._config
+        remedy = " (or correct dtype and header)" if config.dtype is not None else ""
+        at = RowsAt(where=file.path, first=before, word="record")
+        records = id_records(ids_V, offsets, at, remedy=remedy)
+        if not config.rows_hold_documents:
+            return records
+        starts = np.flatnonzero(ids_V == config.end_of_document) + 1
+        return replace(records, others={DOCUMENT_STARTS: starts_in(starts, offsets)})
 
     def _index(self, file: ShardFile) -> FileUnits:
         digest = xxhash.xxh3_128()

@@ -34,8 +34,8 @@ from omniload.source.parsing.arrow_columns import (
     require_table,
     texts_in,
     with_keys,
-    with_others,
 )
+from omniload.source.parsing.further_columns import with_others
 from omniload.source.parsing.image_cells import with_images
 from omniload.source.parsing.token_lists import nulls_of
 from omniload.source.patterns import FileNames

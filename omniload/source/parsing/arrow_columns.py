@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import COLUMNS, TEXT, TableColumn
 from omniload.mix.schema.conditions import Condition
@@ -37,13 +37,13 @@ __all__ = [
     "TableSource",
     "as_objects",
     "index_kind",
+    "is_list",
     "kept_of",
     "laid_out",
     "records_of",
     "require_table",
     "texts_in",
     "with_keys",
-    "with_others",
 ]
 
 _NO_TEXT = b"\xff"
@@ -96,7 +96,7 @@ def _require_column(schema: pa.Schema, column: str, path: str, holds: Holds) -> 
         has = "more than one column" if column in schema.names else "no column"
         raise ConfigError(f"{path}: has {has} {column!r}; it has {', '.join(schema.names)}")
     found = schema.field(column).type
-    if holds.startswith("nested") and (_is_list(found) or pa.types.is_struct(found)):
+    if holds.startswith("nested") and (is_list(found) or pa.types.is_struct(found)):
         return
     if not (_is_tokens(found) if holds == "tokens" else _is_text(found)):
         wanted = "text (string)" if holds != "tokens" else "token ids (a list of integers)"
@@ -130,9 +130,6 @@ def records_of(
         holds: What it holds.
         kept_B: Which rows conditions leave; what is wrong with another is all one, and no reason names it.
         named: Names that the column has in the file, for reasons; several where it is made of several.
-
-    Raises:
-        IntegrityError: A token id is negative or too large.
     """
     if holds == "tokens":
         return token_records(column, where, kept_B, named)
@@ -238,9 +235,9 @@ def _require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path:
                 f"{path}: has no single column {column!r} for columns.{name}; it has {', '.join(schema.names)}"
             )
         found = schema.field(column).type
-        values = found.value_type if _is_list(found) else found
+        values = found.value_type if is_list(found) else found
         if COLUMNS[name].aligned:
-            fits = _is_list(found) and (pa.types.is_boolean(values) or pa.types.is_integer(values))
+            fits = is_list(found) and (pa.types.is_boolean(values) or pa.types.is_integer(values))
             wanted = "a list of 0 and 1, or of booleans"
         elif name == TEXT:
             fits, wanted = _is_text(found), "a text"
@@ -249,36 +246,6 @@ def _require_others(schema: pa.Schema, columns: Mapping[TableColumn, str], path:
             wanted = "a number, or a list of numbers"
         if not fits:
             raise ConfigError(f"{path}: column {column!r} is {found}, not {wanted}, as {name} is")
-
-
-def with_others(
-    records: Records, columns: Mapping[TableColumn, pa.ChunkedArray], where: RowsAt | str
-) -> Records:
-    """Add further columns to records; a record that one of them does not fit is bad."""
-    for name, column in columns.items():
-        other = _other(name, column, where)
-        # What else is wrong with a record that is left out already is all one.
-        sound_B = records.usable_B
-        unlike_B = nulls_of(column) & sound_B
-        fault = "is null"
-        if COLUMNS[name].aligned:
-            uneven_B = (other.lengths_N != records.column.lengths_N) & sound_B & ~unlike_B
-            if uneven_B.any() and not unlike_B.any():
-                row = int(uneven_B.argmax())
-                fault = (
-                    f"has {other.lengths_N[row]} values for {records.column.lengths_N[row]} tokens"
-                )
-            unlike_B |= uneven_B
-        reason = records.reason or (
-            f"{row_at(where, int(unlike_B.argmax()))}: {name} {fault}" if unlike_B.any() else ""
-        )
-        records = replace(
-            records,
-            bad_B=records.bad_B | unlike_B,
-            reason=reason,
-            others={**records.others, name: other},
-        )
-    return records
 
 
 def _require_key(schema: pa.Schema, key: str | None, path: str) -> None:
@@ -314,53 +281,20 @@ def with_keys(records: Records, column: pa.ChunkedArray | None, where: RowsAt | 
     )
 
 
-def _other(name: str, column: pa.ChunkedArray, where: RowsAt | str) -> Ragged:
-    """Return a further column in the type it is kept in; a null is empty.
-
-    Raises:
-        IntegrityError: A mask holds something else than 0 and 1, a list holds a null, or a text is not UTF-8.
-    """
-    if name == TEXT:
-        texts = _text_column(column)
-        if texts is None:
-            raise IntegrityError(f"{where}: a {name} is not UTF-8; write the shard anew")
-        return texts
-    kind = COLUMNS[name]
-    parts: list[Ragged] = []
-    for chunk in column.chunks:
-        if _is_list(chunk.type):
-            values, lengths = chunk.flatten(), chunk.value_lengths().fill_null(0)
-            if values.null_count:
-                raise IntegrityError(f"{where}: {values.null_count} values of {name} are null")
-        else:
-            # A number stands for a list of one.
-            values, lengths = chunk.drop_null(), chunk.is_valid().cast(pa.int64())
-        values_V = values.to_numpy(zero_copy_only=False)
-        if kind.dtype == np.bool_ and values_V.dtype != np.bool_:
-            odd = np.flatnonzero((values_V != 0) & (values_V != 1))
-            if len(odd):
-                raise IntegrityError(
-                    f"{where}: {name} holds {values_V[odd[0]]}, not 0 or 1; write the shard anew"
-                )
-        offsets = np.zeros(len(chunk) + 1, np.int64)
-        np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
-        parts.append(Ragged(values_V=values_V.astype(kind.dtype, copy=False), offsets=offsets))
-    return drained(parts, kind.dtype)
-
-
 def _is_text(found: pa.DataType) -> bool:
     if pa.types.is_dictionary(found):
         return _is_text(found.value_type)
     return found in {pa.string(), pa.large_string(), pa.string_view()}
 
 
-def _is_list(found: pa.DataType) -> bool:
+def is_list(found: pa.DataType) -> bool:
+    """Return whether a column holds lists."""
     kinds = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
     return isinstance(found, kinds)
 
 
 def _is_tokens(found: pa.DataType) -> bool:
-    return _is_list(found) and bool(pa.types.is_integer(found.value_type))
+    return is_list(found) and bool(pa.types.is_integer(found.value_type))
 
 
 def _text_column(column: pa.ChunkedArray) -> Ragged | None:

@@ -13,18 +13,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from omniload.base.errors import IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.source.columns import drained
 from omniload.source.formats.format import Records
 
 __all__ = [
     "RowsAt",
-    "ids_of_rows",
+    "fault_of",
+    "holed",
+    "id_records",
+    "list_offsets",
     "nulls_of",
     "row_at",
+    "rows_of_ids",
     "said_of_columns",
-    "token_ids",
     "token_records",
 ]
 
@@ -59,29 +61,71 @@ def said_of_columns(named: Sequence[str]) -> str:
     return f"column {names} " if names else ""
 
 
-def token_ids(
-    ids_V: NDArray[Any], where: str, remedy: str = "write the shard anew"
-) -> NDArray[np.int32]:
-    """Show integers as token ids; int32 is not copied.
+def rows_of_ids(
+    ids_V: NDArray[Any], offsets: NDArray[np.int64]
+) -> tuple[Ragged, NDArray[np.bool_]]:
+    """Show integers of rows that lie end to end as token ids; int32 is not copied where all are some.
 
     Args:
         ids_V: The integers.
-        where: Their place, for messages.
-        remedy: What mends a shard that holds others.
+        offsets: Number of the integer that each row begins with, and of the one behind the last.
 
-    Raises:
-        IntegrityError: One is negative or larger than a token id.
+    Returns:
+        The rows, and which of them hold a negative integer or one that is larger than a token id.
     """
+    wrong_B = np.zeros(len(offsets) - 1, np.bool_)
+    if _are_ids(ids_V):
+        return Ragged(values_V=ids_V.astype(np.int32, copy=False), offsets=offsets), wrong_B
+    wrong = np.flatnonzero(_wrong(ids_V))
+    wrong_B[np.searchsorted(offsets[1:], wrong, side="right")] = True
+    known_V = ids_V.astype(np.int32)
+    known_V[wrong] = 0
+    return Ragged(values_V=known_V, offsets=offsets), wrong_B
+
+
+def id_records(
+    ids_V: NDArray[Any],
+    offsets: NDArray[np.int64],
+    where: RowsAt,
+    named: Sequence[str] = (),
+    remedy: str = "",
+) -> Records:
+    """Show integers of rows that lie end to end as records; one that holds what is no token id is a bad one.
+
+    Args:
+        ids_V: The integers.
+        offsets: Number of the integer that each row begins with, and of the one behind the last.
+        where: Where the rows lie.
+        named: What their column is called; nothing where it has no name.
+        remedy: What mends a shard, where it is not the shard that is wrong.
+    """
+    column, bad_B = rows_of_ids(ids_V, offsets)
+    reason = ""
+    if bad_B.any():
+        row = int(bad_B.argmax())
+        fault = fault_of(ids_V[offsets[row] : offsets[row + 1]])
+        reason = f"{row_at(where, row)}: {said_of_columns(named)}{fault}{remedy}"
+    return Records(column=column, bad_B=bad_B, reason=reason)
+
+
+def fault_of(ids_V: NDArray[Any]) -> str:
+    """Say what is wrong with the integers of a row that are not all token ids."""
+    return f"holds token id {ids_V[_wrong(ids_V)][0]}; a token id is from 0 to {_INT32_MAX}"
+
+
+def _are_ids(ids_V: NDArray[Any]) -> bool:
+    dtype = ids_V.dtype
     # Types that fit need no look at their values.
-    small = np.can_cast(ids_V.dtype, np.int32) and ids_V.dtype.kind == "u"
-    if not small and len(ids_V):
-        low, high = int(ids_V.min()), int(ids_V.max())
-        if low < 0 or high > _INT32_MAX:
-            raise IntegrityError(
-                f"{where}: holds token id {low if low < 0 else high}; a token id is from 0 to {_INT32_MAX}, "
-                f"{remedy}"
-            )
-    return ids_V.astype(np.int32, copy=False)
+    if not len(ids_V) or (dtype.kind == "u" and np.can_cast(dtype, np.int32)):
+        return True
+    # Without a sign a negative one is larger than any token id: one look finds both.
+    most = min(_INT32_MAX, int(np.iinfo(dtype).max))
+    return int(ids_V.view(f"{dtype.byteorder}u{dtype.itemsize}").max()) <= most
+
+
+def _wrong(ids_V: NDArray[Any]) -> NDArray[np.bool_]:
+    wrong_V: NDArray[np.bool_] = (ids_V < 0) | (ids_V > _INT32_MAX)
+    return wrong_V
 
 
 def nulls_of(column: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
@@ -101,95 +145,66 @@ def token_records(
     kept_B: NDArray[np.bool_] | None,
     named: Sequence[str],
 ) -> Records:
-    """Show lists of token ids as records; one that is null, or holds a null, is a bad one.
+    """Show lists of token ids as records; one that is null, or holds something else than token ids, is a bad one.
 
     Args:
         column: The lists.
         where: Its place, for reasons.
         kept_B: Which rows conditions leave; what is wrong with another is all one.
         named: What it is called there; nothing where it has no name.
-
-    Raises:
-        IntegrityError: A token id is negative or too large; with its row.
     """
-    parts, holed, start = [], [np.zeros(0, np.bool_)], 0
+    parts, wrong = [], [np.zeros(0, np.bool_)]
     for chunk in column.chunks:
-        part, holed_B = _ragged(chunk, _Place(where, start, named))
+        part, wrong_B = _ragged(chunk)
         parts.append(part)
-        holed.append(holed_B)
-        start += len(chunk)
-    null_B = nulls_of(column)
-    bad_B = null_B | np.concatenate(holed)
+        wrong.append(wrong_B)
+    bad_B = nulls_of(column) | np.concatenate(wrong)
     if kept_B is not None:
         bad_B &= kept_B
     reason = ""
     if bad_B.any():
         first = int(bad_B.argmax())
-        fault = "is null" if null_B[first] else "holds a null among its token ids; write integers"
+        fault = _fault_at(column, first)
         reason = f"{row_at(where, first)}: {said_of_columns(named)}{fault}"
     found = drained(parts, np.dtype(np.int32))
     return Records(column=found, bad_B=bad_B, reason=reason, kept_B=kept_B)
 
 
-def ids_of_rows(
-    ids_V: NDArray[Any], ends_N: NDArray[np.int64], where: RowsAt | str, named: Sequence[str]
-) -> NDArray[np.int32]:
-    """Show the integers of rows that lie end to end as token ids; int32 is not copied.
-
-    Args:
-        ids_V: The integers.
-        ends_N: Number of the integer behind each row.
-        where: Place of the rows.
-        named: What their column is called.
-
-    Raises:
-        IntegrityError: One is negative or larger than a token id; with its row.
-    """
-    return _ids(ids_V, ends_N, _Place(where, 0, named))
+def _fault_at(column: pa.ChunkedArray, row: int) -> str:
+    """Say what is wrong with a list that is no record."""
+    values = column[row].values
+    if values is None:
+        return "is null"
+    if values.null_count:
+        return "holds a null among its token ids; write integers"
+    return fault_of(values.to_numpy())
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a chunk of a column lies."""
-
-    where: RowsAt | str
-    start: int
-    """Rows before it."""
-    named: Sequence[str]
-
-    def of(self, row: int) -> str:
-        """Return the place of a row of the chunk, as a message begins."""
-        column = said_of_columns(self.named).rstrip()
-        return row_at(self.where, self.start + row) + (f": {column}" if column else "")
-
-
-def _ragged(lists: pa.Array, place: _Place) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Show a list array as token ids, and which lists hold a null; int32 without nulls is not copied.
-
-    Raises:
-        IntegrityError: One is negative or too large; ``place`` names the row.
-    """
-    values = lists.flatten()
+def list_offsets(lists: pa.Array) -> NDArray[np.int64]:
+    """Return where the lists of an array begin among its flattened values, and where the last ends."""
     if pa.types.is_fixed_size_list(lists.type) or lists.null_count:
         lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
-    else:
-        stored = lists.offsets.to_numpy()
-        # A slice begins somewhere in the values; ``flatten`` has cut them there.
-        offsets = stored.astype(np.int64) - int(stored[0])
-    holed_B = np.zeros(len(lists), np.bool_)
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+    stored = lists.offsets.to_numpy()
+    # A slice begins somewhere in the values; ``flatten`` has cut them there.
+    offsets: NDArray[np.int64] = stored.astype(np.int64) - int(stored[0])
+    return offsets
+
+
+def holed(values: pa.Array, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which lists hold a null, of values that lie end to end."""
+    holed_B = np.zeros(len(offsets) - 1, np.bool_)
     if values.null_count:
-        nulls = np.flatnonzero(nulls_of(values))
-        holed_B[np.searchsorted(offsets[1:], nulls, side="right")] = True
+        holed_B[np.searchsorted(offsets[1:], np.flatnonzero(nulls_of(values)), side="right")] = True
+    return holed_B
+
+
+def _ragged(lists: pa.Array) -> tuple[Ragged, NDArray[np.bool_]]:
+    """Show a list array as token ids, and which lists hold something else; int32 without nulls is not copied."""
+    values, offsets = lists.flatten(), list_offsets(lists)
+    holed_B = holed(values, offsets)
+    if values.null_count:
         # In place of them a token id, so that those of the other rows are looked at.
         values = values.fill_null(0)
-    return Ragged(values_V=_ids(values.to_numpy(), offsets[1:], place), offsets=offsets), holed_B
-
-
-def _ids(ids_V: NDArray[Any], ends_N: NDArray[np.int64], place: _Place) -> NDArray[np.int32]:
-    try:
-        return token_ids(ids_V, "")
-    except IntegrityError:
-        low = int(ids_V.argmin())
-        at = low if ids_V[low] < 0 else int(ids_V.argmax())
-        return token_ids(ids_V, place.of(int(np.searchsorted(ends_N, at, side="right"))))
+    found, wrong_B = rows_of_ids(values.to_numpy(), offsets)
+    return found, holed_B | wrong_B

@@ -68,24 +68,41 @@ def test_every_sample_has_its_own_mask_and_scores_however_it_is_read(tmp_path, k
         ({"mask": [[0, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "2 values for 3 tokens"),
         ({"mask": [None, [1], [], [0, 0], [1, 0, 1, 1]]}, "loss_mask is null"),
         ({"mask": [[0, 1, 2], [1], [], [0, 0], [1, 0, 1, 1]]}, "holds 2, not 0 or 1"),
+        ({"mask": [[0, -1, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "holds -1, not 0 or 1"),
+        ({"mask": [[0, None, 1], [1], [], [0, 0], [1, 0, 1, 1]]}, "loss_mask holds a null"),
         ({"reward": [None, 1.0, 0.0, 0.0, 0.0]}, "scores is null"),
+        ({"reward": [[1.0, None], [1.0], [], [0.0], [0.0]]}, "scores holds a null"),
+        ({"reward": [-1e300, 1.0, 0.0, 0.0, 0.0]}, r"scores holds -1e\+300, which is more than a"),
     ],
 )
-def test_a_column_that_does_not_fit_is_told_with_its_row(tmp_path, columns, fault):
-    source = opened(tmp_path, written(tmp_path, "parquet", **columns))
+def test_a_column_that_does_not_fit_is_told_with_its_row_and_skipped(tmp_path, columns, fault):
+    config = written(tmp_path, "parquet", **columns)
 
-    with pytest.raises(IntegrityError, match=fault):
-        source.read(0, 5)
+    with pytest.raises(IntegrityError, match=f"row group 0: row 0: .*{fault}"):
+        opened(tmp_path, config).read(0, 5)
 
-
-def test_a_record_with_another_mask_is_skipped_where_the_policy_says_so(tmp_path):
-    config = written(tmp_path, "parquet", mask=[[0, 1], [1], [], [0, 0], [1, 0, 1, 1]])
-    source = opened(tmp_path, config.model_copy(update={"on_error": OnError(policy="skip")}))
-
-    block = source.read(0, 5)
-
+    skipping = config.model_copy(update={"on_error": OnError(policy="skip")})
+    block = opened(tmp_path, skipping).read(0, 5)
     assert block.skipped == 1
-    assert (7, 8, 9) not in by_tokens(block)
+    assert by_tokens(block).keys() == {(1,), (4, 5), (6, 6, 6, 6)}
+
+
+def test_a_score_that_is_infinite_or_no_number_is_as_it_is_written(tmp_path):
+    rewards = [np.inf, -np.inf, 0.0, np.nan, 1.0]
+
+    block = opened(tmp_path, written(tmp_path, "parquet", reward=rewards)).read(0, 5)
+
+    found = {tokens: scores for tokens, (_, scores) in by_tokens(block).items()}
+    assert np.isnan(found.pop((4, 5))).all()
+    assert found == {(7, 8, 9): [np.inf], (1,): [-np.inf], (6, 6, 6, 6): [1.0]}
+
+
+def test_of_two_faults_of_a_column_the_first_is_told(tmp_path):
+    """Of the first row was said what is wrong with the second: is null."""
+    config = written(tmp_path, "arrow", mask=[[0], None, [], [0, 0], [1, 0, 1, 1]])
+
+    with pytest.raises(IntegrityError, match="row 0: loss_mask has 1 values for 3 tokens"):
+        opened(tmp_path, config).read(0, 5)
 
 
 @pytest.mark.parametrize(
@@ -188,5 +205,11 @@ def test_what_is_no_text_is_refused(tmp_path):
         opened(tmp_path, config)
 
     spoilt = pa.array([b"a", b"\xff", b"c", b"d", b"e"]).view(pa.string())
-    with pytest.raises(IntegrityError, match=r"a text is not UTF-8; write the shard anew"):
+    with pytest.raises(IntegrityError, match=r"row group 0: row 1: text is not UTF-8; mend it"):
         opened(tmp_path, with_answers(tmp_path, "parquet", spoilt)).read(0, 5)
+    skipping = with_answers(tmp_path, "parquet", spoilt, on_error=OnError(policy="skip"))
+    block = opened(tmp_path, skipping).read(0, 5)
+    assert block.skipped == 1
+    assert sorted(bytes(each) for each in map(block.others["text"].__getitem__, range(3))) == [
+        *(b"a", b"d", b"e"),
+    ]

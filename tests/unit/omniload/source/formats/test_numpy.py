@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.errors import ConfigError
 from omniload.mix.sources import NumpySource
 from omniload.source.formats import numpy as numpy_format
 from omniload.source.formats.numpy import NumpyFormat
@@ -96,8 +96,34 @@ def test_ids_that_no_width_of_theirs_explains_say_that_dtype_may_be_wrong(tmp_pa
     np.full(8, 1 << 15, np.uint16).tofile(tmp_path / "a.bin")
     config = NumpySource(type="numpy", path="a.bin", dtype="uint32", end_of_document=0)
 
-    with pytest.raises(IntegrityError, match="write the shard anew, or correct dtype and header"):
-        NumpyFormat(find_files(["a.bin"], tmp_path, source="web"), config).read_unit(0)
+    records = NumpyFormat(find_files(["a.bin"], tmp_path, source="web"), config).read_unit(0)
+
+    assert records.bad_B.all()
+    assert f"a.bin: record 0: holds token id {0x80008000}; a token id is" in records.reason
+    assert records.reason.endswith("(or correct dtype and header)")
+
+
+@pytest.mark.parametrize("dtype", ["<i4", ">i8", "<u4", ">u8", "<i2", "i1"])
+def test_a_document_with_what_is_no_token_id_is_one_bad_record(tmp_path, dtype):
+    kind = np.dtype(dtype)
+    odd = -3 if kind.kind == "i" else 1 << 31
+    ids = np.array([5, 0, 6, odd, 0, 7, 0, 8, 0, odd, 0, 9, 0], kind)
+    np.save(tmp_path / "a.npy", ids)
+    config = NumpySource(type="numpy", path="a.npy", end_of_document=0, unit=4 * kind.itemsize)
+    opened = NumpyFormat(find_files(["a.npy"], tmp_path, source="web"), config)
+
+    units = [opened.read_unit(unit) for unit in range(len(opened.units()))]
+
+    assert len(units) > 1
+    assert [bad for unit in units for bad in unit.bad_B] == [False, True, False, False, True, False]
+    # By its number in the file, wherever its unit begins.
+    said = [
+        f"a.npy: record {i}: holds token id {odd};" in unit.reason
+        for i, unit in zip((1, 4), (unit for unit in units if unit.reason), strict=True)
+    ]
+    assert said == [True, True]
+    sound = [u.column[i].tolist() for u in units for i in np.flatnonzero(~u.bad_B)]
+    assert sound == [[5, 0], [7, 0], [8, 0], [9, 0]]
 
 
 CHUNK = np.array([2, 16, 24, 28, 5, 6, 7], np.uint32)  # as litdata writes two documents

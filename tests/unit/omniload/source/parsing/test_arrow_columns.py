@@ -13,8 +13,8 @@ from omniload.source.parsing.arrow_columns import (
     as_objects,
     records_of,
     with_keys,
-    with_others,
 )
+from omniload.source.parsing.further_columns import with_others
 
 NOT_UTF8 = b"caf\xe9"
 

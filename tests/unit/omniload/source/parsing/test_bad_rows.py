@@ -8,11 +8,11 @@ import pytest
 
 from omniload.base.errors import IntegrityError
 from omniload.mix.config import ByteTokenizer
-from omniload.mix.schema.records import ShuffleConfig
+from omniload.mix.schema.records import OnError, ShuffleConfig
 from omniload.mix.sources import ArrowSource, CsvSource, LanceSource, MdsSource, ParquetSource
 from omniload.source.formats.opening import open_format
 from omniload.source.source import open_source
-from tests.support.plane.sources.source_kinds import MdsTexts, MdsTokens
+from tests.support.plane.sources.source_kinds import MdsTexts, MdsTokens, MegatronInt32
 
 STORED = ShuffleConfig(method="none")
 TEXTS = [b"x" * 300] * 7
@@ -58,7 +58,7 @@ NEGATIVE = pa.array([[1, -7 if i == BAD else 7] for i in range(7)])
         # Lance's library writes no such text.
         *((write, "text", as_texts(TEXTS), "'own' is not UTF-8") for write in (parquet, arrow)),
         *(
-            (write, "tokens", NEGATIVE, "'own': holds token id -7")
+            (write, "tokens", NEGATIVE, "'own' holds token id -7")
             for write in (parquet, arrow, of_lance)
         ),
     ],
@@ -117,6 +117,60 @@ def test_a_token_id_that_is_none_is_named_with_its_sample(tmp_path, types):
         samples.append(len(array).to_bytes(4, "little") + array)
     opened = of_mds(tmp_path, kind, samples, tokens="tokens")
 
-    said = f"part-0.mds.*: sample {BAD}: column 'tokens': holds token id -7"
-    with pytest.raises(IntegrityError, match=said):
-        reasons_of(opened)
+    (reason,) = filter(None, reasons_of(opened))
+
+    said = f": sample {BAD}: column 'tokens' holds token id -7; a token id is from 0 to"
+    assert said in reason
+
+
+@pytest.mark.parametrize(
+    ("array", "fault"),
+    [
+        (b"", "has an array that is cut short"),
+        (bytes([65]), "has an array that is cut short"),
+        (bytes([65, 4]), "has an array of -1 bytes, of ids of 8"),
+        (bytes([65, 4, 1]) + b"1234567", "has an array of 7 bytes, of ids of 8"),
+        (bytes([11, 4, 1]) + b"12345678", "is of type 11, where integers belong; name another"),
+        (bytes([65, 4, 1]) + b"\xff" * 8, "holds token id -1; a token id is from 0 to"),
+    ],
+)
+def test_a_sample_of_mds_whose_array_is_none_is_a_bad_record(tmp_path, array, fault):
+    kind = MdsTokens()
+    kind.columns = (("tokens", "ndarray", None),)
+    sound = bytes([65, 4, 1]) + (9).to_bytes(8, "little")
+    arrays = [array if i == 3 else sound for i in range(7)]
+    opened = of_mds(
+        tmp_path,
+        kind,
+        [len(each).to_bytes(4, "little") + each for each in arrays],
+        tokens="tokens",
+    )
+
+    units = [opened.read_unit(unit) for unit in range(len(opened.units()))]
+
+    assert [bad for unit in units for bad in unit.bad_B] == [i == 3 for i in range(7)]
+    assert [unit.column[i].tolist() for unit in units for i in np.flatnonzero(~unit.bad_B)] == [
+        [9]
+    ] * 6
+    (reason,) = filter(None, (unit.reason for unit in units))
+    assert f": sample 3: column 'tokens' {fault}" in reason
+
+
+def test_a_document_of_megatron_with_a_negative_id_is_skipped_and_named_with_its_number(tmp_path):
+    kind, texts = MegatronInt32(), [f"text {i}" for i in range(40)]
+    kind.write(tmp_path / "a.bin", texts)
+    ids = np.fromfile(tmp_path / "a.bin", np.int32)
+    of_last = len(ids) - 2
+    ids[of_last] = -9
+    ids.tofile(tmp_path / "a.bin")
+    config = kind.config(tmp_path).model_copy(update={"shuffle": STORED})
+
+    with pytest.raises(
+        IntegrityError, match=r"a\.bin: document 39: holds token id -9; .*; mend it"
+    ):
+        open_source("web", config, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 40)
+
+    skipping = config.model_copy(update={"on_error": OnError(policy="skip")})
+    block = open_source("web", skipping, seed=1, tokenizer=None, base_dir=tmp_path).read(0, 40)
+    assert block.skipped == 1
+    assert len(block.tokens) == 39

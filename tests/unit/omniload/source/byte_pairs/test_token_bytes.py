@@ -17,7 +17,7 @@ from tokenizers import (
     trainers,
 )
 
-from omniload.source.parsing.token_bytes import TokenBytes
+from omniload.source.byte_pairs.token_bytes import TokenBytes
 from omniload.source.tokenize import BpeEncoder
 
 TEXTS = ["the cat sat", "the dog ate 漢字", "é ü 🙂 zażółć", "a\n\nb  c\t"] * 3
