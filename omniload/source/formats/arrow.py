@@ -20,8 +20,8 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ArrowSource
-from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, reading
+from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import (
     FIRST_RECORDS,
     MAX_UNIT_BYTES,

@@ -18,8 +18,8 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.mix.sources import CsvSource
-from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
+from omniload.source.formats.content import digested
 from omniload.source.formats.format import IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of

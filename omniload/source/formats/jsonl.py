@@ -21,8 +21,8 @@ from omniload.mix.schema.conditions import Condition
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
 from omniload.source.columns import Layer, text_bytes
-from omniload.source.content import digested
 from omniload.source.files import ShardFile, reading
+from omniload.source.formats.content import digested
 from omniload.source.formats.format import (
     FIRST_BYTES,
     MAX_UNIT_BYTES,

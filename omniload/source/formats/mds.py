@@ -28,8 +28,8 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged, gather_ranges
 from omniload.mix.sources import MdsSource
 from omniload.source.columns import text_array
-from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, beside, reading
+from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import MAX_UNIT_BYTES, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of

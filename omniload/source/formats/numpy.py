@@ -24,8 +24,8 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.ragged import Ragged
 from omniload.mix.columns import DOCUMENT_STARTS, starts_in
 from omniload.mix.sources import NumpySource
-from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
+from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import FIRST_BYTES, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of

@@ -14,8 +14,8 @@ from omniload.base.ragged import Ragged
 from omniload.base.units import format_bytes
 from omniload.mix.sources import ParquetSource
 from omniload.source.columns import PLAIN_TEXTS, Layer, Pieces, drained, is_utf8, lying, text_bytes
-from omniload.source.content import digest_of_ranges, parquet_ranges
 from omniload.source.files import ShardFile, reading
+from omniload.source.formats.content import digest_of_ranges, parquet_ranges
 from omniload.source.formats.format import (
     MAX_UNIT_BYTES,
     TOOLS,

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from omniload.base.errors import IntegrityError
 from omniload.mix.sources import WebDatasetSource
-from omniload.source.content import digest_of_ranges, even_ranges
 from omniload.source.files import ShardFile, reading
+from omniload.source.formats.content import digest_of_ranges, even_ranges
 from omniload.source.formats.format import FIRST_RECORDS, IndexedFormat, Records
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
