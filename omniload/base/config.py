@@ -5,22 +5,16 @@ found it, is reported as ``file:line: key: reason``, all at once. A rule that sp
 one validator of the model around them, and names the key to change with ``fault_at``.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import UnionType
 from typing import (
     Annotated,
     Any,
-    Literal,
     NamedTuple,
     Self,
     TypeAlias,
     TypeVar,
-    Union,
-    get_args,
-    get_origin,
 )
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -29,7 +23,13 @@ from typing_extensions import override
 
 from omniload.base.errors import ConfigError
 from omniload.base.reading import read_small_file
-from omniload.base.settings.faults import joined, said_of_fault, value_shown
+from omniload.base.settings.faults import (
+    joined,
+    said_of_fault,
+    said_of_unknown,
+    value_shown,
+    written_out,
+)
 from omniload.base.settings.tree import LARGEST_TEXT_BYTES, Node, compose
 
 __all__ = [
@@ -255,11 +255,10 @@ def _found(error: ValidationError, model: type[BaseModel]) -> list[_Fault]:
         loc = tuple(fault["loc"]) + tuple(fault.get("ctx", {}).get("at", ()))
         # Looking for a near key takes a while: beyond what is shown, nobody reads it.
         unknown = fault["type"] == "extra_forbidden" and len(found) < _MOST_FAULTS
-        near = _near(model, loc) if unknown else None
         said = said_of_fault(fault)
-        said += f"; did you mean {near!r}?" if near else "; remove it" if unknown else ""
+        said += said_of_unknown(model, loc) if unknown else ""
         if fault["type"] == "model_type" and isinstance(fault["input"], str):
-            said = said.replace("{key: value}", _written_out(model, loc, fault["input"]))
+            said = said.replace("{key: value}", written_out(model, loc, fault["input"]))
         kind = fault["type"]
         found.append(_Fault(loc, kind == "missing", kind == "fault_at", said))
     # A list whose items fail is also reported itself; the items say it better. What a rule says is no such report.
@@ -278,61 +277,6 @@ def _first(faults: Iterable[str]) -> Iterator[str]:
     yield from every[:_MOST_FAULTS]
     if (more := len(every) - _MOST_FAULTS) > 0:
         yield f"and {more} more faults"
-
-
-def _near(model: type[BaseModel], location: Location) -> str | None:
-    """Return the key that an unknown one may have been meant as, there or one level deeper."""
-    models = _models_at(model, location[:-1])
-    known = {name: name for above in models for name in above.model_fields}
-    for above in models:
-        for name, field in above.model_fields.items():
-            if get_origin(field.annotation) not in {None, Union, UnionType}:
-                continue  # of a list: no dotted name says which item
-            for inner in _models_in(field.annotation):
-                for deeper in inner.model_fields:
-                    known.setdefault(deeper, f"{name}.{deeper}")
-    near = difflib.get_close_matches(str(location[-1]), sorted(known), n=1)
-    return known[near[0]] if near else None
-
-
-def _written_out(model: type[BaseModel], location: Location, word: str) -> str:
-    """Return the mapping that a word may stand for, ``{policy: skip}`` for ``skip``: of the key that takes it."""
-    for known in sorted(_models_at(model, location), key=lambda each: each.__name__):
-        for name, field in known.model_fields.items():
-            if word in _words_in(field.annotation):
-                return f"{{{name}: {word}}}"
-    return "{key: value}"
-
-
-def _models_at(model: type[BaseModel], location: Location) -> set[type[BaseModel]]:
-    """Return what may lie at a place; of a union all that its tags, as far as they are given, leave."""
-    models = {model}
-    for part in location:
-        # An index and a key of a dictionary are no fields: they stay with the models. A union's tag names one of them.
-        fields = [known.model_fields[part] for known in models if part in known.model_fields]
-        models = {known for known in models if part in _tags_of(known)} or models
-        if fields:
-            models = {inner for field in fields for inner in _models_in(field.annotation)}
-    return models
-
-
-def _words_in(annotation: object) -> set[object]:
-    """Return the words that a field may be, one of a union among them."""
-    if get_origin(annotation) is Literal:
-        return set(get_args(annotation))
-    return {word for inner in get_args(annotation) for word in _words_in(inner)}
-
-
-def _tags_of(model: type[BaseModel]) -> tuple[object, ...]:
-    """Return the words that tell a model from others of a union."""
-    field = model.model_fields.get("type")
-    return () if field is None else get_args(field.annotation)
-
-
-def _models_in(annotation: object) -> set[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {annotation}
-    return {model for inner in get_args(annotation) for model in _models_in(inner)}
 
 
 def _faults(

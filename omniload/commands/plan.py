@@ -140,7 +140,7 @@ def plan(  # noqa: PLR0913 -- one for each option
         part = float(expected.total.tokens_S.sum() / expected.wanted_S.sum())
         where = f"{file}:{line_of(file, 'mix', 'amounts') or 1}"
         require_amounts(where, spec.mix.mix.amounts, part, steps)
-    warnings = warnings_of(spec.mix.names, expected, rehearsed.steps)
+    warnings = warnings_of(spec.mix.names, expected, rehearsed.steps, spec.mix.pack)
     warnings += sorted_files(spec.mix, {each.name: each.differences for each in profiles})
     if as_json:
         emit_json(_json(mix, profiles, expected, rehearsed) | {"warnings": warnings})

@@ -220,7 +220,7 @@ class Planner:
     def waits(self) -> Waits:
         """Say what holds up the next plan."""
         step = self.state.step
-        if self._ended:
+        if self._ended or step == self.num_steps:
             return Waits(text=f"has planned every step before {step}, where the run ends")
         if self._room():
             starved = [] if self._starved is None else [self._starved]

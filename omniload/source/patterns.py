@@ -121,7 +121,7 @@ def find_files(
             raise ConfigError(
                 f"{where} matches no file of its store; correct the URL"
                 if is_url(pattern)
-                else f"{where} matches no file under {base_dir}; correct the pattern, "
+                else f"{where} matches no file under {base_dir}; correct the path, "
                 "relative paths start at the mix file"
             )
         for file in sorted(files, key=natural_order):

@@ -328,8 +328,8 @@ def _open_bpe(config: BpeTokenizer, base_dir: Path) -> BpeEncoder:
             return _encoder(path, path.stat().st_mtime_ns, config.end_of_document)
     except FileNotFoundError:
         raise ConfigError(
-            f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json or of its folder, "
-            "relative ones start at the mix file"
+            f"tokenizer.path: {path}: no such file; give the path of a tokenizer.json or of its folder, relative ones "
+            "start at the mix file; of a model on the Hub fetch its files first, as `hf download` does"
         ) from None
 
 

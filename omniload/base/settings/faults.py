@@ -3,14 +3,26 @@
 import difflib
 import re
 from collections.abc import Iterable
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-__all__ = ["NAME_PATTERN", "joined", "said_of_fault", "value_shown"]
+__all__ = [
+    "NAME_PATTERN",
+    "joined",
+    "said_of_fault",
+    "said_of_unknown",
+    "value_shown",
+    "written_out",
+]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
 """Of names that a user gives: they stand in labels of metrics, in names of files and in arguments ``NAME=WEIGHT``."""
 _SHOWN_WIDTH = 60
+_NEAR = 0.65
+"""How alike two keys are at least, for one to be meant as the other: ``images`` and ``tags`` are alike by 0.6."""
 
 _LIMITS = {
     "greater_than_equal": ("ge", "at least {}"),
@@ -111,3 +123,80 @@ def _input_shown(fault: ErrorDetails) -> str:
     if not isinstance(given, str | int | float | None) or "://" in str(given):
         return ""
     return f", not {value_shown(given)}"
+
+
+def said_of_unknown(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
+    """Return what to do about an unknown key: the one that was meant, or the types that have it.
+
+    Args:
+        model: Of the whole.
+        location: Keys that lead to it, and itself.
+    """
+    tagged, key = location[:-1], location[-1]
+    types = {tag for each in _models_at(model, tagged[:-1]) for tag in _tags_of(each)}
+    if tagged and tagged[-1] in types:
+        having = sorted(
+            str(tag)
+            for each in _models_at(model, tagged[:-1])
+            if key in each.model_fields
+            for tag in _tags_of(each)
+        )
+        if having:
+            return f" of type {tagged[-1]}; of type {' or '.join(having)} there is: set that, or remove the key"
+    near = _near(model, location)
+    return f"; did you mean {near!r}?" if near else "; remove it"
+
+
+def _near(model: type[BaseModel], location: tuple[str | int, ...]) -> str | None:
+    """Return the key that an unknown one may have been meant as, there or one level deeper."""
+    models = _models_at(model, location[:-1])
+    known = {name: name for above in models for name in above.model_fields}
+    for above in models:
+        for name, field in above.model_fields.items():
+            if get_origin(field.annotation) not in {None, Union, UnionType}:
+                continue  # of a list: no dotted name says which item
+            for inner in _models_in(field.annotation):
+                for deeper in inner.model_fields:
+                    known.setdefault(deeper, f"{name}.{deeper}")
+    near = difflib.get_close_matches(str(location[-1]), sorted(known), n=1, cutoff=_NEAR)
+    return known[near[0]] if near else None
+
+
+def written_out(model: type[BaseModel], location: tuple[str | int, ...], word: str) -> str:
+    """Return the mapping that a word may stand for, ``{policy: skip}`` for ``skip``: of the key that takes it."""
+    for known in sorted(_models_at(model, location), key=lambda each: each.__name__):
+        for name, field in known.model_fields.items():
+            if word in _words_in(field.annotation):
+                return f"{{{name}: {word}}}"
+    return "{key: value}"
+
+
+def _models_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[type[BaseModel]]:
+    """Return what may lie at a place; of a union all that its tags, as far as they are given, leave."""
+    models = {model}
+    for part in location:
+        # An index and a key of a dictionary are no fields: they stay with the models. A union's tag names one of them.
+        fields = [known.model_fields[part] for known in models if part in known.model_fields]
+        models = {known for known in models if part in _tags_of(known)} or models
+        if fields:
+            models = {inner for field in fields for inner in _models_in(field.annotation)}
+    return models
+
+
+def _words_in(annotation: object) -> set[object]:
+    """Return the words that a field may be, one of a union among them."""
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    return {word for inner in get_args(annotation) for word in _words_in(inner)}
+
+
+def _tags_of(model: type[BaseModel]) -> tuple[object, ...]:
+    """Return the words that tell a model from others of a union."""
+    field = model.model_fields.get("type")
+    return () if field is None else get_args(field.annotation)
+
+
+def _models_in(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {model for inner in get_args(annotation) for model in _models_in(inner)}

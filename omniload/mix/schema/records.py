@@ -67,8 +67,9 @@ class OnError(StrictModel):
             json_schema_input_type=Annotated[int, Field(ge=0, le=_MOST_RECORDS)] | str,
         ),
     ] = 100
-    """With ``skip``: more than this many bad records in a source stop the run. A percentage, such as ``0.1%``, is of
-    all records that the source holds, rounded down."""
+    """With ``skip``: the run ends before the step that would go past more bad records of a source than this. Each
+    counts once, however many epochs there are. A percentage, such as ``0.1%``, is of all records that the source
+    holds, rounded down."""
 
     def most_of(self, records: int) -> int:
         """Return how many of the ``records`` of a source may be bad."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.units import format_bytes
-from omniload.mix.config import LARGEST_STEP, MixConfig
+from omniload.mix.config import LARGEST_STEP, MixConfig, PackConfig
 from omniload.mix.schedule import amount_tokens_S, boundaries, part_done, stage_at, weights_at
 from omniload.plan.balance_methods import balance
 from omniload.plan.forecast.sizes import SourceSizes, repetitions_of
@@ -226,7 +226,7 @@ def figures_of(mix: MixConfig, plan: StepPlan, dp: int) -> StepFigures:
 
 
 def warnings_of(
-    names: Sequence[str], expected: Forecast, steps: Sequence[StepFigures]
+    names: Sequence[str], expected: Forecast, steps: Sequence[StepFigures], pack: PackConfig
 ) -> list[str]:
     """Return what a user should know before starting, each with its remedy.
 
@@ -234,6 +234,7 @@ def warnings_of(
         names: Names of the sources.
         expected: What the run will draw.
         steps: Some of its steps, planned.
+        pack: How documents become rows.
     """
     warnings = repetitions_of(names, expected.total.epochs_S.tolist())
     if expected.ends_early and expected.wanted_S is None:
@@ -249,8 +250,14 @@ def warnings_of(
         )
     waste = 1 - sum(step.tokens for step in steps) / sum(step.capacity for step in steps)
     if waste > _WORTH_A_WARNING:
+        best_fit = (
+            f"raise pack.lookahead_rows, {pack.lookahead_rows} now"
+            if pack.method == "best_fit"
+            else "set pack.method to best_fit"
+        )
         warnings.append(
-            f"{waste:.1%} of the rows is padding; pack by best_fit with more lookahead_rows, or by concat_and_split"
+            f"{waste:.1%} of the rows is padding; {best_fit}, or set pack.method to concat_and_split, which cuts "
+            "documents and leaves none"
         )
     return warnings
 

@@ -189,7 +189,8 @@ class CsvFormat(IndexedFormat):
         ).column_names
         if names.count(self._config.text) != 1:
             has = "no column" if self._config.text not in names else "more than one column"
-            shown = ", ".join(names)[:300]
+            # Quoted: pandas gives its index no name.
+            shown = ", ".join(map(repr, names))[:300]
             raise ConfigError(
                 f"{file.path}: has {has} {self._config.text!r}; its first row has {shown}: "
                 "name another column, or the delimiter"

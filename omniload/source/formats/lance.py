@@ -274,7 +274,7 @@ def _expanded(pattern: str, where: str) -> list[str]:
 
 def _none_at(where: str, place: str) -> ConfigError:
     return ConfigError(
-        f"{where} matches no file of a Lance data set {place}: a folder that holds {_VERSIONS}; correct the pattern, "
+        f"{where} matches no file of a Lance data set {place}: a folder that holds {_VERSIONS}; correct the path, "
         "relative paths start at the mix file"
     )
 

@@ -8,7 +8,7 @@ pay for the others.
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
@@ -169,6 +169,11 @@ def open_shards(
                 f"sources.{name}: {file.path} is {spec_of(other).what}; set type: {other}, "
                 f"or name files of type {config.type}"
             )
+        if called := _called_type(spec, file):
+            raise ConfigError(
+                f"sources.{name}: {file.path} is not {spec.what}, and is called as files of type {called} are; "
+                f"set that type, or name files of type {config.type}"
+            )
     opened = spec.open(files, config, cache)
     _require_shuffled(name, config, len(opened.units()))
     return OpenFormat(format=opened, files=files, digests_all=spec.digests_all)
@@ -187,6 +192,11 @@ def _require_shuffled(name: str, config: SourceConfig, units: int) -> None:
         )
 
 
+def _head_of(file: ShardFile) -> bytes:
+    with reading(file, "its first bytes"):
+        return file.read_range(0, min(_HEAD_BYTES, file.size_bytes))
+
+
 def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
     """Return the type that a file shows to be, where that is another one.
 
@@ -194,9 +204,17 @@ def _other_type(spec: FormatSpec, file: ShardFile) -> str | None:
     """
     if spec.names.never or not file.size_bytes:
         return None
-    with reading(file, "its first bytes"):
-        head = file.read_range(0, min(_HEAD_BYTES, file.size_bytes))
+    head = _head_of(file)
     # Bytes below a tab, and above the first byte of any character of UTF-8.
     if spec.matches(head) or not any(byte < 9 or byte > 0xF7 for byte in head):
         return None
     return next((kind for kind in SOURCE_TYPES if spec_of(kind).matches(head)), None)
+
+
+def _called_type(spec: FormatSpec, file: ShardFile) -> str | None:
+    """Return the type that a file is called as, where its own begins otherwise and has no such names."""
+    name = PurePath(file.path).name
+    if not spec.magic or spec.names.taken(name) or not file.size_bytes:
+        return None
+    called = next((kind for kind in SOURCE_TYPES if spec_of(kind).names.taken(name)), None)
+    return None if called is None or spec.matches(_head_of(file)) else called

@@ -197,7 +197,11 @@ def text_in(value: dict[str, object], key: str, *, nested: bool = False) -> byte
         except TypeError as error:
             raise BadLineError(f"{key!r} cannot be written as JSON: {error}") from error
     if not isinstance(text, str):
-        raise BadLineError(f"{key!r} is {text!r:.40}, not a string")
+        messages = isinstance(text, list) and bool(text) and isinstance(text[0], dict)
+        raise BadLineError(
+            f"{key!r} is {text!r:.40}, not a string"
+            f"{'; of a conversation add transforms: [{type: chat}]' if messages else ''}"
+        )
     return _utf8(text, key)
 
 

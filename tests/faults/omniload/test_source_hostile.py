@@ -383,7 +383,7 @@ CSVS = {
     "open at the end": ('id,text\n1,"five\n', "in the middle of a quoted field"),
     "a lone return": ("id,text\r1,five\r", "a carriage return alone"),
     "a return at the end": ("id,text\n1,five\r", "byte 14: a carriage return alone"),
-    "no column": ("id,words\n1,a\n", "no column 'text'; its first row has id, words"),
+    "no column": ("id,words\n1,a\n", "no column 'text'; its first row has 'id', 'words'"),
     "twice": ("text,text\n1,a\n", "more than one column 'text'"),
     "no line": ("", "is empty, without a header"),
     "no header": ("x" * (2 << 20), "more than a header of"),

@@ -399,11 +399,13 @@ def test_a_key_of_an_item_is_looked_for_among_those_of_items():
     assert fault.endswith("; did you mean 'side'?")
 
 
-def test_a_key_of_another_type_is_not_what_was_meant():
+def test_a_key_of_another_type_is_told_with_that_type():
     """It is spelt right: to say that it was meant would send the reader in a circle."""
     (fault,) = faults_of("name: x\nshapes:\n- {type: square, side: 1, radius: 2}\n")
 
-    assert fault.endswith(".radius: no such key; remove it")
+    assert fault.endswith(
+        ".radius: no such key of type square; of type circle there is: set that, or remove the key"
+    )
 
 
 def test_what_a_program_gives_is_checked_as_a_file_is_without_lines():

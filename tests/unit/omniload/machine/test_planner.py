@@ -460,6 +460,13 @@ def test_it_says_that_the_run_ends():
     assert (planner.waits().ranks, planner.waits().sources) == ((), ())
 
 
+def test_a_run_of_so_many_steps_ends_where_they_are_planned_though_no_rank_took_one_yet():
+    planner, _ = a_running_planner(num_steps=2)
+
+    assert planner.waits().text == "has planned every step before 2, where the run ends"
+    assert planner.waits().ranks == ()
+
+
 def test_a_source_that_a_draw_ran_out_of_holds_up_the_next_plan():
     """Weights by samples: how many tokens a step needs of a source is not known before it is drawn."""
     mix = a_mix(

@@ -215,6 +215,17 @@ def test_a_file_of_another_format_says_which(tmp_path):
         open_format("web", config, base_dir=tmp_path)
 
 
+def test_a_file_that_begins_as_no_other_is_told_by_its_name(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    config = ParquetSource(type="parquet", path="a.jsonl", text="text")
+
+    with pytest.raises(
+        ConfigError,
+        match=r"a\.jsonl is not a Parquet file, and is called as files of type jsonl are",
+    ):
+        open_format("web", config, base_dir=tmp_path)
+
+
 def test_a_broken_file_is_not_told_to_be_of_another_format(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"\0" * 100)
     config = ParquetSource(type="parquet", path="a.parquet", text="text")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from omniload.mix.config import PackConfig
 from omniload.plan.forecast.forecast import (
     Forecast,
     Span,
@@ -14,6 +15,8 @@ from omniload.plan.forecast.forecast import (
 )
 from omniload.plan.forecast.sizes import SourceSizes
 from tests.support.plane.builders import a_mix, a_plan
+
+PACK = PackConfig(length=32)
 
 
 def sizes_of(samples, lengths):
@@ -171,29 +174,39 @@ def test_figures_compare_a_plan_with_its_rows_dealt_in_order():
 
 
 def test_nothing_is_warned_of_when_all_is_well():
-    assert warnings_of(["web"], a_forecast([3.9]), [a_figure()]) == []
+    assert warnings_of(["web"], a_forecast([3.9]), [a_figure()], PACK) == []
 
 
 def test_a_source_repeated_more_than_four_times_is_warned_of():
-    (warning,) = warnings_of(["web", "code"], a_forecast([1, 6.21]), [a_figure()])
+    (warning,) = warnings_of(["web", "code"], a_forecast([1, 6.21]), [a_figure()], PACK)
 
     assert warning.startswith("code is gone through 6.2 times, more than 4; ")
 
 
 def test_a_row_heavier_than_a_ranks_mean_is_warned_of():
-    (warning,) = warnings_of(["web"], a_forecast([1]), [a_figure(bound=1.4), a_figure(bound=1.2)])
+    (warning,) = warnings_of(
+        ["web"], a_forecast([1]), [a_figure(bound=1.4), a_figure(bound=1.2)], PACK
+    )
 
     assert "the heaviest row costs 1.30 times the mean of a rank" in warning
 
 
 def test_padding_above_a_hundredth_is_warned_of():
-    (warning,) = warnings_of(["web"], a_forecast([1]), [a_figure(tokens=120)])
+    (warning,) = warnings_of(["web"], a_forecast([1]), [a_figure(tokens=120)], PACK)
 
-    assert warning.startswith("6.2% of the rows is padding")
+    assert warning.startswith("6.2% of the rows is padding; raise pack.lookahead_rows, 1 now, or ")
+
+
+def test_padding_of_a_document_a_row_is_told_with_the_ways_to_pack():
+    pack = PackConfig(length=32, method="none")
+
+    (warning,) = warnings_of(["web"], a_forecast([1]), [a_figure(tokens=120)], pack)
+
+    assert "; set pack.method to best_fit, or set pack.method to concat_and_split" in warning
 
 
 def test_an_early_end_is_warned_of():
-    (warning,) = warnings_of(["web"], a_forecast([1], ends_early=True), [a_figure()])
+    (warning,) = warnings_of(["web"], a_forecast([1], ends_early=True), [a_figure()], PACK)
 
     assert warning.startswith("mix.stop ends the run before step 10")
 
