@@ -239,8 +239,9 @@ def skip(  # noqa: PLR0913 -- one for each option
         return
     say(
         output(),
-        f"edit {taken.edit.revision}: step {change.first:,} goes on behind step {change.stop - 1:,}; resume from a "
-        f"checkpoint of step {change.first:,} or before, as omniload train run FILE --resume {change.first}",
+        f"edit {taken.edit.revision}: step {change.first:,} draws what step {change.stop:,} would have drawn; go on "
+        f"from a state of step {change.first:,} or before: omniload train run FILE --resume {change.first}, or state= "
+        "of omniload.open",
     )
 
 
@@ -262,8 +263,8 @@ def _skip_shard(
     if step < taken.planned:
         say(
             console,
-            f"steps from {step:,} on are planned anew; resume from a checkpoint of step {step:,} or before, as "
-            f"omniload train run FILE --resume {step}",
+            f"steps from {step:,} on are planned anew; go on from a state of step {step:,} or before: "
+            f"omniload train run FILE --resume {step}, or state= of omniload.open",
         )
     _say_ahead(console, taken)
     if taken.unsure:

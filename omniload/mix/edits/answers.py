@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from omniload.base.config import StrictModel
 from omniload.mix.config import LARGEST_STEP
 from omniload.mix.edits.amounts import differing
-from omniload.mix.edits.edit import Change, Edit, SetWeights, said_of
+from omniload.mix.edits.edit import Change, Edit, SetWeights, never_held, said_of
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import taken_back
 
@@ -149,6 +149,11 @@ class EditTaken(StrictModel):
 def _unsure(after: History, edit: Edit, planned: int, *, at_rest: bool) -> str:
     if edit.step < planned:
         return ""  # steps that are skipped, or planned anew: those there are
+    if at_rest and edit.undoes in never_held(after.edits):
+        return (
+            f"the skip held at no step: the run goes on from any state that it had before; one saved since, behind "
+            f"step {after.edits[edit.undoes - 1].step:,}, holds other samples and is refused"
+        )
     if at_rest:
         return f"no data plane is up: it holds once the run goes on to step {edit.step:,}"
     stop = after.base.mix.stop

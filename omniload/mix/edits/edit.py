@@ -5,6 +5,7 @@ weights, whatever held before. So a mix at a step is a function of the file and 
 reads an edit later must know how a change is worked out.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -29,6 +30,7 @@ __all__ = [
     "SkipShard",
     "SkipSteps",
     "Undo",
+    "never_held",
     "require_no_secrets",
     "said_amount",
     "said_of",
@@ -196,6 +198,21 @@ class Edit(StrictModel):
         ):
             raise ValueError("an edit that skips a shard has its source and its number")
         return self
+
+
+def never_held(edits: Sequence[Edit]) -> set[int]:
+    """Return the revisions of skips that hold at no step, as each was undone from its own step on, or an earlier one.
+
+    Args:
+        edits: All of a run, from revision 1 on.
+    """
+    return {
+        edit.undoes
+        for edit in edits
+        if edit.undoes is not None
+        and edit.step <= (undone := edits[edit.undoes - 1]).step
+        and isinstance(undone.change, SkipSteps | SkipShard)
+    }
 
 
 def require_no_secrets(change: Change) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.edits.amounts import require_drawable
-from omniload.mix.edits.edit import AddSource, Change, Edit
+from omniload.mix.edits.edit import AddSource, Change, Edit, never_held
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import gone_through_in
 from omniload.mix.fingerprint import SourceFacts, source_parts
@@ -111,6 +111,14 @@ def require_named(history: History, where: str) -> History:
 def require_reached(history: History, state: MixState, num_carried: int) -> None:
     """Refuse a state that a run with these edits does not go through.
 
+    A skip that was undone before the run had gone on behind it changed no sample: states from before it are those of
+    a run with both. Its next step has the revision of that run.
+
+    Args:
+        history: The mix and its edits.
+        state: The state.
+        num_carried: Edits that the state brought.
+
     Raises:
         StateError: Naming the revision that it has, and the one that it would have.
     """
@@ -123,8 +131,9 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
             f"{reopened:.0f} on; "
             f"go on from a checkpoint of step {reopened:.0f} or before"
         )
+    if state.mix_revision == num_carried < due and _is_alike(history, state, due):
+        return
     if state.mix_revision < due:
-        # Also where a later edit undoes it from the same step on: steps are planned under one revision each.
         first = min(history.edits[state.mix_revision :], key=lambda edit: edit.step)
         raise StateError(
             f"the mix state before step {state.step} is of revision {state.mix_revision} of the mix, and the edits of "
@@ -137,6 +146,18 @@ def require_reached(history: History, state: MixState, num_carried: int) -> None
                 f"the mix state before step {state.step} is of revision {state.mix_revision} of the mix, and the edits "
                 f"of {where} make it {revision}; resume from a state of this run"
             )
+
+
+def _is_alike(history: History, state: MixState, due: int) -> bool:
+    """Whether the edits behind a state's revision left the steps before it as they were: skips that never held."""
+    void, known = never_held(history.edits[:due]), state.mix_revision
+    before = [edit for edit in history.edits[known:due] if edit.step < state.step]
+    are_void = all(
+        edit.revision in void or (edit.undoes in void and edit.undoes > known) for edit in before
+    )
+    # A stage that had begun by epochs is taken back by them, and found anew at the steps that are planned from there.
+    kept = history.of_revision(known).mix == history.of_revision(due).mix
+    return are_void and (kept or not history.base.mix.waits)
 
 
 def require_found(history: History, facts_S: Sequence[SourceFacts]) -> None:

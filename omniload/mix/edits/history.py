@@ -27,6 +27,7 @@ from omniload.mix.edits.edit import (
     SkipShard,
     SkipSteps,
     Undo,
+    never_held,
     require_no_secrets,
 )
 from omniload.mix.edits.shards import left_out_of, require_skippable
@@ -151,7 +152,7 @@ class History:
 
     def reopened_by(self, revision: int) -> float:
         """Return the first step that is planned again, though a run of that revision planned it."""
-        gone = {edit.undoes for edit in self.edits}
+        gone = never_held(self.edits)  # one that was undone later is planned anew up to there
         later = (
             edit.step
             for edit in self.edits

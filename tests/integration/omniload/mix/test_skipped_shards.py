@@ -152,13 +152,23 @@ def test_a_run_at_rest_goes_on_without_a_shard_from_a_step_that_it_was_trained_o
     still = json_of("audit", run, "--step", 7)["samples"]  # of the run before it goes on
     with pytest.raises(StateError, match="checkpoint of step 6 or before"):
         omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[8])
+    mistaken = run_mix("undo", run)
+    json_of("undo", run)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[8]) as loader:
+        loader.next_batch()
+        loader.next_batch()
+    taken_back = json_of("audit", run, "--step", 9)["samples"]  # behind the journal of before
+    for shard in ("ids/1.parquet", "0.jsonl"):
+        run_mix("skip", run, "--shard", shard, "--at", 6)
     with omniload.open(
         mix_path, run_dir=run, arrays="numpy", prefetch_steps=1, state=states[4], steps=14
     ) as loader:
         list(loader)
 
     assert (taken["edit"]["step"], taken["edit"]["revision"]) == (6, 2)
-    assert "resume from a checkpoint of step 6 or before" in said.output.replace("\n", " ")
+    assert "go on from a state of step 6 or before" in said.output.replace("\n", " ")
+    assert "the skip held at no step" in mistaken.output.replace("\n", " ")
+    assert taken_back == audited[9]
     assert "last of 2 shards" in str(refused.exception)
     assert still == audited[7]
     again = [json_of("audit", run, "--step", step)["samples"] for step in range(4, 14)]

@@ -4,6 +4,7 @@ The model is ``reference_digests``: it knows the edits from the start and no mac
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 
 import orjson
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from omniload.base.errors import ConfigError, StateError
 from omniload.machine import queue as queue_module
 from omniload.machine.queue import SampleQueue
-from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipSteps, Undo
+from omniload.mix.edits.edit import AddSource, RetireSource, SetWeights, SkipShard, SkipSteps, Undo
 from omniload.mix.edits.edits_file import read_history, write_history
 from omniload.mix.edits.found import require_reached
 from omniload.mix.edits.history import History
@@ -353,3 +354,28 @@ def test_what_lies_before_skipped_steps_changes_no_more_and_a_skip_is_undone_at_
     )
     with pytest.raises(StateError, match="checkpoint of step 4 or before"):
         require_reached(history, later, 0)
+    # One that was saved under the skip is of another run also where no step was planned behind it.
+    with pytest.raises(StateError, match="edit 2 was made afterwards and holds from step 4"):
+        require_reached(undone, replace(later, mix_revision=1), 1)
+
+
+@few(8, soak=200)
+@given(mixes(), worlds(), worlds(), three_epochs, skips, st.data())
+def test_a_skip_that_was_undone_before_the_run_went_on_leaves_every_state_of_before_as_it_was(
+    mix, world, other, lengths, skip, data
+):
+    plain, digests = simulated(mix, lengths, world)
+    change = SkipShard(file="web/1", source="web", number=1, of=3)
+    skips_steps = data.draw(st.booleans())
+    skipped = skipping(plain, *skip) if skips_steps else plain.history.edited(change, skip[0])
+    undone = skipped.edited(Undo(), skip[0], at_rest=True)
+    if data.draw(st.booleans()):
+        undone = undone.edited(change, STEPS).edited(Undo(), STEPS, at_rest=True)
+
+    at = data.draw(st.sampled_from(sorted(plain.states)))
+    saved = taken_in(plain, at, undone)
+    run, rest = simulated(mix, lengths, other, state=saved, edits=undone.edits)
+
+    assert rest == digests[at:]
+    for step in run.states:
+        taken_in(run, step, undone)
